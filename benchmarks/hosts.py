@@ -9,7 +9,8 @@ meets all of them.
 
 A run counts as right when the planted one, and nothing else, is named with its scope. Where a host
 has one rank only, a slow rank and a slow host are the same thing, and either scope is right.
-Between two hosts there is one link, whichever end is slow.
+Between two hosts there is one link, whichever end is slow. There it is slow in one direction only:
+with both alike, nothing could be compared with anything.
 """
 
 from __future__ import annotations
@@ -102,18 +103,10 @@ def main() -> None:
             took = f"{time.monotonic() - began:.0f} s"
             now = time.strftime("%H:%M:%S")
             print(f"{now} {plant} {shape} {number}: {outcome} ({took}); {about}", flush=True)
-    print(f"\n{'plant':12}{'hosts x ranks':>15}{'runs':>6}{'right':>7}{'silent':>8}{'wrong':>7}")
+    print(f"\n{'plant':12}{'hosts x ranks':>15}{'runs':>8}{'right':>8}{'silent':>8}{'wrong':>8}")
     for (plant, shape), outcomes in counts.items():
-        columns = "".join(
-            f"{count:>{width}}"
-            for count, width in (
-                (sum(outcomes.values()), 6),
-                (outcomes["right"], 7),
-                (outcomes["silent"], 8),
-                (outcomes["wrong"], 7),
-            )
-        )
-        print(f"{plant:12}{shape:>15}{columns}")
+        cells = [outcomes.total(), outcomes["right"], outcomes["silent"], outcomes["wrong"]]
+        print(f"{plant:12}{shape:>15}{''.join(f'{cell:>8}' for cell in cells)}")
 
 
 def run_once(plant: str, shape: str, number: int, options: argparse.Namespace) -> tuple[str, str]:
@@ -147,7 +140,8 @@ def train(planted: Planted, run: Path, options: argparse.Namespace) -> None:
     around = [*STEPSCOPE, "run", "--out", str(run), "--no-explain", "--quiet", "--"]
     with Lab(hosts=planted.hosts) as lab:
         if planted.plant == "slow-link":
-            lab.shape(planted.host, options.link)
+            direction = "out" if planted.hosts == 2 else "both"
+            lab.shape(planted.host, options.link, direction)
         job = lab.torchrun([str(TESTS / "train.py")], ranks=planted.ranks, env=env, around=around)
         for name, process in job.items():
             outcome = process.wait(600)

@@ -1,11 +1,15 @@
 """A job of many ranks: how long `explain` takes, and how much memory it and its workers need.
 
     python benchmarks/many_ranks.py [--ranks 1024] [--form json|gz] [--engine pool|ray] [--check]
+    python benchmarks/many_ranks.py --form run [--ranks 10000] [--source RUN] [--engine pool|ray]
 
 Writes one trace per rank: a recording of the tests repeated end to end, with all-reduces inserted
 into every step. Ranks differ in their clocks and in how long they wait in the all-reduces. One rank
 is late, and all others wait for it. `json` is 1 MB of plain JSON per rank, `gz` 1 MB of gzip, which
 is about 17 MB of JSON. The folder is explained twice: `--json` with an empty cache, then `--html`.
+
+`run` is a run folder in which 64 ranks have a trace and all have steps, collectives and clock
+rounds (simulated_ranks.py). It is closed as `stepscope run` does it, then explained.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from big_trace import read, repeated, split, to_ns
 from process import environment, last_line
-from targets import MANY_PARENT, MANY_WALL, MANY_WORKER, Result
+from targets import MANY_PARENT, MANY_WALL, MANY_WORKER, RANKS_TREE, RANKS_WALL, Result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +62,7 @@ class Cost:
     parent_bytes: int
     worker_bytes: int  # of the largest
     output_bytes: int
+    tree_bytes: int = 0  # of all its processes at once; what they share counts once
 
 
 # The job
@@ -149,11 +154,12 @@ def head_of(head: bytes, rank: int, ranks: int) -> bytes:
 def measure(name: str, arguments: list[str], output: Path, env: dict[str, str]) -> Cost:
     command = [sys.executable, "-m", "stepscope", "explain", *arguments]
     peaks: dict[int, int] = {}
+    together = [0]
     with output.open("wb") as out, tempfile.TemporaryFile() as err:
         began = time.perf_counter()
         child = subprocess.Popen(command, env=env, stdout=out, stderr=err)
         over = threading.Event()
-        watcher = threading.Thread(target=watch, args=(child.pid, peaks, over))
+        watcher = threading.Thread(target=watch, args=(child.pid, peaks, together, over))
         watcher.start()
         _, status, usage = os.wait4(child.pid, 0)
         wall_s = time.perf_counter() - began
@@ -171,13 +177,16 @@ def measure(name: str, arguments: list[str], output: Path, env: dict[str, str]) 
         parent_bytes=peaks.get(child.pid, 0),
         worker_bytes=max(workers, default=0),
         output_bytes=output.stat().st_size,
+        tree_bytes=max(together),
     )
 
 
-def watch(root: int, peaks: dict[int, int], over: threading.Event) -> None:
-    """The peak memory of each of these processes, as the kernel reports it."""
+def watch(root: int, peaks: dict[int, int], together: list[int], over: threading.Event) -> None:
+    """The peak memory of each of these processes, as the kernel reports it, and of all at once."""
     while not over.wait(_POLL_S):
-        for pid in family(root):
+        pids = family(root)
+        together[0] = max(together[0], sum(map(shared_bytes, pids)))
+        for pid in pids:
             peak = peak_bytes(pid)
             if peak:
                 peaks[pid] = max(peak, peaks.get(pid, 0))
@@ -192,6 +201,16 @@ def family(root: int) -> list[int]:
             continue
         pids += map(int, children)
     return pids
+
+
+def shared_bytes(pid: int) -> int:
+    """Of a page that several processes share, each counts its part."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    match = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
+    return int(match[1]) * 1024 if match else 0
 
 
 def peak_bytes(pid: int) -> int:
@@ -225,6 +244,45 @@ def explain_both(form: str, work: Path, chosen: argparse.Namespace) -> list[Cost
     return costs
 
 
+def explain_run(work: Path, chosen: argparse.Namespace) -> list[Cost]:
+    """Writing, closing and explaining are processes of their own: this one stays small."""
+    folder, plain = work / "run", environment(STEPSCOPE_CACHE_DIR=str(work / "cache"))
+    here, ranks = Path(__file__).parent, chosen.ranks or 10_000
+    make = [sys.executable, str(here / "simulated_ranks.py"), str(chosen.source), str(folder)]
+    said = subprocess.run(
+        [*make, "--ranks", str(ranks)], env=plain, check=True, capture_output=True, text=True
+    )
+    plan = json.loads(said.stdout)
+    files = sum(len(names) for _, _, names in os.walk(folder))
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    print(f"run: {ranks} ranks, {files} files, {size / 1e6:.0f} MB")
+    close = [*make[:2], "--close", str(folder)]
+    print(f"  {subprocess.run(close, check=True, capture_output=True, text=True).stdout.strip()}")
+    how = ["--engine", chosen.engine, *(["--workers", chosen.workers] if chosen.workers else [])]
+    answer, report = work / "run.json", work / "run.html"
+    costs = [
+        measure("--json, no cache yet", [str(folder), "--json", *how], answer, plain),
+        measure("--html", [str(folder), "--html", str(report), *how], work / "said.txt", plain),
+    ]
+    print_costs(costs, report)
+    check_planted(json.loads(answer.read_bytes()), plan)
+    return costs
+
+
+def check_planted(answer: dict[str, Any], plan: dict[str, Any]) -> None:
+    """The slow rank, and the slow host or all of its ranks, are named."""
+    named = answer["stragglers"]["ranks"]
+    ranks = {one["rank"] for one in named} | {
+        rank for one in named for rank in one.get("ranks", ())
+    }
+    wanted = {plan["slow_rank"], *plan["slow_ranks"]}
+    untraced = answer["ranks_without_trace"]["count"]
+    print(f"  verdict  {answer['verdict']}\n  {len(answer['ranks'])} traced, {untraced} not")
+    print(f"  named    {', '.join(map(str, sorted(ranks - {None})))}")
+    if not wanted <= ranks or len(ranks - wanted - {None}) > len(wanted):
+        raise SystemExit(f"expected ranks {sorted(wanted)}")
+
+
 def check_answer(answer: dict[str, Any], ranks: int) -> None:
     numbers = [rank["rank"] for rank in answer["ranks"]]
     if numbers != list(range(ranks)):
@@ -239,20 +297,28 @@ def print_costs(costs: list[Cost], report: Path) -> None:
         memory = (
             f"parent {cost.parent_bytes / 1e6:4.0f} MB, a worker {cost.worker_bytes / 1e6:.0f} MB"
         )
-        print(f"  {cost.name:<20} {took}   {memory}   writes {size / 1e6:.1f} MB")
+        tree = f"all {cost.tree_bytes / 1e6:.0f} MB"
+        print(f"  {cost.name:<20} {took}   {memory}, {tree}   writes {size / 1e6:.1f} MB")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--ranks", type=int, help="default: 1024; 10000 for --form run")
     parser.add_argument("--bytes", type=int, default=MEGABYTE, help="of each rank's file")
-    parser.add_argument("--form", choices=[*SOURCES], action="append", help="default: both")
+    forms = [*SOURCES, "run"]
+    parser.add_argument("--form", choices=forms, action="append", help="default: json and gz")
+    parser.add_argument("--source", type=Path, default=GOLDEN / "cpu-two-ranks", help="a real run")
     parser.add_argument("--engine", default="pool")
     parser.add_argument("--workers")
     parser.add_argument("--work", type=Path, help="where to write (default: a temporary folder)")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a target is missed")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=chosen.work, prefix="many-ranks-") as work:
+        if chosen.form == ["run"]:
+            costs = explain_run(Path(work), chosen)
+            finish([*results_of_run(costs)], check=chosen.check)
+            return
+        chosen.ranks = chosen.ranks or 1024
         costs = [
             cost
             for form in chosen.form or SOURCES
@@ -263,9 +329,18 @@ def main() -> None:
         Result(target=MANY_WORKER, value=max(cost.worker_bytes for cost in costs) / 1e9),
         Result(target=MANY_PARENT, value=max(cost.parent_bytes for cost in costs) / 1e9),
     ]
+    finish(results, check=chosen.check)
+
+
+def results_of_run(costs: list[Cost]) -> Iterator[Result]:
+    yield Result(target=RANKS_WALL, value=max(cost.wall_s for cost in costs) / 60)
+    yield Result(target=RANKS_TREE, value=max(cost.tree_bytes for cost in costs) / 1e9)
+
+
+def finish(results: list[Result], *, check: bool) -> None:
     for result in results:
         print(result.row())
-    if chosen.check and not all(result.met for result in results):
+    if check and not all(result.met for result in results):
         sys.exit(1)
 
 

@@ -15,8 +15,10 @@ import argparse
 import gzip
 import json
 import re
+import resource
 import sys
-from dataclasses import dataclass
+import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ PER_HOST = 8
 ROUNDS, MEETINGS = 50, (1, 100, 200)
 CALLS = 2  # all-reduces in a step
 _TRANSFER_NS = 300_000
+_LEAST_STEP_NS = 10e6  # steps of a shorter capture are stretched
 _ROUND_TRIP_NS = 150_000
 _BASE = re.compile(rb'"baseTimeNanoseconds": (\d+)')
 _INFO = re.compile(rb'"rank": \d+, "world_size": \d+, "pg_count".*?\}\]\}')
@@ -92,14 +95,16 @@ def read_source(folder: Path, steps: int) -> Source:
         even = [column * level / median for column, median in zip(usual, medians, strict=True)]
         return np.array(even)[:, np.arange(steps) % rows]
 
-    backward = work("backward")
+    forward, backward = work("forward"), work("backward")
+    backward = np.broadcast_to(backward.min(axis=0), backward.shape) * 0.5
+    longer = max(1.0, _LEAST_STEP_NS / float(np.median(forward + backward)))
     first = columns[0]
     assert first is not None
     return Source(
         folders=folders,
-        forward=work("forward"),
-        backward=np.broadcast_to(backward.min(axis=0), backward.shape) * 0.5,
-        optimizer=work("optimizer"),
+        forward=forward * longer,
+        backward=backward * longer,
+        optimizer=work("optimizer") * longer,
         began_ns=int(first.end_unix_ns[0]),
     )
 
@@ -282,16 +287,38 @@ def _write_run_files(
         (folder / "hosts" / f"{place:05d}.json").write_text(json.dumps(part))
 
 
+def close(folder: Path) -> str:
+    """What `stepscope run` does at the end, without running anything."""
+    from stepscope.measure import folder as layout
+    from stepscope.measure.settings import Settings
+    from stepscope.ui.run_folder import describe_end, describe_ranks, shortened
+
+    began, cpu = time.perf_counter(), time.process_time()
+    layout.remove_leftovers(folder)
+    ranks = describe_ranks(folder, Settings(folder=str(folder)), 0)
+    record = json.loads((folder / "run.json").read_text()) | describe_end(0, ranks)
+    text = json.dumps(next(iter(shortened(record, ranks))))
+    (folder / "run.json").write_text(text)
+    took = f"{time.perf_counter() - began:.1f} s (CPU {time.process_time() - cpu:.1f} s)"
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return f"closed in {took}, {peak / 1e6:.0f} MB; run.json has {len(text) / 1e3:.1f} kB"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("source", type=Path)
+    parser.add_argument("source", type=Path, nargs="?")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--close", action="store_true", help="close FOLDER, as run does at the end")
     chosen = parser.parse_args()
+    if chosen.close:
+        print(close(chosen.folder))
+        return
     plan = planted(chosen.ranks, chosen.steps)
     write_simulated(chosen.source, chosen.folder, plan)
-    print(f"{plan}")
+    first = (plan.slow_host or 0) * PER_HOST
+    print(json.dumps(asdict(plan) | {"slow_ranks": [*range(first, first + PER_HOST)]}))
 
 
 if __name__ == "__main__":

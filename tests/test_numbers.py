@@ -35,6 +35,7 @@ NO_NUMBERS = set(
     steady step steps_are steps_from summary title torch tried verdict whatifs when_unix where
     why words workload world_size
     command earlier status ptp_devices synchronised
+    from link rack reach scope switch to
     allocator build collective compile data first_batch gc imports inputs logging memory_growth
     operating_system process_group times trend
     """,

@@ -9,7 +9,6 @@ Ray itself is not imported. `ray.init(runtime_env=run.runtime_env)` captures all
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from stepscope.ui.run_folder import RunFile, claim
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
     from typing import Self
 

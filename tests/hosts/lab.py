@@ -32,7 +32,7 @@ from typing import Self
 
 TOOLS = ("ip", "tc", "unshare", "nsenter", "setpriv", "mount", "sysctl")
 MASTER_PORT = 29500  # every laboratory has a network of its own
-TIMEOUT_S = 150.0
+TIMEOUT_S = 300.0  # on a busy machine, a job takes minutes to start
 _NAMESPACES = ("--net", "--uts", "--mount", "--pid")
 _FIRST_ORDER, _LAST_ORDER = 100, 200  # of the firewall's rules
 
@@ -191,12 +191,14 @@ class Lab:
 
     # What happens to a host
 
-    def shape(self, name: str, rate: str) -> None:
-        """Limit the host's link in both directions, e.g. to "40mbit"."""
+    def shape(self, name: str, rate: str, direction: str = "both") -> None:
+        """Limit what the host sends ("out"), what it gets ("in") or both, e.g. to "40mbit"."""
         host = self.hosts[name]
         limit = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "400ms")
-        _inside(host.inside, "tc", "qdisc", "replace", "dev", "eth0", *limit)
-        _inside(self._switch, "tc", "qdisc", "replace", "dev", f"port{host.place}", *limit)
+        if direction in ("out", "both"):
+            _inside(host.inside, "tc", "qdisc", "replace", "dev", "eth0", *limit)
+        if direction in ("in", "both"):
+            _inside(self._switch, "tc", "qdisc", "replace", "dev", f"port{host.place}", *limit)
 
     def unplug(self, name: str) -> None:
         """Take the host off the network; its processes go on."""

@@ -57,7 +57,7 @@ def test_clocks_three_seconds_apart_in_a_shared_folder(shifted: Lab, tmp_path: P
     run_json = json.loads((folder / "run.json").read_text())
     took = {host["host"]: host["ended_unix"] - host["started_unix"] for host in run_json["hosts"]}
     walls = [rank["account"]["wall_ms"] / 1e3 for rank in answer["run"]["ranks"]]
-    assert walls == pytest.approx([took["node0"], took["node1"]], rel=1e-6)
+    assert walls == pytest.approx([max(took.values())] * 2, abs=2)  # not three seconds more
     for rank in answer["run"]["ranks"]:
         parts = {part["id"]: part["ms"] for part in rank["account"]["parts"]}
         assert parts["outside"] < 1_000

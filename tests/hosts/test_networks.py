@@ -40,10 +40,20 @@ while time.monotonic() < until:
                     peer.sendall(message)
                 if message is None:
                     peer.close()
-                held.append(peer)
+                else:
+                    peer.setblocking(False)
+                    held.append(peer)
                 print("knocked", flush=True)
             except OSError:
                 print("refused", flush=True)
+    for peer in list(held):
+        try:
+            print("answered" if peer.recv(1) else "closed", flush=True)
+        except BlockingIOError:
+            continue
+        except OSError:
+            print("closed", flush=True)
+        held.remove(peer)
     time.sleep(0.01)
 """
 
@@ -67,6 +77,8 @@ def test_a_stranger_at_our_port_is_refused_and_changes_nothing(
     go.touch()
     captured = finish(job)
     assert "knocked" in stranger.stdout()
+    assert "closed" in stranger.stdout()
+    assert "answered" not in stranger.stdout()
     assert codes(captured) == codes(bare) == {"node0": 0, "node1": 0}
     assert losses(captured, 14) == losses(bare, 14)
     answer = explain(tmp_path / "node0", tmp_path / "node1")

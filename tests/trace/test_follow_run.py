@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,12 @@ def test_without_a_name_the_newest_run_is_followed(
     for name in ("20260102-090000-train", "20260101-120000-train", "20251231-235959-train"):
         write_run(tmp_path / "stepscope-runs" / name)
     assert choose_run(None) == Path("stepscope-runs/20260102-090000-train")
+    for name, day in (("Slurm-9.0-train", 1), ("Slurm-10.0-train", 3)):
+        write_run(tmp_path / "stepscope-runs" / name)
+        written = time.mktime((2026, 1, day, 12, 0, 0, 0, 0, -1))
+        os.utime(tmp_path / "stepscope-runs" / name / "run.json", (written, written))
+        newest = "Slurm-10.0-train" if day == 3 else "20260102-090000-train"
+        assert choose_run(None) == Path("stepscope-runs") / newest
 
 
 def test_without_any_run_the_user_is_asked_for_one(

@@ -70,10 +70,21 @@ def test_one_command_on_every_host(tmp_path: Path) -> None:
         {"host": "node1", "started_unix": START_S + 5, "ended_unix": START_S + 62},
         {"host": "node1", "started_unix": START_S + 4, "ended_unix": START_S + 64},
     ]
-    folder = make_run(tmp_path, hosts=hosts)
+    folder = make_run(tmp_path)
+    for place, content in enumerate(hosts):
+        write(folder / "hosts" / f"{place:05d}.json", content)
     (folder / "rank-00001" / "clock.json").unlink()
     assert seconds(folder, 0) == pytest.approx((0, 60))
     assert seconds(folder, 1) == pytest.approx((4, 64))  # of all its tasks
+
+
+def test_a_host_without_a_command_of_its_own(tmp_path: Path) -> None:
+    """As when srun starts ranks from the first host: its clock is brought to the rank's."""
+    folder = make_run(tmp_path)
+    times = {"started_unix": START_S, "ended_unix": START_S + 60}
+    process = {"pid": 1, "host": "node0"}
+    write(folder / "hosts" / "00000.json", {"host": "node0", "process": process, **times})
+    assert seconds(folder, 1) == pytest.approx((3, 63.2))
 
 
 def test_clocks_that_nobody_compared_are_told_where_they_contradict(tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ def test_a_process_that_we_never_got_into_is_named_with_its_remedy(tmp_path: Pat
     assert "PYTHONPATH" in why(tmp_path, 0, "started")
 
 
+def test_mpirun_is_told_to_take_the_environment_along(tmp_path: Path) -> None:
+    found = why(tmp_path, 0, command=("/usr/bin/mpirun", "-np", "2", "python", "train.py"))
+    assert "mpirun -x STEPSCOPE_CAPTURE -x PYTHONPATH" in found
+    assert "mpirun ... stepscope run -- python train.py" in found
+
+
 @pytest.mark.parametrize("option", ["-I", "-E", "-S", "-sE"])
 def test_an_option_that_keeps_us_out_is_named(tmp_path: Path, option: str) -> None:
     found = why(tmp_path, 0, command=("/usr/bin/python3.11", option, "train.py"))

@@ -10,9 +10,13 @@ import textwrap
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from stepscope import explain_job
+from stepscope.records.job import Clock, Job, RankTimes, Stragglers
+from stepscope.records.network_place import NetworkPlace
 from stepscope.ui.health import check_health
 
 Done = subprocess.CompletedProcess[str]
@@ -98,3 +102,50 @@ def test_memory_that_is_nearly_full_is_not_healthy(
     assert found.healthy is healthy
     assert dict(found.lines)["memory"].endswith(f"({reserved}%)")
     assert ("memory is nearly full" in found.verdict) is not healthy
+
+
+def job_of(own_ms: list[float], hosts: list[str]) -> Job:
+    """Ranks with these steps without communication."""
+    own = np.array([own_ms], np.int64) * 1_000_000
+    times = [
+        RankTimes(step_ms=200, own_ms=ms, exposed_comm_ms=200 - ms, compute_ms=ms, input_ms=0)
+        for ms in own_ms
+    ]
+    return Job(
+        ranks=tuple(range(len(own_ms))), times=tuple(times), hosts=dict(enumerate(hosts)),
+        steps=(1,), step_ns=own, own_ns=own, input_ns=own * 0, exposed_comm_ns=own * 0,
+        clock=Clock(aligned=False), collectives=(), arrivals=(),
+        stragglers=Stragglers(verdict="none"), path=None, lanes=None,
+        places={"node1": NetworkPlace(rack="B2", switch="leaf7")},
+    )  # fmt: skip
+
+
+def test_hosts_are_named_with_their_ranks_and_how_late_they_are(golden: Path) -> None:
+    """Medians 96 and 108 ms: node1 is 12 ms behind."""
+    job = job_of([95, 96, 97, 107, 108, 120], ["node0"] * 3 + ["node1"] * 3)
+    found = check_health(replace(explain_job(golden / "h200-resnet18"), job=job), [])
+    assert found.hosts == (
+        {"host": "node1", "ranks": [3, 4, 5], "own_ms": 108, "late_ms": 12, "rack": "B2",
+         "switch": "leaf7"},
+        {"host": "node0", "ranks": [0, 1, 2], "own_ms": 96, "late_ms": -12, "rack": None,
+         "switch": None},
+    )  # fmt: skip
+    assert dict(found.lines)["hosts"] == (
+        "node1: ranks 3-5 late by 12.0 ms; node0: ranks 0-2 96.0 ms"
+    )
+
+
+def test_hosts_that_are_even_are_late_by_nothing_and_many_are_cut(golden: Path) -> None:
+    hosts = [f"node{rank // 2}" for rank in range(16)]
+    job = job_of([100.0] * 15 + [101], hosts)
+    found = check_health(replace(explain_job(golden / "h200-resnet18"), job=job), [])
+    line = dict(found.lines)["hosts"]
+    assert "late" not in line
+    assert "4 more between" in line
+
+
+def test_one_host_has_no_line(golden: Path) -> None:
+    job = job_of([100, 120], ["node0", "node0"])
+    found = check_health(replace(explain_job(golden / "h200-resnet18"), job=job), [])
+    assert found.hosts == ()
+    assert dict(found.lines)["hosts"] == ""

@@ -49,11 +49,11 @@ def test_the_launchers_options_name_the_job(
     [
         (
             "SLURM_JOB_ID=47 SLURM_STEP_ID=0 SLURM_PROCID=3 SLURM_NTASKS=4 SLURM_STEP_NUM_TASKS=4",
-            JobKey(name="Slurm 47.0", place=3, places=4, one_terminal=True),
+            JobKey(name="Slurm 47.0", place=3, places=4, one_terminal=True, allocation="Slurm 47"),
         ),
         (
             "SLURM_JOB_ID=47 SLURM_PROCID=0 SLURM_NTASKS=4 SLURM_RESTART_COUNT=1",
-            JobKey(name="Slurm 47", place=0, places=1, attempt=1),
+            JobKey(name="Slurm 47", place=0, places=1, attempt=1, allocation="Slurm 47"),
         ),
         (
             "PMIX_NAMESPACE=9001 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
@@ -63,20 +63,30 @@ def test_the_launchers_options_name_the_job(
         (  # mpirun starts its daemons with srun, one per host
             "SLURM_JOB_ID=47 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=3 "
             "PMIX_NAMESPACE=9001 OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8",
-            JobKey(name="MPI 9001", place=5, places=8, one_terminal=True),
+            JobKey(name="MPI 9001", place=5, places=8, one_terminal=True, allocation="Slurm 47"),
         ),
         (  # srun --mpi=pmi2
             "SLURM_JOB_ID=47 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 "
             "PMI_RANK=1 PMI_SIZE=2 PMI_JOBID=47.0",
-            JobKey(name="Slurm 47.0", place=1, places=2, one_terminal=True),
+            JobKey(name="Slurm 47.0", place=1, places=2, one_terminal=True, allocation="Slurm 47"),
         ),
         (  # srun -n1 ... & srun -n1 ... &
             "SLURM_JOB_ID=47 SLURM_STEP_ID=3 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4",
-            JobKey(name="Slurm 47.3", place=0, places=1),
+            JobKey(name="Slurm 47.3", place=0, places=1, allocation="Slurm 47"),
+        ),
+        (  # one torchrun per host, started again by Slurm
+            "SLURM_JOB_ID=47 SLURM_STEP_ID=3 SLURM_STEP_NUM_TASKS=1 SLURM_RESTART_COUNT=2 "
+            "MASTER_ADDR=a NODE_RANK=1",
+            JobKey(name="hosts", meeting="a:29500", place=1, attempt=2, allocation="Slurm 47"),
+        ),
+        (
+            "SLURM_JOB_ID=47 SLURM_RESTART_COUNT=1 TORCHELASTIC_RUN_ID=x RANK=1 WORLD_SIZE=2 "
+            "TORCHELASTIC_RESTART_COUNT=2",
+            JobKey(name="torchrun x", place=1, places=2, attempt=1002, allocation="Slurm 47"),
         ),
         (  # a shell that salloc started
             "SLURM_JOB_ID=47 SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1",
-            JobKey(name="Slurm 47", place=0, places=1),
+            JobKey(name="Slurm 47", place=0, places=1, allocation="Slurm 47"),
         ),
         (
             "TORCHELASTIC_RUN_ID=none RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=7 "

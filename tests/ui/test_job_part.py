@@ -120,6 +120,19 @@ def test_a_requeued_job_is_another_attempt_in_the_same_folder(folder: Path) -> N
     assert [host["attempt"] for host in run["hosts"]] == [0, 1]
 
 
+def test_a_requeued_job_may_meet_elsewhere(folder: Path) -> None:
+    slurm = {"name": "MPI 9001", "meeting": None, "allocation": "Slurm 47"}
+    first = begin(folder, key(0, **slurm))
+    first.close(143)
+    first.close_job()
+    again = slurm | {"name": "MPI 9002", "attempt": 1}
+    assert begin(folder, key(0, **again)).record["attempt"] == 1
+    with pytest.raises(UsageError, match="holds a run of MPI 9001, not of MPI 9002"):
+        begin(folder, key(1, **(again | {"attempt": 0})))
+    with pytest.raises(UsageError, match="holds a run of MPI 9001, not of MPI 9002"):
+        begin(folder, key(1, **(again | {"allocation": "Slurm 48"})))
+
+
 def test_a_host_that_never_comes_is_waited_for_shortly_and_told(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

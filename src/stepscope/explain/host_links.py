@@ -6,9 +6,9 @@ something to send: in a ring, all links move the same bytes in the same time, an
 is busy for all of it. Acknowledgements may queue behind the data of the other direction, so the
 kernel's own estimate counts where it is higher.
 
-A link is slow when it reaches less than half the median rate of the others, and is busy for at least
-half of the time that ranks wait for transfers: rates of links that are mostly idle are those of the
-processors at their ends. Links that are all alike accuse nobody, however slow they are.
+A link is slow when it reaches less than half the median rate of the others, and is busy for at
+least half of the time that ranks wait for transfers: the rates of links that are mostly idle are
+those of the processors at their ends. Links that are all alike accuse nobody, however slow.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from stepscope.records.job import RankPart, Reach
+    from stepscope.records.network_place import NetworkPlace
 
 
 class HostColumns(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +36,15 @@ def columns_by_host(ranks: Sequence[int], hosts: Mapping[int, str]) -> tuple[Hos
 def hosts_of(parts: Sequence[RankPart]) -> dict[int, str]:
     """The host of every rank whose host is known."""
     return {part.rank: part.host for part in parts if part.host}
+
+
+def places_of(parts: Sequence[RankPart]) -> dict[str, NetworkPlace]:
+    """Where each host stands in the network, by the first of its ranks that tells."""
+    places: dict[str, NetworkPlace] = {}
+    for part in parts:
+        if part.host and part.network_place:
+            places.setdefault(part.host, part.network_place)
+    return places
 
 
 def ranks_by_host(hosts: Mapping[int, str]) -> dict[str, tuple[int, ...]]:

@@ -16,10 +16,11 @@ from stepscope.explain.arrivals import (
 from stepscope.explain.clock_notes import about_hosts, clock_notes
 from stepscope.explain.critical_path import critical_path
 from stepscope.explain.host_links import blame_links, list_host_links
-from stepscope.explain.hosts import hosts_of
+from stepscope.explain.hosts import hosts_of, places_of
 from stepscope.explain.membership import train_apart
 from stepscope.explain.rank_steps import typical_step
 from stepscope.explain.stragglers import find_stragglers
+from stepscope.explain.strategies.hierarchical import find_hierarchical
 from stepscope.explain.whole_run.late_ranks import decide, judge_whole_run
 from stepscope.records.job import Job, Lanes, Stragglers
 from stepscope.records.quality import Note
@@ -88,6 +89,8 @@ def join_ranks(
         ranks=ranks,
         times=times,
         hosts=hosts,
+        places=places_of(parts),
+        hierarchical=find_hierarchical(parts, hosts),
         steps=steps,
         step_ns=matrix["dur_ns"],
         own_ns=matrix["own_ns"],

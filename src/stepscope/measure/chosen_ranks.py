@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stepscope.errors import UsageError
+from stepscope.measure.never_raise import note
 from stepscope.records.words import counted
 
 Rule = Literal["auto", "all", "one-per-host", "listed"]
@@ -63,6 +64,18 @@ def parse_ranks(text: str) -> ChosenRanks:
             raise UsageError(f"--ranks {text}: a range runs upwards: {last}-{first}")
         ranges.append((first, last))
     return ChosenRanks(rule="listed", ranges=tuple(ranges))
+
+
+def choose_here(text: str, rank: int, world_size: int) -> TraceChoice:
+    """This rank's own choice. Never raises; rank 0 notes what does not fit the job."""
+    try:
+        choice = choose_trace(parse_ranks(text), rank, world_size)
+    except UsageError as error:
+        traced = _by_default(rank, world_size)
+        choice = TraceChoice(traced=traced, rule="auto", problem=f"{error}; auto is used")
+    if choice.problem and rank == 0:
+        note("ranks", choice.problem)
+    return choice
 
 
 def choose_trace(wanted: ChosenRanks, rank: int, world_size: int) -> TraceChoice:

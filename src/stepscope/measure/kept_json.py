@@ -45,7 +45,8 @@ class KeptJson:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             _write_all(file, data)
-            path.replace(self.path)
+            if path != self.path:
+                path.replace(self.path)
         except BaseException:
             os.close(file)
             layout.remove(path)

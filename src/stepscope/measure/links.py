@@ -100,6 +100,7 @@ class Links:
     @never_raise
     def look(self, step: int) -> None:
         """At a boundary between steps."""
+        self.due = step + max(_EVERY_STEPS, step // _RARER)
         began = time.monotonic()
         for connection in connections():
             seen = self._seen.get(connection.inode)
@@ -108,7 +109,6 @@ class Links:
             else:
                 seen.again(connection)
         self._steps = [*self._steps[:1], step]
-        self.due = step + max(_EVERY_STEPS, step // _RARER)
         ended = time.monotonic()
         self._rest_until = ended + (ended - began) / BUDGET
 

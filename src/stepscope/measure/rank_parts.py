@@ -38,10 +38,10 @@ class RankParts:
         if sampler is not None:
             sampler.save = self._save_samples
         self._log = None if alone else CollectiveLog(folder)
+        self._links = None if alone else Links()
         self._rendezvous = None if alone else Rendezvous(folder.parent, rank_and_world()[0])
         if self._rendezvous is not None:
             self._rendezvous.publish()
-        self._links = None if alone else Links()
 
     def due(self, step: int) -> int:
         """The first step, from this one on, before which `look_at_others` has work to do."""

@@ -10,9 +10,9 @@ from typing import Any
 
 from stepscope.measure.network_place import network_place
 
-# In a Slurm job mpirun starts its daemons with srun, whose variables reach the ranks: mpirun first.
-_VARIABLES = (
-    ("RANK", "WORLD_SIZE"),
+# Of tasks, which may well be trainings of their own: a sweep. In a Slurm job mpirun starts its
+# daemons with srun, whose variables reach the tasks: mpirun first.
+_TASKS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # the second is set by srun only
@@ -22,17 +22,23 @@ _VARIABLES = (
 def rank_and_world() -> tuple[int, int]:
     """From the process group, else from the launcher's variables, else 0 of 1.
 
-    The launcher's world is how many it started: whether they train together is seen elsewhere.
+    A task of srun or mpirun without a process group keeps its number, in a world of its own.
     """
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         return int(dist.get_rank()), int(dist.get_world_size())
-    for variables in _VARIABLES:
-        with suppress(KeyError, ValueError):
-            rank, world = (int(os.environ[name]) for name in variables)
-            if 0 <= rank < world:
-                return rank, world
-    return 0, 1
+    numbers = _read_numbers("RANK", "WORLD_SIZE")
+    if numbers is not None:
+        return numbers
+    tasks = (_read_numbers(*names) for names in _TASKS)
+    return next((task for task, _ in filter(None, tasks)), 0), 1
+
+
+def _read_numbers(own: str, all_of_them: str) -> tuple[int, int] | None:
+    with suppress(KeyError, ValueError):
+        number, count = int(os.environ[own]), int(os.environ[all_of_them])
+        return (number, count) if 0 <= number < count else None
+    return None
 
 
 def facts() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure import processes
-from stepscope.measure.chosen_ranks import TraceChoice, choose_trace, parse_ranks
+from stepscope.measure.chosen_ranks import TraceChoice, choose_here
 from stepscope.measure.closures import timed_closure
 from stepscope.measure.comms import Comms
 from stepscope.measure.forked import end_without_destructors
@@ -360,7 +360,7 @@ class Session:
             self.thread = 0
             note("run folder", layout.why_refused(error))
             return None
-        self._choose_trace(rank, world_size)
+        self._choice = choose_here(self.settings.ranks, rank, world_size)
         traced = self._choice.traced
         lines: AsLines = self._lines
         if self.settings.on_stall and traced:
@@ -380,12 +380,6 @@ class Session:
         processes.record(self.settings.folder, processes.STEP)
         self._training = TrainingThread(self.close)
         return self._parts
-
-    @never_raise
-    def _choose_trace(self, rank: int, world_size: int) -> None:
-        self._choice = choose_trace(parse_ranks(self.settings.ranks), rank, world_size)
-        if self._choice.problem and rank == 0:
-            note("ranks", self._choice.problem)
 
     @never_raise
     def _read_job_layout(self) -> None:

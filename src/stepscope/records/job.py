@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 if TYPE_CHECKING:
+    from stepscope.records.hierarchical import HierarchicalAllReduce
     from stepscope.records.host_load import HostLoad
     from stepscope.records.links import HostLink, RankLinks
     from stepscope.records.network_place import NetworkPlace
@@ -348,3 +349,5 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float = 0.0  # the step of record; 0 if only profiled steps are known
     run_arrivals: RunArrivals | None = None  # at the collectives of the whole run
     links: tuple[HostLink, ...] = ()  # between hosts, the slowest first
+    places: dict[str, NetworkPlace] = {}  # of the hosts that tell theirs
+    hierarchical: tuple[HierarchicalAllReduce, ...] = ()  # the longest first

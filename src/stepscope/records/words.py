@@ -6,6 +6,10 @@ Names of code keep their spelling: `aten::mm` never becomes `Aten::mm`.
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _FIRST_WORD = re.compile(r"([a-z]+)(?:'s)?(?=[ ,;]|: |\. )")
 # Lower case wherever they stand, also at the beginning of a sentence.
@@ -38,3 +42,20 @@ def sentence(text: str) -> str:
     if first is None or first[1] in NAMES:
         return text
     return text[0].upper() + text[1:]
+
+
+def number_ranges(numbers: Sequence[int], most: int = 6) -> str:
+    """8-11, 14: runs of consecutive numbers, in order."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    words = [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return ", ".join(words[:most]) + (", …" if len(words) > most else "")
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """rank 3, or ranks 8-15."""
+    return f"{plural(len(ranks), 'rank')} {number_ranges(ranks)}"

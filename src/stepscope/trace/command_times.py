@@ -53,7 +53,8 @@ def read_command_times(run: Path, host: str | None, process_began_ns: int | None
     """Of the command that started this process on this host."""
     by_host = _host_runs(run, _stamp(run / HOSTS))
     own = by_host.get(host or "")
-    if own is None:  # started from another host, as by srun in a batch script
+    elsewhere = own is None  # started from another host, as by srun in a batch script
+    if own is None:
         own = [one for runs in by_host.values() for one in runs]
     started = [
         one
@@ -61,7 +62,9 @@ def read_command_times(run: Path, host: str | None, process_began_ns: int | None
         if process_began_ns is None or (one.started_unix or 0) * 1e9 <= process_began_ns
     ]
     if started or own:
-        return _span(started or own)
+        times = _span(started or own)
+        process = (started or own)[0].process if elsewhere and len(by_host) == 1 else None
+        return msgspec.structs.replace(times, process=process)
     return _run_times(run / RUN, _stamp(run / RUN))
 
 

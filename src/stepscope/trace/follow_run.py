@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,15 +94,22 @@ _EXPECTED = "top takes the run folder that `stepscope run` writes, such as steps
 
 
 def _newest_run(home: Path) -> Path:
-    """Names begin with the time at which the run did."""
+    """By the time in its name, or for a run that is named by its job, by that of run.json."""
     with contextlib.suppress(StepscopeError):
         runs = [path for path in list_folder(home) if path.is_dir()]
         if runs:
-            return runs[-1]
+            return max(runs, key=lambda run: (_last_known_s(run), run.name))
     raise UsageError(
         f"there is no run under {home} in this folder",
         "name a run folder: stepscope top RUN",
     )
+
+
+def _last_known_s(run: Path) -> float:
+    with contextlib.suppress(ValueError, OverflowError):
+        return time.mktime(time.strptime(run.name[:15], "%Y%m%d-%H%M%S"))
+    stamp = _stamp(run / RUN)
+    return stamp[0] / 1e9 if stamp else 0.0
 
 
 class RunFollower:

@@ -35,7 +35,7 @@ _MAX_FILE_BYTES = 64 << 20
 _NAMED = 4  # ranks that a sentence names
 
 
-class _Choice(msgspec.Struct, frozen=True):
+class _TraceChoice(msgspec.Struct, frozen=True):
     chosen: bool = True
 
 
@@ -46,7 +46,7 @@ class _RankFile(msgspec.Struct, frozen=True):
     problems: list[str] = []
     folder: str = ""
     missing: dict[str, str] = {}
-    trace: _Choice = _Choice()
+    trace: _TraceChoice = _TraceChoice()
     torch: str | None = None
     captured: list[str] = []  # in run.json
     start_up: Any = None  # checked where it is used

@@ -40,6 +40,7 @@ _MOST_LOOKED_AT = 64  # hosts, and ranks: of thousands these tell enough
 # Options with which Python ignores PYTHONPATH or the start-up file.
 _ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*$")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*$")
+_MPIRUN = ("mpirun", "mpiexec", "orterun")
 _OTHERWISE = (
     "start the script itself with stepscope (`python -m stepscope run -- train.py` instead of "
     "`python train.py`), or call stepscope.watch() inside it"
@@ -187,6 +188,12 @@ def _not_loaded(command: Sequence[str]) -> str:
         return (
             f"stepscope was not loaded, because `{option}` ignores PYTHONPATH: leave that option "
             "out, or call stepscope.watch() inside the script"
+        )
+    if any(Path(word).name in _MPIRUN for word in command):
+        return (
+            "no Python process of the command has loaded stepscope: Open MPI takes no variables to "
+            "other hosts by itself. Use `mpirun -x STEPSCOPE_CAPTURE -x PYTHONPATH ...`, or start "
+            "stepscope there: `mpirun ... stepscope run -- python train.py`"
         )
     return (
         "no Python process of the command has loaded stepscope: a launcher or a wrapper gives it "

@@ -42,6 +42,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "arrivals": _arrivals(explanation.job),
         "critical_path": _path(explanation.job),
         "steps_by_rank": _steps_by_rank(explanation.job),
+        "hierarchical": to_builtins(explanation.job.hierarchical) if explanation.job else [],
         "strategies": [to_builtins(strategy) for strategy in explanation.strategies],
         "run": _run(explanation.run),
         "nccl": to_builtins(explanation.nccl) if explanation.nccl else None,
@@ -145,9 +146,14 @@ def _hosts(job: Job | None) -> list[dict[str, Any]]:
     """Rack and switch are null where nothing says them."""
     by_host = ranks_by_host(job.hosts) if job else {}
     return [
-        {"host": host, "ranks": list(ranks), "rack": None, "switch": None}
+        {"host": host, "ranks": list(ranks), **_rack_and_switch(job, host)}
         for host, ranks in by_host.items()
     ]
+
+
+def _rack_and_switch(job: Job | None, host: str) -> dict[str, str | None]:
+    place = job.places.get(host) if job else None
+    return {"rack": place.rack if place else None, "switch": place.switch if place else None}
 
 
 def _links(job: Job | None) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Straggler,
         Stragglers,
     )
+    from stepscope.records.network_place import NetworkPlace
 
 Tone = Literal["good", "bad", "open"]
 
@@ -37,6 +38,20 @@ def straggler_name(straggler: Straggler) -> str:
     if straggler.link is not None:
         return f"the link from {straggler.link[0]} to {straggler.link[1]}"
     return f"group {straggler.group}" if straggler.cause == "link" else str(straggler.host)
+
+
+def rank_on_host(rank: int, job: Job) -> str:
+    """rank 3 on node1, where the ranks are on several hosts."""
+    several = len(set(job.hosts.values())) > 1
+    return f"rank {rank} on {job.hosts[rank]}" if several and rank in job.hosts else f"rank {rank}"
+
+
+def place_words(place: NetworkPlace | None) -> str:
+    """Where a host stands in the network, as far as it is known."""
+    if place is None:
+        return ""
+    parts = (("rack", place.rack), ("switch", place.switch))
+    return ", ".join(f"{kind} {name}" for kind, name in parts if name)
 
 
 def straggler_words(stragglers: Stragglers) -> str:

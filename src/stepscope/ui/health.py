@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from stepscope.explain.hosts import columns_by_host
 from stepscope.explain.rank_steps import typical_step
+from stepscope.explain.stragglers import LEAST_EXCESS
 from stepscope.records.figures import duration, factor, milliseconds, percent, significant, size
-from stepscope.ui.distributed import straggler_name
+from stepscope.records.words import named_ranks
+from stepscope.ui.distributed import rank_on_host, straggler_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.records.explanation import Explanation, RankExplanation
+    from stepscope.records.job import Job, Straggler
 
 TIGHT = 0.9  # of the device's memory
 FEW_RANKS = 8
+FEW_HOSTS = 4
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +33,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     healthy: bool
     lines: tuple[tuple[str, str], ...]
     ranks: tuple[dict[str, Any], ...]
+    hosts: tuple[dict[str, Any], ...]
     stragglers: dict[str, Any]
     memory: tuple[dict[str, Any], ...]
 
@@ -38,6 +45,7 @@ def check_health(explanation: Explanation, captured: Sequence[dict[str, Any]]) -
     stragglers = explanation.job.stragglers if explanation.job else None
     verdict = _verdict(explanation, tight)
     ranks = tuple(_rank(rank) for rank in explanation.ranks)
+    hosts = list_hosts(explanation)
     return Health(
         verdict=verdict,
         healthy=not (stragglers and stragglers.ranks) and not tight,
@@ -45,12 +53,14 @@ def check_health(explanation: Explanation, captured: Sequence[dict[str, Any]]) -
             ("health", verdict),
             ("why", explanation.why),
             *_pace(explanation),
+            ("hosts", _about_hosts(hosts)),
             ("stragglers", _about_stragglers(explanation)),
             ("use", _use(explanation)),
             ("memory", _about_memory(memory)),
             ("next", explanation.next),
         ),
         ranks=ranks,
+        hosts=tuple(hosts),
         stragglers=msgspec.to_builtins(stragglers) if stragglers else {"verdict": "one rank only"},
         memory=tuple(memory),
     )
@@ -93,17 +103,70 @@ def _pace(explanation: Explanation) -> list[tuple[str, str]]:
     return [("pace", f"{pace}; without communication, ms by rank, slowest first: {own}")]
 
 
+def list_hosts(explanation: Explanation) -> list[dict[str, Any]]:
+    """Each host's typical rank, and how far it is behind those of the other hosts; the latest
+    first. Empty unless the ranks are on several known hosts."""
+    job = explanation.job
+    if job is None:
+        return []
+    by_host = {
+        host.host: [job.ranks[column] for column in host.columns]
+        for host in columns_by_host(job.ranks, job.hosts)
+    }
+    own = {rank: times.own_ms for rank, times in zip(job.ranks, job.times, strict=True)}
+    typical = {host: median(own[rank] for rank in ranks) for host, ranks in by_host.items()}
+    rows = []
+    for host, ranks in by_host.items():
+        others = [ms for name, ms in typical.items() if name != host]
+        place = job.places.get(host)
+        rows.append(
+            {
+                "host": host,
+                "ranks": ranks,
+                "own_ms": typical[host],
+                "late_ms": typical[host] - median(others),
+                "rack": place.rack if place else None,
+                "switch": place.switch if place else None,
+            }
+        )
+    return sorted(rows, key=lambda row: -row["late_ms"])
+
+
+def _about_hosts(hosts: list[dict[str, Any]]) -> str:
+    """Those that are late by more than a straggler's threshold first; both ends of many."""
+    if not hosts:
+        return ""
+    named = hosts if len(hosts) <= FEW_HOSTS else [*hosts[:3], hosts[-1]]
+    words = [_about_host(host) for host in named]
+    if len(named) < len(hosts):
+        words.insert(-1, f"{len(hosts) - len(named)} more between")
+    return "; ".join(words)
+
+
+def _about_host(host: dict[str, Any]) -> str:
+    who = f"{host['host']}: {named_ranks(host['ranks'])}"
+    if host["late_ms"] > LEAST_EXCESS * host["own_ms"]:
+        return f"{who} late by {milliseconds(host['late_ms'])}"
+    return f"{who} {milliseconds(host['own_ms'])}"
+
+
 def _about_stragglers(explanation: Explanation) -> str:
     if explanation.job is None:
         return "one rank only"
-    stragglers = explanation.job.stragglers
+    job, stragglers = explanation.job, explanation.job.stragglers
     if not stragglers.ranks:
         return "; ".join(filter(None, (stragglers.verdict, stragglers.detail)))
     return "; ".join(
-        f"{straggler_name(slow)} ({slow.cause}, {factor(slow.slowdown)} times, "
+        f"{_straggler_on_host(slow, job)} ({slow.cause}, {factor(slow.slowdown)} times, "
         f"{milliseconds(slow.cost_ms)} per step)"
         for slow in stragglers.ranks[:4]
     )
+
+
+def _straggler_on_host(slow: Straggler, job: Job) -> str:
+    if slow.rank is not None:
+        return rank_on_host(slow.rank, job)
+    return straggler_name(slow)
 
 
 def _use(explanation: Explanation) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Environment = Mapping[str, str]
 
 _TORCH_PORT = "29500"
+_MOST_RESTARTS = 1000  # of workers by torchrun, between two starts of its job
 _LOCAL = re.compile(r"localhost|127\.[\d.]+|::1|0\.0\.0\.0|\[::1?\]")
 _POD = re.compile(r"(?P<job>.+?)-(?:master|worker|node|launcher|server)-(?P<place>\d+)(?:-.*)?")
 
@@ -33,10 +34,16 @@ class JobKey(msgspec.Struct, frozen=True, kw_only=True):
     place: int | None = None  # of this `run` among the job's, from 0
     places: int | None = None  # how many there will be
     attempt: int = 0  # how many times the job was started before, where that is known
+    allocation: str | None = None  # the scheduler's job, which may be started again
     one_terminal: bool = False  # every part prints to the same place, as srun's tasks do
 
     def is_job_of(self, other: JobKey) -> bool:
-        """Whether both are parts of one job, or attempts at it."""
+        """Whether both are parts of one job, or attempts at it.
+
+        A job that is started again may run on other hosts, and mpirun gives it another number.
+        """
+        if self.attempt and self.allocation and self.allocation == other.allocation:
+            return True
         return self.name == other.name and _may_be_one_address(self.meeting, other.meeting)
 
 
@@ -45,6 +52,10 @@ def find_job(
 ) -> JobKey | None:
     """None if this `run` is alone, as far as can be told. `named` is the user's name of the job."""
     found = next(filter(None, (look(command, environment) for look in _PLACES_TO_LOOK)), None)
+    if found is not None and "SLURM_JOB_ID" in environment:
+        allocation = f"Slurm {environment['SLURM_JOB_ID']}"
+        attempt = found.attempt or _restarts(environment)
+        found = replace(found, allocation=allocation, attempt=attempt)
     if named is None:
         return found
     return replace(found or JobKey(name=named), name=named, meeting=None)
@@ -68,7 +79,6 @@ def _slurm_step(_command: Sequence[str], environment: Environment) -> JobKey | N
         name=f"Slurm {environment['SLURM_JOB_ID']}.{step}",
         place=_number(environment, "SLURM_PROCID"),
         places=tasks,
-        attempt=_number(environment, "SLURM_RESTART_COUNT") or 0,
         one_terminal=True,
     )
 
@@ -106,7 +116,8 @@ def _torch_worker(_command: Sequence[str], environment: Environment) -> JobKey |
         meeting=_meeting(environment),
         place=_number(environment, "RANK"),
         places=world,
-        attempt=_number(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
+        attempt=_restarts(environment) * _MOST_RESTARTS
+        + (_number(environment, "TORCHELASTIC_RESTART_COUNT") or 0),
     )
 
 
@@ -165,8 +176,7 @@ def _slurm_job(_command: Sequence[str], environment: Environment) -> JobKey | No
         return None
     step = _number(environment, "SLURM_STEP_ID", "SLURM_STEPID")
     name = f"Slurm {job}" if step is None else f"Slurm {job}.{step}"
-    restarts = _number(environment, "SLURM_RESTART_COUNT") or 0
-    return JobKey(name=name, place=0, places=1, attempt=restarts)
+    return JobKey(name=name, place=0, places=1)
 
 
 # The first that finds something decides: a scheduler's own number is never used twice.
@@ -180,6 +190,11 @@ _PLACES_TO_LOOK: tuple[Callable[[Sequence[str], Environment], JobKey | None], ..
     _by_hand,
     _slurm_job,
 )
+
+
+def _restarts(environment: Environment) -> int:
+    """How many times Slurm has put the job back into its queue."""
+    return _number(environment, "SLURM_RESTART_COUNT") or 0
 
 
 def _meeting(environment: Environment) -> str | None:

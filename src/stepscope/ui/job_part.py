@@ -72,7 +72,12 @@ class JobPart(SignalDiary):
         PartTakenError if it holds this part already.
         """
         record = begin_record(command, settings)
-        facts = {"job": key.name, "meeting": key.meeting, "places": key.places}
+        facts = {
+            "job": key.name,
+            "meeting": key.meeting,
+            "places": key.places,
+            "allocation": key.allocation,
+        }
         opened = _write_first(folder, {**record, "job": facts})
         own = {**msgspec.to_builtins(key), "job": key.name, "host": record["process"]["host"]}
         del own["name"], own["one_terminal"]
@@ -262,7 +267,9 @@ def _why_not_ours(folder: Path, key: JobKey) -> str | None:
     if run is None:
         return IN_USE if folder.exists() and any(folder.iterdir()) else None
     job = run.job
-    theirs = JobKey(name=job.job, meeting=job.meeting) if job is not None else None
+    theirs = None
+    if job is not None:
+        theirs = JobKey(name=job.job, meeting=job.meeting, allocation=job.allocation)
     if theirs is None or not key.is_job_of(theirs):
         whose = f"holds a run of {theirs.name}" if theirs else "holds a finished run"
         if theirs is None and run.status == "running":
@@ -283,6 +290,7 @@ def _taken(key: JobKey) -> str:
 class _JobFacts(msgspec.Struct, frozen=True):
     job: str = ""
     meeting: str | None = None
+    allocation: str | None = None
 
 
 class _OpenedRun(msgspec.Struct, frozen=True):

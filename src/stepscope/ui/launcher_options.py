@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +13,14 @@ if TYPE_CHECKING:
 
 _TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _HOSTS = re.compile(r"(\d{1,6})(?::(\d{1,6}))?")
+_DEEPSPEED = ("deepspeed", "deepspeed.pt", "deepspeed.launcher.runner")
+_ANY_HOSTS = (1, 1_000_000)  # a file lists them
+_MOST_CHARACTERS = 100_000
+_CONFIGURED = re.compile(
+    r"^(?P<name>num_machines|machine_rank|main_process_ip|main_process_port):[ \t]*"
+    r"(?P<value>[^\s#]*)",
+    re.MULTILINE,
+)
 _SCRIPT = re.compile(r".+\.(py|sh)")
 
 
@@ -37,9 +45,11 @@ def launcher_options(
         if name == "torchrun" or word in _TORCH_MODULES:
             return _torchrun(_given(command[place + 1 :]), environment)
         if name == "accelerate" and "launch" in command[place + 1 : place + 2]:
-            return _accelerate(_given(command[place + 2 :]))
-        if word == "accelerate.commands.launch":
-            return _accelerate(_given(command[place + 1 :]))
+            return _accelerate(_given(command[place + 2 :]), environment)
+        if name == "accelerate-launch" or word == "accelerate.commands.launch":
+            return _accelerate(_given(command[place + 1 :]), environment)
+        if name in _DEEPSPEED:
+            return _deepspeed(_given(command[place + 1 :]))
     return None
 
 
@@ -81,13 +91,47 @@ def _torchrun(given: Mapping[str, str], environment: Mapping[str, str]) -> Launc
     )
 
 
-def _accelerate(given: Mapping[str, str]) -> LauncherOptions:
+def _accelerate(given: Mapping[str, str], environment: Mapping[str, str]) -> LauncherOptions:
+    """Options come first, then accelerate's configuration file: the one given, or its usual one."""
+    known = {**_configured(_accelerate_file(given, environment)), **given}
     return LauncherOptions(
         launcher="accelerate",
-        hosts=_hosts(given.get("num_machines")),
-        place=_whole(given.get("machine_rank")),
-        address=given.get("main_process_ip"),
-        port=given.get("main_process_port"),
+        hosts=_hosts(known.get("num_machines")),
+        place=_whole(known.get("machine_rank")),
+        address=known.get("main_process_ip"),
+        port=known.get("main_process_port"),
+    )
+
+
+def _accelerate_file(given: Mapping[str, str], environment: Mapping[str, str]) -> Path:
+    if given.get("config_file"):
+        return Path(given["config_file"])
+    caches = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME', '')}/.cache"
+    home = environment.get("HF_HOME") or f"{caches}/huggingface"
+    return Path(home) / "accelerate" / "default_config.yaml"
+
+
+def _configured(file: Path) -> dict[str, str]:
+    """Four plain lines of its YAML are of interest; nothing else is read."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            text = lines.read(_MOST_CHARACTERS)
+    except (OSError, ValueError):
+        return {}
+    pairs = {match["name"]: match["value"].strip("'\"") for match in _CONFIGURED.finditer(text)}
+    return {name: value for name, value in pairs.items() if value not in ("null", "~", "")}
+
+
+def _deepspeed(given: Mapping[str, str]) -> LauncherOptions | None:
+    """Only with --no_ssh does every host run it; else the first host starts the others."""
+    if "no_ssh" not in given:
+        return None
+    return LauncherOptions(
+        launcher="deepspeed",
+        hosts=_hosts(given.get("num_nodes")) or _ANY_HOSTS,
+        place=_whole(given.get("node_rank")),
+        address=given.get("master_addr"),
+        port=given.get("master_port"),
     )
 
 

@@ -19,6 +19,7 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stepscope.records.hierarchical import HierarchicalAllReduce
     from stepscope.records.strategies import Bucket, Strategy
 
 TITLES = {
@@ -37,6 +38,7 @@ WHY = {
     "gaps": "compute pauses meanwhile",
 }
 
+_HIERARCHICAL = ("inside_ns", "between_ns")
 _Table = tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]
 
 
@@ -65,6 +67,33 @@ def describe_strategies(strategies: Sequence[Strategy], top: int = 8) -> list[Se
             )
         )
     return sections
+
+
+def describe_hierarchical(reduces: Sequence[HierarchicalAllReduce], top: int = 8) -> list[Section]:
+    """All-reduces that go inside hosts first, then between them; empty if there are none."""
+    if not reduces:
+        return []
+    inside, between = (sum(getattr(one, name) for one in reduces) for name in _HIERARCHICAL)
+    rows = tuple(
+        (
+            _size(one.size_bytes),
+            f"{one.count:g}",
+            f"{one.hosts} x {one.ranks_per_host}",
+            duration(one.inside_ns),
+            duration(one.between_ns),
+            " + ".join(filter(None, (one.reduce, "all_reduce", one.gather)))
+            + ("" if one.gather else ", results stay sharded"),
+        )
+        for one in reduces[:top]
+    )
+    return [
+        Section(
+            title="hierarchical all-reduce",
+            heading=f"{duration(inside)} inside hosts, {duration(between)} between them, per step",
+            columns=("size", "a step", "hosts x ranks", "inside", "between", "what"),
+            rows=rows,
+        )
+    ]
 
 
 def heading(strategy: Strategy) -> str:

@@ -1,10 +1,11 @@
 """DistributedDataParallel over gloo, with the rank from whichever launcher started it.
 
-Options: STEPS steps (18) of about MS milliseconds; rank FAILS exits with 5 after half of them;
-
+Options: STEPS steps (18), with a pause of MS milliseconds; rank FAILS exits with 5 after half of
+them. SIGUSR1 is counted, as by a training that saves a checkpoint before its time is up.
 """
 
 import os
+import signal
 import sys
 import time
 
@@ -21,6 +22,7 @@ rank, world = next(
 )
 steps, pause_s = int(options.get("STEPS", 18)), int(options.get("MS", 0)) / 1000
 
+signal.signal(signal.SIGUSR1, lambda *_: print(f"SIGUSR1 in {rank}\n", end="", flush=True))
 torch.set_num_threads(1)
 dist.init_process_group("gloo", rank=rank, world_size=world)
 torch.manual_seed(rank)

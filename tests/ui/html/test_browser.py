@@ -296,8 +296,36 @@ def test_a_cell_of_the_heat_map_tells_its_exact_times_and_leads_to_the_rank(rank
     assert page.locator("#rank-picker").input_value() == "2"
 
 
+def test_ranks_lie_under_their_hosts(ranks_page):
+    page = ranks_page(16)
+    assert page.locator(".hm-order").input_value() == "host"
+    assert state(page)["order"] == list(range(16))
+    canvas = page.locator(".hm-canvas")
+    canvas.scroll_into_view_if_needed()
+    canvas.hover(position={"x": 300, "y": 24 + 24 * 9 + 12})
+    assert page.locator(".hm .tip").inner_text().startswith("Rank 9 · node1 · step")
+
+
+def test_hosts_stand_for_a_thousand_ranks_until_one_is_opened(ranks_page):
+    page = ranks_page(1024)
+    order = state(page)["order"]
+    assert page.locator(".hm-order").input_value() == "slowest-host"
+    assert order[0] == "node127"
+    canvas = page.locator(".hm-canvas")
+    canvas.scroll_into_view_if_needed()
+    canvas.hover(position={"x": 40, "y": 24 + 7})
+    tip = page.locator(".hm .tip").inner_text()
+    assert tip.startswith("node127 · ranks 1016-1023")
+    assert "largest of its ranks" in tip
+    canvas.click(position={"x": 40, "y": 24 + 7})
+    assert state(page)["order"][:10] == ["node127", *range(1016, 1024), order[1]]
+    canvas.click(position={"x": 40, "y": 24 + 7})
+    assert state(page)["order"][:2] == order[:2]
+
+
 def test_a_thousand_ranks_scroll_and_the_strip_leads_to_any_of_them(ranks_page):
     page = ranks_page(1024)
+    page.locator(".hm-order").select_option("value")
     assert state(page)["order"][0] == 1023
     assert page.locator(".hm-scroll").bounding_box()["height"] < 500
     strip = page.locator(".hm-strip")

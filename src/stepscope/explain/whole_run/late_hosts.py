@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from stepscope.explain.hosts import HostColumns
     from stepscope.explain.whole_run.lateness import Flags, Floats, Lateness, LateRank
 
+# Of the step: ranks that are late only because they wait for cores, and by less, wait by chance.
+# Such waiting lasts for minutes, and blocks of steps do not show how much of it is chance.
+_LEAST_FOR_CORES = 0.15
 _ALIKE = 0.5  # of the latest rank's lateness: less, and the ranks of a host are not late alike
 
 
@@ -84,29 +87,72 @@ def find_late_hosts(
     return tuple(sorted(late_hosts, key=lambda late: -late.late.cost_ns))
 
 
+def merge_late_ranks(
+    matrices: StepMatrices, hosts: Sequence[HostColumns], lateness: Lateness, step_ns: float
+) -> tuple[tuple[LateHost, ...], Lateness]:
+    """Where every rank of a host is found late by itself, and by about as much, it is the host."""
+    always = {late.place: late for late in lateness.late if late.constant}
+    merged = []
+    for place, host in enumerate(hosts):
+        if len(host.columns) < 2 or not always.keys() >= {*host.columns}:
+            continue
+        its = [always[column] for column in host.columns]
+        if _is_alike(np.array([late.excess_ns for late in its]), step_ns):
+            merged.append(LateHost(host=host, late=_mean_of(matrices.arrival_ns, host, place, its)))
+    gone = {column for one in merged for column in one.host.columns}
+    left = tuple(late for late in lateness.late if late.place not in gone)
+    return tuple(merged), replace(lateness, late=left)
+
+
+def _mean_of(
+    arrival_ns: Floats, host: HostColumns, place: int, ranks: Sequence[LateRank]
+) -> LateRank:
+    late = replace(
+        ranks[0],
+        place=place,
+        excess_ns=float(np.mean([rank.excess_ns for rank in ranks])),
+        arrived_ns=float(np.mean([rank.arrived_ns for rank in ranks])),
+        for_cores_ns=float(np.mean([rank.for_cores_ns for rank in ranks])),
+        late=np.logical_and.reduce([rank.late for rank in ranks]),
+        p_value=max(rank.p_value for rank in ranks),
+    )
+    return _recost(arrival_ns, host, late)
+
+
 def _all_late(matrices: StepMatrices, host: HostColumns, late: LateRank, step_ns: float) -> bool:
     """Whether each rank of the host is late, by about as much. Ranks that share cores hide it, so
     one of the views suffices: arrivals as they were, or without waiting for cores."""
     arrival, cpu_wait = matrices.arrival_ns, matrices.cpu_wait_ns
     if not late.constant:
-        rows = arrival[late.late][:, list(host.columns)]
-        usual = np.median(arrival[:, list(host.columns)], axis=0)
-        return bool(np.min(np.median(rows - usual, axis=0)) >= _ALIKE * late.excess_ns)
-    views = [arrival] if cpu_wait is None else [arrival, arrival - cpu_wait]
-    return any(_is_alike(_excess_of_each(view, host), step_ns) for view in views)
+        since = _after_other_hosts(arrival, host)
+        longer = np.median(since[late.late], axis=0) - np.median(since, axis=0)
+        return bool(longer.min() >= _ALIKE * late.excess_ns)
+    as_it_was = _middle_mean(_after_other_hosts(arrival, host))
+    if cpu_wait is None:
+        return _is_alike(as_it_was, step_ns)
+    with_cores = _middle_mean(_after_other_hosts(arrival - cpu_wait, host))
+    if with_cores.mean() < LEAST_LATE * step_ns:
+        return _is_alike(as_it_was, step_ns) and as_it_was.mean() >= _LEAST_FOR_CORES * step_ns
+    return _is_alike(as_it_was, step_ns) or _is_alike(with_cores, step_ns)
 
 
 def _is_alike(excess_ns: Floats, step_ns: float) -> bool:
     return bool(excess_ns.min() >= max(LEAST_LATE * step_ns, _ALIKE * float(excess_ns.max())))
 
 
-def _excess_of_each(arrival_ns: Floats, host: HostColumns) -> Floats:
-    """Each rank of the host against the ranks of all other hosts, without the uneven steps."""
+def _after_other_hosts(arrival_ns: Floats, host: HostColumns) -> Floats:
+    """Each rank of the host against the mean of the ranks of all other hosts."""
     mine = list(host.columns)
     others = np.delete(arrival_ns, mine, axis=1).mean(axis=1, keepdims=True)
-    since = np.sort(arrival_ns[:, mine] - others, axis=0)
-    cut = len(since) // 10
-    middle: Floats = since[cut : len(since) - cut].mean(axis=0)
+    since: Floats = arrival_ns[:, mine] - others
+    return since
+
+
+def _middle_mean(since_ns: Floats) -> Floats:
+    """Of each rank, without its latest and its earliest tenth of steps."""
+    ordered = np.sort(since_ns, axis=0)
+    cut = len(ordered) // 10
+    middle: Floats = ordered[cut : len(ordered) - cut].mean(axis=0)
     return middle
 
 

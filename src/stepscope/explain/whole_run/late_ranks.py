@@ -13,7 +13,11 @@ import numpy as np
 
 from stepscope.explain.hosts import columns_by_host, hosts_of
 from stepscope.explain.whole_run.arrival_matrix import join_arrivals
-from stepscope.explain.whole_run.late_hosts import StepMatrices, find_late_hosts
+from stepscope.explain.whole_run.late_hosts import (
+    StepMatrices,
+    find_late_hosts,
+    merge_late_ranks,
+)
 from stepscope.explain.whole_run.lateness import LEAST_STEPS
 from stepscope.records.figures import milliseconds, percent
 from stepscope.records.job import Straggler, Stragglers
@@ -139,9 +143,13 @@ def _find_late(case: _Case, *, on_host: bool) -> _Late | None:
         for late in find_late_hosts(matrices, case.by_host, typical)
         if on_host or (not late.late.constant and _lengthens(case, late.late))
     )
-    lateness = (matrices.without(hosts) if hosts else matrices).find_late(typical)
-    if lateness is None or on_host:
-        return None if lateness is None else _Late(hosts=hosts, ranks=lateness)
+    rest = matrices.without(hosts) if hosts else matrices
+    lateness = rest.find_late(typical)
+    if lateness is None:
+        return None
+    if on_host:
+        merged, ranks = merge_late_ranks(rest, case.by_host, lateness, typical)
+        return _Late(hosts=(*hosts, *merged), ranks=ranks)
     late = tuple(rank for rank in lateness.late if not rank.constant and _lengthens(case, rank))
     wandering = lateness.wandering
     if wandering is not None and not _lengthens(case, wandering):

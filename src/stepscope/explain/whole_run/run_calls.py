@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 MOST_CALLS, MOST_STEPS = 20_000, 20_000
 MANY_RANKS, FEWER = 64, 5  # with more ranks than that, a fifth of the calls and steps
 # Of all ranks together, so that their columns and the matrices made of them fit in memory: with
-# 10,000 ranks each one keeps 400 steps and 800 calls.
-MOST_CELLS, CALLS_PER_STEP, LEAST_KEPT = 4_000_000, 2, 200
+# 10,000 ranks each one keeps 300 steps and 600 calls, and explaining them takes about 1 GB.
+MOST_CELLS, CALLS_PER_STEP, LEAST_KEPT = 3_000_000, 2, 200
 WARM_UP = 3  # steps
 _STRETCH = 64  # calls, or steps, that are kept or left out together
 _SHORT_STRETCH = 16  # steps, with many ranks

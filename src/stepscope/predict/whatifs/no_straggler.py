@@ -39,7 +39,9 @@ def apply(context: StepContext, _value: str) -> Outcome:
         raise Refused(f"no-straggler: {_why_not(job.stragglers)}")
     wanted_ns = (1.0 - gain_ms / job_step_ms) * step_ns(context.graph)
     return Outcome(
-        context=changed(context, _shorten(context, rank, _to_median(own_ms, slowest), wanted_ns)),
+        context=changed(
+            context, _shorten(context, (rank,), _to_median(own_ms, slowest), wanted_ns)
+        ),
         assumptions=(
             f"rank {rank} needs {milliseconds(own_ms[slowest])} per step without communication, "
             f"the others {milliseconds(_median_of_others(own_ms, slowest))} (median): without that "
@@ -68,29 +70,33 @@ WHATIF = WhatIf(
 
 
 def _accused_by_run(job: Job) -> Straggler | None:
-    """The costliest rank that the steps of the whole run show to be late."""
-    late = [one for one in job.stragglers.ranks if one.rank is not None]
-    return next((one for one in late if one.source == "every step"), None)
+    """The costliest rank that the steps of the whole run show to be late, or slow host."""
+    late = [one for one in job.stragglers.ranks if one.cause != "link"]
+    return next((one for one in late if one.source == "every step" or one.scope == "host"), None)
 
 
 def _without(context: StepContext, late: Straggler, step_ms: float) -> Outcome:
     """The gain is what the whole run shows: how much earlier the last rank would arrive."""
     if late.cost_ms < _SMALLEST_GAIN * step_ms:
         gain = f"{milliseconds(late.cost_ms)} of {milliseconds(step_ms)}"
-        raise Refused(f"no-straggler: without rank {late.rank} a step is only {gain} shorter")
-    assert late.rank is not None
+        raise Refused(f"no-straggler: without {_who(late)} a step is only {gain} shorter")
+    ranks = late.ranks if late.rank is None else (late.rank,)
     wanted_ns = max(0.0, 1.0 - late.cost_ms / step_ms) * step_ns(context.graph)
-    graph = _shorten(context, late.rank, 1.0 - late.cost_ms / step_ms, wanted_ns)
+    graph = _shorten(context, ranks, 1.0 - late.cost_ms / step_ms, wanted_ns)
     often = "at every step" if late.one_in is None else f"in 1 step of {late.one_in}"
     return Outcome(
         context=changed(context, graph),
         assumptions=(
-            f"rank {late.rank} is late by {milliseconds(late.excess_ms or 0.0)} {often}: without "
-            f"that, the last rank arrives {milliseconds(late.cost_ms)} earlier on average",
+            f"{_who(late)} is late by {milliseconds(late.excess_ms or late.cost_ms)} {often}: "
+            f"without that, the last rank arrives {milliseconds(late.cost_ms)} earlier on average",
             "the next slowest rank then sets the pace",
         ),
         spread=0.05,
     )
+
+
+def _who(late: Straggler) -> str:
+    return f"rank {late.rank}" if late.rank is not None else f"{late.host}"
 
 
 def _to_median(own_ms: Floats, slowest: int) -> float:
@@ -121,10 +127,12 @@ def _gain(own_ms: Floats) -> tuple[int, float]:
     return slowest, float(own_ms.max() - after.max())
 
 
-def _shorten(context: StepContext, rank: int, factor: float, wanted_ns: float) -> StepGraph:
-    """Shorten the slow rank's own work; on any other rank, its waiting inside collectives."""
+def _shorten(
+    context: StepContext, ranks: tuple[int, ...], factor: float, wanted_ns: float
+) -> StepGraph:
+    """Shorten the slow ranks' own work; on any other rank, its waiting inside collectives."""
     graph = context.graph
-    if context.trace.rank == rank:
+    if context.trace.rank in ranks:
         return slow_down(graph, factor)
     comm = graph.tasks.kind == Kind.COMM
     if not comm.any():

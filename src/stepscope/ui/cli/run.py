@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stepscope.ui.collect import PartCollector
     from stepscope.ui.job_key import JobKey
 
+AFTER_SIGTERM_S = 25.0  # for closing and explaining
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
@@ -152,7 +153,7 @@ def command(
             return run_job(command, None, signals=signals)
         announce = run.closes and not quiet
         code, ranks = capture_into(run, command, run.settings, announce=announce, signals=signals)
-    with _not_ended_by_signals():
+    with _not_ended_by_signals(), _ended_before_the_scheduler_kills(run):
         sent = collector is not None and _collect(collector.command_ended, run)
         if isinstance(run, JobPart):
             ranks = _close_job(run, quiet=sent)
@@ -265,6 +266,21 @@ def _not_ended_by_signals() -> Iterator[None]:
             yield
         except KeyboardInterrupt as reason:
             say(f"stopped explaining ({reason})")
+
+
+@contextlib.contextmanager
+def _ended_before_the_scheduler_kills(run: RunFile | JobPart) -> Iterator[None]:
+    """Slurm and Kubernetes send SIGTERM, and 30 s later SIGKILL, which would be our exit code."""
+    if not any(heard["signal"] == "SIGTERM" for heard in run.record["signals"]):
+        yield
+        return
+    reason = f"{AFTER_SIGTERM_S:g} s after SIGTERM; `stepscope explain {run.folder}` has more time"
+    with raising_on_signals([signal.SIGALRM], lambda _: KeyboardInterrupt(reason)):
+        signal.setitimer(signal.ITIMER_REAL, AFTER_SIGTERM_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _conclude(

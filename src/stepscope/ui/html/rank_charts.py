@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 from stepscope.explain.collectives import bus_factor
 from stepscope.records.figures import duration, rate, size
 from stepscope.records.words import counted, plural
-from stepscope.ui.distributed import group_words, own_wait_words
+from stepscope.ui.distributed import group_words, own_wait_words, rank_on_host
 from stepscope.ui.html.svg import LogAxes, circle, drawing, log_levels, path, rect, short_tick, text
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _WIDTH = 600
 _LEAST_ROW, _MOST_ROW = 23, 40
 _ROOM = 300  # for all rows of arrivals
 # Across: the rank, how often it was last, how long it waited.
-_LAST, _LAST_END = 74, 214
-_WAIT, _WAIT_END = 416, 526
+_LAST, _LAST_END = 74, 190
+_WAIT, _WAIT_END = 372, 458
 _HEAD = 26
 # The plot of bandwidths.
 _HEIGHT = 312
@@ -49,7 +49,7 @@ def draw_arrivals(job: Job) -> tuple[Markup, str]:
     rest = job.arrivals[len(rows) :]
     if not any(row.times_last for row in rows):
         return Markup(""), ""
-    accused = {straggler.rank for straggler in job.stragglers.ranks}
+    accused = set(job.stragglers.accused)
     most = max(row.times_last for row in rows)
     longest = max((row.waits_ns for row in job.arrivals), default=0)
     parts = [
@@ -59,19 +59,22 @@ def draw_arrivals(job: Job) -> tuple[Markup, str]:
     step = max(_LEAST_ROW, min(_MOST_ROW, _ROOM // len(rows)))
     for place, row in enumerate(rows):
         top = _HEAD + place * step
-        parts.append(_arrival(row, top, step, most, longest, row.rank in accused))
+        who = rank_on_host(row.rank, job)
+        parts.append(_arrival(row, who, top, step, most, longest, row.rank in accused))
     height = _HEAD + len(rows) * step
     return drawing(_WIDTH, height, "How often each rank arrived last", parts), _left_out(rest)
 
 
-def _arrival(row: LastArriver, y: int, height: int, most: int, longest: int, accused: bool) -> str:
+def _arrival(
+    row: LastArriver, who: str, y: int, height: int, most: int, longest: int, accused: bool
+) -> str:
     last = (_LAST_END - _LAST) * row.times_last / most
     waits = (_WAIT_END - _WAIT) * row.waits_ns / longest if longest else 0.0
     lead = f", by {duration(row.lead_ns)}" if row.times_last else ""
     marked = " is-accused" if accused else ""
     middle = y + height / 2
     return (
-        f'<g class="arrival{marked}"><title>rank {row.rank}: last to arrive in '
+        f'<g class="arrival{marked}"><title>{escape(who)}: last to arrive in '
         f"{row.times_last:,} of "
         f"{counted(row.of, 'collective')}, typically by {duration(row.lead_ns)}; waited "
         f"{own_wait_words(row)} per step itself</title>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.ui.distributed import CAUSES, group_words, straggler_name
+from stepscope.ui.distributed import CAUSES, group_words, rank_on_host, straggler_name
 from stepscope.ui.html.table_data import make_table
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def job_tables(job: Job) -> list[dict[str, Any]]:
 
 def _collectives(job: Job) -> dict[str, Any]:
     columns = (
-        "Collective:code | Group:text | Ranks:text | Size:bytes | Count:count | "
+        "Collective:code | Group:text | Reach:text | Ranks:text | Size:bytes | Count:count | "
         "Bus rate:rate | Wait, a call:wait | Transfer, a call:ns | Expected, a call:ns | "
         "Exposed, a call:ns | Exposed in all:ns | Last most often:text"
     )
@@ -31,6 +31,7 @@ def _collectives(job: Job) -> dict[str, Any]:
         (
             row.kind,
             group_words(row),
+            row.reach or "not known",
             _ranks_seen(row),
             row.size_bytes,
             row.count,
@@ -40,11 +41,11 @@ def _collectives(job: Job) -> dict[str, Any]:
             None if row.expected_ns is None else round(row.expected_ns),
             _per_call(row.exposed_ns, row),
             row.exposed_ns,
-            "" if row.slowest_rank is None else f"rank {row.slowest_rank}",
+            "" if row.slowest_rank is None else rank_on_host(row.slowest_rank, job),
         )
         for row in job.collectives[:MOST_ROWS]
     )
-    return make_table("Collectives", columns, rows, sort=10, absent="not recorded by two ranks")
+    return make_table("Collectives", columns, rows, sort=11, absent="not recorded by two ranks")
 
 
 def _ranks_seen(row: JobCollective) -> str:
@@ -66,11 +67,13 @@ def _wait(row: JobCollective) -> list[int] | None:
 
 def _stragglers(job: Job) -> dict[str, Any]:
     columns = (
-        "Who:text | Cause:text | Slowdown:times | Cost per step:ns | Steps:text | Evidence:text"
+        "Who:text | Host:text | Cause:text | Slowdown:times | Cost per step:ns | Steps:text | "
+        "Evidence:text"
     )
     rows = (
         (
             straggler_name(straggler),
+            straggler.host or "",
             CAUSES[straggler.cause],
             straggler.slowdown,
             round(straggler.cost_ms * 1e6),
@@ -79,7 +82,7 @@ def _stragglers(job: Job) -> dict[str, Any]:
         )
         for straggler in job.stragglers.ranks
     )
-    return make_table("Stragglers", columns, rows, sort=3)
+    return make_table("Stragglers", columns, rows, sort=4)
 
 
 def _ranks(job: Job) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from stepscope.records.words import counted
 from stepscope.ui.answer import Answer
 from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar, draw_legend
 from stepscope.ui.terminal.console import make_console, note_line, print_path, text_line
-from stepscope.ui.terminal.distributed import job_sections
+from stepscope.ui.terminal.distributed import host_table, job_sections
 from stepscope.ui.terminal.efficiency import efficiency_sections
 from stepscope.ui.terminal.memory import memory_sections
 from stepscope.ui.terminal.tables import SEVERITY_STYLES, answer_grid, titled_table
@@ -57,6 +57,8 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
         out += run_sections(explanation.run, width)
     if len(explanation.ranks) > 1:
         out += [_ranks(explanation.ranks), Text()]
+        if explanation.job is not None and (hosts := host_table(explanation.job)) is not None:
+            out += [hosts, Text()]
     if explanation.job is not None:
         out += job_sections(explanation.job, top, width)
         out += _communication(explanation, top, width)
@@ -102,7 +104,8 @@ def _communication(explanation: Explanation, top: int, width: int) -> list[Rende
     from stepscope.ui.terminal.nccl import nccl_sections
     from stepscope.ui.terminal.strategies import strategy_sections
 
-    out = strategy_sections(explanation.strategies, top=top, width=width)
+    parts = explanation.job.hierarchical if explanation.job else ()
+    out = strategy_sections(explanation.strategies, parts, top=top, width=width)
     return out + (nccl_sections(explanation.nccl, top=top, width=width) if explanation.nccl else [])
 
 
@@ -162,16 +165,28 @@ def _legend(budget: Budget, width: int) -> Table:
 def _ranks(ranks: tuple[RankExplanation, ...]) -> Table:
     many = len(ranks) > _MOST_RANKS
     title = "ranks in the recorded steps, slowest first" if many else "ranks in the recorded steps"
+    several = len({rank.part.host for rank in ranks}) > 1
     columns = (">rank", ">step", ">w/o comm", ">compute", ">comm", ">idle", "verdict")
-    table = titled_table(title, *columns)
-    by_time = sorted(ranks, key=own_ms, reverse=True)
-    rows = list(map(_rank_row, by_time[:_SLOWEST] if many else ranks))
+    table = titled_table(title, *(("host", *columns) if several else columns))
+    shown = sorted(ranks, key=own_ms, reverse=True) if many else _under_hosts(ranks)
+    first, last = (shown[:_SLOWEST], shown[-_FASTEST:]) if many else (shown, [])
+    hosts = [one_line(rank.part.host or "-") for rank in (*first, *last)]
+    rows = [_rank_row(rank) for rank in (*first, *last)]
     if many:
-        rows.append(("…", "", "", "", "", "", f"{len(ranks) - _SLOWEST - _FASTEST} more"))
-        rows += map(_rank_row, by_time[-_FASTEST:])
-    for row in rows:
-        table.add_row(*row)
+        hosts.insert(_SLOWEST, "…")
+        rows.insert(_SLOWEST, ("…", "", "", "", "", "", f"{len(ranks) - _SLOWEST - _FASTEST} more"))
+    for place, (host, row) in enumerate(zip(hosts, rows, strict=True)):
+        again = place and hosts[place - 1] == host and not many
+        table.add_row(*((("" if again else host), *row) if several else row))
     return table
+
+
+def _under_hosts(ranks: tuple[RankExplanation, ...]) -> list[RankExplanation]:
+    """The ranks of a host together, hosts in the order of their first ranks."""
+    first: dict[str | None, int] = {}
+    for place, rank in enumerate(ranks):
+        first.setdefault(rank.part.host, place)
+    return sorted(ranks, key=lambda rank: first[rank.part.host])
 
 
 def _rank_row(rank: RankExplanation) -> tuple[str, ...]:

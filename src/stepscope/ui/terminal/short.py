@@ -123,6 +123,10 @@ def _headline(explanation: Explanation, width: int) -> Text:
 
 
 def _name(explanation: Explanation) -> str:
+    if explanation.without_trace is not None:
+        traced = len(explanation.ranks)
+        everyone = counted(traced + explanation.without_trace.count, "rank")
+        return f"{everyone}, {traced:,} traced"
     if len(explanation.ranks) > 1:
         kind = explanation.ranks[0].called.partition(" ")[0]  # rank, or process
         return counted(len(explanation.ranks), kind, "processes" if kind == "process" else None)

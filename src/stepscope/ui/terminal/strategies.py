@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.ui.strategies import describe_strategies
+from stepscope.ui.strategies import describe_hierarchical, describe_strategies
 from stepscope.ui.words import short_kernel
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from stepscope.records.hierarchical import HierarchicalAllReduce
     from stepscope.records.strategies import Strategy
     from stepscope.ui.strategies import Section
 
@@ -22,10 +23,15 @@ _LEFT = ("what", "block", "module", "why", "group", "from", "")
 
 
 def strategy_sections(
-    strategies: Sequence[Strategy], *, top: int = 8, width: int = 100
+    strategies: Sequence[Strategy],
+    hierarchical: Sequence[HierarchicalAllReduce] = (),
+    *,
+    top: int = 8,
+    width: int = 100,
 ) -> list[RenderableType]:
     out: list[RenderableType] = []
-    for section in describe_strategies(strategies, top):
+    sections = [*describe_strategies(strategies, top), *describe_hierarchical(hierarchical, top)]
+    for section in sections:
         out.append(Text.assemble((section.title, "bold"), "  ", section.heading))
         if section.columns:
             out.append(_table(section, width))

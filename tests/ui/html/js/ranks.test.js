@@ -6,6 +6,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { heatScale, heatValues, medians } from "../../../../src/stepscope/ui/html/page/heat_map.js";
+import { hostRow, hostValues, placesByHost, rangeWords, rowsByHost } from "../../../../src/stepscope/ui/html/page/host_rows.js";
 import { heldAt } from "../../../../src/stepscope/ui/html/page/memory.js";
 import { RankScene } from "../../../../src/stepscope/ui/html/page/rank_scene.js";
 import { sortedRows } from "../../../../src/stepscope/ui/html/page/table_box.js";
@@ -53,4 +54,29 @@ test("a call waits until the last rank has come, then for its transfer to begin"
   assert.equal(scene.waitEnd(1), 60);
   assert.equal(scene.transferStart(1), 65);
   assert.deepEqual(scene.steps, [["step 4", 0, 90]]);
+});
+
+test("ranks lie under their hosts, and a fold shows the hosts alone", () => {
+  const byHost = placesByHost([0, 1, 0, 1], 2);
+  assert.deepEqual(byHost, [[0, 2], [1, 3]]);
+  const open = new Set([1]);
+  assert.deepEqual(rowsByHost(byHost, { folded: false, open }), [0, 2, 1, 3]);
+  assert.deepEqual(rowsByHost(byHost, { folded: true, open }), [hostRow(0), hostRow(1), 1, 3]);
+  assert.deepEqual(rowsByHost(byHost, { folded: true, open: new Set(), worth: [1, 5] }), [hostRow(1), hostRow(0)]);
+});
+
+test("ranks whose host is not known are not grouped, nor are those of one host", () => {
+  assert.deepEqual(placesByHost([0, -1], 2), []);
+  assert.deepEqual(placesByHost([0, 0], 1), []);
+});
+
+test("the slowest rank stands for its host: it works longest and waits least", () => {
+  const values = Float64Array.of(5, 6, 9, NaN, 1, 1);
+  assert.deepEqual([...hostValues("own", values, [[0, 1], [2]], 2)], [9, 6, 1, 1]);
+  assert.deepEqual([...hostValues("comm", values, [[0, 1], [2]], 2)], [5, 6, 1, 1]);
+});
+
+test("runs of ranks are written short", () => {
+  assert.equal(rangeWords([8, 9, 10, 11, 14]), "8-11, 14");
+  assert.equal(rangeWords([0, 2, 4, 6, 8, 10, 12]), "0, 2, 4, 6, 8, 10, …");
 });

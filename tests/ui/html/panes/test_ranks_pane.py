@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from jobs import Fault, Plan, draw_plan, make_job, profile_of
 from stepscope.explain.job import join_ranks
+from stepscope.records.job import Straggler, Stragglers
+from stepscope.records.network_place import NetworkPlace
 from stepscope.ui.html import report as report_module
 from stepscope.ui.html.panes import ranks as ranks_pane
 from stepscope.ui.html.panes.ranks import ranks_view
@@ -188,3 +190,33 @@ def test_every_row_of_the_tables_has_its_cells(job, apart):
             assert all(len(row) == len(table["columns"]) for row in table["rows"])
     absent = {table["id"]: table["absent"] for table in job_tables(apart)}
     assert absent["job-clocks"] == "not aligned"
+
+
+def test_ranks_of_several_hosts_lie_under_them(job, decode):
+    """Hosts in the order of their first ranks; a slow host is marked with all of its ranks."""
+    hosts = {0: "b", 1: "b", 2: "a", 3: "a"}
+    slow = Straggler(
+        rank=None, cause="compute", slowdown=1.4, cost_ms=3, steps=5, of=6, scope="host", host="a",
+        ranks=(2, 3),
+    )  # fmt: skip
+    found = Stragglers(verdict="found", ranks=(slow,))
+    places = {"a": NetworkPlace(rack="B2", switch="leaf7"), "b": NetworkPlace()}
+    spread = replace(job, hosts=hosts, stragglers=found, places=places)
+    view = ranks_view(spread, ())
+    head, _ = decode(view.payload)
+    assert view.several_hosts
+    assert head["hosts"] == ["b", "a"]
+    assert head["host"] == [0, 0, 1, 1]
+    assert head["places"] == ["", "rack B2, switch leaf7"]
+    assert head["stragglers"] == [[2, "slow compute"], [3, "slow compute"]]
+    assert head["slowHosts"] == [[1, "slow compute"]]
+    assert not ranks_view(replace(job, hosts=dict.fromkeys(range(4), "b")), ()).several_hosts
+
+
+def test_tables_name_hosts_and_the_reach_of_collectives(job):
+    hosts = {0: "b", 1: "b", 2: "a", 3: "a"}
+    rows = tuple(replace(row, reach="between hosts", slowest_rank=2) for row in job.collectives)
+    tables = {t["id"]: t for t in job_tables(replace(job, hosts=hosts, collectives=rows))}
+    table = tables["job-collectives"]
+    assert table["rows"][0][2] == "between hosts"
+    assert table["rows"][0][-1] == "rank 2 on a"

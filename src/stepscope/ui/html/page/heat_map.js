@@ -1,13 +1,15 @@
-// Ranks by steps as colours, and next to each rank its typical value as a bar.
+// Ranks by steps as colours, under their hosts, and next to each its typical value as a bar.
 
-import { fillBox, fillShape, hatchIn, startDrawing, strokeBox, writeText } from "./canvas.js";
+import { fillBox, fillShape, fitText, hatchIn, startDrawing, strokeBox, strokeLine, writeText } from "./canvas.js";
 import { canvasIn, inputIn, partIn, partsIn } from "./dom.js";
-import { duration, exactMilliseconds } from "./format.js";
+import { counted, duration, exactMilliseconds } from "./format.js";
+import { hostRow, hostValues, placesByHost, rangeWords, rowsByHost, standsFor } from "./host_rows.js";
 import { HoverChart } from "./hover_chart.js";
 import { getColors, HEATS } from "./palette.js";
 
 const HEAD = 24;
 const GUTTER = 138;
+const HOST = { left: 10, least: 60, most: 190, letter: 8.6, small: 7 }; // names left of their ranks
 const SIDE = 300;
 const WIDEST_CELL = 96;
 const ROOM = 440;
@@ -52,7 +54,7 @@ function largest(values, from, to) {
   return most;
 }
 
-/** A cell has a number, and so has a whole rank: -1 stands for the step. */
+/** A cell has a number, and so has a whole row: -1 stands for the step. A row is a rank, or a host that stands for its ranks. */
 export class HeatMap extends HoverChart {
   /** @param {HTMLElement} root @param {(rank: number) => void} onPick */
   constructor(root, onPick) {
@@ -64,11 +66,18 @@ export class HeatMap extends HoverChart {
     this.sorting = inputIn(root, ".hm-order");
     this.buttons = partsIn(root, "[data-metric]");
     /** @type {HeatData} */
-    this.data = { ranks: [], hosts: [], host: [], steps: [], metrics: [], stragglers: [], columns: {} };
+    this.data = { ranks: [], hosts: [], places: [], host: [], steps: [], metrics: [], stragglers: [], slowHosts: [], columns: {} };
     this.metric = "";
     this.row = 24;
     this.order = /** @type {number[]} */ ([]);
     this.stragglers = /** @type {Map<number, string>} */ (new Map());
+    this.slowHosts = /** @type {Map<number, string>} */ (new Map());
+    this.byHost = /** @type {number[][]} */ ([]);
+    this.open = /** @type {Set<number>} */ (new Set()); // hosts whose ranks are shown
+    this.folded = false;
+    this.hostColumn = 0; // how wide the column of hosts is
+    this.hostValues = /** @type {HeatValues} */ ({});
+    this.hostTypical = /** @type {HeatValues} */ ({});
     this.values = /** @type {HeatValues} */ ({});
     this.typical = /** @type {HeatValues} */ ({});
     this.scale = { low: 0, high: 1, cut: false, most: 1 };
@@ -86,9 +95,26 @@ export class HeatMap extends HoverChart {
     const [ranks, steps] = [data.ranks.length, data.steps.length];
     this.typical = Object.fromEntries(Object.entries(this.values).map(([name, values]) => [name, medians(values, ranks, steps)]));
     this.row = ranks <= 24 ? 24 : ranks <= 64 ? 18 : 15;
-    this.sorting.value = ranks * this.row > ROOM - HEAD ? "value" : "rank";
+    this.folded = ranks * this.row > ROOM - HEAD;
+    this.loadHosts(data, steps);
+    if (this.byHost.length) this.sorting.value = this.folded ? "slowest-host" : "host";
+    else this.sorting.value = this.folded ? "value" : "rank";
     this.choose(data.metrics[0][0]);
   }
+
+  /** @param {HeatData} data @param {number} steps */
+  loadHosts(data, steps) {
+    this.slowHosts = new Map(data.slowHosts);
+    this.byHost = placesByHost(data.host, data.hosts.length);
+    const entries = Object.entries(this.values).map(([name, values]) => /** @type {const} */ ([name, hostValues(name, values, this.byHost, steps)]));
+    this.hostValues = Object.fromEntries(entries);
+    this.hostTypical = Object.fromEntries(entries.map(([name, values]) => [name, medians(values, this.byHost.length, steps)]));
+    const wide = data.hosts.map((host, i) => Math.max(host.length * HOST.letter, data.places[i].length * HOST.small));
+    const widest = wide.reduce((most, one) => Math.max(most, one), HOST.least);
+    this.hostColumn = this.byHost.length ? Math.min(HOST.most, widest) : 0;
+  }
+
+  get groupsHosts() { return this.byHost.length > 0 && ["host", "slowest-host"].includes(this.sorting.value); }
 
   choose(/** @type {string} */ metric) {
     this.metric = metric;
@@ -102,23 +128,36 @@ export class HeatMap extends HoverChart {
 
   sort() {
     const typical = this.typical[this.metric];
+    if (this.groupsHosts) {
+      const { folded, open } = this;
+      this.order = rowsByHost(this.byHost, { folded, open, worth: this.sorting.value === "host" ? undefined : this.hostWorth() });
+      this.draw();
+      return;
+    }
     this.order = this.data.ranks.map((_, place) => place);
     if (this.sorting.value === "value") this.order.sort((a, b) => (typical[b] || 0) - (typical[a] || 0) || a - b);
     this.draw();
+  }
+
+  /** The slowest host has the most of this; for waits, the least. */
+  hostWorth() {
+    const typical = this.hostTypical[this.metric];
+    return standsFor(this.metric) === "smallest" ? typical.map((value) => -value) : typical;
   }
 
   measure() {
     const total = this.order.length * this.row + HEAD;
     const height = Math.min(ROOM, total);
     const narrow = this.root.clientWidth < 700;
-    const gutter = narrow ? 92 : GUTTER;
+    const named = this.groupsHosts && !narrow ? this.hostColumn : 0;
+    const gutter = narrow ? 92 : this.folded && named ? Math.max(GUTTER, named + 44) : GUTTER + Math.max(0, named - 40);
     const side = narrow ? 110 : SIDE;
     const steps = this.data.steps.length;
     const room = Math.max(60, this.scroller.clientWidth - gutter - side);
     const cell = Math.min(WIDEST_CELL, room / Math.max(steps, 1));
     this.scroller.style.height = `${height}px`;
     this.space.style.height = `${total}px`;
-    return { width: this.scroller.clientWidth, height, gutter, cell, end: gutter + cell * steps, side, scrolls: total > height };
+    return { width: this.scroller.clientWidth, height, gutter, named, cell, end: gutter + cell * steps, side, scrolls: total > height };
   }
 
   /** @override */
@@ -132,6 +171,7 @@ export class HeatMap extends HoverChart {
     const first = Math.floor(top / this.row);
     const last = Math.min(this.order.length, Math.ceil((top + height) / this.row) + 1);
     for (let row = first; row < last; row++) this.drawRow(ctx, colors, this.order[row], HEAD + row * this.row - top);
+    if (this.groupsHosts) this.drawHosts(ctx, colors, first, last, top);
     this.drawHead(ctx, colors);
     this.drawHover(ctx, colors, top);
     this.strip.hidden = !this.layout.scrolls;
@@ -141,20 +181,58 @@ export class HeatMap extends HoverChart {
   /** Where things lie; drawn at least once before anybody points at anything. */
   get placed() { return /** @type {ReturnType<HeatMap["measure"]>} */ (this.layout); }
 
+  /** A row of the map: a rank's, or a host's. @param {number} place */
+  rowOf(place) {
+    const host = place < 0 ? hostRow(place) : -1;
+    if (host < 0) {
+      const rank = this.data.ranks[place];
+      return { host, index: place, values: this.values, typical: this.typical, cause: this.stragglers.get(rank), name: `rank ${rank}` };
+    }
+    const arrow = this.open.has(host) ? "▾" : "▸";
+    const slow = this.byHost[host].map((one) => this.data.ranks[one]).find((rank) => this.stragglers.has(rank));
+    const cause = this.slowHosts.get(host) ?? (slow === undefined ? undefined : `rank ${slow}: ${this.stragglers.get(slow)}`);
+    return { host, index: host, values: this.hostValues, typical: this.hostTypical, cause, name: `${arrow} ${this.data.hosts[host]}` };
+  }
+
+  /** The host of a row. @param {number} place */
+  hostAt(place) { return place < 0 ? hostRow(place) : this.data.host[place]; }
+
+  /** A line between hosts, and each host's name beside its first row. @param {Ctx} ctx @param {Colors} colors @param {number} first @param {number} last @param {number} top */
+  drawHosts(ctx, colors, first, last, top) {
+    const { width, named } = this.placed;
+    for (let row = first; row < last; row++) {
+      const host = this.hostAt(this.order[row]);
+      const opens = row === 0 || this.hostAt(this.order[row - 1]) !== host;
+      const y = HEAD + row * this.row - top;
+      if (opens && row) strokeLine(ctx, colors.strong, 1, [[0, y - 0.5], [width, y - 0.5]]);
+      if (!named || this.folded || !(opens || row === first)) continue;
+      ctx.font = `600 12px ${colors.font}`;
+      const color = this.slowHosts.has(host) ? colors.high : colors.text;
+      writeText(ctx, color, fitText(ctx, this.data.hosts[host], named), HOST.left, y + this.row / 2 + 0.5);
+      const where = this.data.places[host];
+      const beside = row + 1 < last && this.hostAt(this.order[row + 1]) === host;
+      ctx.font = `11px ${colors.font}`;
+      if (where && beside) writeText(ctx, colors.muted, fitText(ctx, where, named), HOST.left, y + 1.5 * this.row + 0.5);
+    }
+  }
+
   /** @param {Ctx} ctx @param {Colors} colors @param {number} place @param {number} y */
   drawRow(ctx, colors, place, y) {
     const { gutter, cell, end, side } = this.placed;
-    const cause = this.stragglers.get(this.data.ranks[place]);
-    ctx.font = `${cause ? "600 " : ""}12px ${colors.font}`;
+    const { host, index, typical, cause, name } = this.rowOf(place);
+    ctx.font = `${cause || host >= 0 ? "600 " : ""}12px ${colors.font}`;
     const color = cause && colors.high;
     const middle = y + this.row / 2;
-    writeText(ctx, color ?? colors.text, `rank ${this.data.ranks[place]}`, gutter - 12, middle + 0.5, "right");
+    if (host >= 0) writeText(ctx, color ?? colors.text, fitText(ctx, name, gutter - 16), HOST.left, middle + 0.5);
+    else writeText(ctx, color ?? colors.text, name, gutter - 12, middle + 0.5, "right");
+    ctx.font = `12px ${colors.font}`;
     if (color) fillBox(ctx, color, 0, y + 1, 4, this.row - 2);
     this.drawCells(ctx, colors, place, y);
-    const value = this.typical[this.metric][place];
+    const value = typical[this.metric][index];
     const length = value > 0 ? (Math.max(20, side - 190) * value) / (this.scale.most || 1) : 0;
     if (length) fillBox(ctx, color ?? colors.strong, end + 18, middle - 4, Math.max(1, length), 8);
-    const words = Number.isNaN(value) ? "not recorded" : duration(value);
+    const of = host >= 0 && side > 200 && !cause ? `, ${standsFor(this.metric)} of ${counted(this.byHost[host].length, "rank")}` : "";
+    const words = Number.isNaN(value) ? "not recorded" : `${duration(value)}${of}`;
     const said = cell && cause && side > 200 ? `${words}  ${cause}` : words;
     writeText(ctx, color ?? colors.muted, said, end + 26 + length, middle + 0.5);
   }
@@ -163,10 +241,11 @@ export class HeatMap extends HoverChart {
   drawCells(ctx, colors, place, y) {
     const { gutter, cell } = this.placed;
     const steps = this.data.steps.length;
+    const { index, values } = this.rowOf(place);
     const group = Math.max(1, Math.ceil(1 / cell));
     const gap = cell > 8 ? 1 : 0;
     for (let step = 0; step < steps; step += group) {
-      const value = largest(this.values[this.metric], place * steps + step, place * steps + Math.min(steps, step + group));
+      const value = largest(values[this.metric], index * steps + step, index * steps + Math.min(steps, step + group));
       const x = gutter + step * cell;
       const width = Math.max(cell * group - gap, 1);
       const shade = Number.isNaN(value) ? null : colors.heat[this.shade(value)];
@@ -195,7 +274,7 @@ export class HeatMap extends HoverChart {
       writeText(ctx, colors.muted, text, gutter + i * cell + Math.min(cell, 60) / 2, HEAD / 2, "center");
     });
     if (cell <= 56) writeText(ctx, colors.muted, "step", gutter - 12, HEAD / 2, "right");
-    writeText(ctx, colors.muted, side > 200 ? "median of the rank's steps" : "median", end + 18, HEAD / 2);
+    writeText(ctx, colors.muted, side > 200 ? "median of its steps" : "median", end + 18, HEAD / 2);
   }
 
   /** @param {Ctx} ctx @param {Colors} colors @param {number} top */
@@ -220,7 +299,7 @@ export class HeatMap extends HoverChart {
       const value = largest(typical, from, Math.min(ranks.length, Math.max(Math.floor((x + 1) / size), from + 1)));
       if (!Number.isNaN(value)) fillBox(ctx, colors.heat[this.shade(value)].color, GUTTER + x, 8, Math.max(1, size) + 0.3, 24);
     }
-    const inSight = new Set(this.order.slice(first, last));
+    const inSight = new Set(this.order.slice(first, last).flatMap((place) => (place < 0 ? this.byHost[hostRow(place)] : [place])));
     ranks.forEach((rank, place) => {
       const x = GUTTER + (place + 0.5) * size;
       if (inSight.has(place)) fillBox(ctx, colors.accent, x - Math.max(size, 1) / 2, 34, Math.max(size, 1), 2.5);
@@ -234,7 +313,10 @@ export class HeatMap extends HoverChart {
     const width = this.placed.width - GUTTER - STRIP.margin;
     const place = Math.floor(((offsetX - GUTTER) / width) * this.data.ranks.length);
     if (place < 0 || place >= this.data.ranks.length) return;
+    if (this.groupsHosts && this.folded) this.open.add(this.data.host[place]);
+    this.sort();
     const row = this.order.indexOf(place);
+    this.space.style.height = `${this.order.length * this.row + HEAD}px`;
     this.scroller.scrollTop = row * this.row - this.placed.height / 2;
     this.setHover(row * (this.data.steps.length + 1));
   }
@@ -258,22 +340,40 @@ export class HeatMap extends HoverChart {
 
   pick(/** @type {MouseEvent} */ event) {
     const cell = this.eventAt(event);
-    if (cell >= 0) this.onPick(this.data.ranks[this.cellOf(cell).place]);
+    if (cell < 0) return;
+    const { place } = this.cellOf(cell);
+    if (place < 0) this.toggle(hostRow(place));
+    else this.onPick(this.data.ranks[place]);
+  }
+
+  /** Show the ranks of a host, or no longer. */
+  toggle(/** @type {number} */ host) {
+    if (!this.open.delete(host)) this.open.add(host);
+    this.sort();
   }
 
   /** @override @param {number} cell */
   tipText(cell) {
     const { data } = this;
     const { place, step } = this.cellOf(cell);
-    const rank = data.ranks[place];
-    const host = data.host[place] >= 0 ? ` · ${data.hosts[data.host[place]]}` : "";
-    const cause = this.stragglers.get(rank);
+    const { host, index, values, typical, cause } = this.rowOf(place);
     const lines = data.metrics.map(([id, label]) => {
-      const ns = step >= 0 ? this.values[id][place * data.steps.length + step] : this.typical[id][place];
-      return `${label}: ${Number.isNaN(ns) ? "not recorded" : exactMilliseconds(ns)}`;
+      const ns = step >= 0 ? values[id][index * data.steps.length + step] : typical[id][index];
+      const of = host >= 0 ? `, ${standsFor(id)} of its ranks` : "";
+      return `${label}${of}: ${Number.isNaN(ns) ? "not recorded" : exactMilliseconds(ns)}`;
     });
     if (step < 0) lines.unshift("median of its steps");
     if (cause) lines.push(`holds the others back: ${cause}`);
-    return [`Rank ${rank}${host}${step >= 0 ? ` · step ${data.steps[step]}` : ""}`, ...lines];
+    if (host >= 0) lines.push(`click to ${this.open.has(host) ? "hide" : "show"} its ranks`);
+    return [`${this.titleOf(place, host)}${step >= 0 ? ` · step ${data.steps[step]}` : ""}`, ...lines];
+  }
+
+  /** @param {number} place @param {number} host -1 for a rank's row */
+  titleOf(place, host) {
+    const { ranks, hosts, places } = this.data;
+    const at = this.hostAt(place);
+    const where = at >= 0 && places[at] ? ` · ${places[at]}` : "";
+    if (host >= 0) return `${hosts[host]} · ranks ${rangeWords(this.byHost[host].map((one) => ranks[one]))}${where}`;
+    return `Rank ${ranks[place]}${at >= 0 ? ` · ${hosts[at]}` : ""}${where}`;
   }
 }

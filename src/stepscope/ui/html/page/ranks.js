@@ -32,7 +32,7 @@ registerPane("ranks", (section, page) => {
     drawNow: () => [heat, lanes].forEach((chart) => chart.drawNow()),
     state: () => ({
       metric: heat.metric || null,
-      order: heat.order.map((place) => heat.data.ranks[place]).slice(0, 50),
+      order: heat.order.map((place) => (place < 0 ? heat.data.hosts[-1 - place] : heat.data.ranks[place])).slice(0, 50),
       lanesView: lanes.scene ? [lanes.view.t0, lanes.view.t1] : null,
       lanesSpan: lanes.span,
       jobTable: tables.table?.id ?? null,

@@ -184,11 +184,13 @@ interface RunFrame {
 
 interface HeatData {
   ranks: number[];
-  hosts: string[];
+  hosts: string[]; // in the order of their first ranks
+  places: string[]; // of each host in the network: its rack and switch, or ""
   host: number[]; // of each rank: its place among the hosts, or -1
   steps: number[];
   metrics: [id: string, label: string, lookFor: string][];
   stragglers: [rank: number, cause: string][];
+  slowHosts: [host: number, cause: string][];
   columns: Columns;
 }
 

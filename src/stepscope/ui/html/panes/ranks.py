@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stepscope.explain.hosts import columns_by_host, ranks_by_host
 from stepscope.records.figures import duration
 from stepscope.records.job import KINDS, SYNCHRONISING
 from stepscope.records.words import counted
@@ -22,6 +23,7 @@ from stepscope.ui.distributed import (
     host_clock_words,
     no_arrivals,
     path_words,
+    place_words,
     straggler_tone,
     straggler_words,
     worst_error_ns,
@@ -31,7 +33,7 @@ from stepscope.ui.html.pane import Pane, ReportData
 from stepscope.ui.html.payload import encode_block
 from stepscope.ui.html.rank_charts import LegendEntry, draw_arrivals, draw_bandwidth
 from stepscope.ui.html.rank_tables import job_tables
-from stepscope.ui.strategies import describe_strategies
+from stepscope.ui.strategies import describe_hierarchical, describe_strategies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,6 +111,7 @@ class RanksView:
     quality: list[tuple[str, str]]
     shown: int  # ranks in detail, of all
     all_ranks: int
+    several_hosts: bool
     payload: str
 
 
@@ -155,9 +158,10 @@ def ranks_view(
         calibrated=any(row.expected_ns for row in job.collectives),
         no_bandwidth="" if legend else _no_bandwidth(job),
         quality=[(note.id, note.detail) for note in notes],
-        strategies=describe_strategies(strategies),
+        strategies=[*describe_strategies(strategies), *describe_hierarchical(job.hierarchical)],
         shown=shown,
         all_ranks=len(job.ranks),
+        several_hosts=len(columns_by_host(job.ranks, job.hosts)) > 1,
         payload=_payload(job, steps),
     )
 
@@ -236,17 +240,23 @@ def _no_bandwidth(job: Job) -> str:
 
 
 def _payload(job: Job, shown: NDArray[np.intp]) -> str:
-    hosts = sorted(set(job.hosts.values()))
+    hosts = list(ranks_by_host(job.hosts))
     head: dict[str, Any] = {
         "ranks": job.ranks,
         "hosts": hosts,
+        "places": [place_words(job.places.get(host)) for host in hosts],
         "host": [hosts.index(job.hosts[r]) if r in job.hosts else -1 for r in job.ranks],
         "steps": [job.steps[i] for i in shown.tolist()],
         "metrics": METRICS,
         "stragglers": [
-            [straggler.rank, CAUSES[straggler.cause]]
+            [rank, CAUSES[straggler.cause]]
             for straggler in job.stragglers.ranks
-            if straggler.rank is not None
+            for rank in (straggler.ranks if straggler.rank is None else (straggler.rank,))
+        ],
+        "slowHosts": [
+            [hosts.index(straggler.host), CAUSES[straggler.cause]]
+            for straggler in job.stragglers.ranks
+            if straggler.scope != "rank" and straggler.host in hosts
         ],
         "tables": job_tables(job),
     }
