@@ -55,12 +55,6 @@ def test_a_process_that_we_never_got_into_is_named_with_its_remedy(tmp_path: Pat
     assert "PYTHONPATH" in why(tmp_path, 0, "started")
 
 
-def test_mpirun_is_told_to_take_the_environment_along(tmp_path: Path) -> None:
-    found = why(tmp_path, 0, command=("/usr/bin/mpirun", "-np", "2", "python", "train.py"))
-    assert "mpirun -x STEPSCOPE_CAPTURE -x PYTHONPATH" in found
-    assert "mpirun ... stepscope run -- python train.py" in found
-
-
 def test_a_ray_cluster_that_was_there_is_a_possible_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +62,12 @@ def test_a_ray_cluster_that_was_there_is_a_possible_reason(
     for events in (["started"], ["started", "torch"]):
         assert "stepscope.ray.capture() gives its workers" in why(tmp_path, 0, *events)
         assert "Ray" not in why(tmp_path, 1, *events)
+
+
+def test_mpirun_is_told_to_take_the_environment_along(tmp_path: Path) -> None:
+    found = why(tmp_path, 0, command=("/usr/bin/mpirun", "-np", "2", "python", "train.py"))
+    assert "mpirun -x STEPSCOPE_CAPTURE -x PYTHONPATH" in found
+    assert "mpirun ... stepscope run -- python train.py" in found
 
 
 @pytest.mark.parametrize("option", ["-I", "-E", "-S", "-sE"])

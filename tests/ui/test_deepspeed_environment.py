@@ -21,6 +21,7 @@ UNQUOTED = re.compile(r"[\w@%+=:,./-]+")
         ("deepspeed --hostfile hosts train.py", True),
         ("/opt/bin/deepspeed train.py", True),
         ("python -m deepspeed.launcher.runner train.py", True),
+        ("deepspeed --no_ssh --node_rank 0 train.py", False),
         ("python train.py deepspeed", False),
         ("accelerate launch --use_deepspeed train.py", False),
         ("torchrun train.py --deepspeed", False),

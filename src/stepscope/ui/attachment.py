@@ -41,8 +41,8 @@ _MOST_LOOKED_AT = 64  # hosts, and ranks: of thousands these tell enough
 # Options with which Python ignores PYTHONPATH or the start-up file.
 _ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*$")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*$")
-_MPIRUN = ("mpirun", "mpiexec", "orterun")
 _RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # Ray notes there where it runs
+_MPIRUN = ("mpirun", "mpiexec", "orterun")
 _OTHERWISE = (
     "start the script itself with stepscope (`python -m stepscope run -- train.py` instead of "
     "`python train.py`), or call stepscope.watch() inside it"

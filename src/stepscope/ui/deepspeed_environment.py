@@ -20,23 +20,25 @@ if TYPE_CHECKING:
 _VARIABLE, _USUAL_NAME = "DS_ENV_FILE", ".deepspeed_env"
 _OWN_NAME = "deepspeed_env"
 _LAUNCHERS = ("deepspeed", "deepspeed.pt", "deepspeed.launcher.runner")
-_MOST_BYTES = 1 << 20
 _SCRIPT = re.compile(r".+\.(py|sh)")
 
 
 def starts_deepspeed(command: Sequence[str]) -> bool:
-    """Not through accelerate, which writes such a file itself, with all variables."""
+    """And lets it reach other hosts. Accelerate writes such a file itself, with all variables."""
     for word in command:
         name = PurePath(word).name
         if name in _LAUNCHERS:
-            return True
+            return "--no_ssh" not in command
         if _SCRIPT.fullmatch(word) or name == "accelerate":
             return False
     return False
 
 
 def deepspeed_variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Write the file into the run folder; the variable that names it. OSError if that fails."""
+    """Write the file into the run folder; the variable that names it.
+
+    OSError, UnreadableInputError or UnicodeDecodeError if that fails.
+    """
     file = Path(settings.folder) / _OWN_NAME
     file.write_text("".join([*_users_lines(environment), *_own_lines(settings, environment)]))
     return {_VARIABLE: str(file)}
@@ -47,8 +49,7 @@ def _users_lines(environment: Mapping[str, str]) -> Iterator[str]:
     name = environment.get(_VARIABLE, _USUAL_NAME)
     files = [Path.home() / name, Path.cwd() / name]
     for file in dict.fromkeys(file for file in files if file.is_file()):
-        text = read_whole(file, _MOST_BYTES).decode("utf-8", "surrogateescape")
-        yield from (f"{line}\n" for line in text.splitlines())
+        yield from (f"{line}\n" for line in read_whole(file).decode().splitlines())
 
 
 def _own_lines(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.errors import UnreadableInputError
 from stepscope.ui.deepspeed_environment import deepspeed_variables, starts_deepspeed
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def job_environment(settings: Settings | None, command: Sequence[str] = ()) -> d
         return users
     variables = capture_variables(settings, users)
     if starts_deepspeed(command):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
+        with contextlib.suppress(OSError, UnreadableInputError, UnicodeDecodeError):
             variables |= deepspeed_variables(settings, variables)
     return variables
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.errors import StepscopeError
-from stepscope.trace.regular_files import read_whole
+from stepscope.errors import UnreadableInputError
+from stepscope.trace.regular_files import read_start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,8 +117,8 @@ def _accelerate_file(given: Mapping[str, str], environment: Mapping[str, str]) -
 def _configured(file: Path) -> dict[str, str]:
     """Four plain lines of its YAML are of interest; nothing else is read."""
     try:
-        text = read_whole(file, _MOST_BYTES).decode("utf-8", "replace")
-    except StepscopeError:
+        text = read_start(file, _MOST_BYTES).decode("utf-8", "replace")
+    except UnreadableInputError:
         return {}
     pairs = {match["name"]: match["value"].strip("'\"") for match in _CONFIGURED.finditer(text)}
     return {name: value for name, value in pairs.items() if value not in ("null", "~", "")}

@@ -1,4 +1,4 @@
-"""Ray Train on two workers, one of which dies once. Arguments: a run folder, one for losses."""
+"""Ray Train on two workers, one of which dies once. Arguments: run folder, folder for losses."""
 
 import os
 import sys
