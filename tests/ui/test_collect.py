@@ -24,7 +24,7 @@ from split_runs import without_paths as strip
 from stepscope.measure.clock_meeting import open_listener
 from stepscope.records.host_names import COLLECTOR
 from stepscope.ui import collect
-from stepscope.ui.collect import PartCollector, FirstHost, Receiver, send_part
+from stepscope.ui.collect import FirstHost, PartCollector, Receiver, send_part
 from stepscope.ui.collect_frames import Channel, StrangerError
 from stepscope.ui.contract import explanation_json
 

@@ -11,9 +11,8 @@ from stepscope.ui.strategies import describe_hierarchical
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}
 NEAR = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
 FAR = {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)}
-Calls = list[
-    tuple[str, int, int, int, int]
-]  # kind, group (0 near, 1 far, 2 all), bytes, start, end
+# Kind, group (0 inside, 1 between, 2 all), bytes, start, end.
+Calls = list[tuple[str, int, int, int, int]]
 
 
 def part(rank: int, calls: Calls, steps: int = 1) -> RankPart:
@@ -86,9 +85,8 @@ def test_other_orders_sizes_and_groups_are_none() -> None:
     assert none(("reduce_scatter", 0, 800, 0, 30), ("all_reduce", 1, 800, 30, 60))
     assert none(("reduce_scatter", 0, 800, 0, 30), ("all_reduce", 2, 500, 30, 60))
     assert none(("reduce_scatter", 2, 1600, 0, 30), ("all_reduce", 1, 400, 30, 60))
-    assert not find_hierarchical(
-        [part(rank, WHOLE) for rank in range(4)], dict.fromkeys(HOSTS, "a")
-    )
+    one_host = dict.fromkeys(HOSTS, "a")
+    assert not find_hierarchical([part(rank, WHOLE) for rank in range(4)], one_host)
 
 
 def test_two_at_once_keep_their_own_parts() -> None:
