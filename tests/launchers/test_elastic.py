@@ -46,9 +46,9 @@ def test_a_killed_worker_is_restarted_and_attempts_stay_apart(tmp_path: Path) ->
     command = (*TORCHRUN, *STANDALONE, "--max-restarts=1", DIES, str(tmp_path / "died"), "0")
     end(start(captured(out, *command), tmp_path, OWN_STORE))
     explanation = explain(out)
-    attempts = [(r["rank"], r["attempt"], r["steps"]) for r in explanation["run"]["ranks"]]
-    # Rank 0 may have begun its 16th step when rank 1 died.
-    assert attempts == [(0, 1, 15), (1, 1, 15), (0, 2, 18), (1, 2, 18)]
+    steps = {(r["attempt"], r["rank"]): r["steps"] for r in explanation["run"]["ranks"]}
+    assert 0 < steps.pop((1, 1)) <= 15  # it was killed, with what it had not written yet
+    assert steps == {(1, 0): 15, (2, 0): 18, (2, 1): 18}
     assert [(r["rank"], r["world_size"]) for r in explanation["ranks"]] == [(0, 2), (1, 2)]
     assert notes(explanation)["restarted"] == (
         "the job was restarted: attempt 1 ended after 15 steps; attempt 2 is explained"
