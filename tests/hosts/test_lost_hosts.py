@@ -65,18 +65,22 @@ def test_the_first_host_dies(lab: Lab, tmp_path: Path) -> None:
 def test_a_folder_that_one_host_cannot_write(
     lab: Lab, bare: Mapping[str, HostOutcome], tmp_path: Path
 ) -> None:
-    """That host's half runs without stepscope, and the other half is captured and explained."""
-    folder = tmp_path / "disk" / "run"
+    """That host keeps its part in a temporary folder, and both parts are explained together."""
+    folder, temporary = tmp_path / "disk" / "run", tmp_path / "temporary"
     folder.parent.mkdir()
+    temporary.mkdir()
     lab.make_read_only("node1", folder.parent)
-    captured = run(lab, capture(folder), {"STEPS": "14"})
+    captured = run(lab, capture(folder), {"STEPS": "14", "TMPDIR": str(temporary)})
     assert codes(captured) == codes(bare) == {"node0": 0, "node1": 0}
     assert losses(captured, 14) == losses(bare, 14)
-    assert "the command runs without stepscope" in captured["node1"].stderr
-    assert "read-only" in captured["node1"].stderr.lower()
+    assert "read-only file system: this host's part" in captured["node1"].stderr
     answer = explain(folder)
     assert [rank["rank"] for rank in answer["ranks"]] == [0]
     assert "missing-hosts" in {note["id"] for note in answer["quality"]}
+    (part,) = (temporary / "stepscope-runs").iterdir()
+    together = explain(folder, part)
+    assert [rank["rank"] for rank in together["ranks"]] == [0, 1]
+    assert "missing-hosts" not in {note["id"] for note in together["quality"]}
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
+from stepscope.records.host_names import HOSTS
 from stepscope.trace.layout import ENDINGS, SIDE_FILES, is_side_file, is_trace_name
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ class _Listing:
             # One request lists a whole run folder, however many ranks it has.
             everything = list(self.filesystem.find(self.root, detail=True).values())
             of_run = self._among(everything, lambda name: _RUN_TRACE.fullmatch(self._inside(name)))
+            inner = [name for name in inner if PurePosixPath(name).name != HOSTS]
         listings = (self.filesystem.ls(folder, detail=True) for folder in inner)
         nested = (trace for listing in listings for trace in self._among(listing))
         return of_run or self._among(here) or [*nested]

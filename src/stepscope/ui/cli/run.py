@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from stepscope.ui.cli.options import step_on_option
 from stepscope.ui.job_key import find_job
 from stepscope.ui.job_part import JobPart, PartTakenError, candidate_folders
 from stepscope.ui.job_process import HeldSignals, raising_on_signals, run_job
-from stepscope.ui.run_folder import RunFile, claim, missing_words
+from stepscope.ui.run_folder import RunFile, claim, missing_words, script_of
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
@@ -229,7 +230,21 @@ def _begin_part(
             return JobPart.begin(folder, command, settings, key)
         except PartTakenError as error:
             refused = error
+        except OSError as error:
+            return _begin_elsewhere(command, options, key, _why(error, folder))
     raise refused or UsageError(f"{layout.HOME} has no room for another run of {key.name}")
+
+
+def _begin_elsewhere(
+    command: tuple[str, ...], options: dict[str, Any], key: JobKey, why: str
+) -> JobPart:
+    """The folder cannot be written on this host alone, perhaps: the other hosts would wait in vain
+    for ranks that nobody captures. OSError if no temporary folder can be made either."""
+    home = Path(tempfile.gettempdir()) / layout.HOME
+    folder = layout.new_run_folder(script_of(command), home=home)
+    part = JobPart.begin(folder, command, Settings(folder=str(folder), **options), key)
+    say(f"{why}: this host's part of the run goes to {folder}")
+    return part
 
 
 def _require_room(*, every: int, warmup: int, active: int, **_: Any) -> None:
