@@ -43,6 +43,7 @@ _VALUES = {
     "bandwidth": ("2", "0.1"),
     "latency": ("2",),
     "no-stalls": ("data", "data,gc"),
+    "hosts": ("2", "8:10"),
 }
 _WITHOUT_VALUE = {name for name, whatif in WHATIFS.items() if not whatif.takes_value}
 CHANGES = [

@@ -77,7 +77,9 @@ def join_ranks(
     else:
         own, loading, length = matrix["own_ns"], matrix["input_ns"], matrix["dur_ns"]
         links = link_evidence(aligned, profiles)
-        window = find_stragglers(ranks, own, loading, length, links, times, hosts)
+        # Stages of a pipeline have different work: a host that holds one is not to blame for it.
+        alike = {} if len(transfers.sender) else hosts
+        window = find_stragglers(ranks, own, loading, length, links, times, alike)
         whole_steps = length[(length > 0).all(axis=1)]
         slow_links = blame_links(
             host_links,

@@ -14,6 +14,7 @@ import socket
 import stat
 import struct
 import sys
+import threading
 import time
 from collections import deque
 from itertools import islice
@@ -25,9 +26,8 @@ from stepscope.measure.never_raise import never_raise
 
 MOST_DESCRIPTORS = 4096
 LONGEST_S = 0.02  # of a look
-BUDGET = 0.001  # of the time, for looks that nothing but their own plan asks for
+BUDGET = 0.001  # of the time, for looks in the background
 LEAST_BYTES = 1 << 20  # sent by a connection: less is answered by latency, not by the link's rate
-_EVERY_STEPS, _RARER = 20, 8  # steps between looks; later, an eighth of the steps so far
 _MOST_SAMPLES = 64
 _TCP_INFO, _ESTABLISHED = 11, 1
 _INFO_BYTES, _ADDRESS_BYTES = 256, 128
@@ -85,23 +85,25 @@ class Links:
         self._steps: list[int] = []
         self._seen: dict[int, _Seen] = {}
         self._rest_until = 0.0
-        self.due = 0  # the step before which the next look is wanted
+        self._lock = threading.Lock()
 
     @never_raise
-    def look_if_due(self, step: int) -> None:
-        """As planned, unless looks take too much of the time."""
-        if step < self.due:
-            return
-        if time.monotonic() < self._rest_until:
-            self.due = step + _EVERY_STEPS
-        else:
+    def look_if_rested(self, step: int) -> None:
+        """In the writer's thread: unless looks take too much of the time."""
+        if time.monotonic() >= self._rest_until:
             self.look(step)
 
     @never_raise
     def look(self, step: int) -> None:
-        """At a boundary between steps."""
-        self.due = step + max(_EVERY_STEPS, step // _RARER)
         began = time.monotonic()
+        try:
+            with self._lock:
+                self._look(step)
+        finally:
+            ended = time.monotonic()
+            self._rest_until = ended + (ended - began) / BUDGET
+
+    def _look(self, step: int) -> None:
         for connection in connections():
             seen = self._seen.get(connection.inode)
             if seen is None:
@@ -109,8 +111,6 @@ class Links:
             else:
                 seen.again(connection)
         self._steps = [*self._steps[:1], step]
-        ended = time.monotonic()
-        self._rest_until = ended + (ended - began) / BUDGET
 
     def content(self) -> dict[str, Any] | None:
         """links.json; None until two looks have seen a connection."""

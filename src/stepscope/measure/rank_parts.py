@@ -18,6 +18,7 @@ from stepscope.measure.writer import LineWriter, append_lines, started_thread
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
     from pathlib import Path
 
     from stepscope.measure.sampler import Sampler
@@ -27,7 +28,13 @@ class RankParts:
     """One rank's open files, its clock rounds and its sampler."""
 
     def __init__(
-        self, folder: Path, steps: LineWriter, sampler: Sampler | None, *, alone: bool = True
+        self,
+        folder: Path,
+        steps: LineWriter,
+        sampler: Sampler | None,
+        *,
+        alone: bool = True,
+        step_now: Callable[[], int] = int,
     ) -> None:
         self.folder = folder
         self._steps = steps
@@ -38,23 +45,23 @@ class RankParts:
         if sampler is not None:
             sampler.save = self._save_samples
         self._log = None if alone else CollectiveLog(folder)
-        self._links = None if alone else Links()
+        self._links = links = None if alone else Links()
+        if links is not None:
+            steps.beside = lambda: links.look_if_rested(step_now())
         self._rendezvous = None if alone else Rendezvous(folder.parent, rank_and_world()[0])
         if self._rendezvous is not None:
             self._rendezvous.publish()
 
     def due(self, step: int) -> int:
         """The first step, from this one on, before which `look_at_others` has work to do."""
-        if self._log is None or self._links is None:
+        if self._log is None:
             return sys.maxsize
-        return min(self._log.due, self._clocks.next_meeting(step), max(step, self._links.due))
+        return min(self._log.due, self._clocks.next_meeting(step))
 
     def look_at_others(self, step: int, *, disturbed: bool) -> None:
-        """Keep the run's collectives, look at links and compare clocks, when they are due."""
+        """Keep the run's collectives, and compare clocks, when they are due."""
         if self._log is not None:
             self._log.step_begins(step, disturbed=disturbed)
-            if self._links is not None and not disturbed:
-                self._links.look_if_due(step)
             if self._clocks.next_meeting(step) == step:
                 self.synchronise(RUN, step)
 

@@ -371,7 +371,9 @@ class Session:
         self._meter = StepMeter()
         hz = self.settings.sample_hz if traced else 0.0
         sampler = start_sampler(self.thread, hz, lambda: self.number)
-        self._parts = RankParts(folder, steps, sampler, alone=world_size == 1)
+        self._parts = RankParts(
+            folder, steps, sampler, alone=world_size == 1, step_now=lambda: self.number
+        )
         self._due = min(self._due, self._parts.due(self.number + 1))
         self._rank_file = RankFile(folder, rank, world_size)
         self._read_job_layout()

@@ -85,6 +85,7 @@ class LineWriter:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._unwritten: list[str] = []  # a full disk may have room again
+        self.beside: Callable[[], None] | None = None  # done once per flush; never raises
         # Without a thread, lines are written at the end.
         self._thread = started_thread(self._run, "stepscope-writer")
 
@@ -103,6 +104,8 @@ class LineWriter:
         while not self._stop.wait(self._flush_s - time.time() % self._flush_s):
             self._drain()
             self._pack()
+            if self.beside is not None:
+                self.beside()
 
     def _pack(self) -> None:
         """Until it is done, or lines wait to be written: that comes first."""

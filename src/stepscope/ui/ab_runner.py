@@ -8,6 +8,7 @@ other groups).
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import signal
@@ -128,7 +129,7 @@ def _signal(process: subprocess.Popen[bytes], folder: str, number: signal.Signal
 
 def _carriers(folder: str) -> list[int]:
     """Processes with this run's folder in their environment; known on Linux only."""
-    mark = f'"folder": "{folder}"'.encode()
+    mark = f'"folder":{json.dumps(folder)}'.encode()  # as Settings.to_environment writes it
     pids = []
     for place in Path("/proc").glob("[0-9]*"):
         if int(place.name) == os.getpid():

@@ -153,7 +153,7 @@ def test_rows_add_up_over_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_looks_become_rarer_and_keep_to_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looks_keep_to_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(links.time, "monotonic", lambda: now[0])
 
@@ -163,15 +163,14 @@ def test_looks_become_rarer_and_keep_to_their_budget(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(links, "connections", slow_look)
     looks = Links()
-    looks.look_if_due(0)
-    assert looks.due == 20
-    looks.look_if_due(20)  # 0.5 s after a look of 0.5 s: too early, at 0.1% of the time
-    assert (now[0], looks.due) == (0.5, 40)
+    looks.look_if_rested(0)
+    looks.look_if_rested(20)  # after a look of 0.5 s: too early, at 0.1% of the time
+    assert now[0] == 0.5
     now[0] = 501.0
-    looks.look_if_due(40)
+    looks.look_if_rested(40)
     assert now[0] == 501.5
-    looks.look(800)
-    assert looks.due == 900
+    looks.look(41)  # where a window ends, it does not matter
+    assert now[0] == 502.0
 
 
 @pytest.mark.parametrize(
@@ -204,4 +203,3 @@ def test_a_look_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     looks.look(1)
     looks.look(2)
     assert looks.content() is None
-    assert looks.due == 22  # and asks for no look at every step
