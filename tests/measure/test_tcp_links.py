@@ -55,7 +55,7 @@ def test_only_what_was_sent_after_the_first_look_counts() -> None:
         looks = Links()
         looks.look(3)
         assert looks.content() is None
-        after = sent_by(client, 5 * MEGABYTE)
+        after = sent_by(client, 100 * MEGABYTE)  # busy time is counted in ticks of 4 ms
         looks.look(9)
         content = looks.content()
     assert content is not None
