@@ -6,9 +6,10 @@ something to send: in a ring, all links move the same bytes in the same time, an
 is busy for all of it. Acknowledgements may queue behind the data of the other direction, so the
 kernel's own estimate counts where it is higher.
 
-A link is slow when it reaches less than half the median rate of the others, and is busy for at
-least half of the time that ranks wait for transfers: the rates of links that are mostly idle are
-those of the processors at their ends. Links that are all alike accuse nobody, however slow.
+A link is slow when it reaches less than half the median rate of the others, and needs, for its
+bytes and at its rate, at least half of the time that ranks wait for transfers: the rates of fast
+links are those of the processors at their ends. Links that are all alike accuse nobody, however
+slow.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ if TYPE_CHECKING:
     from stepscope.records.links import PeerTraffic
 
 SLOW = 0.5  # of the other links' median rate
-STEADY_SLOW = 1 / 1.5  # the same of the rate without the kernel's estimate, which is a sample
 LEAST_TRAFFIC = 0.25  # of the busiest link's bytes: a link with less carries something else
-LEAST_BUSY = 0.5  # of the transfers that ranks wait for
+LEAST_NEEDED = 0.5  # of the transfers that ranks wait for
 LEAST_COST = 0.05  # of the step
 _LOOPBACK = ("127.", "::1")
 
@@ -94,7 +94,6 @@ def _add_up(
     if not busy_us or not sent:
         return None
     connections = max(1, sum(row.connections for row in rows))
-    busy_step_us = sum(_busy_us(row) / steps for row, steps in rows_and_steps) / connections
     steady = sent / busy_us * 1e6
     estimates = [row.delivery_bytes_s for row in rows if row.delivery_bytes_s]
     return HostLink(
@@ -102,13 +101,19 @@ def _add_up(
         receiver=receiver,
         connections=connections,
         sent_bytes=sent,
-        busy_step_ns=1e3 * busy_step_us,
+        needs_step_ns=max(_needs_ns(row) / steps for row, steps in rows_and_steps),
         steady_bytes_s=steady,
         rate_bytes_s=max(steady, float(np.median(estimates)) if estimates else 0.0),
         rtt_us=min((row.rtt_us for row in rows if row.rtt_us is not None), default=None),
         retransmitted=sum(row.retransmitted for row in rows),
         device_bytes_s=device_bytes_s,
     )
+
+
+def _needs_ns(row: PeerTraffic) -> float:
+    """For all that one of its connections has sent."""
+    steady = row.sent_bytes / max(1, _busy_us(row)) * 1e6
+    return 1e9 * row.sent_bytes / row.connections / max(steady, row.delivery_bytes_s or 0.0, 1.0)
 
 
 def _busy_us(row: PeerTraffic) -> int:
@@ -125,8 +130,7 @@ def find_slow_links(links: Sequence[HostLink]) -> list[SlowLink]:
     for place, link in enumerate(used):
         others = used[:place] + used[place + 1 :]
         usual = float(np.median([other.rate_bytes_s for other in others]))
-        steady = float(np.median([other.steady_bytes_s for other in others]))
-        if link.rate_bytes_s < SLOW * usual and link.steady_bytes_s < STEADY_SLOW * steady:
+        if link.rate_bytes_s < SLOW * usual:
             slow.append(SlowLink(link=link, others_bytes_s=usual))
     return sorted(slow, key=lambda one: one.link.rate_bytes_s)
 
@@ -141,11 +145,12 @@ def blame_links(
     if not len(exposed_ns) or step_ns <= 0:
         return ()
     exposed = float(np.mean(exposed_ns))
-    busy = [one for one in find_slow_links(links) if one.link.busy_step_ns >= LEAST_BUSY * exposed]
-    if exposed <= 0 or not busy:
+    least_ns = LEAST_NEEDED * exposed
+    slow = [one for one in find_slow_links(links) if one.link.needs_step_ns >= least_ns]
+    if exposed <= 0 or not slow:
         return ()
     stragglers = []
-    for host, its_links in _by_host(busy):
+    for host, its_links in _by_host(slow):
         worst = its_links[0]
         cost_ns = exposed * (1 - 1 / worst.slowdown)
         if cost_ns >= LEAST_COST * step_ns:

@@ -43,5 +43,5 @@ class HostLink(msgspec.Struct, frozen=True, kw_only=True):
     rate_bytes_s: float  # that, or the kernel's estimate where it is higher
     rtt_us: int | None
     retransmitted: int
-    busy_step_ns: float  # how long a connection was busy per step, on average
+    needs_step_ns: float  # how long the busiest connection needs for a step's bytes, at its rate
     device_bytes_s: float | None = None  # of the sender's network device
