@@ -204,9 +204,9 @@ def test_logging_every_25_steps(tmp_path: Path) -> None:
     waits = {stall["cause"]: stall["cost_ms"] for stall in planted.run["stalls"]}
     assert leading(planted) == "periodic-stall"
     assert stall["period"] == 25
-    # On a busy machine the same lines also wait for a core.
-    cost = stall["cost_ms"] + waits.get("operating_system", 0.0)
-    assert cost == near(planted.planted_ms(), 0.10)
+    # On a busy machine the same lines also wait for a core, and so do others.
+    cost, for_cores = stall["cost_ms"], waits.get("operating_system", 0.0)
+    assert 0.9 * planted.planted_ms() - for_cores <= cost <= 1.1 * planted.planted_ms()
 
 
 def test_a_job_of_one_step_says_that_it_is_too_short(tmp_path: Path) -> None:
