@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +72,7 @@ def script_of(command: Sequence[str]) -> str:
     return command[-1]
 
 
-class SignalDiary:
+class SignalDiary(ABC):
     """Keeps a record of a command that is running: what it was told, and who closes it."""
 
     __slots__ = ()
@@ -88,8 +89,9 @@ class SignalDiary:
         self.record["status"] = "handed over"
         self.write_again()
 
+    @abstractmethod
     def write_again(self) -> None:
-        raise NotImplementedError
+        """Write the record as it is now."""
 
 
 @dataclass(slots=True)
