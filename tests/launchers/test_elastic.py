@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def test_a_lost_host_leaves_a_smaller_job_and_both_are_told(tmp_path: Path) -> N
 
 def test_torchrun_starts_a_run_for_every_rank(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    inner = captured(out, "python", DDP)
+    inner = captured(out, sys.executable, DDP)
     end(start((*TORCHRUN, *STANDALONE, "--no-python", *inner), tmp_path))
     check_ranks(out, 2)
     assert len(list((out / "hosts").glob("0000?.json"))) == 2
@@ -92,6 +93,6 @@ def test_spawned_processes_are_ranks(tmp_path: Path) -> None:
     out = tmp_path / "run"
     script = str(HERE / "scripts" / "spawns.py")
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    end(start(captured(out, "python", script), tmp_path, variables))
+    end(start(captured(out, sys.executable, script), tmp_path, variables))
     check_ranks(out, 2)
     assert read_rank(out / "rank-00001")["host"] == read_rank(out / "rank-00000")["host"]
