@@ -63,7 +63,7 @@ def test_a_lost_host_leaves_a_smaller_job_and_both_are_told(tmp_path: Path) -> N
     meeting = ("--rdzv-backend=c10d", "--rdzv-id=e1", f"--rdzv-endpoint=127.0.0.1:{port}")
     options = ("--nnodes=2:3", "--max-restarts=2", *meeting, QUICK)
     command = captured(out, *TORCHRUN, *options, DIES, str(tmp_path / "died"), "2")
-    hosts = [start(command, tmp_path) for _ in range(3)]
+    hosts = [start(command, tmp_path, OWN_STORE) for _ in range(3)]
     for host in hosts:
         end(host, code=None)
     del store
