@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import processes, start_up  # noqa: F401  (notes when it is loaded)
 from stepscope.measure.after_import import expect, when_imported
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.settings import Settings
+
+if TYPE_CHECKING:
+    from stepscope.fix.begin import ChangedTraining
 
 _session: Any = None
 
@@ -30,5 +33,19 @@ def _begin(settings: Settings) -> None:
     from stepscope.measure.hooks import install
     from stepscope.measure.session import Session
 
-    _session = Session(settings, from_outside=True)
+    if settings.trial or settings.remedies:
+        from stepscope.measure.trial_session import TrialSession
+
+        _session = TrialSession(settings, _change_training(settings))
+    else:
+        _session = Session(settings, from_outside=True)
     install(_session)
+
+
+@never_raise
+def _change_training(settings: Settings) -> ChangedTraining:
+    """Apply remedies before the script has built anything."""
+    from stepscope.fix.begin import begin
+    from stepscope.measure.dynamo import surrounds
+
+    return begin(settings.remedies, when_imported, surrounds, watch=settings.trial)

@@ -27,6 +27,7 @@ from stepscope.measure.step_notes import ENTER, EXHAUSTED, FETCH, FETCHED, LEAVE
 
 if TYPE_CHECKING:
     from stepscope.measure.session import Session
+    from stepscope.measure.trial import TrialLog
 
 _CREATE_GRAPH = 2  # its place among the engine's arguments after the outputs
 
@@ -91,6 +92,8 @@ def _watch_engine(session: Session) -> None:
             trains = session.first_pass_begins()
         if trains:
             outermost = session.pass_begins(outputs)
+            if session.trial is not None and outermost:
+                session.trial.pass_begins(outputs, session.number)
             notes.append((ENTER, perf_counter_ns(), "backward"))
             if session.phases_wanted:
                 session.phase_changes("backward", entering=True)
@@ -193,6 +196,8 @@ def _watch_grad_scaler(session: Session) -> None:
     def attach(module: Any) -> None:
         from torch.compiler import is_compiling
 
+        if session.trial is not None:
+            _watch_scaling(session.trial, module.GradScaler)
         original = module.GradScaler.step
 
         @surrounds
@@ -209,6 +214,19 @@ def _watch_grad_scaler(session: Session) -> None:
         module.GradScaler.step = step
 
     when_imported("torch.amp.grad_scaler", attach)
+
+
+def _watch_scaling(trial: TrialLog, owner: Any) -> None:
+    original = owner.scale
+
+    @surrounds
+    @functools.wraps(original)
+    def scale(self: Any, outputs: Any) -> Any:
+        result = original(self, outputs)
+        trial.scaled(outputs, result)
+        return result
+
+    owner.scale = scale
 
 
 def _watch_modules(session: Session) -> None:

@@ -124,3 +124,10 @@ def _leaves(roots: Any) -> Iterable[Any]:
         if leaf is not None:
             yield leaf
         stack.extend(parent for parent, _ in node.next_functions if parent is not None)
+
+
+def what_ends_steps(step_on: str, passes: Passes | None) -> str:
+    """What ended this rank's steps, as `--step-on` names it."""
+    if step_on != "auto":
+        return step_on
+    return "backward" if passes is not None and passes.ends_steps else "optimizer"

@@ -33,7 +33,7 @@ from stepscope.measure.optimizers import (
 )
 from stepscope.measure.packed_steps import StepPacking
 from stepscope.measure.parallel import brief_layout
-from stepscope.measure.passes import Passes
+from stepscope.measure.passes import Passes, what_ends_steps
 from stepscope.measure.profiler_windows import OTHER_THREADS, ProfilerWindows
 from stepscope.measure.ranges import Ranges
 from stepscope.measure.rank_file import RankFile
@@ -52,6 +52,7 @@ from stepscope.measure.writer import LineWriter, flush_interval_s
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
     from stepscope.measure.step_notes import Note
+    from stepscope.measure.trial import TrialLog
     from stepscope.measure.writer import AsLines
 
 # Kept in memory until they can be written: before the first step ends, or on a disk that hangs.
@@ -60,6 +61,8 @@ MOST_NOTES = 1 << 16
 
 class Session:
     """Called by hooks at every boundary; costs tens of microseconds a step outside the window."""
+
+    trial: TrialLog | None = None
 
     def __init__(self, settings: Settings, *, from_outside: bool = False) -> None:
         self.settings = settings
@@ -94,7 +97,7 @@ class Session:
         self._cut = True  # the running step's beginning was not seen
         self._skipped = 0
         self._closed = False
-        self._due = self._schedule.next_due(0)
+        self._due = self._next_due(0)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
 
@@ -292,7 +295,7 @@ class Session:
         self._load.pause(self.number, self._optimizers.known)
         self._end_memory_step(parts)
         parts.look_at_others(self.number, disturbed=self._windows.running is not None)
-        self._due = min(self._schedule.next_due(self.number + 1), parts.due(self.number + 1))
+        self._due = min(self._next_due(self.number + 1), parts.due(self.number + 1))
         self._begin(parts)
         self._load.resume(self.number, plain=self._is_plain())
         now = perf_counter_ns()
@@ -301,6 +304,9 @@ class Session:
             self._meter.restart(now)
         if parts.device is not None:
             parts.device.restart()
+
+    def _next_due(self, step: int) -> int:
+        return self._schedule.next_due(step)
 
     def _begin(self, parts: RankParts) -> None:
         step = self.number
@@ -395,7 +401,7 @@ class Session:
             return
         progress = {
             "steps": self.number,
-            "steps_end_with": self._steps_end_with(),
+            "steps_end_with": what_ends_steps(self.settings.step_on, self.passes),
             "skipped": self._skipped,
             "trace": {"chosen": self._choice.traced, "ranks": self._choice.rule},
             "windows": self._windows.content(),
@@ -403,15 +409,10 @@ class Session:
             "start_up": self.start_up.content(),
             "counters": self._meter.content() if self._meter is not None else None,
             "after_last_step": self._lines.after_last_step() if status == "finished" else None,
+            "remedies": self.trial.remedies() if self.trial is not None else [],
         }
         surroundings = {"communication": self._job, "host_load": self._load.content()}
         self._rank_file.write(status, progress, surroundings)
-
-    def _steps_end_with(self) -> str:
-        """What ended this rank's steps."""
-        if self.settings.step_on != "auto":
-            return self.settings.step_on
-        return "backward" if self.passes is not None and self.passes.ends_steps else "optimizer"
 
     @never_raise
     def close(self) -> None:

@@ -34,6 +34,9 @@ class Settings:
     ranks: str = "auto"  # which ranks record traces, as `--ranks` has it
     collect_port: int = 0  # where this host's `run --collect` listens; 0: no --collect
     collect_token: str = ""
+    remedies: tuple[str, ...] = ()  # what the fix room applies, as `--with` has it
+    trial: bool = False  # keep losses, the peak of memory and what the script is made of
+    stop_after: int = 0  # steps, after which every rank ends itself; 0: never
 
     def to_environment(self, *, plain: bool = False) -> dict[str, str]:
         """`plain` for launchers that put the value into a shell's line unquoted: base64."""

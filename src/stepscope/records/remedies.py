@@ -37,6 +37,12 @@ def _add(name: str, action: str) -> KnownRemedy:
 COMPILE = _add("compile", "use torch.compile: it fuses operators and launches fewer kernels")
 CUDA_GRAPHS = _add("cuda-graphs", "capture the step as a CUDA graph and replay it: one launch")
 FUSED_OPTIMIZER = _add("fused-optimizer", "create the optimizer with fused=True")
+FOREACH_OPTIMIZER = _add(
+    "foreach-optimizer", "create the optimizer with foreach=True: one call for all parameters"
+)
+SET_TO_NONE = _add(
+    "set-to-none", "call zero_grad(set_to_none=True): gradients are written, not added to zeros"
+)
 BATCH = _add("batch", "use a larger batch: each operator has more to do per call")
 NO_SYNC = _add(
     "no-sync", "keep values on the device and read them every N steps; copy with non_blocking=True"
@@ -98,6 +104,12 @@ FP16 = _add(
 TF32 = _add(
     "tf32", 'call torch.set_float32_matmul_precision("high"): tensors stay fp32, products use tf32'
 )
+CUDNN_BENCHMARK = _add(
+    "cudnn-benchmark", "set torch.backends.cudnn.benchmark = True: cuDNN tries its algorithms"
+)
+SDPA = _add(
+    "sdpa", "replace hand-written attention by torch.nn.functional.scaled_dot_product_attention"
+)
 CHANNELS_LAST = _add("channels-last", "convert model and inputs to torch.channels_last")
 VECTORS = _add("vectors", "unset ATEN_CPU_CAPABILITY: torch then uses the widest vectors")
 ONEDNN = _add("onednn", "set torch.backends.mkldnn.enabled = True")
@@ -110,6 +122,9 @@ FLUSH_DENORMAL = _add(
 NO_DATA_WAIT = _add("no-data-wait", "give the DataLoader more workers and let them prefetch")
 LOADER_WORKERS = _add("loader-workers", "set num_workers of the DataLoader")
 PIN_MEMORY = _add("pin-memory", "set pin_memory=True and copy with non_blocking=True")
+PREFETCH_FACTOR = _add(
+    "prefetch-factor", "let every worker of the DataLoader load more batches ahead"
+)
 PREFETCH = _add("prefetch", "copy the next batch on a side stream while the step computes")
 PERSISTENT_WORKERS = _add(
     "persistent-workers",
@@ -159,10 +174,40 @@ IDLE_MACHINE = _add(
     "measured time is too long",
 )
 
+CPU_ALLOCATOR = _add(
+    "cpu-allocator", "load tcmalloc or jemalloc (LD_PRELOAD): the host allocates and frees faster"
+)
+
 # Communication
 BUCKET_MB = _add(
     "bucket-mb",
     "change bucket_cap_mb of DDP: smaller buckets start earlier, larger ones need fewer calls",
+)
+FIRST_BUCKET_MB = _add(
+    "first-bucket-mb",
+    "change the size of DDP's first bucket: a smaller one starts earlier in backward",
+)
+BUCKET_VIEW = _add(
+    "bucket-view", "give DDP gradient_as_bucket_view=True: gradients are not copied into buckets"
+)
+STATIC_GRAPH = _add(
+    "static-graph", "give DDP static_graph=True: it looks for unused parameters only once"
+)
+COMPRESS_GRADIENTS = _add(
+    "compress-gradients",
+    "register DDP's bf16_compress_hook: gradients are exchanged in half the bytes",
+)
+POWERSGD = _add(
+    "powersgd", "register DDP's powerSGD_hook: gradients are exchanged as low-rank products"
+)
+NO_BUFFER_BROADCAST = _add(
+    "no-buffer-broadcast",
+    "give DDP broadcast_buffers=False: running statistics stay each rank's own",
+)
+SYNC_ONCE = _add(
+    "sync-once",
+    "put all but the last backward pass of a step under DDP's no_sync(): gradients are exchanged "
+    "once a step",
 )
 ACCUMULATE = _add(
     "accumulate", "accumulate gradients and communicate only every N-th step (no_sync)"
@@ -251,4 +296,22 @@ STEPSCOPE_RUN = _add("stepscope-run", "record the training with `stepscope run`"
 LIGHTER_PROFILE = _add("lighter-profile", "profile fewer steps, or without shapes and stacks")
 
 # Known to the fix room, offered by no finding yet.
-RESERVED = frozenset({LOADER_WORKERS.id})
+RESERVED = frozenset(
+    remedy.id
+    for remedy in (
+        LOADER_WORKERS,
+        FOREACH_OPTIMIZER,
+        SET_TO_NONE,
+        CUDNN_BENCHMARK,
+        SDPA,
+        PREFETCH_FACTOR,
+        CPU_ALLOCATOR,
+        FIRST_BUCKET_MB,
+        BUCKET_VIEW,
+        STATIC_GRAPH,
+        COMPRESS_GRADIENTS,
+        POWERSGD,
+        NO_BUFFER_BROADCAST,
+        SYNC_ONCE,
+    )
+)

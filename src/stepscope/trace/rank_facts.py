@@ -150,6 +150,14 @@ class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
     ranks: str = ""
 
 
+class AppliedRemedy(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of remedies: what became of it in this rank."""
+
+    id: str = ""
+    did: list[str] = []
+    refused: str | None = None
+
+
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that capture writes into rank.json."""
 
@@ -176,6 +184,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     start_up: CapturedStartUp | UnsetType | None = UNSET
     after_last_step: CapturedEnd | UnsetType | None = UNSET
     trace: CapturedChoice | UnsetType | None = UNSET
+    remedies: list[AppliedRemedy] | UnsetType | None = UNSET
 
 
 def decode_facts(folder: Path, oddities: Oddities) -> RankFacts:

@@ -170,6 +170,7 @@ def begin_record(command: Sequence[str], settings: Settings) -> dict[str, Any]:
             name: getattr(settings, name) for name in ("wait", "warmup", "active", "repeat")
         },
         "step_on": settings.step_on,
+        "remedies": list(settings.remedies),
     }
 
 
@@ -196,6 +197,20 @@ def _name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # real-time signals have no names
         return str(number)
+
+
+def applied_words(ranks: Sequence[dict[str, Any]]) -> list[str]:
+    """What became of each remedy of `--with`, by the first rank that tells."""
+    told: list[dict[str, Any]] = next(
+        (rank["remedies"] for rank in ranks if rank.get("remedies")), []
+    )
+    return [f"{remedy['id']}: {_fate(remedy)}" for remedy in told]
+
+
+def _fate(remedy: dict[str, Any]) -> str:
+    if remedy["refused"]:
+        return f"not applied: {remedy['refused']}"
+    return f"applied: {'; '.join(remedy['did'])}" if remedy["did"] else "found nothing to change"
 
 
 def missing_words(ranks: Sequence[dict[str, Any]]) -> list[str]:

@@ -28,6 +28,24 @@ step_on_option = click.option(
 )
 
 
+def _remedies(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
+    """UsageError for a remedy that nothing has."""
+    if not text:
+        return ()
+    from stepscope.fix.chosen import choose_all
+
+    return tuple(map(str, choose_all(text.split(","))))
+
+
+with_option = click.option(
+    "--with",
+    "remedies",
+    default="",
+    metavar="ID[,ID]",
+    callback=_remedies,
+    help="Apply these remedies inside the training, without touching the script (docs/remedies.md "
+    "lists them).",
+)
 no_cache_option = click.option(
     "--no-cache",
     is_flag=True,

@@ -19,11 +19,11 @@ from stepscope.measure.chosen_ranks import parse_ranks
 from stepscope.measure.settings import Settings
 from stepscope.ui.attachment import why_nothing
 from stepscope.ui.capture import capture_into
-from stepscope.ui.cli.options import step_on_option
+from stepscope.ui.cli.options import step_on_option, with_option
 from stepscope.ui.job_key import find_job
 from stepscope.ui.job_part import JobPart, PartTakenError, candidate_folders
 from stepscope.ui.job_process import HeldSignals, raising_on_signals, run_job
-from stepscope.ui.run_folder import RunFile, claim, missing_words, script_of
+from stepscope.ui.run_folder import RunFile, applied_words, claim, missing_words, script_of
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     help="The hosts share no disk: when the command has ended, each sends its small files to the "
     "first host, which explains all of them.",
 )
+@with_option
 @click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
 @click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -313,7 +314,7 @@ def _conclude(
             say(f"nothing was captured: {why_nothing(folder, run.settings, command, code)}")
             return
         say(f"run folder {folder}")
-        for words in missing_words(ranks):
+        for words in (*applied_words(ranks), *missing_words(ranks)):
             say(words)
         if explain and any(layout.TRACE in rank["captured"] for rank in ranks):
             _explain(folder)

@@ -1,0 +1,91 @@
+"""Autocast from the first module that is called until backward begins, as bf16 and fp16 use it.
+
+Everything between the two runs under it, the loss too, as if the script's own statements stood in a
+`with torch.autocast(...)` block.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stepscope.fix.proposal import Proposal
+
+if TYPE_CHECKING:
+    import ast
+    from collections.abc import Sequence
+
+    from stepscope.fix.proposal import Script
+    from stepscope.fix.python_source import PythonSource
+    from stepscope.fix.training_process import TrainingProcess
+    from stepscope.records.script_facts import Frame, ScriptFacts
+
+
+def why_not_autocast(facts: ScriptFacts) -> str | None:
+    if facts.autocast:
+        return f"the script has autocast of its own ({facts.autocast})"
+    if facts.dtypes and "float32" not in facts.dtypes:
+        return "no parameter is fp32"
+    return None
+
+
+def enter_until_backward(training: TrainingProcess, dtype: str) -> None:
+    import torch
+
+    tell = training.telling()
+    running: list[Any] = []
+
+    def begin(module: Any, _args: Sequence[Any], _kwargs: dict[str, Any]) -> None:
+        if running:
+            return
+        device = next(module.parameters()).device.type
+        context = torch.autocast(device, dtype=getattr(torch, dtype))
+        context.__enter__()
+        running.append(context)
+        tell(f"forward and loss run under {dtype} autocast")
+
+    def end(_outputs: Any) -> None:
+        if running:
+            running.pop().__exit__(None, None, None)
+
+    training.around_root(begin)
+    training.before_backward(end)
+
+
+def wrap_forward(script: Script, dtype: str) -> Proposal:
+    """The statements from the forward to the one before backward, under autocast."""
+    header = f'with torch.autocast("{script.facts.device}", dtype=torch.{dtype}):'
+    found = statements_of_forward(script)
+    if found is None:
+        return Proposal(by_hand=(f"put the forward pass and the loss under `{header}`",))
+    source, first, last = found
+    return Proposal(edits=(*source.ensure_import("torch"), *source.wrap(first, last, header)))
+
+
+def statements_of_forward(script: Script) -> tuple[PythonSource, ast.stmt, ast.stmt] | None:
+    """The first and last statement of the block that backward stands in, which make the loss."""
+    facts = script.facts
+    for frame in facts.backward:
+        source = script.source(frame.file)
+        if source is None:
+            continue
+        end = source.statement_at(frame.line)
+        begin = _statement_in(source, facts.forward, frame)
+        if begin is None or end is None:
+            continue
+        block = source.block_of(end)
+        holders = [
+            statement
+            for statement in block
+            if statement.lineno <= begin.lineno <= (statement.end_lineno or statement.lineno)
+        ]
+        if holders and block.index(holders[0]) < block.index(end):
+            return source, holders[0], block[block.index(end) - 1]
+    return None
+
+
+def _statement_in(source: PythonSource, frames: Sequence[Frame], other: Frame) -> ast.stmt | None:
+    """The statement of the same function that leads to the forward."""
+    for frame in frames:
+        if (frame.file, frame.function) == (other.file, other.function):
+            return source.statement_at(frame.line)
+    return None

@@ -1,0 +1,78 @@
+"""Apply remedies to this process: the first thing that happens once torch is imported."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from stepscope.fix.chosen import choose_all
+from stepscope.fix.declaration import RefusedError
+from stepscope.fix.training_process import TrainingProcess
+from stepscope.fix.watch_script import ScriptWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from stepscope.fix.chosen import ChosenFix
+    from stepscope.records.script_facts import ScriptFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedTraining:
+    """This process's training, with remedies applied."""
+
+    training: TrainingProcess
+    watch: ScriptWatch | None
+
+    def content(self) -> list[dict[str, Any]]:
+        """What became of each remedy, for rank.json."""
+        return self.training.content()
+
+    def script_facts(self) -> ScriptFacts | None:
+        return self.watch.facts() if self.watch is not None else None
+
+
+def begin(
+    names: Iterable[str],
+    when_imported: Callable[[str, Callable[[Any], None]], None],
+    surrounds: Callable[[Any], Any],
+    *,
+    watch: bool,
+) -> ChangedTraining:
+    """`watch`: also note what the script is made of."""
+    training = TrainingProcess(when_imported, surrounds)
+    watching = ScriptWatch(training) if watch else None
+    for chosen in choose_all(names):
+        _apply_one(training, chosen)
+    return ChangedTraining(training, watching)
+
+
+def apply(*names: str) -> list[dict[str, Any]]:
+    """Apply remedies in this script, before it builds its model, optimizer and data loaders.
+
+    stepscope.fix.apply("fused-optimizer", "loader-workers=4")
+    """
+    import torch
+
+    def when_imported(name: str, action: Callable[[Any], None]) -> None:
+        action(import_module(name))
+
+    def surrounds(function: Any) -> Any:
+        return torch.compiler.disable(function, recursive=False)
+
+    return begin(names, when_imported, surrounds, watch=False).content()
+
+
+def _apply_one(training: TrainingProcess, chosen: ChosenFix) -> None:
+    """One that cannot be applied is recorded, never raised."""
+    with training.applying(str(chosen)) as applied:
+        if chosen.remedy.apply is None:
+            training.did("set in the environment")
+            return
+        try:
+            chosen.remedy.apply(training, chosen.value)
+        except RefusedError as error:
+            applied.refused = str(error)
+        except Exception as error:
+            applied.refused = f"a defect in stepscope: {type(error).__name__}: {error}"

@@ -1,0 +1,75 @@
+"""Remedies as a user names them: ID or ID=VALUE."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepscope.errors import UsageError
+from stepscope.fix.remedies import FIXES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from stepscope.fix.declaration import Fix
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenFix:
+    """A remedy and its value."""
+
+    remedy: Fix
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.remedy.id}={self.value}" if self.value else self.remedy.id
+
+    @property
+    def family(self) -> str:
+        return self.remedy.family or self.remedy.id
+
+
+def choose(text: str) -> ChosenFix:
+    """UsageError for an id that nothing has, or a value it does not take."""
+    name, _, value = text.strip().partition("=")
+    if name not in FIXES:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, list(FIXES), 1)
+        hint = f", did you mean {near[0]}?" if near else ";"
+        raise UsageError(
+            f"there is no remedy {name!r} that can be applied{hint} there are "
+            f"{', '.join(sorted(FIXES))}"
+        )
+    remedy = FIXES[name]
+    takes_value = remedy.values != ("",)
+    if value and not takes_value:
+        raise UsageError(f"{text}: {name} takes no value")
+    if takes_value and not value and "" not in remedy.values:
+        value = remedy.values[0]
+    return ChosenFix(remedy, value)
+
+
+def choose_all(texts: Iterable[str]) -> tuple[ChosenFix, ...]:
+    """Several together: of a family only one."""
+    chosen = tuple(choose(text) for text in texts)
+    check_together(chosen)
+    return chosen
+
+
+def check_together(chosen: Sequence[ChosenFix]) -> None:
+    """UsageError if two of them cannot be applied at once."""
+    families: dict[str, ChosenFix] = {}
+    for one in chosen:
+        other = families.setdefault(one.family, one)
+        if other is not one:
+            raise UsageError(f"{other} and {one} cannot be applied together: choose one")
+
+
+def environment(chosen: Iterable[ChosenFix]) -> dict[str, str]:
+    """Variables that must be set before the command starts."""
+    variables: dict[str, str] = {}
+    for one in chosen:
+        if one.remedy.environment is not None:
+            variables |= one.remedy.environment(one.value)
+    return variables

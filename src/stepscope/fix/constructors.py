@@ -1,0 +1,56 @@
+"""Keywords added to constructor calls in the user's source, as many remedies need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.fix.proposal import Proposal
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from stepscope.fix.proposal import Script
+    from stepscope.records.script_facts import Built
+
+
+def set_arguments(
+    script: Script,
+    kind: str,
+    arguments: Mapping[str, str],
+    *,
+    only: Collection[str] | None = None,
+    positions: Mapping[str, int] | None = None,
+) -> Proposal:
+    """Give arguments (name -> source text) to every object of a kind where it is built.
+
+    `only` names the types that take them; `positions` says where an argument stands if it is given
+    without its name.
+    """
+    wanted = [
+        built
+        for built in script.facts.of_kind(kind)
+        if built.trains and (only is None or built.type in only)
+    ]
+    proposal = Proposal()
+    for built in wanted:
+        proposal += _set_where_built(script, built, arguments, positions or {})
+    return proposal
+
+
+def _set_where_built(
+    script: Script, built: Built, arguments: Mapping[str, str], positions: Mapping[str, int]
+) -> Proposal:
+    words = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    for frame in built.frames[:1] if built.direct else ():
+        source = script.source(frame.file)
+        call = source.call_at(frame.line, built.type) if source is not None else None
+        if source is None or call is None:
+            continue
+        edits = [
+            source.set_keyword(call, name, value, positions.get(name))
+            for name, value in arguments.items()
+        ]
+        if all(edit is not None for edit in edits):
+            return Proposal(edits=tuple(edit for edit in edits if edit is not None))
+    where = f" (it is built at {built.frames[0].words})" if built.frames else ""
+    return Proposal(by_hand=(f"give {built.type} {words}{where}",))

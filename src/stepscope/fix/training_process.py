@@ -1,0 +1,137 @@
+"""The process that trains, as remedies see it: what they may change, and when.
+
+    def apply(training: TrainingProcess, value: str) -> None:
+        training.before_building("optimizer", lambda made: made.arguments.update(fused=True))
+
+Whatever a remedy does to the training it tells with `did`, so that a run says what was applied and
+a remedy that found nothing to change is not taken for one that did not help.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stepscope.fix.building import Builders
+from stepscope.fix.pass_events import PassEvents
+from stepscope.fix.roots import Roots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from stepscope.fix.building import Made
+
+_MOST_DEEDS = 20
+
+
+@dataclass(slots=True)
+class Applied:
+    """What became of one remedy in this process."""
+
+    id: str
+    did: list[str] = field(default_factory=list)
+    refused: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"id": self.id, "did": self.did, "refused": self.refused}
+
+
+class TrainingProcess:
+    """Built once per process, when torch has just been imported.
+
+    `when_imported(name, action)` acts once a module is loaded, now or later. `surrounds` marks a
+    function so that torch.compile does not trace it.
+    """
+
+    def __init__(
+        self,
+        when_imported: Callable[[str, Callable[[Any], None]], None],
+        surrounds: Callable[[Any], Any],
+    ) -> None:
+        self.when_imported = when_imported
+        self._applied: list[Applied] = []
+        self._current: Applied | None = None
+        self._builders = Builders(when_imported, surrounds)
+        self._passes = PassEvents(surrounds)
+        self._roots = Roots(surrounds, self._passes)
+
+    # Called by remedies.
+
+    def did(self, what: str) -> None:
+        """Say what was changed, such as "AdamW: fused=True"; safe to call again and again."""
+        self._tell(self._current, what)
+
+    def telling(self) -> Callable[[str], None]:
+        """`did` for actions that run later, when another remedy may be the current one."""
+        applied = self._current
+        return lambda what: self._tell(applied, what)
+
+    def refusing(self) -> Callable[[str], None]:
+        """For actions that run later: record why this remedy was not applied after all."""
+        applied = self._current
+
+        def refuse(why: str) -> None:
+            if applied is not None and applied.refused is None:
+                applied.refused = why
+
+        return refuse
+
+    def before_building(self, kind: str, change: Callable[[Made], None]) -> None:
+        """Before an optimizer, a loader, ddp or a scaler is built: `change` may edit its
+        arguments, by name. Kinds are those of building.KINDS."""
+        self._builders.before(kind, change)
+
+    def after_building(self, kind: str, act: Callable[[Made], None]) -> None:
+        """`made.object` is the finished object then."""
+        self._builders.after(kind, act)
+
+    def when_root(self, act: Callable[[Any], None]) -> None:
+        """With each module that the script itself calls to train, before its first forward.
+
+        A root is the outermost module of a call with gradients that has parameters; DDP if the
+        model is wrapped."""
+        self._roots.when_found(act)
+
+    def around_root(
+        self, before: Callable[[Any, Sequence[Any], dict[str, Any]], Any] | None = None
+    ) -> None:
+        """Before every call of a root with gradients enabled: `before(module, args, kwargs)` may
+        return changed (args, kwargs), or None. It runs outside anything that is compiled."""
+        self._roots.before_call(before)
+
+    def before_backward(self, act: Callable[[Any], None]) -> None:
+        """With the tensors that a backward pass starts from, before it does."""
+        self._passes.before(act)
+
+    def after_backward(self, act: Callable[[], None]) -> None:
+        self._passes.after(act)
+
+    def before_step(self, act: Callable[[Any], None]) -> None:
+        """With the optimizer, before it steps."""
+        self._passes.before_step(act)
+
+    def after_step(self, act: Callable[[Any], None]) -> None:
+        """With the optimizer, after it has stepped."""
+        self._passes.after_step(act)
+
+    # Called by whoever starts the process.
+
+    @contextmanager
+    def applying(self, name: str) -> Iterator[Applied]:
+        """Meanwhile this remedy is applied: what it does is told under its name."""
+        applied = self._current = Applied(name)
+        self._applied.append(applied)
+        try:
+            yield applied
+        finally:
+            self._current = None
+
+    def content(self) -> list[dict[str, Any]]:
+        """For rank.json."""
+        return [applied.to_json() for applied in self._applied]
+
+    @staticmethod
+    def _tell(applied: Applied | None, what: str) -> None:
+        if applied is not None and what not in applied.did and len(applied.did) < _MOST_DEEDS:
+            applied.did.append(what)

@@ -1,0 +1,204 @@
+"""Note what a training script is made of while it trains, without changing it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stepscope.fix.frames import called_by_user, users_frames
+from stepscope.records.script_facts import Built, Frame, ScriptFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.fix.building import Made
+    from stepscope.fix.training_process import TrainingProcess
+
+_PLAIN = (bool, int, float, str, type(None))
+_MOST_BUILT = 50
+_STEPS = 8  # optimizer steps whose backward passes are counted
+_FEWEST_BLOCKS = 3
+
+
+class ScriptWatch:
+    """Listens to everything that remedies may change."""
+
+    def __init__(self, training: TrainingProcess) -> None:
+        self._built: list[tuple[Built, Any]] = []
+        self._forward: tuple[Frame, ...] = ()
+        self._backward: tuple[Frame, ...] = ()
+        self._step: tuple[Frame, ...] = ()
+        self._zero_grad: tuple[Frame, ...] = ()
+        self._roots: list[Any] = []
+        self._images = False
+        self._autocast: str | None = None
+        self._passes = self._synced = 0
+        self._cycles: list[tuple[int, int]] = []  # passes and synchronised passes of each step
+        self._fed: set[int] = set()  # loaders whose batch was the last before a backward pass
+        self._last_loader: int | None = None
+        for kind in ("optimizer", "loader", "ddp", "scaler"):
+            training.after_building(kind, self._note_built)
+        training.when_root(self._roots.append)
+        training.around_root(self._forward_begins)
+        training.before_backward(self._backward_begins)
+        training.before_step(self._step_begins)
+        training.when_imported("torch.optim.optimizer", self._watch_zero_grad)
+        training.when_imported("torch.utils.data.dataloader", self._watch_fetches)
+
+    def _note_built(self, made: Made) -> None:
+        if len(self._built) >= _MOST_BUILT:
+            return
+        options = {
+            name: _plain(value) for name, value in {**made.defaults, **made.arguments}.items()
+        }
+        built = Built(
+            kind=made.kind,
+            type=made.name,
+            options=options,
+            given=tuple(made.arguments),
+            frames=users_frames(),
+            direct=called_by_user(),
+        )
+        self._built.append((built, made.object))
+
+    def _forward_begins(self, module: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if self._forward:
+            return
+        import torch
+
+        self._forward = users_frames()
+        tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+        self._images = any(v.dim() == 4 and v.is_floating_point() for v in tensors)
+        kind = next((p.device.type for p in module.parameters()), "cpu")
+        if torch.is_autocast_enabled(kind):
+            self._autocast = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+
+    def _backward_begins(self, _outputs: Any) -> None:
+        if len(self._cycles) >= _STEPS:
+            return
+        if not self._backward:
+            self._backward = users_frames()
+        self._passes += 1
+        if self._last_loader is not None:
+            self._fed.add(self._last_loader)
+        wrapped = [made for built, made in self._built if built.kind == "ddp"]
+        if all(getattr(ddp, "require_backward_grad_sync", True) for ddp in wrapped):
+            self._synced += 1
+
+    def _step_begins(self, _optimizer: Any) -> None:
+        if len(self._cycles) >= _STEPS:
+            return
+        if not self._step:
+            self._step = users_frames()
+        self._cycles.append((self._passes, self._synced))
+        self._passes = self._synced = 0
+
+    def _watch_zero_grad(self, module: Any) -> None:
+        original = module.Optimizer.zero_grad
+
+        def zero_grad(optimizer: Any, set_to_none: bool = True) -> None:
+            if not set_to_none and not self._zero_grad:
+                self._zero_grad = users_frames()
+            original(optimizer, set_to_none)
+
+        module.Optimizer.zero_grad = zero_grad
+
+    def _watch_fetches(self, module: Any) -> None:
+        original = module.DataLoader.__iter__
+
+        def iterate(loader: Any) -> Any:
+            self._last_loader = id(loader)
+            return original(loader)
+
+        module.DataLoader.__iter__ = iterate
+
+    def facts(self) -> ScriptFacts:
+        """As far as the training came."""
+        import torch
+
+        dist = sys.modules.get("torch.distributed")
+        grouped = dist is not None and dist.is_available() and dist.is_initialized()
+        built = tuple(
+            replace(built, trains=built.kind != "loader" or id(made) in self._fed)
+            for built, made in self._built
+        )
+        facts = ScriptFacts(
+            built=built,
+            forward=self._forward,
+            backward=self._backward,
+            step=self._step,
+            zero_grad=self._zero_grad,
+            roots=tuple(type(root).__name__ for root in self._roots),
+            image_inputs=self._images,
+            passes_per_step=_constant([passes for passes, _ in self._cycles]),
+            synced_passes=_constant([synced for _, synced in self._cycles]),
+            autocast=self._autocast,
+            cudnn_benchmark=torch.backends.cudnn.benchmark,
+            matmul_precision=torch.get_float32_matmul_precision(),
+            conv_tf32=torch.backends.cudnn.allow_tf32,
+            deterministic=torch.are_deterministic_algorithms_enabled()
+            or torch.backends.cudnn.deterministic,
+            threads=torch.get_num_threads(),
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
+            world_size=dist.get_world_size() if dist is not None and grouped else 1,
+            backend=dist.get_backend() if dist is not None and grouped else None,
+        )
+        return replace(facts, **self._model_facts())
+
+    def _model_facts(self) -> dict[str, Any]:
+        parameters = {id(p): p for root in self._roots for p in root.parameters()}.values()
+        modules = [module for root in self._roots for module in root.modules()]
+        return {
+            "device": next((p.device.type for p in parameters), "cpu"),
+            "modules": dict(Counter(type(module).__name__ for module in modules)),
+            "blocks": _find_blocks(modules),
+            "parameters": sum(p.numel() for p in parameters),
+            "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+            "dtypes": tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
+            "compiled": any(_is_compiled(module) for module in modules),
+        }
+
+
+def _find_blocks(modules: Sequence[Any]) -> tuple[str, int] | None:
+    """The type of module that stands several times in one list and holds the most parameters."""
+    best: tuple[int, str, int] | None = None
+    for module in modules:
+        children = Counter(type(child).__name__ for child in module.children())
+        for name, count in children.items():
+            if count < _FEWEST_BLOCKS:
+                continue
+            blocks = [child for child in module.children() if type(child).__name__ == name]
+            held = sum(p.numel() for block in blocks for p in block.parameters())
+            is_composed = any(True for block in blocks for _ in block.children())
+            if is_composed and (best is None or held > best[0]):
+                best = (held, name, count)
+    return None if best is None else (best[1], best[2])
+
+
+def _is_compiled(module: Any) -> bool:
+    return (
+        type(module).__name__ == "OptimizedModule"
+        or getattr(module, "_compiled_call_impl", None) is not None
+    )
+
+
+def _constant(values: Sequence[int]) -> int | None:
+    """The value, if it is the same after the first step."""
+    steady = set(values[1:] or values)
+    return steady.pop() if len(steady) == 1 else None
+
+
+def _plain(value: Any) -> Any:
+    """A value JSON has a word for, else its type's name in brackets."""
+    if isinstance(value, _PLAIN):
+        return value
+    if (
+        isinstance(value, (list, tuple))
+        and len(value) <= 8
+        and all(isinstance(v, _PLAIN) for v in value)
+    ):
+        return list(value)
+    return f"<{type(value).__name__}>"
