@@ -1,10 +1,10 @@
 """Same against same: how often a tune in which nothing helps keeps something all the same.
 
-    python benchmarks/tune_noise.py simulate [--tunes 400]      made-up machines, 1 to 25 candidates
-    python benchmarks/tune_noise.py power [--tunes 200]         a true gain: kept, after how many pairs
-    python benchmarks/tune_noise.py collect FILE [--starts 60]  real step lists of a small CPU script
-    python benchmarks/tune_noise.py resample FILE [--tunes 400] tunes made of those lists
-    python benchmarks/tune_noise.py real 10                     real tunes of a script that needs nothing
+python benchmarks/tune_noise.py simulate [--tunes 400]      made-up machines, 1 to 25 candidates
+python benchmarks/tune_noise.py power [--tunes 200]         a true gain: kept, after how many pairs
+python benchmarks/tune_noise.py collect FILE [--starts 60]  real step lists of a small CPU script
+python benchmarks/tune_noise.py resample FILE [--tunes 400] tunes made of those lists
+python benchmarks/tune_noise.py real 10                     real tunes where nothing helps
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from process import environment
 
+from process import environment
 from stepscope.verify.pairs import plan_pairs
 from stepscope.verify.trial_steps import steady_steps
 from stepscope.verify.tuned_gain import (
@@ -55,7 +55,8 @@ class Machine:
     restless: float = 0.0  # deviation from start to start of candidates, where it is their own
     gains: dict[str, float] = field(default_factory=dict)  # by remedy
 
-    def draw(self, rng: np.random.Generator) -> Draw:
+    def draw(self, seed: int) -> Draw:
+        rng = np.random.default_rng(seed)
         pace = [0.0]
 
         def trial(remedies: tuple[str, ...], number: int) -> Sequence[float]:
@@ -156,14 +157,15 @@ def simulate(tunes: int) -> None:
     for name, machine in MACHINES.items():
         cells = []
         for count in (1, 5, 25):
-            draw = lambda seed, machine=machine: machine.draw(np.random.default_rng(seed))
-            keeps, trials = false_keeps(draw, count, tunes)
+            keeps, trials = false_keeps(machine.draw, count, tunes)
             cells.append(f"{100 - 100 * keeps / tunes:.1f} ({trials:.0f})")
         print(f"{name:24}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
 
 
 def power(tunes: int) -> None:
-    print("one of ten candidates has a true gain: kept in so many of 100 tunes, after so many pairs")
+    print(
+        "one of ten candidates has a true gain: kept in so many of 100 tunes, after so many pairs"
+    )
     print(f"{'machine':24}" + "".join(f"{gain:>16.0%}" for gain in (0.01, 0.03, 0.05, 0.3)))
     for name, machine in MACHINES.items():
         cells = []
@@ -171,7 +173,7 @@ def power(tunes: int) -> None:
             helps = Machine(**{**vars(machine), "gains": {"helps": gain}})
             found, pairs = 0, []
             for seed in range(tunes):
-                search = Search(draw=helps.draw(np.random.default_rng(seed)))
+                search = Search(draw=helps.draw(seed))
                 if "helps" in search.tune([*(f"nothing-{i}" for i in range(9)), "helps"]):
                     found += 1
                     pairs.append(search.pairs["helps"])
@@ -185,10 +187,12 @@ def collect(file: Path, starts: int) -> None:
     lists = []
     for place in range(starts):
         command = [sys.executable, str(_SCRIPT), str(STEPS)]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, env=environment(), capture_output=True, text=True, check=True
+        )
         lists.append(json.loads(done.stdout))
         print(f"start {place + 1} of {starts}: {np.median(lists[-1]):.3f} ms", file=sys.stderr)
-    file.write_text(json.dumps({"script": _SCRIPT.name, "steps_ms": lists}) + "\n")
+        file.write_text(json.dumps({"script": _SCRIPT.name, "steps_ms": lists}) + "\n")
 
 
 def resampled(lists: Sequence[Sequence[float]]) -> Callable[[int], Draw]:
@@ -198,7 +202,7 @@ def resampled(lists: Sequence[Sequence[float]]) -> Callable[[int], Draw]:
         chance = random.Random(seed)
         first = chance.randrange(len(lists))
 
-        def trial(remedies: tuple[str, ...], number: int) -> Sequence[float]:
+        def trial(_: tuple[str, ...], number: int) -> Sequence[float]:
             place = first + number if seed % 2 else chance.randrange(len(lists))
             return lists[place % len(lists)]
 
