@@ -21,10 +21,11 @@ FOLDER = "torch.distributed.algorithms.ddp_comm_hooks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HookSource:
-    """A hook as the source names it: the module to import, and the two arguments of
-    register_comm_hook. `{ddp}` in the state stands for the DDP."""
+    """A hook as the source names it: what to import, and the two arguments of register_comm_hook.
+    `{ddp}` in the state stands for the DDP."""
 
     module: str
+    names: tuple[str, ...]
     state: str
     hook: str
 
@@ -73,11 +74,11 @@ def _write_one(script: Script, built: Built, hook: HookSource) -> Proposal:
         if source is not None and name is not None:
             target, statement = name
             added = source.insert_after(statement, hook.call(target))
-            return Proposal(edits=(*source.ensure_import(hook.module), added))
+            return Proposal(edits=(*source.ensure_from_import(hook.module, *hook.names), added))
     where = f" (it is built at {built.frames[0].words})" if built.frames else ""
-    line = hook.call("model")
+    imports = f"from {hook.module} import {', '.join(hook.names)}"
     return Proposal(
-        by_hand=(f"after DistributedDataParallel is built{where}: import {hook.module}; {line}",)
+        by_hand=(f"after DistributedDataParallel is built{where}: {imports}; {hook.call('model')}",)
     )
 
 

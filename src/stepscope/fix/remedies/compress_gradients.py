@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 
-_MODULE = f"{FOLDER}.default_hooks"
 _SOURCE = HookSource(
-    module=_MODULE, state="{ddp}.process_group", hook=f"{_MODULE}.bf16_compress_hook"
+    module=f"{FOLDER}.default_hooks",
+    names=("bf16_compress_hook",),
+    state="{ddp}.process_group",
+    hook="bf16_compress_hook",
 )
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 
-_MODULE = f"{FOLDER}.powerSGD_hook"
 _WHOLE_STEPS = 10  # with whole gradients, before compression begins
 
 
@@ -55,9 +54,10 @@ def patch(script: Script, value: str) -> Proposal:
         f"matrix_approximation_rank={int(value)}, start_powerSGD_iter={_WHOLE_STEPS}"
     )
     source = HookSource(
-        module=_MODULE,
-        state=f"{_MODULE}.PowerSGDState({arguments})",
-        hook=f"{_MODULE}.powerSGD_hook",
+        module=f"{FOLDER}.powerSGD_hook",
+        names=("PowerSGDState", "powerSGD_hook"),
+        state=f"PowerSGDState({arguments})",
+        hook="powerSGD_hook",
     )
     return write_registration(script, source)
 
