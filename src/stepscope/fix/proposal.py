@@ -69,12 +69,46 @@ def edited(edits: Iterable[Edit], read: Callable[[str], bytes | None]) -> dict[s
 
 
 def _make(text: bytes, edits: list[Edit]) -> bytes:
-    """Insertions at one place follow each other in the order they were asked for."""
+    """Insertions at one place follow each other in the order they were asked for; headers stand
+    inside those that cover more."""
+    headers = [edit for edit in edits if edit.until]
+    _check_nesting(headers)
+    replacements = [edit for edit in edits if edit.end > edit.start]
+    places = {edit.start for edit in edits} | {place for edit in headers for place in edit.moves}
     parts: list[bytes] = []
     done = 0
-    for edit in sorted(edits, key=lambda edit: edit.start):  # stable
-        if edit.start < done:
-            raise ValueError(f"two remedies change the same place in {edit.file}")
-        parts += [text[done : edit.start], edit.text]
-        done = edit.end
+    for place in sorted(places):
+        if place < done:
+            raise ValueError(f"two remedies change the same place in {edits[0].file}")
+        here = [edit for edit in edits if edit.start == place and edit.end == place]
+        parts += [text[done:place], _inserted(place, here, headers)]
+        replaced = [edit for edit in replacements if edit.start == place]
+        if len(replaced) > 1:
+            raise ValueError(f"two remedies change the same place in {edits[0].file}")
+        parts += [edit.text for edit in replaced]
+        done = replaced[0].end if replaced else place
     return b"".join([*parts, text[done:]])
+
+
+def _inserted(place: int, here: list[Edit], headers: list[Edit]) -> bytes:
+    """New lines, then headers, then what moves the old line to the right, then new expressions."""
+    around = b"".join(edit.level for edit in headers if edit.start < place < edit.until)
+    parts: list[bytes] = []
+    for edit in here:
+        if not edit.until and edit.text.endswith(b"\n"):
+            lines = edit.text.splitlines(keepends=True)
+            parts += [around + line if line.strip() else line for line in lines]
+    for edit in sorted(here, key=lambda edit: -edit.until):
+        if edit.until:
+            parts.append(around + edit.text)
+            around += edit.level
+    parts += [edit.level for edit in headers if place in edit.moves]
+    parts += [edit.text for edit in here if not edit.until and not edit.text.endswith(b"\n")]
+    return b"".join(parts)
+
+
+def _check_nesting(headers: list[Edit]) -> None:
+    for one in headers:
+        for other in headers:
+            if one.start < other.start < one.until < other.until:
+                raise ValueError(f"two remedies change the same place in {one.file}")

@@ -21,12 +21,23 @@ INDENT = "    "
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replace the bytes from `start` to `end` of a file; an insertion has both the same."""
+    """Replace the bytes from `start` to `end` of a file; an insertion has both the same.
+
+    A header such as `with ...:` also moves the lines that begin at `moves` one level to the right;
+    what it covers ends at `until`.
+    """
 
     file: str
     start: int
     end: int
     text: bytes
+    moves: tuple[int, ...] = ()
+    until: int = 0
+
+    @property
+    def level(self) -> bytes:
+        """One level of indentation, as the file has it."""
+        return b"\t" if self.text.startswith(b"\t") else INDENT.encode()
 
 
 @dataclass(frozen=True)
@@ -149,13 +160,11 @@ class PythonSource:
     def insert_before(self, statement: ast.stmt, *lines: str) -> Edit:
         """New statements before this one, indented as it is."""
         start = self._line_start(statement.lineno)
-        indent = " " * statement.col_offset
-        return Edit(self.file, start, start, _joined(lines, indent))
+        return Edit(self.file, start, start, _joined(lines, self._indent(statement)))
 
     def insert_after(self, statement: ast.stmt, *lines: str) -> Edit:
         end = self._line_start((statement.end_lineno or statement.lineno) + 1)
-        indent = " " * statement.col_offset
-        text = _joined(lines, indent)
+        text = _joined(lines, self._indent(statement))
         if end == len(self.text) and not self.text.endswith(b"\n"):
             text = b"\n" + text
         return Edit(self.file, end, end, text)
@@ -172,24 +181,49 @@ class PythonSource:
 
     def ensure_import(self, module: str) -> tuple[Edit, ...]:
         """`import module`, after the imports at the top, unless it is there."""
-        if self.imports(module):
-            return ()
+        return () if self.imports(module) else self._add_import(f"import {module}")
+
+    def _add_import(self, line: str) -> tuple[Edit, ...]:
         imports = [n for n in self._head() if isinstance(n, ast.Import | ast.ImportFrom)]
         if imports:
-            return (self.insert_after(imports[-1], f"import {module}"),)
-        return (self.insert_after_imports(f"import {module}"),)
+            return (self.insert_after(imports[-1], line),)
+        return (self.insert_after_imports(line),)
+
+    def ensure_from_import(self, module: str, *names: str) -> tuple[Edit, ...]:
+        """`from module import names`, after the imports at the top, without those that are there."""
+        there = {
+            alias.name
+            for node in self.tree.body
+            if isinstance(node, ast.ImportFrom) and node.module == module
+            for alias in node.names
+            if not alias.asname
+        }
+        missing = ", ".join(name for name in names if name not in there)
+        return self._add_import(f"from {module} import {missing}") if missing else ()
 
     def wrap(self, first: ast.stmt, last: ast.stmt, header: str) -> tuple[Edit, ...]:
         """Put statements of one block, from first to last, under a header such as `with ...:`."""
-        indent = " " * first.col_offset
         start, end = first.lineno, last.end_lineno or last.lineno
-        head = self._line_start(start)
-        edits = [Edit(self.file, head, head, f"{indent}{header}\n{INDENT}".encode())]
-        for line in range(start + 1, end + 1):
-            place = self._line_start(line)
-            if line not in self._inside_strings and self._lines[line - 1].strip():
-                edits.append(Edit(self.file, place, place, INDENT.encode()))
-        return tuple(edits)
+        moves = tuple(
+            self._line_start(line)
+            for line in range(start, end + 1)
+            if line not in self._inside_strings and self._lines[line - 1].strip()
+        )
+        text = f"{self._indent(first)}{header}\n".encode()
+        head, until = self._line_start(start), self._line_start(end + 1)
+        return (Edit(self.file, head, head, text, moves, until),)
+
+    def has_lines_of_its_own(self, first: ast.stmt, last: ast.stmt) -> bool:
+        """Whether no other statement stands on the lines from first to last."""
+        end = self._line_start(last.end_lineno or last.lineno) + (last.end_col_offset or 0)
+        after = self.text[end : self._line_start((last.end_lineno or last.lineno) + 1)].strip()
+        before = self._lines[first.lineno - 1][: first.col_offset]
+        return not before.strip() and (not after or after.startswith(b"#"))
+
+    def _indent(self, statement: ast.stmt) -> str:
+        """What stands before the statement on its line, as far as it is blank."""
+        before = self._lines[statement.lineno - 1][: statement.col_offset].decode()
+        return before if not before.strip() else before[: len(before) - len(before.lstrip())]
 
     def _head(self) -> Iterator[ast.stmt]:
         """Statements at the top: a docstring, imports, and what stands between imports."""

@@ -135,6 +135,7 @@ class ScriptWatch:
             image_inputs=self._images,
             passes_per_step=_constant([passes for passes, _ in self._cycles]),
             synced_passes=_constant([synced for _, synced in self._cycles]),
+            graph_changes=self._graph_changes(),
             autocast=self._autocast,
             cudnn_benchmark=torch.backends.cudnn.benchmark,
             matmul_precision=torch.get_float32_matmul_precision(),
@@ -148,6 +149,19 @@ class ScriptWatch:
         )
         return replace(facts, **self._model_facts())
 
+    def _graph_changes(self) -> bool | None:
+        """DDP compares the unused parameters of each step where it looks for them."""
+        looking = [
+            made
+            for built, made in self._built
+            if built.kind == "ddp" and built.options.get("find_unused_parameters")
+        ]
+        if not looking:
+            return None
+        return not all(
+            ddp._get_ddp_logging_data().get("can_set_static_graph", True) for ddp in looking
+        )
+
     def _model_facts(self) -> dict[str, Any]:
         parameters = {id(p): p for root in self._roots for p in root.parameters()}.values()
         modules = [module for root in self._roots for module in root.modules()]
@@ -157,6 +171,7 @@ class ScriptWatch:
             "blocks": _find_blocks(modules),
             "parameters": sum(p.numel() for p in parameters),
             "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+            "buffers": len({id(b) for root in self._roots for b in root.buffers()}),
             "dtypes": tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
             "compiled": any(_is_compiled(module) for module in modules),
         }

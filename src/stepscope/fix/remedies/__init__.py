@@ -18,6 +18,14 @@ _NAMES = (
     "tf32",
     "bf16",
     "fused-optimizer",
+    "sync-once",
+    "bucket-view",
+    "static-graph",
+    "bucket-mb",
+    "first-bucket-mb",
+    "compress-gradients",
+    "no-buffer-broadcast",
+    "powersgd",
 )
 
 
