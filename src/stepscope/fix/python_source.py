@@ -21,12 +21,16 @@ INDENT = "    "
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replace the bytes from `start` to `end` of a file; an insertion has both the same."""
+    """Replace the bytes from `start` to `end` of a file; an insertion has both the same.
+
+    A header such as `with ...:` is inserted before the lines up to `wraps_to`, which are indented.
+    """
 
     file: str
     start: int
     end: int
     text: bytes
+    wraps_to: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,12 +132,12 @@ class PythonSource:
         without its name. None where a starred argument hides whether it was given."""
         for keyword in call.keywords:
             if keyword.arg == name:
-                return self._replace(keyword.value, value)
+                return self.replace(keyword.value, value)
         if position is not None:
             if any(isinstance(argument, ast.Starred) for argument in call.args):
                 return None
             if position < len(call.args):
-                return self._replace(call.args[position], value)
+                return self.replace(call.args[position], value)
         if any(keyword.arg is None for keyword in call.keywords):
             return None
         return self._add_argument(call, f"{name}={value}")
@@ -149,13 +153,11 @@ class PythonSource:
     def insert_before(self, statement: ast.stmt, *lines: str) -> Edit:
         """New statements before this one, indented as it is."""
         start = self._line_start(statement.lineno)
-        indent = " " * statement.col_offset
-        return Edit(self.file, start, start, _joined(lines, indent))
+        return Edit(self.file, start, start, _joined(lines, self.indent(statement)))
 
     def insert_after(self, statement: ast.stmt, *lines: str) -> Edit:
         end = self._line_start((statement.end_lineno or statement.lineno) + 1)
-        indent = " " * statement.col_offset
-        text = _joined(lines, indent)
+        text = _joined(lines, self.indent(statement))
         if end == len(self.text) and not self.text.endswith(b"\n"):
             text = b"\n" + text
         return Edit(self.file, end, end, text)
@@ -181,15 +183,39 @@ class PythonSource:
 
     def wrap(self, first: ast.stmt, last: ast.stmt, header: str) -> tuple[Edit, ...]:
         """Put statements of one block, from first to last, under a header such as `with ...:`."""
-        indent = " " * first.col_offset
-        start, end = first.lineno, last.end_lineno or last.lineno
-        head = self._line_start(start)
-        edits = [Edit(self.file, head, head, f"{indent}{header}\n{INDENT}".encode())]
-        for line in range(start + 1, end + 1):
-            place = self._line_start(line)
-            if line not in self._inside_strings and self._lines[line - 1].strip():
-                edits.append(Edit(self.file, place, place, INDENT.encode()))
-        return tuple(edits)
+        start = self._line_start(first.lineno)
+        end = self._line_start((last.end_lineno or last.lineno) + 1)
+        return (Edit(self.file, start, start, _joined((header,), self.indent(first)), end),)
+
+    def surround(self, node: ast.expr, before: str, after: str) -> tuple[Edit, Edit]:
+        """Put text around an expression."""
+        start, end = self._span(node)
+        return (
+            Edit(self.file, start, start, before.encode()),
+            Edit(self.file, end, end, after.encode()),
+        )
+
+    def replace(self, node: ast.AST, text: str) -> Edit:
+        return Edit(self.file, *self._span(node), text.encode())
+
+    def indent(self, statement: ast.stmt) -> str:
+        """The blanks or tabs that its line begins with."""
+        line = self._lines[statement.lineno - 1]
+        return line[: len(line) - len(line.lstrip())].decode()
+
+    def starts_line(self, statement: ast.stmt) -> bool:
+        """Whether nothing stands before it on its line."""
+        return len(self.indent(statement)) == statement.col_offset
+
+    def indentable_lines(self, start: int, end: int) -> list[int]:
+        """Where the lines between two places begin that may be indented: not those in strings."""
+        return [
+            place
+            for number, place in enumerate(self._starts[:-1], start=1)
+            if start <= place < end
+            and number not in self._inside_strings
+            and self._lines[number - 1].strip()
+        ]
 
     def _head(self) -> Iterator[ast.stmt]:
         """Statements at the top: a docstring, imports, and what stands between imports."""
@@ -205,9 +231,6 @@ class PythonSource:
             if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.While):
                 return
             yield node
-
-    def _replace(self, node: ast.AST, text: str) -> Edit:
-        return Edit(self.file, *self._span(node), text.encode())
 
     def _span(self, node: ast.AST) -> tuple[int, int]:
         assert isinstance(node, ast.expr | ast.stmt | ast.keyword)
@@ -233,9 +256,15 @@ class PythonSource:
     def _inside_strings(self) -> set[int]:
         """Lines that begin inside a string: indenting them would change it."""
         inside: set[int] = set()
+        begun: list[int] = []  # lines where f-strings begin: tokens of their own since Python 3.12
         try:
             for token in tokenize.tokenize(io.BytesIO(self.text).readline):
-                if token.type == tokenize.STRING and token.end[0] > token.start[0]:
+                name = tokenize.tok_name[token.type]
+                if name in ("FSTRING_START", "TSTRING_START"):
+                    begun.append(token.start[0])
+                elif name in ("FSTRING_END", "TSTRING_END"):
+                    inside |= set(range(begun.pop() + 1, token.end[0] + 1))
+                elif name == "STRING":
                     inside |= set(range(token.start[0] + 1, token.end[0] + 1))
         except (tokenize.TokenError, SyntaxError, IndentationError):
             return inside
