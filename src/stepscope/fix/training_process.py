@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.building import Builders
+from stepscope.fix.clipping import Clipping
 from stepscope.fix.pass_events import PassEvents
 from stepscope.fix.roots import Roots
 
@@ -55,6 +56,7 @@ class TrainingProcess:
         self._builders = Builders(when_imported, surrounds)
         self._passes = PassEvents(surrounds)
         self._roots = Roots(surrounds, self._passes)
+        self._clipping = Clipping(when_imported, surrounds)
 
     # Called by remedies.
 
@@ -100,8 +102,9 @@ class TrainingProcess:
         return changed (args, kwargs), or None. It runs outside anything that is compiled."""
         self._roots.before_call(before)
 
-    def before_backward(self, act: Callable[[Any], None]) -> None:
-        """With the tensors that a backward pass starts from, before it does."""
+    def before_backward(self, act: Callable[[Any], Any]) -> None:
+        """With the tensors that a backward pass starts from, before it does; it may return others
+        to start from instead, or None."""
         self._passes.before(act)
 
     def after_backward(self, act: Callable[[], None]) -> None:
@@ -110,6 +113,14 @@ class TrainingProcess:
     def before_step(self, act: Callable[[Any], None]) -> None:
         """With the optimizer, before it steps."""
         self._passes.before_step(act)
+
+    def before_step_call(self, act: Callable[[Sequence[Any], dict[str, Any]], None]) -> None:
+        """With the arguments of optimizer.step(), before it steps."""
+        self._passes.before_step_call(act)
+
+    def before_clipping(self, act: Callable[[], None]) -> None:
+        """Before a call of torch.nn.utils.clip_grad_*."""
+        self._clipping.before(act)
 
     def after_step(self, act: Callable[[Any], None]) -> None:
         """With the optimizer, after it has stepped."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.frames import called_by_user, users_frames
+from stepscope.fix.model_facts import model_facts
+from stepscope.fix.watch_passes import PassWatch
 from stepscope.records.script_facts import Built, Frame, ScriptFacts
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 _PLAIN = (bool, int, float, str, type(None))
 _MOST_BUILT = 50
 _STEPS = 8  # optimizer steps whose backward passes are counted
-_FEWEST_BLOCKS = 3
 
 
 class ScriptWatch:
@@ -39,6 +39,7 @@ class ScriptWatch:
         self._cycles: list[tuple[int, int]] = []  # passes and synchronised passes of each step
         self._fed: set[int] = set()  # loaders whose batch was the last before a backward pass
         self._last_loader: int | None = None
+        self._where = PassWatch(training)
         for kind in ("optimizer", "loader", "ddp", "scaler"):
             training.after_building(kind, self._note_built)
         training.when_root(self._roots.append)
@@ -71,7 +72,7 @@ class ScriptWatch:
 
         self._forward = users_frames()
         tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
-        self._images = any(v.dim() == 4 and v.is_floating_point() for v in tensors)
+        self._images = any(v.dim() in (4, 5) and v.is_floating_point() for v in tensors)
         kind = next((p.device.type for p in module.parameters()), "cpu")
         if torch.is_autocast_enabled(kind):
             self._autocast = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
@@ -137,8 +138,8 @@ class ScriptWatch:
             synced_passes=_constant([synced for _, synced in self._cycles]),
             autocast=self._autocast,
             cudnn_benchmark=torch.backends.cudnn.benchmark,
-            matmul_precision=torch.get_float32_matmul_precision(),
-            conv_tf32=torch.backends.cudnn.allow_tf32,
+            matmul_precision=_matmul_precision(),
+            conv_tf32=_conv_tf32(),
             deterministic=torch.are_deterministic_algorithms_enabled()
             or torch.backends.cudnn.deterministic,
             threads=torch.get_num_threads(),
@@ -146,43 +147,7 @@ class ScriptWatch:
             world_size=dist.get_world_size() if dist is not None and grouped else 1,
             backend=dist.get_backend() if dist is not None and grouped else None,
         )
-        return replace(facts, **self._model_facts())
-
-    def _model_facts(self) -> dict[str, Any]:
-        parameters = {id(p): p for root in self._roots for p in root.parameters()}.values()
-        modules = [module for root in self._roots for module in root.modules()]
-        return {
-            "device": next((p.device.type for p in parameters), "cpu"),
-            "modules": dict(Counter(type(module).__name__ for module in modules)),
-            "blocks": _find_blocks(modules),
-            "parameters": sum(p.numel() for p in parameters),
-            "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
-            "dtypes": tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
-            "compiled": any(_is_compiled(module) for module in modules),
-        }
-
-
-def _find_blocks(modules: Sequence[Any]) -> tuple[str, int] | None:
-    """The type of module that stands several times in one list and holds the most parameters."""
-    best: tuple[int, str, int] | None = None
-    for module in modules:
-        children = Counter(type(child).__name__ for child in module.children())
-        for name, count in children.items():
-            if count < _FEWEST_BLOCKS:
-                continue
-            blocks = [child for child in module.children() if type(child).__name__ == name]
-            held = sum(p.numel() for block in blocks for p in block.parameters())
-            is_composed = any(True for block in blocks for _ in block.children())
-            if is_composed and (best is None or held > best[0]):
-                best = (held, name, count)
-    return None if best is None else (best[1], best[2])
-
-
-def _is_compiled(module: Any) -> bool:
-    return (
-        type(module).__name__ == "OptimizedModule"
-        or getattr(module, "_compiled_call_impl", None) is not None
-    )
+        return replace(facts, **self._where.content, **model_facts(self._roots))
 
 
 def _constant(values: Sequence[int]) -> int | None:
@@ -202,3 +167,22 @@ def _plain(value: Any) -> Any:
     ):
         return list(value)
     return f"<{type(value).__name__}>"
+
+
+def _matmul_precision() -> str:
+    """Torch refuses to say where a script uses its older and its newer switches together."""
+    import torch
+
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:
+        return "mixed"
+
+
+def _conv_tf32() -> bool:
+    import torch
+
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return True  # torch's default
