@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from stepscope.fix.chosen import ChosenFix
     from stepscope.ui.tune.journal import PlannedRemedy
-    from stepscope.ui.tune.rules import Finding, TrialRules
+    from stepscope.ui.tune.rules import CheckedTrial, TrialRules
     from stepscope.ui.tune.trial_bench import TrialBench
     from stepscope.ui.tune.trial_run import TrialRun
     from stepscope.verify.tuned_gain import Gain, GainVerdict, Screening
@@ -53,7 +53,7 @@ class Contender:
     chosen: ChosenFix
     alone: TrialRun | None = None
     screening: Screening | None = None
-    finding: Finding | None = None  # what the rules say about its numbers and memory
+    checked: CheckedTrial | None = None  # what its numbers and its memory show
     out: str | None = None  # why it cannot be kept, whatever its pace
     tested_on: set[Configuration] = field(default_factory=set)
 
@@ -83,7 +83,7 @@ class PairTest:
     challenger: Configuration
     pairs: list[tuple[TrialRun, TrialRun]] = field(default_factory=list)
     verdict: GainVerdict | None = None
-    finding: Finding | None = None
+    checked: CheckedTrial | None = None
     why: str = _OUT_OF_TIME
     kept: bool = False
 
@@ -160,7 +160,7 @@ class Search:
     def _screen_one(self, contender: Contender) -> None:
         trial = self._bench.run((contender.name,))
         contender.alone = trial
-        contender.out, contender.finding = self._why_out(trial, [contender.chosen])
+        contender.out, contender.checked = self._why_out(trial, [contender.chosen])
 
     def _compare_screened(self) -> None:
         """Only now: a run of the base after a candidate counts as well as the one before."""
@@ -219,7 +219,7 @@ class Search:
             if test.base == BASELINE and base.counts:
                 self.bases.append(base)
             members = self._members(test.challenger)
-            why, test.finding = self._why_out(challenger, members)
+            why, test.checked = self._why_out(challenger, members)
             why = why or (f"the run beside it failed: {base.failed}" if base.failed else None)
             if why is not None:
                 test.why = why
@@ -328,14 +328,14 @@ class Search:
 
     def _why_out(
         self, trial: TrialRun, members: Sequence[ChosenFix]
-    ) -> tuple[str | None, Finding | None]:
+    ) -> tuple[str | None, CheckedTrial | None]:
         if not trial.counts:
             return f"failed: {trial.failed}", None
         if trial.unapplied:
             name, why = next(iter(trial.unapplied.items()))
             return (why if len(members) == 1 else f"{name}: {why}"), None
-        finding = self._rules.look(self.bases, trial, members)
-        return finding.why_out, finding
+        checked = self._rules.look(self.bases, trial, members)
+        return checked.why_out, checked
 
     def _timed_trials(self) -> list[TimedTrial]:
         return [_timed(trial) for trial in self._bench.trials if trial.counts]

@@ -14,22 +14,22 @@ from stepscope.measure.settings import Settings
 from stepscope.records.figures import long_duration
 from stepscope.records.words import counted
 from stepscope.trace.rank_facts import read_facts
-from stepscope.trace.trial_file import ENOUGH, read_trial
+from stepscope.trace.trial_file import ENOUGH, read_script, read_trial
 from stepscope.ui.captured_command import NEVER, capture_to_end
 from stepscope.ui.command_to_end import last_lines
-from stepscope.verify.run_stalls import find_steady_steps
 from stepscope.verify.runs import find_runs
+from stepscope.verify.trial_steps import FEWEST_STEPS, steady_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from stepscope.records.script_facts import ScriptFacts
     from stepscope.ui.command_to_end import CommandEnd
 
     Floats = NDArray[np.float64]
 
-FEWEST_STEPS = 10  # of one trial: fewer say nothing about its pace
 _LAST_LINES = 8
 _MOST_NAME = 80
 
@@ -52,6 +52,7 @@ class TrialRun:
     host_bytes: int | None = None
     unapplied: dict[str, str] = field(default_factory=dict)  # remedy -> why nothing was changed
     deeds: dict[str, str] = field(default_factory=dict)  # remedy -> what it did
+    facts: ScriptFacts | None = None  # the first rank's script, as it is with the remedies
 
     @property
     def mean_ms(self) -> float:
@@ -148,7 +149,7 @@ def read_run(
     known = {"number": number, "remedies": tuple(remedies), "folder": folder.name}
     if failed is None:
         try:
-            steps = steady_steps(folder)
+            steps = _measured_steps(folder)
         except StepscopeError as error:
             failed = str(error)
     if failed is not None:
@@ -165,13 +166,14 @@ def read_run(
         host_bytes=_most([trial.peak.host for trial in trials]),
         unapplied=_unapplied(remedies, told),
         deeds=_deeds(told),
+        facts=read_script(places[0]) if places else None,
     )
 
 
-def steady_steps(folder: Path) -> Floats:
+def _measured_steps(folder: Path) -> Floats:
     """Of the slowest rank, after the warm-up; NotCapturedError if there are too few."""
     run = find_runs(str(folder))[0]
-    steps = find_steady_steps(run.columns).step_ms if run.columns is not None else np.empty(0)
+    steps = steady_steps(run.step_ms)
     if len(steps) < FEWEST_STEPS:
         raise NotCapturedError(
             f"only {counted(len(steps), 'step')} could be measured; {FEWEST_STEPS} are needed"
