@@ -53,4 +53,5 @@ def without_pauses(steps_ms: Sequence[float] | Floats) -> Floats:
     if len(steps) <= pauses:
         return steps
     longest = np.partition(steps, len(steps) - 1 - pauses)[len(steps) - 1 - pauses]
-    return np.minimum(steps, longest)
+    shortened: Floats = np.minimum(steps, longest)
+    return shortened

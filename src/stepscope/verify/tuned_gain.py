@@ -13,10 +13,9 @@ logarithm of its mean step, and starts are the sample. A tune goes like this:
 A candidate is kept if its estimated gain is at least WORTH and the gain is surely more than half of
 that. "Surely" is a one-sided Student interval around the mean of the pairs' differences. Its
 deviation comes from all repeated configurations together (`start_noise`). Its level is chosen so
-that a tune in which nothing helps keeps something in at most 5 of 100 cases:
-`level_of_next_test` divides these 5% among the tests of the tune, and `judge` divides a test's level among
-the looks after each pair. docs/tune-statistics.md has the reasons; benchmarks/tune_noise.py tests
-them.
+that a tune in which nothing helps keeps something in at most 5 of 100 cases: `level_of_next_test`
+divides these 5% among the tests of the tune, and `judge` divides a test's level among the looks
+after each pair. docs/tune-statistics.md has the reasons; benchmarks/tune_noise.py tests them.
 """
 
 from __future__ import annotations
@@ -151,9 +150,9 @@ def judge(
     """Decide on a candidate from its fresh pairs (base, candidate), asked again after each pair.
 
     `trials` are all runs of the tune so far, these pairs included: they tell how much starts
-    differ. `level` comes from `level_of_next_test`, once for each candidate. "more runs" is only answered
-    if another pair can still change the answer, so a loop that runs a pair while it is answered
-    ends.
+    differ. `level` comes from `level_of_next_test`, once for each candidate. "more runs" is only
+    answered if another pair can still change the answer, so a loop that runs a pair while it is
+    answered ends.
     """
     if not pairs:
         more = FEWEST_PAIRS
