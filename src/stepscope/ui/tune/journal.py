@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +19,7 @@ from stepscope.trace.regular_files import list_folder, may_exist, open_to_append
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 JOURNAL, TRIALS, BASELINE = "journal.jsonl", "trials", "baseline"
 SCHEMA = 1
@@ -67,6 +67,7 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan", tag_field=
 
     candidates: tuple[PlannedRemedy, ...]
     left_out: tuple[LeftOut, ...]
+    late: tuple[str, ...]  # remedies that may fit once another one is kept
     proposals: tuple[str, ...]  # remedies that fit and that only a patch can make
     baseline_ms: float | None  # as the predictions see it
     took_s: float
@@ -122,7 +123,9 @@ class Journal:
         """Throw away what is half-written, and read the rest."""
         path = folder / JOURNAL
         if not may_exist(path):
-            raise UsageError(f"--resume {folder}: it holds no {JOURNAL}, so no tune was begun there")
+            raise UsageError(
+                f"--resume {folder}: it holds no {JOURNAL}, so no tune was begun there"
+            )
         text = read_whole(path, _MOST_BYTES)
         whole = text[: text.rfind(b"\n") + 1]
         if len(whole) < len(text):

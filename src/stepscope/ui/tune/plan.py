@@ -29,8 +29,9 @@ class FittingRemedies:
     """What fits a training: what is tried, what only a patch can do, and what is left out."""
 
     candidates: tuple[ChosenFix, ...]
+    late: tuple[ChosenFix, ...]  # they may fit once another one is kept
     proposals: tuple[ChosenFix, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[LeftOut, ...]  # `late` ones too: nothing may be kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,17 +74,20 @@ def _named(chosen: ChosenFix, texts: Iterable[str]) -> bool:
 
 
 def fitting_remedies(facts: ScriptFacts, wanted: WantedRemedies) -> FittingRemedies:
-    candidates, proposals, left_out = [], [], []
+    candidates, late, proposals, left_out = [], [], [], []
     for chosen in wanted.listed():
         why = _why_not(chosen, facts, wanted)
         if why is not None:
             left_out.append(LeftOut(remedy=str(chosen), why=why))
+            if chosen.remedy.after and _is_allowed(chosen, wanted.allow):
+                late.append(chosen)
         elif chosen.remedy.is_proposal:
             proposals.append(chosen)
         else:
             candidates.append(chosen)
     return FittingRemedies(
         candidates=tuple(candidates),
+        late=tuple(late),
         proposals=tuple(proposals),
         left_out=tuple(_joined(left_out)),
     )
@@ -97,16 +101,16 @@ def _why_not(chosen: ChosenFix, facts: ScriptFacts, wanted: WantedRemedies) -> s
         return f"a defect in stepscope: {type(error).__name__}: {error}"
     if why is not None:
         return why
-    effect = chosen.remedy.effect
-    if effect.level > wanted.allow.level and not may_turn_out(chosen, wanted.allow):
+    if not _is_allowed(chosen, wanted.allow):
+        effect = chosen.remedy.effect
         return f"it {EFFECT_WORDS[effect]}; --allow {effect} tries it"
     return None
 
 
-def may_turn_out(chosen: ChosenFix, allowed: Effect) -> bool:
-    """Tried all the same: its losses show whether it did what it may do at worst."""
-    best: Effect | None = getattr(chosen.remedy, "may_be", None)
-    return best is not None and best.level <= allowed.level
+def _is_allowed(chosen: ChosenFix, allowed: Effect) -> bool:
+    """One that may do less than its worst is tried: its losses show what it did."""
+    least: Effect | None = getattr(chosen.remedy, "may_be", None)
+    return (least or chosen.remedy.effect).level <= allowed.level
 
 
 def _joined(left_out: Iterable[LeftOut]) -> list[LeftOut]:

@@ -49,3 +49,11 @@ class TrialRules:
 def peak_bytes(trial: TrialRun) -> int | None:
     """Of the device where there is one, else of the host."""
     return trial.device_bytes if trial.device_bytes is not None else trial.host_bytes
+
+
+def control_words(bases: Sequence[TrialRun]) -> str:
+    """What runs of the command as it is do to each other."""
+    if len(bases) < 2 or not bases[0].losses:
+        return ""
+    same = all(base.losses == bases[0].losses for base in bases)
+    return "its losses repeat to the bit" if same else "its losses differ from run to run"

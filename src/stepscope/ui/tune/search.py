@@ -2,8 +2,9 @@
 
 1. The command runs as it is, twice; then each candidate once, with a run of the command as it is
    after every third. What crashes, changes nothing, breaks parity or needs too much memory is out.
-2. The promising ones are confirmed, best first, in fresh pairs of runs. What is kept joins the base,
-   and the next one has to beat that. Of a family only one is kept; a better member replaces it.
+2. The promising ones are confirmed, best first, in fresh pairs of runs. What is kept joins the
+   base, and the next one has to beat that. Of a family only one is kept; a better member
+   replaces it.
 3. What did not help alone is tried once more on top of what was kept.
 4. The whole combination is confirmed against the command as it is.
 
@@ -13,10 +14,11 @@ verify.tuned_gain decides what is promising and what is sure.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.errors import NotCapturedError
 from stepscope.fix.remedies import FIXES
+from stepscope.ui.tune.journal import PlannedRemedy
 from stepscope.ui.tune.trial_bench import OutOfTimeError
 from stepscope.verify.tuned_gain import (
     FALSE_KEEPS,
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from stepscope.fix.chosen import ChosenFix
-    from stepscope.ui.tune.journal import PlannedRemedy
     from stepscope.ui.tune.rules import CheckedTrial, TrialRules
     from stepscope.ui.tune.trial_bench import TrialBench
     from stepscope.ui.tune.trial_run import TrialRun
@@ -92,18 +93,32 @@ class PairTest:
         return self.verdict.gain if self.verdict else None
 
 
+class Rescreened(NamedTuple):
+    """One run of what was kept at the time with one remedy more."""
+
+    base: Configuration
+    screening: Screening
+
+
 class Search:
     """One tune. `run` may be interrupted at any time: what is known then is in the attributes."""
 
     def __init__(
-        self, contenders: Sequence[Contender], bench: TrialBench, rules: TrialRules
+        self,
+        contenders: Sequence[Contender],
+        bench: TrialBench,
+        rules: TrialRules,
+        *,
+        late: Sequence[ChosenFix] = (),
     ) -> None:
+        """`late` are remedies that may fit once another one is kept."""
         self.contenders = list(contenders)
+        self._late = list(late)
         self._by_name = {contender.name: contender for contender in contenders}
         self._bench, self._rules = bench, rules
         self.bases: list[TrialRun] = []  # the command as it is
         self.tests: list[PairTest] = []
-        self.rescreened: dict[Configuration, Screening] = {}
+        self.rescreened: dict[Configuration, Rescreened] = {}  # by the whole configuration
         self.kept: Configuration = BASELINE
         self.final: PairTest | None = None
         self.doing = "the command as it is"
@@ -186,7 +201,9 @@ class Search:
 
     def _one_per_family_first(self, contenders: Iterable[Contender]) -> list[Contender]:
         """The others of a family only matter if they may be better than the one that is kept."""
-        first, others, seen = [], [], set()
+        first: list[Contender] = []
+        others: list[Contender] = []
+        seen: set[str] = set()
         for contender in contenders:
             family = contender.chosen.family
             (others if family in seen else first).append(contender)
@@ -236,6 +253,7 @@ class Search:
         """On top of what is kept now: run once, and those that look promising are confirmed."""
         if self.kept == BASELINE:
             return []
+        self._admit_late()
         again = [contender for contender in self.contenders if self._may_help_now(contender)]
         promising = []
         for contender in again:
@@ -250,14 +268,27 @@ class Search:
                 contender.tested_on.add(self.kept)
                 continue
             screening = screen(_timed(trial), list(map(_timed, base)), self._timed_trials())
-            self.rescreened[challenger] = screening
+            self.rescreened[challenger] = Rescreened(self.kept, screening)
             if screening.promising:
                 promising.append((screening.gain.value, contender))
         return [contender for _, contender in sorted(promising, key=lambda pair: -pair[0])]
 
+    def _admit_late(self) -> None:
+        """Those that wait for a family that is kept, and fit the training as it is now."""
+        facts = next(trial.facts for trial in reversed(self._bench.trials) if self._is_kept(trial))
+        families = {member.family for member in self._members(self.kept)}
+        for chosen in list(self._late):
+            if not chosen.remedy.after & families or facts is None:
+                continue
+            if chosen.remedy.fits(facts, chosen.value) is None:
+                self._late.remove(chosen)
+                late = Contender(planned=PlannedRemedy(remedy=str(chosen)), chosen=chosen)
+                self.contenders.append(late)
+                self._by_name[late.name] = late
+
     def _may_help_now(self, contender: Contender) -> bool:
         """Not tested on this base, not clearly worse alone, or waiting for one of the families."""
-        if contender.out or contender.screening is None or self.kept in contender.tested_on:
+        if contender.out or self.kept in contender.tested_on:
             return False
         if self._rival(contender) is not None or contender.name in self.kept:
             return False
@@ -317,8 +348,7 @@ class Search:
 
     def _may_beat(self, contender: Contender, rival: Contender) -> bool:
         """By as much as is worth a change, at the upper end of what is likely."""
-        assert contender.screening is not None
-        return contender.screening.gain.high >= rival.gain + WORTH
+        return contender.screening is None or contender.screening.gain.high >= rival.gain + WORTH
 
     def _members(self, configuration: Configuration) -> list[ChosenFix]:
         return [self._by_name[name].chosen for name in configuration]
@@ -340,9 +370,30 @@ class Search:
     def _timed_trials(self) -> list[TimedTrial]:
         return [_timed(trial) for trial in self._bench.trials if trial.counts]
 
+    def folders_of(self, configuration: Configuration) -> list[str]:
+        """Of its trials that count, in order."""
+        return [
+            trial.folder
+            for trial in self._bench.trials
+            if trial.remedies == configuration and trial.counts
+        ]
+
+    def was_tried(self, name: str) -> bool:
+        """Alone or with others."""
+        return any(name in trial.remedies for trial in self._bench.trials)
+
+    def tests_of(self, contender: Contender) -> list[PairTest]:
+        """Those that put it to the test, alone or on top of others."""
+        name = contender.name
+        return [one for one in self.tests if name in one.challenger and name not in one.base]
+
+    def rival_of(self, contender: Contender) -> Contender | None:
+        """The member of its family that is kept instead of it."""
+        return self._rival(contender)
+
     def not_tried(self) -> list[tuple[str, str]]:
         """Remedies that the budget had no time for."""
-        return [(one.name, _NO_TIME) for one in self.contenders if one.alone is None]
+        return [(one.name, _NO_TIME) for one in self.contenders if not self.was_tried(one.name)]
 
 
 def in_declared_order(names: Iterable[str]) -> Configuration:

@@ -69,6 +69,10 @@ class TrialBench:
         """Whether so many more would end in time."""
         return self.spent_s + trials * self.trial_s + self.reserve_s <= self._budget_s
 
+    def affords_half(self) -> bool:
+        """Whether one more would leave half of the budget for what comes later."""
+        return self.spent_s + self.trial_s <= self._budget_s / 2
+
     @property
     def left_s(self) -> float:
         return max(0.0, self._budget_s - self.spent_s)

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.measure.settings import Settings
+from stepscope.measure.trial import ENOUGH
 from stepscope.records.figures import long_duration
 from stepscope.records.words import counted
 from stepscope.trace.rank_facts import read_facts
-from stepscope.trace.trial_file import ENOUGH, read_script, read_trial
+from stepscope.trace.script_file import read_script
 from stepscope.ui.captured_command import NEVER, capture_to_end
 from stepscope.ui.command_to_end import last_lines
 from stepscope.verify.runs import find_runs
+from stepscope.verify.trial_file import losses_of, read_trial
 from stepscope.verify.trial_steps import FEWEST_STEPS, steady_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
     from stepscope.records.script_facts import ScriptFacts
     from stepscope.ui.command_to_end import CommandEnd
+    from stepscope.verify.parity import RunLosses
 
     Floats = NDArray[np.float64]
 
 _LAST_LINES = 8
 _MOST_NAME = 80
-
-Losses = tuple[tuple[tuple[int, str], ...], ...]  # by rank: (step, hexadecimal digits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class TrialRun:
     failed: str | None = None  # why it does not count
     output: tuple[str, ...] = ()  # the last lines of a trial that failed
     step_ms: Floats = field(default_factory=lambda: np.empty(0))  # steady ones, in order
-    losses: Losses = ()
+    losses: RunLosses = field(default_factory=dict)  # by rank
     device_bytes: int | None = None  # the most that a rank had
     host_bytes: int | None = None
     unapplied: dict[str, str] = field(default_factory=dict)  # remedy -> why nothing was changed
@@ -106,9 +107,7 @@ class TrialCommand:
             output=output,
         )
 
-    def _why_failed(
-        self, folder: Path, end: CommandEnd, ranks: list[dict[str, Any]]
-    ) -> str | None:
+    def _why_failed(self, folder: Path, end: CommandEnd, ranks: list[dict[str, Any]]) -> str | None:
         if all_reached(folder):
             return None
         if end.too_long:
@@ -146,24 +145,29 @@ def read_run(
     output: tuple[str, ...] = (),
 ) -> TrialRun:
     """From the files of a trial that has ended."""
-    known = {"number": number, "remedies": tuple(remedies), "folder": folder.name}
+    known: dict[str, Any] = {
+        "number": number,
+        "remedies": tuple(remedies),
+        "folder": folder.name,
+        "took_s": took_s,
+    }
     if failed is None:
         try:
             steps = _measured_steps(folder)
         except StepscopeError as error:
             failed = str(error)
     if failed is not None:
-        return TrialRun(**known, took_s=took_s, failed=failed, output=output)
+        return TrialRun(**known, failed=failed, output=output)
     places = sorted(place for place in folder.glob("rank-*") if "." not in place.name)
-    trials = [trial for place in places if (trial := read_trial(place)) is not None]
+    trials = read_trial(folder)
+    peaks = [trial.peak for trial in trials.values()]
     told = [read_facts(place).get("remedies") or [] for place in places]
     return TrialRun(
         **known,
-        took_s=took_s,
         step_ms=steps,
-        losses=tuple(tuple((step, text) for step, text in trial.losses) for trial in trials),
-        device_bytes=_most([trial.peak.device for trial in trials]),
-        host_bytes=_most([trial.peak.host for trial in trials]),
+        losses=losses_of(trials),
+        device_bytes=_most([peak.device for peak in peaks]),
+        host_bytes=_most([peak.host for peak in peaks]),
         unapplied=_unapplied(remedies, told),
         deeds=_deeds(told),
         facts=read_script(places[0]) if places else None,
