@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from stepscope.fix.remedies import FIXES
 from stepscope.records.figures import milliseconds, significant
-from stepscope.records.tuning import best_alone
+from stepscope.records.tuning import best_alone, by_result
 from stepscope.trace.run_origin import origin_of_traces
 from stepscope.trace.tune_files import FoundTune, find_tune
 
@@ -124,12 +124,12 @@ def _with_trial(remedy: Remedy, tried: Mapping[str, TriedRemedy]) -> Remedy:
     results = [tried[name] for name in _ways(remedy.id) if name in tried]
     if not results:
         return remedy
-    best = min(results, key=lambda result: (not result.kept, result.measured_ms))
+    best = min(results, key=by_result)
     return replace(
         remedy,
-        measured_ms=best.saved_ms,
-        measured_low_ms=best.baseline_ms - best.high_ms,
-        measured_high_ms=best.baseline_ms - best.low_ms,
+        measured_ms=best.saved(best.measured_ms),
+        measured_low_ms=best.saved(best.high_ms),
+        measured_high_ms=best.saved(best.low_ms),
         tried=best,
     )
 

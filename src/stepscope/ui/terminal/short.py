@@ -232,7 +232,8 @@ def _place_words(place: Place) -> list[str]:
 
 def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
     """The largest savings, or that nothing helps."""
-    helping = sorted((a for a in advice if a.verdict == "faster"), key=lambda a: -a.saved_ms)
+    promising = (a for a in advice if a.verdict == "faster" or (a.tried and a.tried.kept))
+    helping = sorted(promising, key=lambda a: -a.saved_ms)
     if not helping:
         changes = counted(len(advice), "change")
         words = f"{changes} tried on this step: none saves {trimmed(percent(WORTH))} or more"
