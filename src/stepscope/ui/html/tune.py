@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from stepscope.errors import NotCapturedError
 from stepscope.trace.tune_files import FoundTune, read_tune
+from stepscope.ui.html.loss_curves import loss_curves
 from stepscope.ui.html.render import render_page, render_part, write_atomically
 from stepscope.ui.html.tune_view import make_view
+from stepscope.ui.tune_words import run_command, tune_answer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.records.tuning import TuneResult
     from stepscope.ui.html.tune_view import TuneView
 
 REPORT = "report.html"
@@ -33,7 +34,7 @@ def write_tune_report(folder: Path, path: Path | None = None) -> Path:
         "tune_page.html.j2",
         styles=STYLES,
         scripts=["tune_page"],
-        title=view.verdict,
+        title=view.answer.verdict,
         links=[("tune", "Trials")],
         command=shlex.join(tune.result.command),
         section=render_part("tune.html.j2", view=view, alone=True),
@@ -45,11 +46,13 @@ def write_tune_report(folder: Path, path: Path | None = None) -> Path:
 
 
 def view_of_tune(tune: FoundTune) -> TuneView | None:
-    return make_view(tune.result, run_with=run_with_command(tune.result))
-
-
-def run_with_command(result: TuneResult) -> str:
-    """The whole training with what was kept."""
-    if not result.kept or not result.command:
-        return ""
-    return f"stepscope run --with {','.join(result.kept)} -- {shlex.join(result.command)}"
+    """None where not even the baseline was measured."""
+    result = tune.result
+    if result.baseline_ms is None:
+        return None
+    return make_view(
+        result,
+        tune_answer(result, tune.folder),
+        run_with=run_command(result) if result.kept and result.command else "",
+        curves=loss_curves(tune.folder, result),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.records.figures import factor, interval, milliseconds, signed_percent, size
+from stepscope.records.figures import interval, milliseconds, signed_percent, size
 from stepscope.records.tuning import TriedConfiguration, TuneResult
 from stepscope.ui.words import one_line, or_dash
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from markupsafe import Markup
+
+    from stepscope.ui.answer import Answer
 
 PARITY_WORDS = {
     "bit-identical": "losses equal to the last bit",
@@ -66,9 +68,7 @@ class PatchLine:
 class TuneView:
     """What the pane and the page of a tune print."""
 
-    verdict: str
-    why: str
-    next: str
+    answer: Answer
     baseline_at: float
     bars: tuple[TuneBar, ...]
     rows: tuple[TuneRow, ...]
@@ -82,18 +82,19 @@ class TuneView:
 
 
 def make_view(
-    result: TuneResult, *, curves: Sequence[tuple[str, str, Markup]] = (), run_with: str = ""
-) -> TuneView | None:
-    """None where not even the baseline was measured."""
-    if result.baseline_ms is None:
-        return None
+    result: TuneResult,
+    answer: Answer,
+    *,
+    run_with: str = "",
+    curves: Sequence[tuple[str, str, Markup]] = (),
+) -> TuneView:
+    """The baseline must have been measured."""
+    baseline_ms = result.baseline_ms or 0.0
     longest = _longest(result)
     return TuneView(
-        verdict=verdict(result),
-        why=_why(result),
-        next=_next(result, run_with),
-        baseline_at=_WIDEST * result.baseline_ms / longest,
-        bars=tuple(_bars(result, result.baseline_ms, longest)),
+        answer=answer,
+        baseline_at=_WIDEST * baseline_ms / longest,
+        bars=tuple(_bars(result, baseline_ms, longest)),
         rows=tuple(_row(trial, result) for trial in result.trials),
         patch=result.patch or "",
         patch_lines=tuple(_patch_line(line) for line in (result.patch or "").splitlines()),
@@ -101,36 +102,8 @@ def make_view(
         variables=tuple(f"{name}={value}" for name, value in result.variables.items()),
         run_with=run_with,
         left_out=tuple((row.remedy, row.why) for row in result.left_out),
-        curves=tuple(curves),
+        curves=tuple((name, PARITY_WORDS.get(parity, parity), svg) for name, parity, svg in curves),
     )
-
-
-def verdict(result: TuneResult) -> str:
-    """The tune's own words, where it has any."""
-    if result.verdict:
-        return result.verdict
-    baseline, best = result.baseline_ms, result.best_ms
-    if not result.kept or baseline is None or best is None:
-        return "Nothing that was tried makes this training faster"
-    steps = f"{milliseconds(baseline)} -> {milliseconds(best)} a step"
-    return f"{' + '.join(result.kept)}: {steps}, {factor(baseline / best)} times as fast"
-
-
-def _why(result: TuneResult) -> str:
-    tried = len(result.trials)
-    kept = sum(trial.kept for trial in result.trials)
-    refused = len(result.left_out)
-    words = f"{tried} tried, {kept} kept" if tried else "nothing was tried"
-    words += f", {refused} left out" if refused else ""
-    return f"{words}; {result.control}" if result.control else words
-
-
-def _next(result: TuneResult, run_with: str) -> str:
-    if not result.kept:
-        return "`stepscope explain` on the baseline says where the step's time goes"
-    if result.patch:
-        return "look at the patch below, then apply it with `patch -p1`"
-    return f"train with it: {run_with}" if run_with else "make the changes listed below"
 
 
 def _longest(result: TuneResult) -> float:
