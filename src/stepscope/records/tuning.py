@@ -70,21 +70,23 @@ class TriedRemedy(msgspec.Struct, frozen=True, kw_only=True):
 
     remedy: str  # as it was tried: bf16, bucket-mb=50
     baseline_ms: float
-    measured_ms: float
-    low_ms: float
-    high_ms: float
+    measured_ms: float | None  # None: the training failed with it
+    low_ms: float | None
+    high_ms: float | None
     kept: bool
     why: str = ""
     parity: str = ""
     tune: str = ""  # the tune folder
 
-    @property
-    def saved_ms(self) -> float:
-        return self.baseline_ms - self.measured_ms
+    def saved(self, step_ms: float | None) -> float | None:
+        """Of the baseline, with a step of this length."""
+        return None if step_ms is None else self.baseline_ms - step_ms
 
     @property
     def words(self) -> str:
         """bf16 38.1 -> 21.0 ms (20.6 to 21.4), kept."""
+        if self.measured_ms is None or self.low_ms is None or self.high_ms is None:
+            return f"{self.remedy} failed: {self.why or 'no step was measured'}"
         step = f"{significant(self.baseline_ms)} -> {milliseconds(self.measured_ms)}"
         ends = interval(self.low_ms, self.high_ms)
         return f"{self.remedy} {step} ({ends}), {self.fate}"
@@ -105,13 +107,13 @@ def best_alone(result: TuneResult, tune: str = "") -> dict[str, TriedRemedy]:
             continue
         name = tried.remedy.partition("=")[0]
         known = best.get(name)
-        if known is None or _rank(tried) < _rank(known):
+        if known is None or by_result(tried) < by_result(known):
             best[name] = tried
     return best
 
 
 def _alone(result: TuneResult, trial: TriedConfiguration, tune: str) -> TriedRemedy | None:
-    if len(trial.remedies) != 1 or trial.measured_ms is None or result.baseline_ms is None:
+    if len(trial.remedies) != 1 or result.baseline_ms is None:
         return None
     return TriedRemedy(
         remedy=trial.remedies[0],
@@ -126,5 +128,6 @@ def _alone(result: TuneResult, trial: TriedConfiguration, tune: str) -> TriedRem
     )
 
 
-def _rank(tried: TriedRemedy) -> tuple[bool, float]:
-    return not tried.kept, tried.measured_ms
+def by_result(tried: TriedRemedy) -> tuple[bool, bool, float]:
+    """To sort by: what was kept, then the fastest, then what failed."""
+    return not tried.kept, tried.measured_ms is None, tried.measured_ms or 0.0
