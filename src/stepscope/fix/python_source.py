@@ -114,6 +114,16 @@ class PythonSource:
             if node is not statement and any(child is statement for child in ast.walk(node))
         ]
 
+    def loops_around(self, statement: ast.stmt) -> list[ast.For | ast.While]:
+        """The loops that run a statement, innermost first, inside its own function."""
+        loops: list[ast.For | ast.While] = []
+        for node in self.parents_of(statement):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                break
+            if isinstance(node, ast.For | ast.While):
+                loops.append(node)
+        return loops
+
     def segment(self, node: ast.AST) -> str:
         """Its text as it stands."""
         start, end = self._span(node)
@@ -128,12 +138,12 @@ class PythonSource:
         without its name. None where a starred argument hides whether it was given."""
         for keyword in call.keywords:
             if keyword.arg == name:
-                return self._replace(keyword.value, value)
+                return self.replace(keyword.value, value)
         if position is not None:
             if any(isinstance(argument, ast.Starred) for argument in call.args):
                 return None
             if position < len(call.args):
-                return self._replace(call.args[position], value)
+                return self.replace(call.args[position], value)
         if any(keyword.arg is None for keyword in call.keywords):
             return None
         return self._add_argument(call, f"{name}={value}")
@@ -206,7 +216,7 @@ class PythonSource:
                 return
             yield node
 
-    def _replace(self, node: ast.AST, text: str) -> Edit:
+    def replace(self, node: ast.AST, text: str) -> Edit:
         return Edit(self.file, *self._span(node), text.encode())
 
     def _span(self, node: ast.AST) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 _NODES = Path("/sys/devices/system/node")
+_CPUS = Path("/sys/devices/system/cpu")
 
 
 def local_ranks() -> int | None:
@@ -86,6 +87,22 @@ def numa_nodes() -> dict[int, tuple[int, ...]]:
     return {node: nodes[node] for node in sorted(nodes) if nodes[node]} or {
         0: tuple(sorted(usable))
     }
+
+
+def first_sibling(core: int) -> int:
+    """The first of the cores that share arithmetic units with this one (SMT)."""
+    with contextlib.suppress(OSError, ValueError):
+        text = (_CPUS / f"cpu{core}/topology/thread_siblings_list").read_text()
+        return min(read_core_list(text), default=core)
+    return core
+
+
+def local_rank() -> int | None:
+    """This rank's number on its machine, if the launcher says so."""
+    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+        with contextlib.suppress(KeyError, ValueError):
+            return int(os.environ[name])
+    return None
 
 
 def node_of_device(pci_address: str) -> int | None:
