@@ -132,6 +132,16 @@ class PythonSource:
             if node is not statement and any(child is statement for child in ast.walk(node))
         ]
 
+    def loops_around(self, statement: ast.stmt) -> list[ast.For | ast.While]:
+        """The loops that run a statement, innermost first, inside its own function."""
+        loops: list[ast.For | ast.While] = []
+        for node in self.parents_of(statement):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                break
+            if isinstance(node, ast.For | ast.While):
+                loops.append(node)
+        return loops
+
     def segment(self, node: ast.AST) -> str:
         """Its text as it stands."""
         start, end = self._span(node)

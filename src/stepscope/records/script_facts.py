@@ -9,6 +9,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+# Environment variables that decide whether a remedy fits.
+VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "LD_PRELOAD",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
@@ -35,6 +45,9 @@ class Built:
     frames: tuple[Frame, ...]  # the user's frames that led here, innermost first
     direct: bool = True  # the user's own code called the constructor, no library in between
     trains: bool = True  # a loader that fed no training step has False
+    library: str = ""  # the package that called the constructor, if `direct` is False
+    begun: int = 0  # how often a loader was begun: once per epoch
+    iterable: bool = False  # a loader's dataset only yields: every worker would yield all of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +81,7 @@ class ScriptFacts:
     clip: tuple[Frame, ...] = ()  # of the first clipping of gradients
     passes: tuple[TrainingPass, ...] = ()  # those of different places
     root_calls: tuple[RootCall, ...] = ()
+    set_threads: tuple[Frame, ...] = ()  # of the last call of torch.set_num_threads
     roots: tuple[str, ...] = ()  # types of the modules that the script itself calls to train
     modules: dict[str, int] = field(default_factory=dict)  # inside the roots, by type's name
     blocks: tuple[str, int] | None = (
@@ -95,7 +109,14 @@ class ScriptFacts:
     conv_tf32: bool = True
     deterministic: bool = False
     threads: int = 0
-    cores: int = 0
+    cores: int = 0  # that this process can keep busy, quotas counted
+    machine_cores: int = 0
+    numa_nodes: int = 1  # whose cores this process may use
+    local_ranks: int = 1  # of the job, on this machine
+    onednn: bool | None = None  # whether it was on in the first forward; None: torch has none
+    flushes_denormals: bool = False
+    collects: bool = True  # garbage collections look at every object: none are frozen
+    variables: dict[str, str] = field(default_factory=dict)  # VARIABLES, those that are set
     world_size: int = 1
     backend: str | None = None  # of the default process group
 
@@ -106,7 +127,7 @@ class ScriptFacts:
     def from_json(cls, value: dict[str, Any]) -> ScriptFacts:
         """Names that this version does not know are left out."""
         known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
-        for name in ("forward", "backward", "step", "zero_grad", "clip"):
+        for name in ("forward", "backward", "step", "zero_grad", "clip", "set_threads"):
             known[name] = _frames(known.get(name, ()))
         known["passes"] = tuple(_pass(value) for value in known.get("passes", ()))
         known["root_calls"] = tuple(_root_call(value) for value in known.get("root_calls", ()))

@@ -18,6 +18,22 @@ _NAMES = (
     "tf32",
     "bf16",
     "fused-optimizer",
+    "foreach-optimizer",
+    "set-to-none",
+    "loader-workers",
+    "persistent-workers",
+    "prefetch-factor",
+    "pin-memory",
+    "threads",
+    "one-thread",
+    "pin-ranks",
+    "cpu-allocator",
+    "flush-denormal",
+    "onednn",
+    "vectors",
+    "expandable-segments",
+    "gc-freeze",
+    "no-sync",
 )
 
 

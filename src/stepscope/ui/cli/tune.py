@@ -54,8 +54,12 @@ def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
     callback=_duration,
     help="Time for all trials together, such as 90s, 10m or 1h.",
 )
-@click.option("--only", default="", callback=_names, metavar="ID[,ID]", help="Try only these remedies.")
-@click.option("--skip", default="", callback=_names, metavar="ID[,ID]", help="Do not try these remedies.")
+@click.option(
+    "--only", default="", callback=_names, metavar="ID[,ID]", help="Try only these remedies."
+)
+@click.option(
+    "--skip", default="", callback=_names, metavar="ID[,ID]", help="Do not try these remedies."
+)
 @click.option(
     "--allow",
     type=click.Choice(["bit-identical", "rounding", "random", "training"]),
