@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Fits = Callable[[ScriptFacts, str], str | None]
     Patch = Callable[[Script, str], Proposal]
     Environment = Callable[[str, Mapping[str, str]], dict[str, str | None]]
+    ValuesOf = Callable[[ScriptFacts], tuple[str, ...]]
 
 
 class Effect(StrEnum):
@@ -66,10 +67,15 @@ class Fix:
     apply: Apply | None = None
     environment: Environment | None = None
     values: tuple[str, ...] = ("",)  # what `tune` tries, one at a time; "" means it takes none
+    values_of: ValuesOf | None = None  # the same where they follow from the script
     family: str = ""  # of a family only one is applied at a time
     may_be: Effect | None = None  # the least it does, where that depends on the script
     accepts: Callable[[str], bool] | None = None  # which values a user may give; None: any
     after: frozenset[str] = frozenset()  # tried again once one of these families is kept
+
+    def values_for(self, facts: ScriptFacts) -> tuple[str, ...]:
+        """What to try on this script, one at a time."""
+        return self.values_of(facts) if self.values_of is not None else self.values
 
     @property
     def is_proposal(self) -> bool:

@@ -244,12 +244,25 @@ class PythonSource:
 
     def ensure_import(self, module: str) -> tuple[Edit, ...]:
         """`import module`, after the imports at the top, unless it is there."""
-        if self.imports(module):
-            return ()
+        return () if self.imports(module) else (self._add_import(f"import {module}"),)
+
+    def ensure_from_import(self, module: str, *names: str) -> tuple[Edit, ...]:
+        """`from module import names`, after the imports at the top, without those that are there."""
+        there = {
+            alias.name
+            for node in self.tree.body
+            if isinstance(node, ast.ImportFrom) and node.module == module
+            for alias in node.names
+            if not alias.asname
+        }
+        missing = ", ".join(name for name in names if name not in there)
+        return (self._add_import(f"from {module} import {missing}"),) if missing else ()
+
+    def _add_import(self, line: str) -> Edit:
         imported = self._last_import()
         if imported is not None:
-            return (self.insert_after(imported, f"import {module}"),)
-        return (self._insert_at_top(f"import {module}"),)
+            return self.insert_after(imported, line)
+        return self._insert_at_top(line)
 
     def wrap(self, first: ast.stmt, last: ast.stmt, header: str) -> tuple[Edit, ...]:
         """Put statements of one block, from first to last, under a header such as `with ...:`."""

@@ -170,6 +170,7 @@ class ScriptWatch:
             image_inputs=self._images,
             passes_per_step=_constant([passes for passes, _ in self._cycles]),
             synced_passes=_constant([synced for _, synced in self._cycles]),
+            graph_changes=self._graph_changes(),
             autocast=self._autocast,
             cudnn_benchmark=torch.backends.cudnn.benchmark,
             matmul_precision=_matmul_precision(),
@@ -181,6 +182,19 @@ class ScriptWatch:
             backend=dist.get_backend() if dist is not None and grouped else None,
         )
         return replace(facts, **self._where.content, **model_facts(self._roots), **machine_facts())
+
+    def _graph_changes(self) -> bool | None:
+        """DDP compares the unused parameters of each step where it looks for them."""
+        looking = [
+            made
+            for built, made in self._built
+            if built.kind == "ddp" and built.options.get("find_unused_parameters")
+        ]
+        if not looking:
+            return None
+        return not all(
+            ddp._get_ddp_logging_data().get("can_set_static_graph", True) for ddp in looking
+        )
 
 
 def _only_yields(loader: Any) -> bool:

@@ -96,9 +96,11 @@ class ScriptFacts:
     parameters: int = 0
     parameter_bytes: int = 0
     dtypes: tuple[str, ...] = ()
+    buffers: int = 0  # tensors in the roots that are no parameters, such as running statistics
     image_inputs: bool = False  # a root gets floating tensors of four or five dimensions
     passes_per_step: int | None = None  # backward passes per optimizer's step; None if it varies
     synced_passes: int | None = None  # of those, in how many DDP exchanged gradients
+    graph_changes: bool | None = None  # DDP saw other unused parameters; None if it did not look
     autocast: str | None = None  # the dtype, where the script has autocast on in its forward
     compiled: bool = False
     no_compiler: str | None = None  # why torch.compile cannot work on this machine

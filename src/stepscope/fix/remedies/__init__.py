@@ -34,6 +34,14 @@ _NAMES = (
     "expandable-segments",
     "gc-freeze",
     "no-sync",
+    "sync-once",
+    "bucket-view",
+    "static-graph",
+    "bucket-mb",
+    "first-bucket-mb",
+    "compress-gradients",
+    "no-buffer-broadcast",
+    "powersgd",
 )
 
 
