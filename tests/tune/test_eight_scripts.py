@@ -1,5 +1,5 @@
-"""`stepscope tune` on scripts of different make: it finishes, keeps what is planted and nothing in a
-healthy script, and its patch trains as the remedies that it kept did, loss for loss."""
+"""`stepscope tune` on scripts of different make: it finishes, keeps what is planted and nothing in
+a healthy script, and its patch trains as the remedies that it kept did, loss for loss."""
 
 from __future__ import annotations
 
