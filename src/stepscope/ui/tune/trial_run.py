@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from stepscope.records.script_facts import ScriptFacts
     from stepscope.ui.command_to_end import CommandEnd
+    from stepscope.ui.tune.journal import FinishedTrial
     from stepscope.verify.parity import RunLosses
 
     Floats = NDArray[np.float64]
@@ -105,6 +106,17 @@ class TrialCommand:
             took_s=time.monotonic() - began,
             failed=failed,
             output=output,
+        )
+
+    def read(self, finished: FinishedTrial) -> TrialRun:
+        """One that ended before the tune was resumed."""
+        return read_run(
+            self.home / finished.folder,
+            number=finished.number,
+            remedies=finished.remedies,
+            took_s=finished.took_s,
+            failed=finished.failed,
+            output=finished.output,
         )
 
     def _why_failed(self, folder: Path, end: CommandEnd, ranks: list[dict[str, Any]]) -> str | None:
