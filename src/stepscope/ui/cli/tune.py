@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepscope.errors import UsageError
+from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.ui.cli.options import json_option, out_option, step_on_option
 from stepscope.ui.cli.run import startable
 from stepscope.ui.run_folder import claim_or_refuse
@@ -77,6 +77,9 @@ def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
 )
 @out_option("Folder for all trials (default: stepscope-runs/<time>-tune-<script>).")
 @step_on_option
+@click.option(
+    "--apply", is_flag=True, help="Make the change in your files, if git can bring them back."
+)
 @json_option
 @click.option("--quiet", is_flag=True, help="Print nothing while trials run.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -85,6 +88,7 @@ def command(
     context: click.Context,
     /,
     resume: Path | None,
+    apply: bool,
     as_json: bool,
     quiet: bool,
     command: tuple[str, ...],
@@ -103,6 +107,8 @@ def command(
         say(f"tune folder {journal.folder}")
     end = tune(journal, (lambda _words: None) if quiet else say)
     _print(end, journal.folder, as_json=as_json)
+    if apply and not end.code:
+        _apply(end)
     return end.code
 
 
@@ -178,4 +184,29 @@ def _print(end: TuneEnd, folder: Path, *, as_json: bool) -> None:
         return
     from stepscope.ui.terminal.tune import print_tune
 
-    print_tune(end.result, folder)
+    print_tune(end.result, folder, _write_report(folder))
+
+
+def _write_report(folder: Path) -> Path | None:
+    """Nothing here may take the answer away."""
+    from stepscope.ui.html.tune import write_tune_report
+
+    try:
+        return write_tune_report(folder)
+    except NotCapturedError:  # stopped before anything was measured
+        return None
+    except (StepscopeError, OSError) as error:
+        say(f"the report could not be written: {error}")
+        return None
+
+
+def _apply(end: TuneEnd) -> None:
+    """UsageError where git could not bring the files back."""
+    from stepscope.ui.tune.patch import apply_patch
+    from stepscope.ui.tune.result import patch_of
+
+    if end.facts is None or not end.result.kept:
+        say("--apply: nothing was kept, so nothing is changed")
+        return
+    for path in apply_patch(patch_of(end.result, end.facts)):
+        say(f"changed {path}")

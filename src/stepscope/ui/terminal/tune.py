@@ -9,7 +9,8 @@ from rich.text import Text
 from stepscope.records.figures import interval, significant, size
 from stepscope.ui.terminal.console import make_console, note_line, print_path
 from stepscope.ui.terminal.tables import answer_grid, fitting_table
-from stepscope.ui.tune.words import configuration_words, run_command, tune_answer
+from stepscope.ui.tune.words import configuration_words
+from stepscope.ui.tune_words import run_command, tune_answer
 from stepscope.ui.words import or_dash
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 _SPARE = ("memory", "promised", "numbers")
 
 
-def print_tune(result: TuneResult, folder: Path, *, width: int | None = None) -> None:
+def print_tune(
+    result: TuneResult, folder: Path, report: Path | None = None, *, width: int | None = None
+) -> None:
     """Everything, to stdout; the command to go on with is the last line."""
     console = make_console(width)
     console.print(answer_grid(tune_answer(result, folder), "bold green" if result.kept else "bold"))
@@ -34,6 +37,7 @@ def print_tune(result: TuneResult, folder: Path, *, width: int | None = None) ->
     _print_reasons(console, result)
     _print_change(console, result)
     print_path(console, "folder  ", folder)
+    print_path(console, "report  ", report)
     if result.kept:
         console.print(Text(run_command(result), style="bold"), soft_wrap=True)
 

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.errors import UnreadableInputError
 from stepscope.fix.chosen import choose
-from stepscope.fix.proposal import Proposal, Script
 from stepscope.records.tuning import RemedyLeftOut, TriedConfiguration, TuneResult
-from stepscope.trace.regular_files import read_whole
 from stepscope.ui.tune.journal import TRIALS
+from stepscope.ui.tune.patch import make_patch
 from stepscope.ui.tune.rules import control_words, peak_bytes
 from stepscope.ui.tune.search import BASELINE
 from stepscope.ui.tune.words import configuration_words, gain_words, verdict_words
@@ -24,12 +22,10 @@ from stepscope.verify.trial_steps import without_pauses
 if TYPE_CHECKING:
     from stepscope.records.script_facts import ScriptFacts
     from stepscope.ui.tune.journal import Journal
+    from stepscope.ui.tune.patch import TunePatch
     from stepscope.ui.tune.rules import CheckedTrial
     from stepscope.ui.tune.search import Configuration, Contender, PairTest, Search
     from stepscope.verify.tuned_gain import Gain
-
-
-_MOST_SOURCE = 16 << 20
 
 
 def tune_result(
@@ -54,10 +50,9 @@ def tune_result(
 
 
 def _measured(known: TuneResult, search: Search) -> TuneResult:
-    table = _Table(search)
+    table = _Rows(search)
     runs = [without_pauses(trial.step_ms) for trial in search.bases]
     _, low, high = mean_step(runs)
-    peaks = [peak for trial in search.bases if (peak := peak_bytes(trial)) is not None]
     best = search.final.gain if search.final is not None and search.kept else None
     best_ms = table.estimate(search.kept)
     return replace(
@@ -77,11 +72,11 @@ def _measured(known: TuneResult, search: Search) -> TuneResult:
             *(RemedyLeftOut(remedy=name, why=why) for name, why in search.not_tried()),
         ),
         control=control_words(search.bases),
-        baseline_peak_bytes=max(peaks, default=None),
+        baseline_peak_bytes=peak_bytes(search.bases),
     )
 
 
-class _Table:
+class _Rows:
     """One row per configuration. A gain is measured against the base that it was tested on."""
 
     def __init__(self, search: Search) -> None:
@@ -199,16 +194,19 @@ class _Table:
 
 
 def _with_patch(result: TuneResult, facts: ScriptFacts, proposals: tuple[str, ...]) -> TuneResult:
-    script = Script(facts, _read_source)
-    proposed = Proposal()
-    for name in (*result.kept, *proposals):
-        chosen = choose(name)
-        proposed += chosen.remedy.patch(script, chosen.value)
-    return replace(result, by_hand=proposed.by_hand, variables=proposed.variables)
+    """Remedies that only a person can make are told beside the patch."""
+    patch = patch_of(result, facts)
+    root = Path(result.folder or ".")
+    more = tuple(
+        f"{name}: {line}"
+        for name in proposals
+        for line in make_patch(facts, [choose(name)], root).by_hand
+    )
+    return replace(
+        result, patch=patch.diff, by_hand=(*patch.by_hand, *more), variables=patch.variables
+    )
 
 
-def _read_source(file: str) -> bytes | None:
-    try:
-        return read_whole(Path(file), _MOST_SOURCE)
-    except UnreadableInputError:
-        return None
+def patch_of(result: TuneResult, facts: ScriptFacts) -> TunePatch:
+    """What does the same as the kept remedies."""
+    return make_patch(facts, [choose(name) for name in result.kept], Path(result.folder or "."))

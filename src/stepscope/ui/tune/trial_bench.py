@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Protocol
 
-from stepscope.ui.tune.journal import TRIALS, FinishedTrial
-from stepscope.ui.tune.trial_run import TrialRun, read_run
+from stepscope.ui.tune.journal import FinishedTrial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stepscope.ui.tune.journal import Journal
+    from stepscope.ui.tune.trial_run import TrialRun
 
 _RECENT = 5  # trials that say how long the next one takes
 
@@ -26,9 +26,11 @@ class OutOfTimeError(Exception):
 
 
 class TrialRunner(Protocol):
-    """Runs one trial; trial_run.TrialCommand does, and tests make their own."""
+    """Runs one trial, or reads a finished one; trial_run.TrialCommand does."""
 
     def run(self, number: int, remedies: Sequence[str]) -> TrialRun: ...
+
+    def read(self, finished: FinishedTrial) -> TrialRun: ...
 
 
 class TrialBench:
@@ -56,7 +58,7 @@ class TrialBench:
         """OutOfTimeError if it would not end in time."""
         wanted = tuple(remedies)
         if self._finished[wanted]:
-            trial = self._read(self._finished[wanted].popleft())
+            trial = self._runner.read(self._finished[wanted].popleft())
         else:
             if not self.affords(1):
                 raise OutOfTimeError
@@ -98,14 +100,3 @@ class TrialBench:
             )
         self._number += 1
         return trial
-
-    def _read(self, trial: FinishedTrial) -> TrialRun:
-        assert self._journal is not None
-        return read_run(
-            self._journal.folder / TRIALS / trial.folder,
-            number=trial.number,
-            remedies=trial.remedies,
-            took_s=trial.took_s,
-            failed=trial.failed,
-            output=trial.output,
-        )

@@ -15,9 +15,10 @@ from stepscope.measure.schedule import Schedule
 from stepscope.measure.settings import Settings
 from stepscope.records.words import counted
 from stepscope.trace.script_file import read_script
+from stepscope.trace.tune_files import BASELINE, TUNE
 from stepscope.ui.captured_command import capture_to_end
 from stepscope.ui.command_to_end import OUTPUT, last_lines
-from stepscope.ui.tune.journal import BASELINE, TRIALS, Journal, TunePlan, TuneStart
+from stepscope.ui.tune.journal import TRIALS, Journal, TunePlan, TuneStart
 from stepscope.ui.tune.plan import WantedRemedies, fitting_remedies, in_order
 from stepscope.ui.tune.predictions import predict_remedies
 from stepscope.ui.tune.result import tune_result
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
     Say = Callable[[str], None]
 
-TUNE = "tune.json"
 _LAST_LINES = 8
 _LEAST_LIMIT_S, _LIMIT_TIMES = 60.0, 10.0  # of one trial: these seconds, and times the baseline
 

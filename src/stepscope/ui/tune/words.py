@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from stepscope.records.figures import (
@@ -15,13 +14,9 @@ from stepscope.records.figures import (
     trimmed,
     unsigned_percent,
 )
-from stepscope.records.words import counted
-from stepscope.ui.answer import Answer
 from stepscope.verify.tuned_gain import WORTH
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from stepscope.records.tuning import TuneResult
     from stepscope.ui.tune.search import Search
     from stepscope.ui.tune.trial_bench import TrialBench
@@ -59,15 +54,6 @@ def progress_words(
     )
 
 
-def run_command(result: TuneResult) -> str:
-    """What runs the training with what was kept."""
-    return f"stepscope run --with {','.join(result.kept)} -- {shlex.join(result.command)}"
-
-
-def tune_answer(result: TuneResult, folder: Path) -> Answer:
-    return Answer(verdict=result.verdict, why=_why(result), next=_next(result, folder))
-
-
 def verdict_words(result: TuneResult) -> str:
     if result.baseline_ms is None:
         return "stopped before anything was measured"
@@ -80,22 +66,3 @@ def verdict_words(result: TuneResult) -> str:
     if result.speedup >= 1.5:
         return f"{names}: a step is {factor(result.speedup)} times faster, {steps}"
     return f"{names}: a step is {percent(1 - 1 / result.speedup)} shorter, {steps}"
-
-
-def _why(result: TuneResult) -> str:
-    tried = [row for row in result.trials if row.measured_ms is not None]
-    failed = len(result.trials) - len(tried)
-    words = f"{counted(len(tried), 'configuration')} measured against the command as it is"
-    if failed:
-        words += f", {failed} failed"
-    if result.control:
-        words += f"; {result.control}"
-    return words
-
-
-def _next(result: TuneResult, folder: Path) -> str:
-    if result.status != "finished":
-        return f"go on with: stepscope tune --resume {shlex.quote(str(folder))}"
-    if result.kept:
-        return f"make the change below, or: {run_command(result)}"
-    return f"see where the time goes: stepscope explain {shlex.quote(str(folder / 'baseline'))}"
