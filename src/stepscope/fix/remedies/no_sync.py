@@ -89,7 +89,7 @@ def _only_shows(statement: ast.stmt) -> bool:
 
 
 def _counter(loop: ast.For | ast.While) -> str | None:
-    """The step's number, where the loop counts: `for i, x in enumerate(...)`, `for i in range(...)`."""
+    """The step's number, where the loop counts: with enumerate or range."""
     if not isinstance(loop, ast.For) or not isinstance(loop.iter, ast.Call):
         return None
     function = ast.unparse(loop.iter.func)
