@@ -32,10 +32,6 @@ class Effect(StrEnum):
         return list(Effect).index(self)
 
 
-class RefusedError(Exception):
-    """A remedy that does not fit this training; the message says why."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
     """One thing that can be changed without touching the script.
@@ -55,6 +51,7 @@ class Fix:
     values: tuple[str, ...] = ("",)  # what `tune` tries, one at a time; "" means it takes none
     family: str = ""  # of a family only one is applied at a time
     after: frozenset[str] = frozenset()  # tried again once one of these families is kept
+    saves: str = "time"  # "memory": it costs time, so `tune` tries it only where memory is short
 
     @property
     def is_proposal(self) -> bool:

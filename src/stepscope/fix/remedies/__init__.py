@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 _NAMES = (
     "tf32",
     "bf16",
+    "fp16",
+    "channels-last",
+    "cudnn-benchmark",
+    "compile",
     "fused-optimizer",
+    "activation-checkpointing",
 )
 
 
