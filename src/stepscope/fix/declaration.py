@@ -33,10 +33,6 @@ class Effect(StrEnum):
         return list(Effect).index(self)
 
 
-class RefusedError(Exception):
-    """A remedy that does not fit this training; the message says why."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
     """One thing that can be changed without touching the script.
@@ -72,6 +68,7 @@ class Fix:
     may_be: Effect | None = None  # the least it does, where that depends on the script
     accepts: Callable[[str], bool] | None = None  # which values a user may give; None: any
     after: frozenset[str] = frozenset()  # tried again once one of these families is kept
+    saves: str = "time"  # "memory": it costs time, so `tune` tries it only where memory is short
 
     def values_for(self, facts: ScriptFacts) -> tuple[str, ...]:
         """What to try on this script, one at a time."""

@@ -143,6 +143,10 @@ class ScriptFacts:
             known["blocks"] = tuple(known["blocks"])
         return cls(**known)
 
+    @property
+    def convolves(self) -> bool:
+        return any("conv" in name.lower() for name in self.modules)
+
     def of_kind(self, kind: str) -> list[Built]:
         return [built for built in self.built if built.kind == kind]
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 _NAMES = (
     "tf32",
     "bf16",
+    "fp16",
+    "channels-last",
+    "cudnn-benchmark",
+    "compile",
     "fused-optimizer",
     "foreach-optimizer",
     "set-to-none",
@@ -42,6 +46,7 @@ _NAMES = (
     "compress-gradients",
     "no-buffer-broadcast",
     "powersgd",
+    "activation-checkpointing",
 )
 
 
