@@ -13,7 +13,8 @@ from stepscope.fix.ddp_options import (
     why_no_ddp,
     write_ddp,
 )
-from stepscope.fix.declaration import Effect, Fix, RefusedError
+from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.refusal import RefusedError
 
 if TYPE_CHECKING:
     from stepscope.fix.building import Made

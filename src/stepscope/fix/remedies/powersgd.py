@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.ddp_hooks import FOLDER, HookSource, register, write_registration
 from stepscope.fix.ddp_options import why_no_ddp
-from stepscope.fix.declaration import Effect, Fix, RefusedError
+from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.refusal import RefusedError
 
 if TYPE_CHECKING:
     from stepscope.fix.proposal import Proposal, Script

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from stepscope.fix.accumulation_source import find_loop
 from stepscope.fix.ddp_options import why_no_ddp
-from stepscope.fix.declaration import Effect, Fix, RefusedError
+from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.gradient_exchange import GradientExchange
 from stepscope.fix.proposal import Proposal
+from stepscope.fix.refusal import RefusedError
 
 if TYPE_CHECKING:
     from stepscope.fix.proposal import Script

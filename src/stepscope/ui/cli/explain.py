@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stepscope.explain.engines import Engine
     from stepscope.explain.open_engine import EngineName
     from stepscope.records.explanation import Explanation
+    from stepscope.trace.tune_files import FoundTune
     from stepscope.ui.advice import RankAdvice
     from stepscope.ui.rank_look import RankLook
 
@@ -120,6 +121,13 @@ def explain_paths(
     from stepscope.ui.advice import add_advice, advise_slowest
     from stepscope.ui.rank_look import DRAWN_RANKS, choose_look
     from stepscope.ui.terminal.progress import shown_progress
+    from stepscope.ui.tried_remedies import (
+        add_origin,
+        add_trials,
+        next_by_tune,
+        tried_alone,
+        tune_of,
+    )
 
     check_html(html)
     draw = html is not None
@@ -129,9 +137,13 @@ def explain_paths(
         explanation, looks = traces.explain(look, max_ranks=DRAWN_RANKS, progress=progress)
         advice = looks[0].advice if looks else None
         advice = advice or advise_slowest(traces, explanation, draw=draw)
-        explanation = add_advice(explanation, advice)
+        explanation = add_origin(explanation)
+        tune = tune_of(explanation)
+        explanation = add_trials(explanation, tune)
+        explanation = add_advice(explanation, advice, tried_alone(tune))
+        explanation = next_by_tune(explanation, tune)
     if html:
-        _write(explanation, looks, advice, html)
+        _write(explanation, looks, advice, html, tune)
     return explanation
 
 
@@ -155,10 +167,15 @@ def _take_part(
 
 
 def _write(
-    explanation: Explanation, looks: Sequence[RankLook], advice: RankAdvice | None, html: Path
+    explanation: Explanation,
+    looks: Sequence[RankLook],
+    advice: RankAdvice | None,
+    html: Path,
+    tune: FoundTune | None,
 ) -> None:
     from stepscope.ui.html.report import write_report
 
     pictures = [look.picture for look in looks if look.picture]
     with writing_html(html):
-        write_report(explanation, pictures, html, whatif=advice.page if advice else None)
+        whatif = advice.page if advice else None
+        write_report(explanation, pictures, html, whatif=whatif, tune=tune)
