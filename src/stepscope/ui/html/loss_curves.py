@@ -92,14 +92,14 @@ def _first_curve(folder: Path, runs: Sequence[str]) -> Curve:
 def _thinned(losses: Sequence[tuple[int, str]]) -> Curve:
     """The mean of each step's passes, at most so many steps."""
     by_step: dict[int, list[float]] = {}
-    for step, text in losses:
-        by_step.setdefault(step, []).append(_number(text))
+    for step, digits in losses:
+        by_step.setdefault(step, []).append(_number(digits))
     steps = sorted(by_step)[:: -(-len(by_step) // _MOST_POINTS)]
     return [(step, sum(by_step[step]) / len(by_step[step])) for step in steps]
 
 
-def _number(text: str) -> float:
+def _number(digits: str) -> float:
     try:
-        return float.fromhex(text)
+        return float.fromhex(digits)
     except (ValueError, OverflowError):  # the file was damaged
         return math.nan
