@@ -6,12 +6,13 @@ Everything between the two runs under it, the loss too, as if the script's own s
 
 from __future__ import annotations
 
+import ast
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.proposal import Proposal
+from stepscope.fix.source_lines import NoPlaceError
 
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Sequence
 
     from stepscope.fix.proposal import Script
@@ -54,15 +55,20 @@ def enter_until_backward(training: TrainingProcess, dtype: str) -> None:
 def wrap_forward(script: Script, dtype: str) -> Proposal:
     """The statements from the forward to the one before backward, under autocast."""
     header = f'with torch.autocast("{script.facts.device}", dtype=torch.{dtype}):'
+    by_hand = f"put the forward pass and the loss under `{header}`"
     found = statements_of_forward(script)
     if found is None:
-        return Proposal(by_hand=(f"put the forward pass and the loss under `{header}`",))
+        return Proposal(by_hand=(by_hand,))
     source, first, last = found
-    return Proposal(edits=(*source.ensure_import("torch"), *source.wrap(first, last, header)))
+    try:
+        edits = (*source.ensure_import("torch"), *source.wrap(first, last, header))
+    except NoPlaceError:
+        return Proposal(by_hand=(f"{by_hand} ({source.file}:{first.lineno})",))
+    return Proposal(edits=edits)
 
 
 def statements_of_forward(script: Script) -> tuple[PythonSource, ast.stmt, ast.stmt] | None:
-    """The first and last statement of the block that backward stands in, which make the loss."""
+    """The first and last statement, of one block, that make the loss before backward begins."""
     facts = script.facts
     for frame in facts.backward:
         source = script.source(frame.file)
@@ -70,16 +76,28 @@ def statements_of_forward(script: Script) -> tuple[PythonSource, ast.stmt, ast.s
             continue
         end = source.statement_at(frame.line)
         begin = _statement_in(source, facts.forward, frame)
-        if begin is None or end is None:
+        found = _before(source, begin, end) if begin is not None and end is not None else None
+        if found is not None:
+            return source, *found
+    return None
+
+
+def _before(
+    source: PythonSource, begin: ast.stmt, end: ast.stmt
+) -> tuple[ast.stmt, ast.stmt] | None:
+    """The statements of one block from the one that holds `begin` up to where `end` is reached."""
+    around_end = [end, *source.parents_of(end)]
+    around_begin = [begin, *source.parents_of(begin)]
+    for node in around_end:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            return None
+        if not isinstance(node, ast.stmt):
             continue
-        block = source.block_of(end)
-        holders = [
-            statement
-            for statement in block
-            if statement.lineno <= begin.lineno <= (statement.end_lineno or statement.lineno)
-        ]
-        if holders and block.index(holders[0]) < block.index(end):
-            return source, holders[0], block[block.index(end) - 1]
+        block = source.block_of(node)
+        holder = next((one for one in block if one in around_begin), None)
+        if holder is not None:
+            first, last = block.index(holder), block.index(node) - 1
+            return (holder, block[last]) if first <= last else None
     return None
 
 

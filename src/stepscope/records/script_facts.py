@@ -17,6 +17,7 @@ class Frame:
     file: str
     line: int
     function: str
+    ends: tuple[int, int] | None = None  # line and column, in bytes, after the code that ran there
 
     @property
     def words(self) -> str:
@@ -92,4 +93,8 @@ class ScriptFacts:
 
 
 def _frames(values: Any) -> tuple[Frame, ...]:
-    return tuple(Frame(**value) for value in values)
+    return tuple(_frame(**value) for value in values)
+
+
+def _frame(*, ends: Any = None, **value: Any) -> Frame:
+    return Frame(**value, ends=None if ends is None else (ends[0], ends[1]))

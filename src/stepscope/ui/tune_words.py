@@ -33,6 +33,8 @@ def _why(result: TuneResult) -> str:
 
 
 def _next(result: TuneResult, folder: Path) -> str:
+    if result.status == "interrupted":
+        return f"go on with: stepscope tune --resume {shlex.quote(str(folder))}"
     if result.kept:
         return f"make the change below, or: {run_command(result)}"
     return f"see where the time goes: stepscope explain {shlex.quote(str(folder / 'baseline'))}"
