@@ -149,6 +149,10 @@ def test_a_tune_that_ended_is_not_repeated() -> None:
     early = tuned(10.0, 9.0, "bf16", status="out of time")
     assert library_tune._is_done(early, options)
     assert not library_tune._is_done(early, going_on)
+    untried = tuned(10.0, 9.0, "bf16")
+    untried["answer"]["left_out"] = [{"remedy": "tf32", "why": "the budget was spent before it"}]
+    assert library_tune._is_done(untried, options)
+    assert not library_tune._is_done(untried, going_on)
     assert library_tune._is_done(tuned(10.0, 9.0, "bf16"), going_on)
     assert not library_tune._is_done(tuned(10.0, 9.0, "bf16") | {"cut": True}, options)
     assert not library_tune._is_done({"answer": None, "cut": False}, options)
@@ -163,12 +167,42 @@ def test_a_tune_with_a_journal_is_resumed(tmp_path: Path) -> None:
         "--only", "bf16", "--", sys.executable, str(FOLDER / "swin.py"), "--tiny", "--device",
         "cpu",
     ]  # fmt: skip
+    options.at_once = 2
+    in_turns = library_tune._command("swin", tmp_path / "swin", 90.0, options, [])
+    assert Path(in_turns[in_turns.index("--") + 2]).name == "library_turn.py"
+    assert in_turns[in_turns.index("--") + 4] == str(FOLDER / "swin.py")
     (tmp_path / "swin").mkdir()
     (tmp_path / "swin/journal.jsonl").touch()
     resumed = library_tune._command("swin", tmp_path / "swin", 90.0, options, ["--only", "bf16"])
     assert resumed[resumed.index("--budget") :][:5] == [
         "--budget", "90s", "--resume", str(tmp_path / "swin"), "--",
     ]  # fmt: skip
+
+
+def test_scripts_that_share_a_lock_train_in_turns(tmp_path: Path) -> None:
+    """Each notes when its turn began and when it ended; both import first."""
+    pytest.importorskip("torch")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, time\n"
+        "import torch\n"
+        "torch.manual_seed(0)\n"
+        "began = time.monotonic()\n"
+        "time.sleep(0.5)\n"
+        "torch.manual_seed(1)\n"
+        "print(began, time.monotonic(), sys.argv[1])\n"
+    )
+    turn = Path(library_tune.__file__).with_name("library_turn.py")
+    both = [
+        subprocess.Popen(
+            [sys.executable, turn, tmp_path / "lock", script, word], stdout=-1, text=True
+        )
+        for word in ("a", "b")
+    ]
+    lines = [child.communicate(timeout=120)[0].split() for child in both]
+    assert [line[2] for line in lines] == ["a", "b"]
+    first, second = sorted((float(line[0]), float(line[1])) for line in lines)
+    assert first[1] <= second[0]
 
 
 def test_a_command_past_its_limit_is_asked_to_end_as_by_ctrl_c(
