@@ -338,18 +338,20 @@ def _name_of_ddp(script: Script, source: PythonSource, forward: Frame) -> str | 
     statement = source.statement_at(forward.line)
     if statement is None:
         return None
-    called = [
-        source.segment(node.func)
+    calls = [
+        node
         for node in ast.walk(statement)
         if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name | ast.Attribute)
         and node.lineno <= forward.line <= (node.end_lineno or forward.line)
     ]
+    called = [source.segment(c.func) for c in calls if isinstance(c.func, ast.Name | ast.Attribute)]
     for built in script.facts.of_kind("ddp"):
         where = script.source(built.frames[0].file) if built.frames and built.direct else None
         name = ddp_name(where, built.frames[0].line, built.type) if where is not None else None
         if name is not None and name[0] in called:
             return name[0]
+    if any(isinstance(call.func, ast.Call) for call in calls):
+        return None
     known = {n.name for n in ast.walk(source.tree) if isinstance(n, _SCOPES[:3])}
     known |= {name for n in source.tree.body for name in _stored_names(n) if _is_import(n)}
     known |= set(dir(builtins))

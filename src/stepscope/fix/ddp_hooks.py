@@ -6,6 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stepscope.fix.declaration import RefusedError
 from stepscope.fix.proposal import Proposal
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def register(
     training: TrainingProcess, words: str, make: Callable[[Any], tuple[Any, Callable[..., Any]]]
 ) -> None:
     """Give every DDP a hook, just before the first forward: by then the script has registered its
-    own, if it has one, and DDP takes only one. `make(ddp)` returns the hook's state and the hook.
+    own, if it has one, and DDP takes only one. `make(ddp)` returns the hook's state and the hook,
+    or raises RefusedError.
     """
     tell, refuse = training.telling(), training.refusing()
     waiting: list[Any] = []
@@ -51,6 +53,8 @@ def register(
                 continue
             try:
                 ddp.register_comm_hook(*make(ddp))
+            except RefusedError as error:
+                refuse(str(error))
             except (RuntimeError, TypeError, ValueError) as error:
                 refuse(f"torch refuses the hook: {str(error).splitlines()[0]}")
             else:

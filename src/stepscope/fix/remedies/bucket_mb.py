@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.fix.ddp_options import (
-    MIB,
     caps_of,
     count_buckets,
     give_ddp,
@@ -14,6 +13,7 @@ from stepscope.fix.ddp_options import (
     write_ddp,
 )
 from stepscope.fix.declaration import Effect, Fix, RefusedError
+from stepscope.records.figures import size as size_words
 
 if TYPE_CHECKING:
     from stepscope.fix.building import Made
@@ -39,7 +39,7 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     if all(caps == (cap, cap) for caps in present):
         return f"buckets hold {value} MiB already"
     if all(count == count_buckets(size, cap, cap) for count in now):
-        return f"{size / MIB:.3g} MiB of gradients fill as many buckets as now"
+        return f"{size_words(size)} of gradients fill as many buckets as now"
     return None
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 
+# The hook makes calls as others end: on gloo two buckets may make theirs in another order per rank.
+_NEEDS_ORDER = "torch's powerSGD_hook needs NCCL: over gloo ranks may wait for each other forever"
 _WHOLE_STEPS = 10  # with whole gradients, before compression begins
 
 
@@ -24,6 +26,8 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     why_not = why_no_ddp(facts)
     if why_not is not None:
         return why_not
+    if facts.device == "cpu" or facts.backend == "gloo":
+        return _NEEDS_ORDER
     return None if _is_rank(value) else _not_a_rank(value)
 
 
@@ -32,11 +36,14 @@ def apply(training: TrainingProcess, value: str) -> None:
         raise RefusedError(_not_a_rank(value))
 
     def make(ddp: Any) -> tuple[Any, Any]:
+        import torch.distributed as dist
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
             PowerSGDState,
             powerSGD_hook,
         )
 
+        if ddp.device.type == "cpu" or dist.get_backend(ddp.process_group) == "gloo":
+            raise RefusedError(_NEEDS_ORDER)
         state = PowerSGDState(
             ddp.process_group,
             matrix_approximation_rank=int(value),
