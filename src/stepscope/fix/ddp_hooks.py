@@ -6,8 +6,8 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.declaration import RefusedError
 from stepscope.fix.proposal import Proposal
+from stepscope.fix.refusal import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,11 +8,11 @@ from stepscope.fix.ddp_options import (
     caps_of,
     count_buckets,
     give_ddp,
-    megabytes,
+    is_size,
     why_no_ddp,
     write_ddp,
 )
-from stepscope.fix.declaration import Effect, Fix, RefusedError
+from stepscope.fix.declaration import Effect, Fix
 from stepscope.records.figures import size as size_words
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     why_not = why_no_ddp(facts)
     if why_not is not None:
         return why_not
-    cap = megabytes(value)
-    if cap is None:
-        return _not_a_size(value)
+    cap = float(value)
     present = [caps_of(built) for built in facts.of_kind("ddp")]
     if None in present:
         return _OWN_LIST
@@ -44,8 +42,6 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
 
 
 def apply(training: TrainingProcess, value: str) -> None:
-    if megabytes(value) is None:
-        raise RefusedError(_not_a_size(value))
     give_ddp(training, {"bucket_cap_mb": _number(value)}, _has_own_list)
 
 
@@ -62,15 +58,12 @@ def _number(value: str) -> float:
     return int(number) if number.is_integer() else number
 
 
-def _not_a_size(value: str) -> str:
-    return f"{value!r} is not a size in MiB: give one such as bucket-mb=50"
-
-
 FIX = Fix(
     id="bucket-mb",
     effect=Effect.ROUNDING,  # sums of more than two ranks are made in another order
     family="ddp-buckets",
     values=("5", "10", "50", "100", "1"),
+    accepts=is_size,
     fits=fits,
     apply=apply,
     patch=patch,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.ddp_hooks import FOLDER, HookSource, register, write_registration
 from stepscope.fix.ddp_options import why_no_ddp
-from stepscope.fix.declaration import Effect, Fix, RefusedError
+from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.refusal import RefusedError
 
 if TYPE_CHECKING:
     from stepscope.fix.proposal import Proposal, Script
@@ -28,13 +29,10 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
         return why_not
     if facts.device == "cpu" or facts.backend == "gloo":
         return _NEEDS_ORDER
-    return None if _is_rank(value) else _not_a_rank(value)
+    return None
 
 
 def apply(training: TrainingProcess, value: str) -> None:
-    if not _is_rank(value):
-        raise RefusedError(_not_a_rank(value))
-
     def make(ddp: Any) -> tuple[Any, Any]:
         import torch.distributed as dist
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
@@ -69,19 +67,12 @@ def patch(script: Script, value: str) -> Proposal:
     return write_registration(script, source)
 
 
-def _is_rank(value: str) -> bool:
-    return value.isdecimal() and int(value) > 0
-
-
-def _not_a_rank(value: str) -> str:
-    return f"{value!r} is not the rank of a matrix: give one such as powersgd=2"
-
-
 FIX = Fix(
     id="powersgd",
     effect=Effect.TRAINING,
     family="ddp-hook",
     values=("1", "4"),
+    accepts=lambda value: value.isdecimal() and int(value) > 0,
     fits=fits,
     apply=apply,
     patch=patch,
