@@ -13,19 +13,16 @@ where what says so has the same value before the pass as after it.
 from __future__ import annotations
 
 import ast
-import builtins
 import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from stepscope.fix.ddp_hooks import ddp_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from stepscope.fix.proposal import Script
     from stepscope.fix.python_source import PythonSource
-    from stepscope.records.script_facts import Frame
+    from stepscope.records.script_facts import Frame, ScriptFacts
 
 _PURE = (
     ast.Compare,
@@ -58,6 +55,8 @@ class AccumulationLoop:
 def find_loop(script: Script) -> AccumulationLoop | None:
     """None where it cannot be found for sure."""
     facts = script.facts
+    if len(facts.passes) > 1:  # in several places: which comes last is not known
+        return None
     for frame in facts.backward[:1]:
         source = script.source(frame.file)
         forward, step = (_in_function(frames, frame) for frames in (facts.forward, facts.step))
@@ -65,7 +64,7 @@ def find_loop(script: Script) -> AccumulationLoop | None:
             continue
         loop = _Pass.find(source, forward, frame, step)
         test = loop.last_pass_test() if loop is not None else None
-        ddp = _name_of_ddp(script, source, forward)
+        ddp = _name_of_ddp(facts, frame)
         if loop is None or test is None or ddp is None:
             continue
         if source.has_lines_of_its_own(loop.first, loop.last):
@@ -332,37 +331,12 @@ def _stored_names(statement: ast.stmt) -> Iterator[str]:
             yield (node.asname or node.name).partition(".")[0]
 
 
-def _name_of_ddp(script: Script, source: PythonSource, forward: Frame) -> str | None:
-    """What the loop calls DDP: the name it was built under, or the only thing that the forward's
-    line calls which is neither imported nor defined as a function."""
-    statement = source.statement_at(forward.line)
-    if statement is None:
-        return None
-    calls = [
-        node
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Call)
-        and node.lineno <= forward.line <= (node.end_lineno or forward.line)
-    ]
-    called = [source.segment(c.func) for c in calls if isinstance(c.func, ast.Name | ast.Attribute)]
-    for built in script.facts.of_kind("ddp"):
-        where = script.source(built.frames[0].file) if built.frames and built.direct else None
-        name = ddp_name(where, built.frames[0].line, built.type) if where is not None else None
-        if name is not None and name[0] in called:
-            return name[0]
-    if any(isinstance(call.func, ast.Call) for call in calls):
-        return None
-    known = {n.name for n in ast.walk(source.tree) if isinstance(n, _SCOPES[:3])}
-    known |= {name for n in source.tree.body for name in _stored_names(n) if _is_import(n)}
-    known |= set(dir(builtins))
-    unknown = {
-        text
-        for text in called
-        if (text.isidentifier() and text not in known)
-        or (text.startswith("self.") and text.count(".") == 1)
-    }
-    return unknown.pop() if len(unknown) == 1 else None
-
-
-def _is_import(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Import | ast.ImportFrom)
+def _name_of_ddp(facts: ScriptFacts, other: Frame) -> str | None:
+    """What the function with the loop calls the model that it trains; a compiled one hands
+    no_sync() on to DDP."""
+    for call in facts.root_calls:
+        for frame, name in zip(call.frames, call.names, strict=True):
+            same = (frame.file, frame.function) == (other.file, other.function)
+            if same and name and call.type in ("DistributedDataParallel", "OptimizedModule"):
+                return name
+    return None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepscope.fix.proposal import Script
     from stepscope.fix.python_source import PythonSource
     from stepscope.fix.training_process import TrainingProcess
-    from stepscope.records.script_facts import Built
+    from stepscope.records.script_facts import Built, Frame
 
 FOLDER = "torch.distributed.algorithms.ddp_comm_hooks"
 
@@ -74,7 +74,7 @@ def write_registration(script: Script, hook: HookSource) -> Proposal:
 def _write_one(script: Script, built: Built, hook: HookSource) -> Proposal:
     for frame in built.frames[:1] if built.direct else ():
         source = script.source(frame.file)
-        name = ddp_name(source, frame.line, built.type) if source is not None else None
+        name = _ddp_name(source, frame, built.type) if source is not None else None
         if source is not None and name is not None:
             target, statement = name
             added = source.insert_after(statement, hook.call(target))
@@ -86,11 +86,11 @@ def _write_one(script: Script, built: Built, hook: HookSource) -> Proposal:
     )
 
 
-def ddp_name(source: PythonSource, line: int, called: str) -> tuple[str, ast.Assign] | None:
-    """What the script calls the DDP that it builds on this line, if the statement does no more
-    than that: `name = DistributedDataParallel(...)`."""
-    statement = source.statement_at(line)
-    call = source.call_at(line, called)
+def _ddp_name(source: PythonSource, frame: Frame, called: str) -> tuple[str, ast.Assign] | None:
+    """What the script calls the DDP that it builds here, if the statement does no more than that:
+    `name = DistributedDataParallel(...)`."""
+    statement = source.statement_at(frame.line)
+    call = source.call_at(frame.line, called, frame.ends)
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return None
     target = statement.targets[0]
