@@ -166,6 +166,7 @@ def test_tests_that_can_be_asked_before_the_pass(old: str, new: str, test: str |
         ("    if (i + 1) % 4 == 0:", "    if (i + 1) % 4:\n        pass\n    else:"),
         ("    if (i + 1) % 4 == 0:\n    ", ""),  # a step in every pass
         ("    loss = F", "    n = 1; loss = F"),  # no line of its own
+        ("    if (i + 1)", "    i += 1\n    i -= 1\n    if (i + 1)"),
     ],
 )
 def test_anything_less_sure_is_left_to_the_user(old: str, new: str) -> None:
@@ -183,6 +184,8 @@ def test_a_step_for_what_is_left_after_an_epoch_is_left_to_the_user() -> None:
 def test_another_function_that_changes_the_counter_is_noticed() -> None:
     text = "def count():\n    global i\n    i += 1\n\n\n" + LOOP
     assert patched(text) is None
+    args = LOOP.replace("% 4", "% args.passes")
+    assert patched("args.passes = 4\n" + args) is not None  # before the loop
     changing = "def count():\n    args.passes += 1\n\n\n" + LOOP
     assert patched(changing.replace("% 4", "% args.passes")) is None
 
@@ -199,6 +202,8 @@ class Trainer:
                 loss = self.criterion(self.model(x), y)
             if self.scaler:
                 self.scaler.scale(loss).backward()
+            else:
+                loss.backward()
             self.number += 1
             if self.number % self.passes == 0:
                 self.scaler.step(self.optimizer)
@@ -213,6 +218,12 @@ def test_a_method_is_wrapped_where_its_counter_stands_still() -> None:
     assert header(result) == with_test("self.number % self.passes == 0", "self.model")
     assert "                with torch.autocast" in (result or "")
     assert "                    self.scaler.scale(loss).backward()" in (result or "")
+    either = "            else:\n                loss.backward()\n"
+    assert either in fixed
+    skipping = fixed.replace(either, "")
+    assert (
+        patched(skipping, step="scaler.step(", forward="self.model(x)", name="self.model") is None
+    )
 
 
 PASSES = """\
@@ -243,6 +254,7 @@ def test_a_loop_of_passes_counts_them() -> None:
         ("loss =", "part = 1\n            loss ="),
         ("range(passes)", "range(2, passes)"),
         ("range(passes)", "parts"),
+        ("            loss.b", "            if loss > 0:\n                loss.b"),
     ],
 )
 def test_loops_that_may_end_elsewhere_are_left_to_the_user(old: str, new: str) -> None:

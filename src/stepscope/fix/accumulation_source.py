@@ -127,6 +127,8 @@ class _Pass:
                 return None
             if self._steps_outside(guard) or _use_gradients(between):
                 return None
+            if not self._always_runs(last):
+                return None
             test = self._test_before(guard.test, span, between)
             if test is not None:
                 self.first, self.last = first, last
@@ -138,7 +140,7 @@ class _Pass:
     ) -> str | None:
         """The same test before the pass; counters that go up in between are ahead of it."""
         added, others = _counters(between)
-        if not self._keeps_its_value(test, [*span, *others], set(added)):
+        if not self._keeps_its_value(test, [*span, *others]):
             return None
         text = self.source.segment(test)
         if added and added.keys() & _names(test):
@@ -159,10 +161,12 @@ class _Pass:
         jumps = [n for s in loop.body for n in _walk(s) if isinstance(n, ast.Break | ast.Continue)]
         if passes is None or jumps or self._steps_outside(after) or _use_gradients(loop.body):
             return None
+        if not self._always_runs(loop.body[-1]):
+            return None
         counter = loop.target
         assert isinstance(counter, ast.Name)
         both = ast.Compare(left=counter, ops=[ast.Eq()], comparators=[passes])
-        if not self._keeps_its_value(both, loop.body, set()):
+        if not self._keeps_its_value(both, loop.body):
             return None
         return f"{counter.id} + 1 == {self.source.segment(passes)}"
 
@@ -178,9 +182,20 @@ class _Pass:
         assert isinstance(call.func, ast.Attribute)
         return self.source.segment(call.func.value)
 
-    def _keeps_its_value(
-        self, test: ast.expr, statements: Sequence[ast.stmt], ahead: set[str]
-    ) -> bool:
+    def _always_runs(self, until: ast.stmt) -> bool:
+        """Whether the pass that starts runs backward too: no `if` or `try` may leave it out."""
+        block = self.source.block_of(until)
+        for node in self.around_backward:
+            if isinstance(node, ast.If):
+                if not all(_starts_backward(branch) for branch in (node.body, node.orelse)):
+                    return False
+            elif isinstance(node, ast.For | ast.While | ast.Try | ast.Match):
+                return False
+            if node in block:
+                break
+        return True
+
+    def _keeps_its_value(self, test: ast.expr, statements: Sequence[ast.stmt]) -> bool:
         """Whether these statements, and what they call, leave the expression's value alone."""
         if not all(_is_pure(node) for node in ast.walk(test)):
             return False
@@ -191,16 +206,14 @@ class _Pass:
             if isinstance(node, ast.Global | ast.Nonlocal)
             for name in node.names
         }
-        if _names(test) & ((stored - ahead) | shared):
+        if _names(test) & (stored | shared):
             return False
         attributes = {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
         return not attributes & self._stored_attributes(statements)
 
     def _stored_attributes(self, statements: Sequence[ast.stmt]) -> set[str]:
         """Attributes that change in these statements, or in a function that they might call."""
-        mine = (
-            {id(n) for n in ast.walk(self.scope)} if self.scope is not self.source.tree else set()
-        )
+        mine = {id(n) for n in _walk(self.scope)}
         inside = {id(n) for s in statements for n in ast.walk(s)}
         building = {
             id(n)
@@ -270,6 +283,14 @@ def _is_step(node: ast.AST) -> bool:
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "step"
+    )
+
+
+def _starts_backward(statements: Sequence[ast.stmt]) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == "backward"
+        for statement in statements
+        for node in ast.walk(statement)
     )
 
 
