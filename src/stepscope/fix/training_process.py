@@ -51,7 +51,7 @@ class TrainingProcess:
         when_imported: Callable[[str, Callable[[Any], None]], None],
         surrounds: Callable[[Any], Any],
     ) -> None:
-        self.when_imported = when_imported
+        self.when_imported, self.surrounds = when_imported, surrounds
         self._applied: list[Applied] = []
         self._current: Applied | None = None
         self._builders = Builders(when_imported, surrounds)
