@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.chosen import choose_all
-from stepscope.fix.declaration import RefusedError
+from stepscope.fix.refusal import RefusedError
 from stepscope.fix.remedies import FIXES
 from stepscope.fix.training_process import TrainingProcess
 from stepscope.fix.watch_script import ScriptWatch

@@ -42,7 +42,7 @@ def choose(text: str) -> ChosenFix:
             f"{', '.join(sorted(FIXES))}"
         )
     remedy = FIXES[name]
-    takes_value = remedy.values != ("",)
+    takes_value = remedy.values != ("",) or remedy.values_of is not None
     if value and not takes_value:
         raise UsageError(f"{text}: {name} takes no value")
     if takes_value and not value and "" not in remedy.values:

@@ -56,14 +56,11 @@ def _set_where_built(
     words = ", ".join(f"{name}={value}" for name, value in arguments.items())
     for frame in built.frames[:1] if built.direct else ():
         source = script.source(frame.file)
-        call = source.call_at(frame.line, built.type) if source is not None else None
+        call = source.call_at(frame.line, built.type, frame.ends) if source else None
         if source is None or call is None:
             continue
-        edits = [
-            source.set_keyword(call, name, value, positions.get(name))
-            for name, value in arguments.items()
-        ]
-        if all(edit is not None for edit in edits):
-            return Proposal(edits=tuple(edit for edit in edits if edit is not None))
+        edits = source.set_keywords(call, arguments, positions)
+        if edits is not None:
+            return Proposal(edits=edits)
     where = f" (it is built at {built.frames[0].words})" if built.frames else ""
     return Proposal(by_hand=(f"give {built.type} {words}{where}",))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Fits = Callable[[ScriptFacts, str], str | None]
     Patch = Callable[[Script, str], Proposal]
     Environment = Callable[[str, Mapping[str, str]], dict[str, str | None]]
+    ValuesOf = Callable[[ScriptFacts], tuple[str, ...]]
 
 
 class Effect(StrEnum):
@@ -30,10 +31,6 @@ class Effect(StrEnum):
     @property
     def level(self) -> int:
         return list(Effect).index(self)
-
-
-class RefusedError(Exception):
-    """A remedy that does not fit this training; the message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +63,16 @@ class Fix:
     apply: Apply | None = None
     environment: Environment | None = None
     values: tuple[str, ...] = ("",)  # what `tune` tries, one at a time; "" means it takes none
+    values_of: ValuesOf | None = None  # the same where they follow from the script
     family: str = ""  # of a family only one is applied at a time
     may_be: Effect | None = None  # the least it does, where that depends on the script
     accepts: Callable[[str], bool] | None = None  # which values a user may give; None: any
     after: frozenset[str] = frozenset()  # tried again once one of these families is kept
+    saves: str = "time"  # "memory": it costs time, so `tune` tries it only where memory is short
+
+    def values_for(self, facts: ScriptFacts) -> tuple[str, ...]:
+        """What to try on this script, one at a time."""
+        return self.values_of(facts) if self.values_of is not None else self.values
 
     @property
     def is_proposal(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,17 @@ def users_frames() -> tuple[Frame, ...]:
         code = frame.f_code
         if is_users(code.co_filename):
             file = str(Path(code.co_filename).absolute())
-            found.append(Frame(file=file, line=frame.f_lineno, function=code.co_qualname))
+            found.append(
+                Frame(file=file, line=frame.f_lineno, function=code.co_qualname, ends=_ends(frame))
+            )
         frame = frame.f_back
     return tuple(found)
+
+
+def _ends(frame: FrameType) -> tuple[int, int] | None:
+    """Where the expression that runs ends; not known if Python runs without columns."""
+    instruction = frame.f_lasti // 2
+    positions = next(islice(frame.f_code.co_positions(), instruction, None), None)
+    if positions is None or positions[1] is None or positions[3] is None:
+        return None
+    return positions[1], positions[3]

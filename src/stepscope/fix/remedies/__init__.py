@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 _NAMES = (
     "tf32",
     "bf16",
+    "fp16",
+    "channels-last",
+    "cudnn-benchmark",
+    "compile",
     "fused-optimizer",
     "foreach-optimizer",
     "set-to-none",
@@ -34,6 +38,15 @@ _NAMES = (
     "expandable-segments",
     "gc-freeze",
     "no-sync",
+    "sync-once",
+    "bucket-view",
+    "static-graph",
+    "bucket-mb",
+    "first-bucket-mb",
+    "compress-gradients",
+    "no-buffer-broadcast",
+    "powersgd",
+    "activation-checkpointing",
 )
 
 

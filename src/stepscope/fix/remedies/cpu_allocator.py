@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.fix.declaration import Effect, Fix, RefusedError
+from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.environment_variables import add_path
 from stepscope.fix.proposal import Proposal
+from stepscope.fix.refusal import RefusedError
 from stepscope.records.processors import loaded_libraries
 
 if TYPE_CHECKING:

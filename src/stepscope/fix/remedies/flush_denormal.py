@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.fix.declaration import Effect, Fix, RefusedError
+from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.proposal import Proposal
+from stepscope.fix.refusal import RefusedError
 
 if TYPE_CHECKING:
     from stepscope.fix.proposal import Script

@@ -6,9 +6,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.core_shares import share_cores
-from stepscope.fix.declaration import Effect, Fix, RefusedError
+from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.machine_facts import ranks_here
 from stepscope.fix.proposal import Proposal
+from stepscope.fix.refusal import RefusedError
 from stepscope.records import processors
 
 if TYPE_CHECKING:
