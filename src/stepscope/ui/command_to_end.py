@@ -80,7 +80,7 @@ def run_to_end(
 
 
 def _start(
-    command: Sequence[str], settings: Settings, output: IO[bytes], mask: set[signal.Signals]
+    command: Sequence[str], settings: Settings, output: IO[bytes], mask: set[int | signal.Signals]
 ) -> subprocess.Popen[bytes]:
     """With the signals that we hold back let through, as `mask` has them."""
     try:
