@@ -83,6 +83,10 @@ class TriedRemedy(msgspec.Struct, frozen=True, kw_only=True):
         return None if step_ms is None else self.baseline_ms - step_ms
 
     @property
+    def label(self) -> str:
+        return "tried" if self.measured_ms is None else "measured"
+
+    @property
     def words(self) -> str:
         """bf16 38.1 -> 21.0 ms (20.6 to 21.4), kept."""
         if self.measured_ms is None or self.low_ms is None or self.high_ms is None:

@@ -6,10 +6,11 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.errors import UnreadableInputError
+from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.records.tuning import TuneResult
 from stepscope.trace.decode import NotJsonError, Oddities, decode
 from stepscope.trace.regular_files import is_folder, list_folder, may_exist, read_whole
+from stepscope.trace.remote import is_url
 from stepscope.trace.side_files import read_record
 
 if TYPE_CHECKING:
@@ -26,6 +27,17 @@ _MOST_TUNES = 48  # read, the newest first
 class FoundTune(NamedTuple):
     folder: Path
     result: TuneResult
+    holds_run: bool = False  # the run that it was looked for is its baseline, or a trial of it
+
+
+def traced_run(path: str | Path) -> str | Path:
+    """The baseline of a tune folder; any other path as it is."""
+    if is_url(str(path)) or not is_tune_folder(Path(path)):
+        return path
+    run = Path(path) / BASELINE
+    if not is_folder(run):
+        raise NotCapturedError(f"{path} is a tune without a captured baseline: nothing to explain")
+    return run
 
 
 def is_tune_folder(path: Path) -> bool:
@@ -49,11 +61,12 @@ def find_tune(run: Path, origin: RunOrigin) -> FoundTune | None:
     """The newest tune of the run's command: one that the run is part of, or one beside it."""
     if not origin.command:
         return None
-    for folder in (*_around(run), *_newest_first(_beside(run, origin))):
+    around = _around(run)
+    for folder in (*around, *_newest_first(_beside(run, origin))):
         with contextlib.suppress(UnreadableInputError):
             result = read_tune(folder)
             if _same_command(result, origin):
-                return FoundTune(folder, result)
+                return FoundTune(folder, result, holds_run=folder in around)
     return None
 
 

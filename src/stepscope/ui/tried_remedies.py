@@ -69,6 +69,8 @@ def tune_of(explanation: Explanation) -> FoundTune | None:
 
 def _is_baseline(explanation: Explanation, tune: FoundTune) -> bool:
     """A script that was changed since, such as by the tune's own patch, takes another time."""
+    if tune.holds_run:
+        return True
     baseline, best = tune.result.baseline_ms, tune.result.best_ms
     step = explanation.budget.step_ms
     if explanation.budget.basis == "window" or not baseline or step <= 0:

@@ -73,7 +73,7 @@ def command(
     workers: int | None,
     memory_limit: str | None,
 ) -> None:
-    """Explain trace files, folders of traces or run folders.
+    """Explain trace files, folders of traces, run folders, or the baseline of a tune folder.
 
     PATHS are PyTorch profiler traces (.json, .json.gz, .json.zst), Nsight Systems SQLite exports,
     CUDA memory snapshots, or folders that hold one per rank, here or behind a URL (s3://, gs://,
@@ -118,6 +118,7 @@ def explain_paths(
 ) -> Explanation:
     """Read, explain and advise, with progress on stderr; write the report when asked for one."""
     from stepscope.explain.explain_job import JobTraces
+    from stepscope.trace.tune_files import traced_run
     from stepscope.ui.advice import add_advice, advise_slowest
     from stepscope.ui.rank_look import DRAWN_RANKS, choose_look
     from stepscope.ui.terminal.progress import shown_progress
@@ -130,6 +131,7 @@ def explain_paths(
     )
 
     check_html(html)
+    paths = [traced_run(path) for path in paths]
     draw = html is not None
     with shown_progress(quiet=quiet) as progress:
         traces = JobTraces(paths, cache=cache, memory_limit=memory_limit, engine=engine)

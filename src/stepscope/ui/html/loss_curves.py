@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from stepscope.trace.decode import Oddities
-from stepscope.trace.side_files import read_record
 from stepscope.ui.html.svg import drawing, path, text
+from stepscope.verify.trial_file import losses_of, read_trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +15,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from stepscope.records.tuning import TuneResult
+    from stepscope.verify.trial_file import Loss
 
     Curve = Sequence[tuple[int, float]]  # step, loss
 
@@ -26,7 +24,6 @@ _MOST_POINTS = 400
 _WIDTH, _HEIGHT = 240.0, 70.0
 _TOP, _BOTTOM = 4.0, 56.0
 _BASELINE = "baseline"
-_TRIAL, _MOST_BYTES = "trial.json", 64 << 20
 
 
 def loss_curves(folder: Path, result: TuneResult) -> list[tuple[str, str, Markup]]:
@@ -73,33 +70,25 @@ def _baseline_runs(folder: Path) -> list[str]:
     return [*(f"trials/{name}" for name in plain), _BASELINE]
 
 
-class _KeptLosses(msgspec.Struct, frozen=True):
-    """The part of trial.json that is drawn: steps, and losses as float.hex writes them."""
-
-    losses: list[tuple[int, str]] = []
-
-
 def _first_curve(folder: Path, runs: Sequence[str]) -> Curve:
     """Of the first run that kept losses, by its lowest rank."""
     for run in runs:
-        for rank in sorted((folder / run).glob("rank-*")):
-            kept = read_record(rank / _TRIAL, _KeptLosses, Oddities(_TRIAL), _MOST_BYTES)
-            if kept is not None and kept.losses:
-                return _thinned(kept.losses)
+        for _, losses in sorted(losses_of(read_trial(folder / run)).items()):
+            return _thinned(losses)
     return ()
 
 
-def _thinned(losses: Sequence[tuple[int, str]]) -> Curve:
+def _thinned(losses: Sequence[Loss]) -> Curve:
     """The mean of each step's passes, at most so many steps."""
     by_step: dict[int, list[float]] = {}
-    for step, text in losses:
-        by_step.setdefault(step, []).append(_number(text))
+    for loss in losses:
+        by_step.setdefault(loss.step, []).append(_number(loss))
     steps = sorted(by_step)[:: -(-len(by_step) // _MOST_POINTS)]
     return [(step, sum(by_step[step]) / len(by_step[step])) for step in steps]
 
 
-def _number(text: str) -> float:
+def _number(loss: Loss) -> float:
     try:
-        return float.fromhex(text)
+        return loss.value
     except (ValueError, OverflowError):  # the file was damaged
         return math.nan

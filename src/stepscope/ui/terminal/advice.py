@@ -27,7 +27,7 @@ def advice_table(advice: Sequence[Advice]) -> Table:
     for change in helping[:_MOST]:
         text = text_line(change.label)
         if change.tried is not None:
-            text.append(f"  measured: {one_line(change.tried.words)}")
+            text.append(f"  {change.tried.label}: {one_line(change.tried.words)}")
             saved = change.tried.saved(change.tried.measured_ms)
             table.add_row(or_dash(saved, milliseconds), "", text)
             continue

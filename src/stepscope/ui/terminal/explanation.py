@@ -216,7 +216,7 @@ def _findings(findings: tuple[Finding, ...]) -> Table:
             text.append(f"\n{where}", style="bright_black")
         for remedy in finding.remedies:
             if remedy.tried is not None:
-                text.append(f"\nmeasured: {one_line(remedy.tried.words)}")
+                text.append(f"\n{remedy.tried.label}: {one_line(remedy.tried.words)}")
         if finding.try_command:
             text.append("\ntry: ", style="bright_black").append(one_line(finding.try_command))
         name = Text(finding.id, style=SEVERITY_STYLES[finding.severity])

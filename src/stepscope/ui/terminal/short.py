@@ -239,7 +239,7 @@ def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
         words = f"{changes} tried on this step: none saves {trimmed(percent(WORTH))} or more"
         return [Text(cut(words, width - LABELS), style=FAINT)] if advice else []
     measured = [change.tried for change in helping if change.tried is not None][:_MOST_WHATIFS]
-    rows = [Text(cut(f"measured: {tried.words}", width - LABELS)) for tried in measured]
+    rows = [Text(cut(f"{tried.label}: {tried.words}", width - LABELS)) for tried in measured]
     best = [change for change in helping if change.tried is None][: _MOST_WHATIFS - len(rows)]
     savings = [f"saves {milliseconds(change.saved_ms)}" for change in best]
     intervals = [f"({interval(change.saved_low_ms, change.saved_high_ms)})" for change in best]
