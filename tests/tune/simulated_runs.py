@@ -16,7 +16,7 @@ from stepscope.ui.tune.rules import TrialRules
 from stepscope.ui.tune.search import Configuration, Contender, Search
 from stepscope.ui.tune.trial_bench import TrialBench
 from stepscope.ui.tune.trial_run import TrialRun
-from stepscope.verify.trial_file import Loss
+from stepscope.verify.trial_file import Loss, RankPeak, RankTrial
 
 STEPS = 55
 TOOK_S = 10.0
@@ -24,7 +24,7 @@ TOOK_S = 10.0
 
 @dataclass
 class SimulatedCommand:
-    """`factors`: what each remedy does to the step; `together`: what sets of them do beyond that."""
+    """`factors`: what each remedy does to the step; `together`: what sets do beyond that."""
 
     factors: dict[str, float]
     together: dict[frozenset[str], float] = field(default_factory=dict)
@@ -32,6 +32,8 @@ class SimulatedCommand:
     idle: frozenset[str] = frozenset()  # remedies that find nothing to change
     bytes: dict[str, int] = field(default_factory=dict)
     off: dict[str, float] = field(default_factory=dict)  # share by which losses are off
+    redrawn: frozenset[str] = frozenset()  # remedies that draw other random numbers
+    unseeded: bool = False  # every run draws other random numbers
     seed: int = 0
     starts: float = 0.003  # deviation from start to start
     asked: list[Configuration] = field(default_factory=list)
@@ -55,11 +57,13 @@ class SimulatedCommand:
         return TrialRun(
             **known,
             step_ms=self._steps(number, remedies),
-            losses={0: self._losses(remedies)},
-            host_bytes=1000 + sum(self.bytes.get(name, 0) for name in remedies),
-            unapplied={
-                name: "it found nothing to change" for name in self.idle.intersection(remedies)
+            ranks={
+                0: RankTrial(
+                    losses=self._losses(number, remedies),
+                    peak=RankPeak(host=1000 + sum(self.bytes.get(name, 0) for name in remedies)),
+                )
             },
+            unapplied=dict.fromkeys(self.idle.intersection(remedies), "it found nothing to change"),
             facts=ScriptFacts(),
         )
 
@@ -71,9 +75,10 @@ class SimulatedCommand:
         step *= np.exp(random.normal(0, self.starts))
         return step * np.exp(random.normal(0, 0.01, STEPS))
 
-    def _losses(self, remedies: Sequence[str]) -> tuple[Loss, ...]:
-        """A falling curve with the batches' noise, the same in every run."""
-        noise = np.random.default_rng(7).normal(0, 0.05, STEPS)
+    def _losses(self, number: int, remedies: Sequence[str]) -> tuple[Loss, ...]:
+        """A falling curve with the batches' noise, the same in every run of a seeded script."""
+        drawn = number if self.unseeded else len(self.redrawn.intersection(remedies))
+        noise = np.random.default_rng((7, drawn)).normal(0, 0.05, STEPS)
         off = 1 + sum(self.off.get(name, 0.0) for name in remedies)
         curve = (np.exp(-np.arange(STEPS) / 40) + 1 + noise) * off
         return tuple(Loss(step, float(value).hex()) for step, value in enumerate(curve))

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
-from stepscope.errors import NotCapturedError
-from stepscope.ui.tune.rules import TrialRules
-from stepscope.verify.tuned_gain import FEWEST_PAIRS
 from simulated_runs import (
     TOOK_S,
     SimulatedCommand,
@@ -14,6 +10,11 @@ from simulated_runs import (
     made_up_fix,
     searched,
 )
+
+from stepscope.errors import NotCapturedError
+from stepscope.fix.declaration import Effect
+from stepscope.ui.tune.rules import TrialRules
+from stepscope.verify.tuned_gain import FEWEST_PAIRS
 
 
 def test_what_helps_is_kept_and_what_does_not_is_not() -> None:
@@ -200,3 +201,38 @@ def test_what_is_predicted_not_to_help_is_skipped_where_time_is_short() -> None:
     assert set(names) <= set("defgh")
     plenty = searched(SimulatedCommand({"a": 0.8}), contenders(*map(made_up_fix, "abcd")))
     assert plenty.not_tried() == []
+
+
+def test_one_that_claims_to_change_no_number_and_does_is_out() -> None:
+    command = SimulatedCommand({"a": 0.5}, off={"a": 1e-6})
+    search = searched(command, contenders(made_up_fix("a")))
+    assert search.kept == ()
+    assert search.contenders[0].checked is not None
+    assert search.contenders[0].checked.parity == "failed"
+
+
+def test_rounding_is_kept_only_where_it_is_allowed() -> None:
+    command = SimulatedCommand({"a": 0.5}, off={"a": 1e-7})
+    fix = made_up_fix("a", effect=Effect.ROUNDING)
+    assert searched(command, contenders(fix)).kept == ("a",)
+    strict = TrialRules(allow=Effect.BIT_IDENTICAL)
+    search = searched(command, contenders(fix), rules=strict)
+    assert search.kept == ()
+    assert search.contenders[0].out == "it rounds differently; --allow rounding keeps it"
+
+
+def test_one_that_may_draw_other_random_numbers_is_kept_if_it_did_not() -> None:
+    fix = made_up_fix("a", effect=Effect.RANDOM)
+    assert searched(SimulatedCommand({"a": 0.5}), contenders(fix)).kept == ("a",)
+    other = SimulatedCommand({"a": 0.5}, redrawn=frozenset("a"))
+    search = searched(other, contenders(fix))
+    assert search.kept == ()
+    assert search.contenders[0].out == "it draws other random numbers; --allow random keeps it"
+    allowed = TrialRules(allow=Effect.RANDOM)
+    assert searched(other, contenders(fix), rules=allowed).kept == ("a",)
+
+
+def test_a_script_without_a_seed_loses_nothing_by_other_random_numbers() -> None:
+    command = SimulatedCommand({"a": 0.5}, redrawn=frozenset("a"), unseeded=True)
+    search = searched(command, contenders(made_up_fix("a", effect=Effect.RANDOM)))
+    assert search.kept == ("a",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,10 +48,15 @@ def capture_to_end(
     limit_s: float | None = None,
     enough: Callable[[], bool] | None = None,
 ) -> tuple[CommandEnd, list[dict[str, Any]]]:
-    """Into a new run folder; also what each rank left."""
+    """Into a new run folder; also what each rank left. If stepscope is interrupted meanwhile, the
+    folder is removed."""
     folder.mkdir(parents=True)
     began = time.time()
-    end = run_to_end(command, settings, folder, limit_s=limit_s, enough=enough)
+    try:
+        end = run_to_end(command, settings, folder, limit_s=limit_s, enough=enough)
+    except (KeyboardInterrupt, SystemExit):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     ranks = describe_ranks(folder, settings)
     if settings.wait == NEVER:
         for rank in ranks:

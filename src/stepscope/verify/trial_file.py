@@ -45,7 +45,7 @@ class RankTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_trial(run: Path) -> dict[int, RankTrial]:
-    """Each rank's trial in a run folder; a rank that wrote none, or no readable one, is left out."""
+    """Each rank's trial in a run folder; a rank without a readable file is left out."""
     ranks = {}
     for folder in sorted(run.glob("rank-*")):
         if "." in folder.name or not is_folder(folder):

@@ -21,13 +21,13 @@ after each pair. docs/tune-statistics.md has the reasons; benchmarks/tune_noise.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
 
 from stepscope.records.figures import percent
-from stepscope.verify.mean_change import mean_spread
 from stepscope.verify.student import student_quantile
 from stepscope.verify.trial_steps import FEWEST_STEPS, without_pauses
 
@@ -121,8 +121,7 @@ def screen(
     around = _nearest(candidate, base)
     noise = start_noise(trials)
     saved = float(np.mean([_log(trial) for trial in around])) - _log(candidate)
-    own = max(noise.deviation, _step_noise(candidate))
-    deviation = math.sqrt(own**2 + noise.deviation**2 / len(around))
+    deviation = noise.deviation * math.sqrt(1 + 1 / len(around))
     reach = student_quantile(max(1.0, noise.freedom), _SHOWN) * deviation
     return Screening(gain=_gain(saved, reach), promising=_share(saved + deviation) >= WORTH)
 
@@ -181,9 +180,8 @@ class _Test:
         self.pairs = len(pairs)
         self.saved = float(self.savings.mean())
         # The trials of other candidates may be quieter than these.
-        inside = max(math.hypot(_step_noise(a), _step_noise(b)) for a, b in pairs)
         own = float(self.savings.std(ddof=1)) if self.pairs > 1 else 0.0
-        self.deviation = max(math.sqrt(2) * noise.deviation, inside, own)  # of one pair
+        self.deviation = max(math.sqrt(2) * noise.deviation, own)  # of one pair
         self.freedom = max(1.0, noise.freedom)
         self.look_level = level / (MOST_PAIRS - FEWEST_PAIRS + 1)
 
@@ -262,14 +260,9 @@ def _logs_of_repeated(trials: Sequence[TimedTrial]) -> list[list[float]]:
     return [values for values in logs.values() if len(values) > 1]
 
 
+@lru_cache(maxsize=4096)  # asked for again after every pair
 def _log(trial: TimedTrial) -> float:
     return math.log(mean_ms(trial))
-
-
-def _step_noise(trial: TimedTrial) -> float:
-    """The deviation of the mean from chance within the trial, as a share."""
-    spread = mean_spread(without_pauses(trial.steps_ms))
-    return spread.deviation / spread.value
 
 
 def _gain(saved: float, reach: float) -> Gain:

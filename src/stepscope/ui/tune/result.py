@@ -53,7 +53,6 @@ def _measured(known: TuneResult, search: Search) -> TuneResult:
     table = _Rows(search)
     runs = [without_pauses(trial.step_ms) for trial in search.bases]
     _, low, high = mean_step(runs)
-    peaks = [peak for trial in search.bases if (peak := peak_bytes(trial)) is not None]
     best = search.final.gain if search.final is not None and search.kept else None
     best_ms = table.estimate(search.kept)
     return replace(
@@ -73,7 +72,7 @@ def _measured(known: TuneResult, search: Search) -> TuneResult:
             *(RemedyLeftOut(remedy=name, why=why) for name, why in search.not_tried()),
         ),
         control=control_words(search.bases),
-        baseline_peak_bytes=max(peaks, default=None),
+        baseline_peak_bytes=peak_bytes(search.bases),
     )
 
 

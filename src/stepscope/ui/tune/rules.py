@@ -6,13 +6,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepscope.fix.declaration import Effect
-from stepscope.records.figures import size
+from stepscope.records.script_facts import ScriptFacts
+from stepscope.ui.tune.plan import EFFECT_WORDS
+from stepscope.verify.parity import check_parity, coarsest_precision
+from stepscope.verify.trial_file import losses_of
+from stepscope.verify.trial_rules import compare_peaks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.fix.chosen import ChosenFix
     from stepscope.ui.tune.trial_run import TrialRun
+    from stepscope.verify.parity import Parity
+
+_CONTROLS = 4  # runs of the command as it is that losses are compared with
+_LEVELS = {effect.value: effect.level for effect in Effect}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,24 +44,46 @@ class TrialRules:
         self, bases: Sequence[TrialRun], trial: TrialRun, members: Sequence[ChosenFix]
     ) -> CheckedTrial:
         """`bases` are runs of the command as it is; `members` are the remedies applied."""
-        peak = peak_bytes(trial)
-        parity, detail = "bit-identical", ""
-        if bases and trial.losses != bases[0].losses:
-            parity = "rounding"
-        why = None
-        if self.memory_limit is not None and peak is not None and peak > self.memory_limit:
-            why = f"it needs {size(peak)}, more than --memory-limit {size(self.memory_limit)}"
-        return CheckedTrial(parity=parity, detail=detail, peak_bytes=peak, why_out=why)
+        declared = max((member.remedy.effect for member in members), key=lambda one: one.level)
+        facts = bases[0].facts or ScriptFacts()
+        parity = check_parity(
+            [losses_of(base.ranks) for base in bases[:_CONTROLS]],
+            [losses_of(trial.ranks)],
+            declared=declared.value,
+            precision=coarsest_precision(facts, trial.remedies),
+        )
+        peak = compare_peaks([base.ranks for base in bases], [trial.ranks], self.memory_limit)
+        return CheckedTrial(
+            parity=parity.parity,
+            detail=parity.why,
+            peak_bytes=peak.peak_bytes,
+            why_out=self._why_numbers(parity, declared) or peak.refused,
+        )
 
-
-def peak_bytes(trial: TrialRun) -> int | None:
-    """Of the device where there is one, else of the host."""
-    return trial.device_bytes if trial.device_bytes is not None else trial.host_bytes
+    def _why_numbers(self, parity: Parity, declared: Effect) -> str | None:
+        """A script that draws other random numbers in every run loses nothing if a remedy does."""
+        if parity.parity == "failed":
+            return f"its losses are not those of the command as it is: {parity.why}"
+        observed = _LEVELS.get(parity.observed)
+        if observed is None:  # what is not known cannot be better than what was declared
+            observed = declared.level
+        allowed = max(self.allow.level, _LEVELS.get(parity.control, 0))
+        if observed <= allowed:
+            return None
+        effect = list(Effect)[observed]
+        return f"it {EFFECT_WORDS[effect]}; --allow {effect} keeps it"
 
 
 def control_words(bases: Sequence[TrialRun]) -> str:
     """What runs of the command as it is do to each other."""
-    if len(bases) < 2 or not bases[0].losses:
-        return ""
-    same = all(base.losses == bases[0].losses for base in bases)
-    return "its losses repeat to the bit" if same else "its losses differ from run to run"
+    losses = [losses_of(base.ranks) for base in bases]
+    if len(losses) < 2 or not losses[0]:
+        return "no loss was caught" if losses and not losses[0] else ""
+    if all(other == losses[0] for other in losses):
+        return "its losses repeat to the bit"
+    return "its own losses differ from run to run"
+
+
+def peak_bytes(trials: Sequence[TrialRun]) -> int | None:
+    """The most that a rank had: on the device where there is one, else on the host."""
+    return compare_peaks([], [trial.ranks for trial in trials]).peak_bytes

@@ -44,6 +44,7 @@ BASELINE: Configuration = ()
 _BETWEEN_BASES = 3  # candidates that run between two runs of the base
 _OUT_OF_TIME = "the budget was spent before it was sure"
 _NO_TIME = "the budget was spent before it was tried"
+_STOPPED = "tune was stopped before it was tried"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -392,8 +393,9 @@ class Search:
         return self._rival(contender)
 
     def not_tried(self) -> list[tuple[str, str]]:
-        """Remedies that the budget had no time for."""
-        return [(one.name, _NO_TIME) for one in self.contenders if not self.was_tried(one.name)]
+        """Remedies that there was no time for."""
+        why = _NO_TIME if self.out_of_time or self.done else _STOPPED
+        return [(one.name, why) for one in self.contenders if not self.was_tried(one.name)]
 
 
 def in_declared_order(names: Iterable[str]) -> Configuration:

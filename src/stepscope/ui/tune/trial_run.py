@@ -18,7 +18,8 @@ from stepscope.trace.script_file import read_script
 from stepscope.ui.captured_command import NEVER, capture_to_end
 from stepscope.ui.command_to_end import last_lines
 from stepscope.verify.runs import find_runs
-from stepscope.verify.trial_file import losses_of, read_trial
+from stepscope.verify.trial_file import read_trial
+from stepscope.verify.trial_rules import why_unfinished
 from stepscope.verify.trial_steps import FEWEST_STEPS, steady_steps
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from stepscope.records.script_facts import ScriptFacts
     from stepscope.ui.command_to_end import CommandEnd
     from stepscope.ui.tune.journal import FinishedTrial
-    from stepscope.verify.parity import RunLosses
+    from stepscope.verify.trial_file import RankTrial
 
     Floats = NDArray[np.float64]
 
@@ -49,9 +50,7 @@ class TrialRun:
     failed: str | None = None  # why it does not count
     output: tuple[str, ...] = ()  # the last lines of a trial that failed
     step_ms: Floats = field(default_factory=lambda: np.empty(0))  # steady ones, in order
-    losses: RunLosses = field(default_factory=dict)  # by rank
-    device_bytes: int | None = None  # the most that a rank had
-    host_bytes: int | None = None
+    ranks: dict[int, RankTrial] = field(default_factory=dict)  # losses and peak of each
     unapplied: dict[str, str] = field(default_factory=dict)  # remedy -> why nothing was changed
     deeds: dict[str, str] = field(default_factory=dict)  # remedy -> what it did
     facts: ScriptFacts | None = None  # the first rank's script, as it is with the remedies
@@ -124,12 +123,13 @@ class TrialCommand:
             return None
         if end.too_long:
             return f"it was ended after {long_duration(self.limit_s * 1e9)}"
-        steps = max((rank.get("steps") or 0 for rank in ranks), default=0)
-        if end.code:
-            return f"the command ended with exit code {end.code} after {counted(steps, 'step')}"
-        if steps < self.least_steps:
-            return f"the command ended after {counted(steps, 'step')}, not {self.least_steps}"
-        return None
+        return why_unfinished(
+            {rank["rank"] or 0: rank.get("steps") or 0 for rank in ranks},
+            ranks=max((rank["world_size"] or 1 for rank in ranks), default=1),
+            wanted=self.steps,
+            exit_code=end.code,
+            baseline_steps=self.least_steps,
+        )
 
 
 def folder_name(number: int, remedies: Sequence[str]) -> str:
@@ -171,15 +171,11 @@ def read_run(
     if failed is not None:
         return TrialRun(**known, failed=failed, output=output)
     places = sorted(place for place in folder.glob("rank-*") if "." not in place.name)
-    trials = read_trial(folder)
-    peaks = [trial.peak for trial in trials.values()]
     told = [read_facts(place).get("remedies") or [] for place in places]
     return TrialRun(
         **known,
         step_ms=steps,
-        losses=losses_of(trials),
-        device_bytes=_most([peak.device for peak in peaks]),
-        host_bytes=_most([peak.host for peak in peaks]),
+        ranks=read_trial(folder),
         unapplied=_unapplied(remedies, told),
         deeds=_deeds(told),
         facts=read_script(places[0]) if places else None,
@@ -195,10 +191,6 @@ def _measured_steps(folder: Path) -> Floats:
             f"only {counted(len(steps), 'step')} could be measured; {FEWEST_STEPS} are needed"
         )
     return steps
-
-
-def _most(values: Sequence[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)
 
 
 def _unapplied(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stepscope.verify.tuned_gain import Gain
 
 AS_IT_IS = "the command as it is"
+STOPPED = "stopped before anything was kept"
 NOTHING = f"nothing tried makes this training faster by {trimmed(percent(WORTH))} or more"
 
 
@@ -56,9 +57,10 @@ def progress_words(
 
 def verdict_words(result: TuneResult) -> str:
     if result.baseline_ms is None:
-        return "stopped before anything was measured"
+        what = "stopped" if result.status == "interrupted" else "the budget ended"
+        return f"{what} before anything was measured"
     if not result.kept or result.best_ms is None or result.speedup is None:
-        return NOTHING
+        return STOPPED if result.status == "interrupted" else NOTHING
     names = configuration_words(result.kept)
     steps = f"{significant(result.baseline_ms)} -> {milliseconds(result.best_ms)}"
     if result.best_low_ms is not None and result.best_high_ms is not None:
