@@ -23,6 +23,7 @@ _NAMES = (
     "compile",
     "fused-optimizer",
     "activation-checkpointing",
+    "sdpa",
 )
 
 
