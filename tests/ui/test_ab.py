@@ -236,7 +236,7 @@ def made_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         if window is not None:
             write_trace(folder / "rank-00000", optimizer="fused" if fused else "loop")
 
-    monkeypatch.setattr("stepscope.ui.ab_runner.capture_run", capture_run)
+    monkeypatch.setattr("stepscope.ui.captured_command.capture_run", capture_run)
 
 
 def take_made_turns(out: Path, *options: str, b: Sequence[str] = ("--fused",)) -> dict[str, Any]:

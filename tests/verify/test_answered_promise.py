@@ -143,6 +143,61 @@ def test_other_facts_of_b_leave_it_open(
         assert why in reason(found)
 
 
+def applied(*names: str) -> dict[str, Any]:
+    return {"remedies": [{"id": name, "did": ["x"], "refused": None} for name in names]}
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("precision=bf16", "bf16"),
+        ("precision=tf32", "tf32"),
+        ("threads=1", "one-thread"),
+        ("threads=4", "threads=4"),
+        ("bucket-mb=50", "bucket-mb=50"),
+        ("compile", "compile=reduce-overhead"),
+    ],
+)
+def test_a_run_with_the_promised_remedy_answers_the_promise(
+    capture: Capture, name: str, remedy: str
+) -> None:
+    """Even where nothing in the trace shows the change."""
+    a, b = capture(), capture(16.4, applied(remedy))
+    promised(a, name)
+    found = with_promise(compared(a, b))
+    assert found.open_promises == ()
+    assert found.promise is not None
+    assert found.promise.delivery is not None
+    assert found.promise.delivery.seen == (f"B was run with {remedy}",)
+    assert [each.words for each in found.b.remedies] == [remedy]
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "why"),
+    [
+        ((), ("bf16", "fused-optimizer"), "in other ways too: remedies none -> bf16, fused"),
+        ((), ("bucket-mb=5",), "precision=bf16 is not seen"),
+        (("fused-optimizer",), ("bf16",), "in other ways too: remedies fused-optimizer -> bf16"),
+        (("bf16",), ("bf16",), "precision=bf16 is not seen"),
+    ],
+)
+def test_other_remedies_than_the_promised_one_leave_it_open(
+    capture: Capture, of_a: tuple[str, ...], of_b: tuple[str, ...], why: str
+) -> None:
+    a, b = capture(facts=applied(*of_a)), capture(16.4, applied(*of_b))
+    promised(a)
+    assert why in reason(with_promise(compared(a, b)))
+
+
+def test_a_remedy_that_was_refused_shows_nothing(capture: Capture) -> None:
+    refused = {"remedies": [{"id": "bf16", "did": [], "refused": "it needs a CUDA device"}]}
+    a, b = capture(), capture(16.4, refused)
+    promised(a)
+    found = with_promise(compared(a, b))
+    assert "its precision is the same as in A" in reason(found)
+    assert [each.outcome for each in found.b.remedies] == ["refused"]
+
+
 def test_a_what_if_shows_in_a_fact_of_its_own_name(capture: Capture) -> None:
     a, b = (capture(ms, {"host_load": {"threads": n}}) for ms, n in ((20.0, 4), (16.4, 1)))
     promised(a, "threads=1")

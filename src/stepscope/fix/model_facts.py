@@ -30,6 +30,7 @@ def model_facts(roots: Sequence[Any]) -> dict[str, Any]:
         "sources": _sources(modules),
         "parameters": sum(p.numel() for p in parameters),
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "buffers": len({id(b) for root in roots for b in root.buffers()}),
         "dtypes": tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
         "compiled": any(_is_compiled(module) for module in modules)
         or (not roots and _has_compiled()),

@@ -7,10 +7,10 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from stepscope.fix.python_source import INDENT, Edit, PythonSource
+from stepscope.fix.python_source import Edit, PythonSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from stepscope.records.script_facts import Frame, ScriptFacts
 
@@ -65,34 +65,46 @@ def edited(edits: Iterable[Edit], read: Callable[[str], bytes | None]) -> dict[s
         text = read(file)
         if text is None:
             raise ValueError(f"{file} cannot be read any more")
-        changed[file] = _make(text, [*_indented(file, text, wanted)])
+        changed[file] = _make(text, with_indentation(file, text, wanted))
     return changed
 
 
-def _indented(file: str, text: bytes, edits: list[Edit]) -> Iterator[Edit]:
-    """Headers with the lines below them indented, and what is inserted there too."""
+def with_indentation(file: str, text: bytes, edits: Sequence[Edit]) -> list[Edit]:
+    """The edits of a file, and those that indent what stands below headers."""
     source = PythonSource.parse(file, text)
     headers = sorted((edit for edit in edits if edit.wraps_to), key=lambda edit: -edit.wraps_to)
     if source is None or not headers:
-        yield from edits
-        return
-    unit = b"\t" if any(header.text.startswith(b"\t") for header in headers) else INDENT.encode()
+        return list(edits)
+    _check_nesting(headers)
+    return list(_indented(source, headers, edits))
+
+
+def _check_nesting(headers: list[Edit]) -> None:
+    for one in headers:
+        for other in headers:
+            if one.start < other.start < one.wraps_to < other.wraps_to:
+                raise ValueError(f"two remedies change the same place in {one.file}")
+
+
+def _indented(source: PythonSource, headers: list[Edit], edits: Sequence[Edit]) -> Iterator[Edit]:
+    """Headers with the lines below them indented, and what is inserted there too."""
+    units: dict[Edit, bytes] = {}
     for header in headers:
-        for place in source.indentable_lines(header.start, header.wraps_to):
-            yield Edit(file, place, place, unit)
+        places, units[header] = source.indentable(header)
+        for place in places:
+            yield Edit(source.file, place, place, units[header])
     for edit in edits:
-        if not edit.wraps_to:
-            around = [header for header in headers if header.start < edit.start < header.wraps_to]
-            yield (
-                replace(edit, text=_deeper(edit.text, unit * len(around)))
-                if _is_lines(edit)
-                else edit
-            )
+        if edit.wraps_to:
+            continue
+        around = [header for header in headers if header.start < edit.start < header.wraps_to]
+        levels = b"".join(units[header] for header in around)
+        yield replace(edit, text=_deeper(edit.text, levels)) if _is_lines(edit) else edit
     for number, header in enumerate(headers):
         around = [
             other for other in headers[:number] if other.start <= header.start < other.wraps_to
         ]
-        yield replace(header, text=_deeper(header.text, unit * len(around)))
+        levels = b"".join(units[other] for other in around)
+        yield replace(header, text=_deeper(header.text, levels))
 
 
 def _is_lines(edit: Edit) -> bool:

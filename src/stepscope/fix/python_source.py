@@ -1,22 +1,28 @@
 """A Python source file and edits of it: keywords added to calls, statements wrapped or inserted.
 
 All edits are made on the file as it is, by place, so that the user's own layout and comments stay.
-Places are offsets in bytes, as `ast` counts columns.
+Places are offsets in bytes, as `ast` counts columns. Where a statement shares its line with another
+(`a; b`, `for x in y: step()`) nothing is inserted or wrapped: NoPlaceError says so.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from stepscope.fix.source_lines import NoPlaceError, SourceLines
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 INDENT = "    "
+_LONE_RETURN = re.compile(rb"\r(?!\n)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +49,34 @@ class PythonSource:
 
     @classmethod
     def parse(cls, file: str, text: bytes) -> PythonSource | None:
-        """None if it is not Python that this version can read."""
+        """None if it is not Python in UTF-8 that this version can read."""
         try:
-            return cls(file, text, ast.parse(text))
-        except (SyntaxError, ValueError):
+            encoding, _ = tokenize.detect_encoding(io.BytesIO(text).readline)
+            if encoding not in ("utf-8", "utf-8-sig") or _LONE_RETURN.search(text):
+                return None
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they are about the user's own source
+                return cls(file, text, ast.parse(text))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
 
     # Finding places.
 
-    def call_at(self, line: int, name: str) -> ast.Call | None:
-        """The call of `name` (such as AdamW, under whatever alias) on this line; if it was called
-        through a variable, the only call there."""
+    def call_at(self, line: int, name: str, ends: tuple[int, int] | None = None) -> ast.Call | None:
+        """The call that ran on this line: the one that ends at `ends` (line and column) where that
+        is known; else the only call of `name` (such as AdamW, under whatever alias); else, if it
+        was called through a variable, the only call there."""
         calls = [
             node
             for node in ast.walk(self.tree)
             if isinstance(node, ast.Call) and node.lineno <= line <= (node.end_lineno or line)
         ]
+        if ends is not None:
+            return next((c for c in calls if (c.end_lineno, c.end_col_offset) == ends), None)
         named = [call for call in calls if self.called(call) == name]
-        if named:
-            return max(named, key=lambda call: (call.lineno, call.col_offset))
-        starting = [call for call in calls if call.lineno == line]
-        return starting[0] if len(starting) == 1 else None
+        starting = [call for call in named or calls if call.lineno == line]
+        wanted = starting or named
+        return wanted[0] if len(wanted) == 1 else None
 
     def called(self, call: ast.Call) -> str:
         """The last part of the called name, aliases resolved."""
@@ -85,21 +98,22 @@ class PythonSource:
         }
 
     def imports(self, module: str) -> bool:
-        """Whether `import module` stands in the file, under its own name."""
+        """Whether the top level imports it under its own name; `import a.b` binds `a` too."""
         return any(
-            isinstance(node, ast.Import)
-            and any(alias.name == module and not alias.asname for alias in node.names)
+            not alias.asname and f"{alias.name}.".startswith(f"{module}.")
             for node in self.tree.body
+            if isinstance(node, ast.Import)
+            for alias in node.names
         )
 
     def statement_at(self, line: int) -> ast.stmt | None:
-        """The innermost statement that holds this line."""
+        """The innermost statement that holds this line; of several on one line, the last."""
         holding = [
             node
             for node in ast.walk(self.tree)
-            if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line)
+            if isinstance(node, ast.stmt) and first_line(node) <= line <= (node.end_lineno or line)
         ]
-        return max(holding, key=lambda node: node.lineno, default=None)
+        return max(holding, key=lambda node: (node.lineno, node.col_offset), default=None)
 
     def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
         """The list of statements that it stands in."""
@@ -110,13 +124,23 @@ class PythonSource:
                     return block
         return []
 
-    def parents_of(self, statement: ast.stmt) -> list[ast.AST]:
-        """The nodes around a statement, innermost first."""
+    def parents_of(self, statement: ast.AST) -> list[ast.AST]:
+        """The nodes around a node, innermost first."""
         return [
             node
             for node in reversed(list(ast.walk(self.tree)))
             if node is not statement and any(child is statement for child in ast.walk(node))
         ]
+
+    def loops_around(self, statement: ast.stmt) -> list[ast.For | ast.While]:
+        """The loops that run a statement, innermost first, inside its own function."""
+        loops: list[ast.For | ast.While] = []
+        for node in self.parents_of(statement):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                break
+            if isinstance(node, ast.For | ast.While):
+                loops.append(node)
+        return loops
 
     def segment(self, node: ast.AST) -> str:
         """Its text as it stands."""
@@ -130,92 +154,154 @@ class PythonSource:
     ) -> Edit | None:
         """Give an argument of a call this value. `position` is where it stands if it was given
         without its name. None where a starred argument hides whether it was given."""
+        positions = {} if position is None else {name: position}
+        edits = self.set_keywords(call, {name: value}, positions)
+        return None if edits is None else edits[0]
+
+    def set_keywords(
+        self, call: ast.Call, values: Mapping[str, str], positions: Mapping[str, int]
+    ) -> tuple[Edit, ...] | None:
+        """Several arguments of one call, as set_keyword does it; all of them or none."""
+        if call in self._calls_in_strings:
+            return None
+        edits: list[Edit] = []
+        new: list[str] = []
+        for name, value in values.items():
+            given = self._given(call, name, positions.get(name))
+            if given is not None:
+                edits.append(self.replace(given, value))
+            elif self._may_be_given(call, name in positions):
+                return None
+            else:
+                new.append(f"{name}={value}")
+        return (*edits, *([self._add_arguments(call, new)] if new else []))
+
+    @cached_property
+    def _calls_in_strings(self) -> set[ast.AST]:
+        """Python before 3.12 has wrong places for what stands in f"{...}"."""
+        strings = [node for node in ast.walk(self.tree) if isinstance(node, ast.JoinedStr)]
+        return {node for string in strings for node in ast.walk(string)}
+
+    def _given(self, call: ast.Call, name: str, position: int | None) -> ast.expr | None:
+        """The argument's value, where it stands in the call."""
         for keyword in call.keywords:
             if keyword.arg == name:
-                return self.replace(keyword.value, value)
-        if position is not None:
-            if any(isinstance(argument, ast.Starred) for argument in call.args):
-                return None
-            if position < len(call.args):
-                return self.replace(call.args[position], value)
-        if any(keyword.arg is None for keyword in call.keywords):
+                return keyword.value
+        before = call.args[:position]
+        if position is None or any(isinstance(argument, ast.Starred) for argument in before):
             return None
-        return self._add_argument(call, f"{name}={value}")
+        return call.args[position] if position < len(call.args) else None
 
-    def _add_argument(self, call: ast.Call, text: str) -> Edit:
-        given = [*call.args, *call.keywords]
-        if not given:
-            end = self._span(call)[1] - 1
-            return Edit(self.file, end, end, text.encode())
-        end = max(self._span(node)[1] for node in given)
-        return Edit(self.file, end, end, f", {text}".encode())
+    def _may_be_given(self, call: ast.Call, has_position: bool) -> bool:
+        """By a starred argument; and f(x for x in y) takes no other without more parentheses."""
+        starred = any(isinstance(argument, ast.Starred) for argument in call.args)
+        return (
+            (has_position and starred)
+            or any(keyword.arg is None for keyword in call.keywords)
+            or any(self._span(argument)[1] == self._span(call)[1] for argument in call.args)
+        )
+
+    def _add_arguments(self, call: ast.Call, new: list[str]) -> Edit:
+        """After the last argument, and on lines of their own if that one has such a line."""
+        start, end = self._span(call)
+        if not (call.args or call.keywords):
+            return self._insert(end - 1, ", ".join(new))
+        tokens = self._lines.tokens_between(start, end - 1)
+        has_comma = tokens[-1].text == ","
+        last = max([*call.args, *call.keywords], key=lambda node: self._span(node)[1])
+        indent = self._lines.indent_before(self._span(last)[0])
+        rest = self._lines.rest_of_line(tokens[-1].end)
+        if indent is None or rest is None or (rest.strip() and not has_comma):
+            place = tokens[-2 if has_comma else -1].end
+            return self._insert(place, "".join(f", {text}" for text in new))
+        lines = [f"{self._lines.end_of_line}{indent}{text}" for text in new]
+        if has_comma:
+            text = "".join(f"{line}," for line in lines)
+            return self._insert(tokens[-1].end + len(rest), text)
+        return self._insert(tokens[-1].end, "".join(f",{line}" for line in lines))
 
     def insert_before(self, statement: ast.stmt, *lines: str) -> Edit:
         """New statements before this one, indented as it is."""
-        start = self._line_start(statement.lineno)
-        return Edit(self.file, start, start, _joined(lines, self.indent(statement)))
+        indent = self._own_indent(statement)
+        start = self._lines.start_of(first_line(statement))
+        return self._insert(start, self._lines.joined(lines, indent))
 
     def insert_after(self, statement: ast.stmt, *lines: str) -> Edit:
-        end = self._line_start((statement.end_lineno or statement.lineno) + 1)
-        text = _joined(lines, self.indent(statement))
+        indent = self._own_indent(statement)
+        self._require_line_end(statement)
+        end = self._lines.start_of((statement.end_lineno or statement.lineno) + 1)
+        text = self._lines.joined(lines, indent)
         if end == len(self.text) and not self.text.endswith(b"\n"):
-            text = b"\n" + text
-        return Edit(self.file, end, end, text)
+            text = self._lines.end_of_line + text.removesuffix(self._lines.end_of_line)
+        return self._insert(end, text)
 
     def insert_after_imports(self, *lines: str) -> Edit:
         """After the imports at the file's top, with an empty line around."""
-        imports = [node for node in self._head() if isinstance(node, ast.Import | ast.ImportFrom)]
-        if imports:
-            return self.insert_after(imports[-1], "", *lines)
-        first = next(iter(self.tree.body), None)
-        if first is None:
-            return Edit(self.file, 0, 0, _joined(lines, ""))
-        return self.insert_before(first, *lines, "")
+        imported = self._last_import()
+        if imported is not None:
+            return self.insert_after(imported, "", *lines)
+        return self._insert_at_top(*lines)
 
     def ensure_import(self, module: str) -> tuple[Edit, ...]:
         """`import module`, after the imports at the top, unless it is there."""
-        if self.imports(module):
-            return ()
-        imports = [n for n in self._head() if isinstance(n, ast.Import | ast.ImportFrom)]
-        if imports:
-            return (self.insert_after(imports[-1], f"import {module}"),)
-        return (self.insert_after_imports(f"import {module}"),)
+        return () if self.imports(module) else (self._add_import(f"import {module}"),)
+
+    def ensure_from_import(self, module: str, *names: str) -> tuple[Edit, ...]:
+        """`from module import names`, after the imports at the top, without those that are there."""
+        there = {
+            alias.name
+            for node in self.tree.body
+            if isinstance(node, ast.ImportFrom) and node.module == module
+            for alias in node.names
+            if not alias.asname
+        }
+        missing = ", ".join(name for name in names if name not in there)
+        return (self._add_import(f"from {module} import {missing}"),) if missing else ()
+
+    def _add_import(self, line: str) -> Edit:
+        imported = self._last_import()
+        if imported is not None:
+            return self.insert_after(imported, line)
+        return self._insert_at_top(line)
 
     def wrap(self, first: ast.stmt, last: ast.stmt, header: str) -> tuple[Edit, ...]:
         """Put statements of one block, from first to last, under a header such as `with ...:`."""
-        start = self._line_start(first.lineno)
-        end = self._line_start((last.end_lineno or last.lineno) + 1)
-        return (Edit(self.file, start, start, _joined((header,), self.indent(first)), end),)
+        indent = self._own_indent(first)
+        self._require_line_end(last)
+        start = self._lines.start_of(first_line(first))
+        end = self._lines.start_of((last.end_lineno or last.lineno) + 1)
+        text = self._lines.joined([header], indent).encode()
+        return (Edit(self.file, start, start, text, end),)
 
     def surround(self, node: ast.expr, before: str, after: str) -> tuple[Edit, Edit]:
         """Put text around an expression."""
         start, end = self._span(node)
-        return (
-            Edit(self.file, start, start, before.encode()),
-            Edit(self.file, end, end, after.encode()),
-        )
+        return self._insert(start, before), self._insert(end, after)
 
     def replace(self, node: ast.AST, text: str) -> Edit:
         return Edit(self.file, *self._span(node), text.encode())
 
-    def indent(self, statement: ast.stmt) -> str:
-        """The blanks or tabs that its line begins with."""
-        line = self._lines[statement.lineno - 1]
-        return line[: len(line) - len(line.lstrip())].decode()
+    def _insert(self, place: int, text: str) -> Edit:
+        return Edit(self.file, place, place, text.encode())
 
-    def starts_line(self, statement: ast.stmt) -> bool:
-        """Whether nothing stands before it on its line."""
-        return len(self.indent(statement)) == statement.col_offset
+    def _insert_at_top(self, *lines: str) -> Edit:
+        """Before the first statement; a docstring and imports of __future__ stay before it."""
+        body = list(self.tree.body)
+        kept: ast.stmt | None = None
+        if ast.get_docstring(self.tree) is not None:
+            kept = body.pop(0)
+        while body and isinstance(body[0], ast.ImportFrom) and body[0].module == "__future__":
+            kept = body.pop(0)
+        if body:
+            return self.insert_before(body[0], *lines, "")
+        if kept is not None:
+            return self.insert_after(kept, "", *lines)
+        return self._insert(len(self.text), self._lines.joined(lines, ""))
 
-    def indentable_lines(self, start: int, end: int) -> list[int]:
-        """Where the lines between two places begin that may be indented: not those in strings."""
-        return [
-            place
-            for number, place in enumerate(self._starts[:-1], start=1)
-            if start <= place < end
-            and number not in self._inside_strings
-            and self._lines[number - 1].strip()
-        ]
+    def _last_import(self) -> ast.stmt | None:
+        """The last one at the top that new lines can follow."""
+        imports = [n for n in self._head() if isinstance(n, ast.Import | ast.ImportFrom)]
+        return next((n for n in reversed(imports) if self.has_lines_of_its_own(n, n)), None)
 
     def _head(self) -> Iterator[ast.stmt]:
         """Statements at the top: a docstring, imports, and what stands between imports."""
@@ -228,48 +314,89 @@ class PythonSource:
             default=-1,
         )
         for node in self.tree.body[: last + 1]:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.While):
+            if isinstance(
+                node,
+                ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.For | ast.While,
+            ):
                 return
             yield node
 
+    # Lines.
+
+    @cached_property
+    def _lines(self) -> SourceLines:
+        return SourceLines(self.text)
+
+    def starts_line(self, statement: ast.stmt) -> bool:
+        """Whether nothing stands before it on its line."""
+        return len(self._lines.indent(first_line(statement))) == statement.col_offset
+
+    def has_lines_of_its_own(self, first: ast.stmt, last: ast.stmt) -> bool:
+        """Whether no other statement stands on the lines from first to last."""
+        try:
+            self._own_indent(first)
+            self._require_line_end(last)
+        except NoPlaceError:
+            return False
+        return True
+
+    def indentable(self, header: Edit) -> tuple[list[int], bytes]:
+        """Where the lines under a header are to be indented (not those inside strings), and with
+        what: one level, as this file has it."""
+        lines = self._lines
+        start, end = lines.line_of(header.start), lines.line_of(header.wraps_to - 1)
+        indent = lines.indent(start)
+        places = [
+            lines.start_of(number) + len(indent)
+            for number in range(start, end + 1)
+            if number not in lines.inside_strings
+            and lines.line(number).strip()
+            and lines.line(number).startswith(indent.encode())
+        ]
+        return places, self._indent_unit(indent).encode()
+
+    def _own_indent(self, statement: ast.stmt) -> str:
+        """What stands before it on its first line, if that is white space alone."""
+        number = first_line(statement)
+        indent = self._lines.indent(number)
+        code = self._lines.line(number)[len(indent) :]
+        shares_line = len(indent) != statement.col_offset or code.startswith(b"elif")
+        if shares_line or self._lines.continues_line_before(number):
+            raise NoPlaceError(f"{self.file}:{number}: the statement has no line of its own")
+        return indent
+
+    def _require_line_end(self, statement: ast.stmt) -> None:
+        end = self._span(statement)[1]
+        if self._lines.rest_of_line(end) is None:
+            line = statement.end_lineno
+            raise NoPlaceError(f"{self.file}:{line}: another statement follows on this line")
+
+    def _indent_unit(self, outer: str) -> str:
+        """By how much this file indents a block that stands at `outer`."""
+        for node in ast.walk(self.tree):
+            body = getattr(node, "body", None)
+            if not isinstance(node, ast.stmt) or not isinstance(body, list):
+                continue
+            around = self._lines.indent(first_line(node))
+            inside = self._lines.indent(first_line(body[0]))
+            unit = inside.removeprefix(around)
+            if inside != around and inside.startswith(around) and _looks_like(unit, outer):
+                return unit
+        return "\t" if outer.endswith("\t") else INDENT
+
     def _span(self, node: ast.AST) -> tuple[int, int]:
         assert isinstance(node, ast.expr | ast.stmt | ast.keyword)
-        start = self._line_start(node.lineno) + node.col_offset
-        end = self._line_start(node.end_lineno or node.lineno) + (node.end_col_offset or 0)
+        start = self._lines.start_of(node.lineno) + node.col_offset
+        end = self._lines.start_of(node.end_lineno or node.lineno) + (node.end_col_offset or 0)
         return start, end
 
-    @cached_property
-    def _lines(self) -> list[bytes]:
-        return self.text.splitlines(keepends=True)
 
-    @cached_property
-    def _starts(self) -> list[int]:
-        starts = [0]
-        for line in self._lines:
-            starts.append(starts[-1] + len(line))
-        return starts
-
-    def _line_start(self, line: int) -> int:
-        return self._starts[min(line - 1, len(self._lines))]
-
-    @cached_property
-    def _inside_strings(self) -> set[int]:
-        """Lines that begin inside a string: indenting them would change it."""
-        inside: set[int] = set()
-        begun: list[int] = []  # lines where f-strings begin: tokens of their own since Python 3.12
-        try:
-            for token in tokenize.tokenize(io.BytesIO(self.text).readline):
-                name = tokenize.tok_name[token.type]
-                if name in ("FSTRING_START", "TSTRING_START"):
-                    begun.append(token.start[0])
-                elif name in ("FSTRING_END", "TSTRING_END"):
-                    inside |= set(range(begun.pop() + 1, token.end[0] + 1))
-                elif name == "STRING":
-                    inside |= set(range(token.start[0] + 1, token.end[0] + 1))
-        except (tokenize.TokenError, SyntaxError, IndentationError):
-            return inside
-        return inside
+def first_line(statement: ast.stmt) -> int:
+    """The line that it begins on, decorators included."""
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(node.lineno for node in decorators)])
 
 
-def _joined(lines: tuple[str, ...], indent: str) -> bytes:
-    return "".join(f"{indent}{line}\n" if line else "\n" for line in lines).encode()
+def _looks_like(unit: str, outer: str) -> bool:
+    """Tabs inside tabs, spaces inside spaces."""
+    return not outer or ("\t" in unit) == ("\t" in outer)

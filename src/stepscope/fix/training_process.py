@@ -34,9 +34,11 @@ class Applied:
     id: str
     did: list[str] = field(default_factory=list)
     refused: str | None = None
+    left_alone: str | None = None  # why something was; the reason if nothing was changed at all
 
     def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "did": self.did, "refused": self.refused}
+        refused = self.refused or (None if self.did else self.left_alone)
+        return {"id": self.id, "did": self.did, "refused": refused}
 
 
 class TrainingProcess:
@@ -51,7 +53,7 @@ class TrainingProcess:
         when_imported: Callable[[str, Callable[[Any], None]], None],
         surrounds: Callable[[Any], Any],
     ) -> None:
-        self.when_imported = when_imported
+        self.when_imported, self.surrounds = when_imported, surrounds
         self._applied: list[Applied] = []
         self._current: Applied | None = None
         self._builders = Builders(when_imported, surrounds)
@@ -79,6 +81,16 @@ class TrainingProcess:
                 applied.refused = why
 
         return refuse
+
+    def leaving_alone(self) -> Callable[[str], None]:
+        """For actions that run later: record why one object among several was not changed."""
+        applied = self._current
+
+        def leave_alone(why: str) -> None:
+            if applied is not None and applied.left_alone is None:
+                applied.left_alone = why
+
+        return leave_alone
 
     def before_building(self, kind: str, change: Callable[[Made], None]) -> None:
         """Before an optimizer, a loader, ddp or a scaler is built: `change` may edit its

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from stepscope.records.applied_remedy import RunRemedy  # noqa: TC001  (decoded at run time)
 from stepscope.records.figures import milliseconds, signed_percent, significant
 from stepscope.records.notebook import card, line
 from stepscope.records.prediction import StepBasis  # noqa: TC001  (decoded at run time)
@@ -36,6 +37,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     high_ms: float
     runs: tuple[RunSteps, ...]
     quantiles_ms: tuple[float, ...]  # of all used steps: 0%, 1%, ... 100%
+    remedies: tuple[RunRemedy, ...] = ()  # that its last run was started with
 
 
 class MedianStep(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from stepscope.records.words import counted
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from stepscope.records.applied_remedy import RunOrigin
     from stepscope.records.efficiency import Efficiency
     from stepscope.records.job import Job, RankPart
     from stepscope.records.memory import Memory
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from stepscope.records.ranks_without_trace import RanksWithoutTrace
     from stepscope.records.strategies import RankStrategy, Strategy
     from stepscope.records.trace import Int8, Int32, Int64
+    from stepscope.records.tuning import TriedRemedy
     from stepscope.records.whole_run import RankRun, WholeRun
 
 WorkKind = Literal["compute", "comm", "memory"]
@@ -248,13 +250,18 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that may help (records/remedies.py), with its predicted saving where known."""
+    """Something that may help (records/remedies.py), with its predicted saving where known, and the
+    measured one where `tune` has tried it."""
 
     id: str
     summary: str
     predicted_ms: float | None = None  # saved per step; below zero, the step gets longer
     low_ms: float | None = None
     high_ms: float | None = None
+    measured_ms: float | None = None  # saved per step, as measured
+    measured_low_ms: float | None = None
+    measured_high_ms: float | None = None
+    tried: TriedRemedy | None = None
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -274,6 +281,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     throughput_factor: float
     findings: tuple[str, ...] = ()  # that offer it as a remedy
     rank: int | None = None
+    tried: TriedRemedy | None = None  # the remedy that makes this change, measured by `tune`
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,6 +297,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     remedies: tuple[Remedy, ...] = ()
     rank: int | None = None
     of: ShareOf = "step"
+    # The command that tries the remedies which can be applied; None where none can.
+    try_command: str | None = msgspec.field(default=None, name="try")
 
 
 class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -371,6 +381,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[Advice, ...] = ()  # changes that were tried, the best first
     run: WholeRun | None = None  # None for bare traces
     without_trace: RanksWithoutTrace | None = None  # ranks of the job that recorded none
+    origin: RunOrigin | None = None  # None for bare traces
 
     def __repr__(self) -> str:
         ranks = counted(len(self.ranks), "rank")

@@ -9,6 +9,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+# Environment variables that decide whether a remedy fits.
+VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "LD_PRELOAD",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
@@ -17,6 +27,7 @@ class Frame:
     file: str
     line: int
     function: str
+    ends: tuple[int, int] | None = None  # line and column, in bytes, after the code that ran there
 
     @property
     def words(self) -> str:
@@ -34,6 +45,9 @@ class Built:
     frames: tuple[Frame, ...]  # the user's frames that led here, innermost first
     direct: bool = True  # the user's own code called the constructor, no library in between
     trains: bool = True  # a loader that fed no training step has False
+    library: str = ""  # the package that called the constructor, if `direct` is False
+    begun: int = 0  # how often a loader was begun: once per epoch
+    iterable: bool = False  # a loader's dataset only yields: every worker would yield all of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +81,7 @@ class ScriptFacts:
     clip: tuple[Frame, ...] = ()  # of the first clipping of gradients
     passes: tuple[TrainingPass, ...] = ()  # those of different places
     root_calls: tuple[RootCall, ...] = ()
+    set_threads: tuple[Frame, ...] = ()  # of the last call of torch.set_num_threads
     roots: tuple[str, ...] = ()  # types of the modules that the script itself calls to train
     modules: dict[str, int] = field(default_factory=dict)  # inside the roots, by type's name
     blocks: tuple[str, int] | None = (
@@ -81,9 +96,11 @@ class ScriptFacts:
     parameters: int = 0
     parameter_bytes: int = 0
     dtypes: tuple[str, ...] = ()
+    buffers: int = 0  # tensors in the roots that are no parameters, such as running statistics
     image_inputs: bool = False  # a root gets floating tensors of four or five dimensions
     passes_per_step: int | None = None  # backward passes per optimizer's step; None if it varies
     synced_passes: int | None = None  # of those, in how many DDP exchanged gradients
+    graph_changes: bool | None = None  # DDP saw other unused parameters; None if it did not look
     autocast: str | None = None  # the dtype, where the script has autocast on in its forward
     compiled: bool = False
     no_compiler: str | None = None  # why torch.compile cannot work on this machine
@@ -94,7 +111,14 @@ class ScriptFacts:
     conv_tf32: bool = True
     deterministic: bool = False
     threads: int = 0
-    cores: int = 0
+    cores: int = 0  # that this process can keep busy, quotas counted
+    machine_cores: int = 0
+    numa_nodes: int = 1  # whose cores this process may use
+    local_ranks: int = 1  # of the job, on this machine
+    onednn: bool | None = None  # whether it was on in the first forward; None: torch has none
+    flushes_denormals: bool = False
+    collects: bool = True  # garbage collections look at every object: none are frozen
+    variables: dict[str, str] = field(default_factory=dict)  # VARIABLES, those that are set
     world_size: int = 1
     backend: str | None = None  # of the default process group
 
@@ -105,7 +129,7 @@ class ScriptFacts:
     def from_json(cls, value: dict[str, Any]) -> ScriptFacts:
         """Names that this version does not know are left out."""
         known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
-        for name in ("forward", "backward", "step", "zero_grad", "clip"):
+        for name in ("forward", "backward", "step", "zero_grad", "clip", "set_threads"):
             known[name] = _frames(known.get(name, ()))
         known["passes"] = tuple(_pass(value) for value in known.get("passes", ()))
         known["root_calls"] = tuple(_root_call(value) for value in known.get("root_calls", ()))
@@ -128,7 +152,11 @@ class ScriptFacts:
 
 
 def _frames(values: Any) -> tuple[Frame, ...]:
-    return tuple(Frame(**value) for value in values)
+    return tuple(_frame(**value) for value in values)
+
+
+def _frame(*, ends: Any = None, **value: Any) -> Frame:
+    return Frame(**value, ends=None if ends is None else (ends[0], ends[1]))
 
 
 def _pass(value: Any) -> TrainingPass:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from stepscope.records.applied_remedy import AppliedRemedy  # noqa: TC001  (decoded)
 from stepscope.records.host_load import HostLoad  # noqa: TC001  (decoded at run time)
 from stepscope.records.limits import Bytes, Count, DurationNs, RankNumber, Ranks, StampNs  # noqa: TC001  (decoded)
 from stepscope.records.network_place import NetworkPlace  # noqa: TC001  (decoded)
@@ -148,14 +149,6 @@ class CapturedChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     chosen: bool = True
     ranks: str = ""
-
-
-class AppliedRemedy(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of remedies: what became of it in this rank."""
-
-    id: str = ""
-    did: list[str] = []
-    refused: str | None = None
 
 
 class RankFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from stepscope.records.quality import Note
 from stepscope.ui.whatif import WORTH, judge, labels, make_bench, saved_ms, try_each, usual, verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from stepscope.explain.explain_job import JobTraces
     from stepscope.explain.rank_analysis import RankAnalysis
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation, Finding, RankExplanation, Remedy
     from stepscope.records.job import Job
     from stepscope.records.prediction import Prediction
+    from stepscope.records.tuning import TriedRemedy
     from stepscope.ui.html.whatif_grid import WhatIfGrid
 
 # Until these are fixed, every prediction is about the wrong thing.
@@ -143,15 +144,26 @@ def _make_advice(prediction: Prediction, rank: RankExplanation) -> Advice:
     )
 
 
-def add_advice(explanation: Explanation, rank_advice: RankAdvice | None) -> Explanation:
-    """Give remedies their numbers, the best first; add the advice, and what to do next."""
+def add_advice(
+    explanation: Explanation,
+    rank_advice: RankAdvice | None,
+    tried: Mapping[str, TriedRemedy] | None = None,
+) -> Explanation:
+    """Give remedies their numbers, the best first; add the advice, and what to do next.
+
+    `tried`: by remedy id, what was measured for this command already.
+    """
     if rank_advice is None:
         return explanation
     if rank_advice.note is not None:
         return replace(explanation, quality=(*explanation.quality, rank_advice.note))
     if not rank_advice.advice:
         return explanation
-    by_setting = {advice.setting: advice for advice in rank_advice.advice}
+    changes = tuple(
+        replace(advice, tried=_find_trial(advice.setting, tried or {}))
+        for advice in rank_advice.advice
+    )
+    by_setting = {advice.setting: advice for advice in changes}
     number = next(rank.rank for rank in explanation.ranks if rank.path == rank_advice.path)
     findings = tuple(
         _with_numbers(finding, by_setting) if finding.rank in (None, number) else finding
@@ -160,15 +172,30 @@ def add_advice(explanation: Explanation, rank_advice: RankAdvice | None) -> Expl
     return replace(
         explanation,
         findings=findings,
-        advice=tuple(replace(advice, rank=number) for advice in rank_advice.advice),
-        next=_choose_next(explanation.next, findings, rank_advice.advice),
+        advice=tuple(replace(advice, rank=number) for advice in changes),
+        next=_choose_next(explanation.next, findings, changes),
     )
+
+
+def _find_trial(setting: str, tried: Mapping[str, TriedRemedy]) -> TriedRemedy | None:
+    """Of a remedy with several what-ifs, the one that was tried with the very value."""
+    for name, result in tried.items():
+        settings = [*map(str, settings_for_remedy(name))]
+        if setting in settings and (len(settings) == 1 or result.remedy == setting):
+            return result
+    return None
 
 
 def _with_numbers(finding: Finding, by_setting: dict[str, Advice]) -> Finding:
     remedies = [_with_number(remedy, by_setting) for remedy in finding.remedies]
-    remedies.sort(key=lambda remedy: -(remedy.predicted_ms or 0.0))
+    remedies.sort(key=lambda remedy: -_known_saving(remedy))
     return replace(finding, remedies=tuple(remedies))
+
+
+def _known_saving(remedy: Remedy) -> float:
+    """Measured, else predicted, per step."""
+    saved = remedy.predicted_ms if remedy.tried is None else remedy.measured_ms
+    return saved or 0.0
 
 
 def _with_number(remedy: Remedy, by_setting: dict[str, Advice]) -> Remedy:
@@ -205,6 +232,9 @@ def _choose_next(now: str, findings: tuple[Finding, ...], advice: tuple[Advice, 
 
 
 def _is_sure(advice: Advice) -> bool:
+    """What was tried and not kept is not advised again."""
+    if advice.tried is not None and not advice.tried.kept:
+        return False
     return advice.saved_low_ms > 0 and advice.saved_ms >= WORTH * advice.baseline_ms
 
 
@@ -235,9 +265,15 @@ def _how_to(remedy: Remedy, finding: Finding) -> str:
 
 def _first_untried(now: str, top: Finding) -> str:
     """The leading finding's first remedy that no prediction found useless."""
-    useless = [remedy.summary for remedy in top.remedies if remedy.predicted_ms is not None]
-    untried = [remedy.summary for remedy in top.remedies if remedy.predicted_ms is None]
+    known = [remedy.predicted_ms is not None or _in_vain(remedy) for remedy in top.remedies]
+    pairs = [*zip(top.remedies, known, strict=True)]
+    useless = [remedy.summary for remedy, is_known in pairs if is_known]
+    untried = [remedy.summary for remedy, is_known in pairs if not is_known]
     return untried[0] if now in useless and untried else now
+
+
+def _in_vain(remedy: Remedy) -> bool:
+    return remedy.tried is not None and not remedy.tried.kept
 
 
 def not_helping(advice: Iterable[Advice]) -> list[str]:

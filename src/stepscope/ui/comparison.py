@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
+from stepscope.records.applied_remedy import RunOrigin
 from stepscope.records.figures import (
     interval,
     milliseconds,
@@ -17,7 +18,7 @@ from stepscope.records.figures import (
 )
 from stepscope.records.words import counted
 from stepscope.ui.answer import Answer
-from stepscope.ui.words import PARTS
+from stepscope.ui.words import PARTS, applied_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,6 +88,16 @@ def promise_words(kept: TrackedPromise) -> str:
     return (
         f"{promised} and delivered {milliseconds(delivered)}{of_medians}: "
         f"{signed_percent(kept.error)}, {place}"
+    )
+
+
+def run_with_words(comparison: Comparison) -> str:
+    """B was run with bf16; "" where neither side was given a remedy."""
+    sides = [("A", comparison.a.remedies), ("B", comparison.b.remedies)]
+    return "; ".join(
+        f"{name} was run with {applied_line(RunOrigin(remedies=remedies))}"
+        for name, remedies in sides
+        if remedies
     )
 
 

@@ -13,6 +13,7 @@ from stepscope.explain.snapshot_rank import is_memory_only
 from stepscope.records.job import Clock
 
 if TYPE_CHECKING:
+    from stepscope.records.applied_remedy import RunOrigin
     from stepscope.records.efficiency import Efficiency
     from stepscope.records.explanation import Budget, Explanation, RankExplanation
     from stepscope.records.job import Job, JobCollective
@@ -44,21 +45,27 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "steps_by_rank": _steps_by_rank(explanation.job),
         "hierarchical": to_builtins(explanation.job.hierarchical) if explanation.job else [],
         "strategies": [to_builtins(strategy) for strategy in explanation.strategies],
-        "run": _run(explanation.run),
+        "run": _run(explanation.run, explanation.origin),
         "nccl": to_builtins(explanation.nccl) if explanation.nccl else None,
         "quality": [_note(note) for note in explanation.quality],
     }
 
 
-def _run(run: WholeRun | None) -> dict[str, Any] | None:
-    """Every step's summary; the steps and stacks themselves are in the run folder."""
+def _run(run: WholeRun | None, origin: RunOrigin | None) -> dict[str, Any] | None:
+    """Every step's summary, and how the run was started; the steps and stacks themselves are in
+    the run folder."""
+    started = {
+        "command": list(origin.command) if origin and origin.command else None,
+        "remedies": to_builtins(origin.remedies) if origin else [],
+    }
     if run is None:
-        return None
+        empty: dict[str, Any] = {"account": None, "ranks": [], "spread": None}
+        return {**empty, **started} if started["command"] or started["remedies"] else None
     ranks = [to_builtins(replace(rank, series=None, stacks=())) for rank in run.ranks]
     for rank in ranks:
         del rank["series"], rank["stacks"]
     spread = to_builtins(run.spread) if run.spread else None
-    return {"account": to_builtins(run.account), "ranks": ranks, "spread": spread}
+    return {"account": to_builtins(run.account), "ranks": ranks, "spread": spread, **started}
 
 
 def _rank(rank: RankExplanation) -> dict[str, Any]:

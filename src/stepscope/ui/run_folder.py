@@ -14,6 +14,7 @@ import stepscope
 from stepscope.errors import UsageError
 from stepscope.measure import folder as layout
 from stepscope.measure.kept_json import KeptJson
+from stepscope.records.applied_remedy import AppliedRemedy, RunRemedy, join_ranks
 from stepscope.records.process_identity import this_process
 from stepscope.records.unwritten import unwritten_parts
 from stepscope.ui.attachment import why_no_trace
@@ -200,17 +201,17 @@ def _name(number: int) -> str:
 
 
 def applied_words(ranks: Sequence[dict[str, Any]]) -> list[str]:
-    """What became of each remedy of `--with`, by the first rank that tells."""
-    told: list[dict[str, Any]] = next(
-        (rank["remedies"] for rank in ranks if rank.get("remedies")), []
-    )
-    return [f"{remedy['id']}: {_fate(remedy)}" for remedy in told]
+    """What became of each remedy of `--with` in all ranks."""
+    told = [
+        [AppliedRemedy(**remedy) for remedy in rank["remedies"]]
+        for rank in ranks
+        if isinstance(rank.get("remedies"), list)
+    ]
+    return [f"with {remedy.words}{_did(remedy)}" for remedy in join_ranks((), told)]
 
 
-def _fate(remedy: dict[str, Any]) -> str:
-    if remedy["refused"]:
-        return f"not applied: {remedy['refused']}"
-    return f"applied: {'; '.join(remedy['did'])}" if remedy["did"] else "found nothing to change"
+def _did(remedy: RunRemedy) -> str:
+    return f": {remedy.detail}" if remedy.outcome == "applied" else ""
 
 
 def missing_words(ranks: Sequence[dict[str, Any]]) -> list[str]:

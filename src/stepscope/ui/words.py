@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stepscope.records.applied_remedy import RunOrigin
     from stepscope.records.whole_run import StallCause
 
 # cause of a stall -> (label, what it means)
@@ -68,6 +69,14 @@ def _symbol(char: str) -> str:
     if char == "\n" or char.isprintable() or unicodedata.category(char) == "Zs":
         return char
     return chr(0x2400 + ord(char)) if ord(char) < 0x20 else "\ufffd"
+
+
+def applied_line(origin: RunOrigin | None) -> str:
+    """bf16, fused-optimizer; tf32 was refused: it needs a CUDA device. "" for a plain run."""
+    remedies = origin.remedies if origin else ()
+    applied = [remedy.words for remedy in remedies if remedy.outcome == "applied"]
+    others = [remedy.words for remedy in remedies if remedy.outcome != "applied"]
+    return "; ".join([*([", ".join(applied)] if applied else []), *others])
 
 
 def or_dash(value: _Value | None, words: Callable[[_Value], str]) -> str:

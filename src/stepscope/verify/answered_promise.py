@@ -46,7 +46,7 @@ def with_promise(comparison: Comparison, promise_id: str | None = None) -> Compa
         seen, why = examine(promise, comparison, named=promise_id is not None)
         hint = "" if examine(promise, comparison, named=True)[1] else _BY_WORD.format(promise.id)
         if why is None:
-            answered = _deliver(promise, comparison, seen, named=promise_id is not None)
+            answered = deliver(promise, comparison, seen, named=promise_id is not None)
             return replace(comparison, promise=answered)
         still_open.append(OpenPromise(id=promise.id, words=promise.words, why=why + hint))
     return replace(comparison, open_promises=tuple(still_open[:_MOST_OPEN]))
@@ -115,9 +115,10 @@ def _without_script(comparison: Comparison) -> Comparison:
     return replace(comparison, evidence=replace(comparison.evidence, changed=changed))
 
 
-def _deliver(
+def deliver(
     promise: Promise, comparison: Comparison, seen: Sequence[str], *, named: bool
 ) -> TrackedPromise:
+    """Record what was measured for a promise; `examine` says whether it may be."""
     step = _same_basis(promise, comparison)
     delivery = Delivery(
         promise=promise.id,

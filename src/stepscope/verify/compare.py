@@ -269,6 +269,7 @@ def _side(runs: Sequence[ComparedRun], steady: Sequence[SteadySteps], basis: Ste
         ms=ms,
         low_ms=low,
         high_ms=high,
+        remedies=tuple(runs[-1].facts.get("remedies", ())),
         quantiles_ms=tuple(np.quantile(np.concatenate(steps), _PERCENTS).tolist()),
         runs=tuple(
             RunSteps(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stepscope.verify.traits import NO_REMEDIES, REMEDIES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -62,6 +64,8 @@ def _other_work(settings: Sequence[Setting], changed: dict[str, Difference]) -> 
 def _judge_one(
     setting: Setting, comparison: Comparison, changed: dict[str, Difference]
 ) -> Judgement:
+    if made_by := _applied_remedy(setting, changed.get(REMEDIES)):
+        return Judgement(seen=(f"B was run with {made_by}",))
     sign = _sign(setting.name, comparison.evidence.looked_at)
     if sign is None:
         return Judgement(unseen=f"capture records nothing that shows {setting}")
@@ -77,8 +81,32 @@ def _judge_one(
     return Judgement(seen=(_words(row),))
 
 
+def _applied_remedy(setting: Setting, row: Difference | None) -> str | None:
+    """The remedy that makes the promised change, if it was applied to B and not to A."""
+    return next((name for name in _added(row) if _makes(name, setting)), None)
+
+
+def _added(row: Difference | None) -> list[str]:
+    before, after = ((row.a or "").split(", "), (row.b or "").split(", ")) if row else ([], [])
+    return [name for name in after if name not in before and name != NO_REMEDIES]
+
+
+def _makes(remedy: str, setting: Setting) -> bool:
+    """bf16 makes precision=bf16; a remedy with a value makes the setting of the same words."""
+    return MAKES.get(remedy.partition("=")[0]) == str(setting) or remedy == str(setting)
+
+
+def _is_promised(settings: Sequence[Setting], row: Difference) -> bool:
+    """Only what was promised was added, and nothing was taken away."""
+    before, after = (row.a or "").split(", "), (row.b or "").split(", ")
+    kept = {*before} - {NO_REMEDIES} <= {*after}
+    promised = all(any(_makes(name, one) for one in settings) for name in _added(row))
+    return kept and promised
+
+
 def _more_than_promised(settings: Sequence[Setting], changed: dict[str, Difference]) -> str | None:
     others = [row for name, row in changed.items() if name not in _allowed(settings)]
+    others = [row for row in others if row.name != REMEDIES or not _is_promised(settings, row)]
     if not others:
         return None
     return f"B differs from A in other ways too: {', '.join(map(_words, others))}"
@@ -160,6 +188,16 @@ def _shards(_value: str, a: str, b: str) -> bool:
     return "fully_sharded" in b and "fully_sharded" not in a
 
 
+# Remedies that `run --with` applies, and the what-if that predicts each.
+MAKES = {
+    "tf32": "precision=tf32",
+    "bf16": "precision=bf16",
+    "fp16": "precision=fp16",
+    "fused-optimizer": "optimizer=fused",
+    "compile": "compile",
+    "activation-checkpointing": "checkpoint=blocks",
+    "one-thread": "threads=1",
+}
 _OPERATORS = ("products a step", "shapes", "blocking calls")
 SIGNS = {
     "precision": Sign("precision", _dtype_comes, ("blocking calls",)),

@@ -23,6 +23,7 @@ from stepscope.trace.memory_file import read_captured
 from stepscope.trace.rank_facts import RANK, folder_rank, read_facts
 from stepscope.trace.regular_files import is_folder, list_folder, may_exist
 from stepscope.trace.remote import is_url
+from stepscope.trace.run_origin import read_origin
 from stepscope.trace.side_files import read_record
 from stepscope.trace.step_files import read_step_columns
 from stepscope.verify.run_stalls import columns_of_list, without_untimed
@@ -206,6 +207,8 @@ def _facts(folder: Path, ranks: list[Path]) -> dict[str, Any]:
     whole = read_record(folder / RUN, _WholeRun, Oddities(RUN), _MOST_BYTES) or _WholeRun()
     facts["command"], facts["exit_code"] = whole.command, whole.exit_code
     facts["world_size"] = whole.world_size or facts.get("world_size")
+    origin = read_origin(folder, ranks)
+    facts["remedies"] = origin.remedies if origin else ()  # of all ranks, not of the first alone
     return facts
 
 

@@ -18,6 +18,7 @@ from stepscope.explain.truncate_tables import OTHERS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from stepscope.records.applied_remedy import RunRemedy
     from stepscope.records.explanation import Explanation, Operator, RankExplanation
 
 # Operators that identify the model; others vary with the version of torch.
@@ -35,6 +36,8 @@ _FOREACH = re.compile(r"_foreach_(?:add|lerp)")  # clipping and zeroing gradient
 _ADAM = re.compile(r"addcdiv|_fused_adam")
 _COMPILED = ("triton_", "## Call CompiledFxGraph", "Torch-Compiled Region", "CompiledFunction")
 _FACTS = ("host", "torch", "cuda", "hip", "python")
+
+REMEDIES, NO_REMEDIES = "remedies", "none"  # a trait: what `run --with` applied
 
 # One operator's input shapes, such as ((64, 512), (512, 10))
 Shapes = tuple[tuple[int, ...], ...]
@@ -96,7 +99,17 @@ def _words_of_facts(facts: dict[str, Any]) -> dict[str, str]:
     known: dict[str, Any] = {name: facts.get(name) for name in _FACTS}
     known |= {"script": script_name(facts), "device": device_name(facts)}
     known |= {"world size": facts.get("world_size"), "bucket size": f"{cap} bytes" if cap else None}
+    known |= {REMEDIES: _remedy_words(facts)}
     return {name: str(value) for name, value in known.items() if value}
+
+
+def _remedy_words(facts: dict[str, Any]) -> str | None:
+    """What was applied to the whole run; None for steps that no run folder describes."""
+    remedies: Sequence[RunRemedy] | None = facts.get("remedies")
+    if remedies is None:
+        return None
+    applied = sorted(remedy.id for remedy in remedies if remedy.outcome == "applied")
+    return ", ".join(applied) or NO_REMEDIES
 
 
 def _words_of_trace(rank: RankExplanation, names: frozenset[str]) -> dict[str, str]:

@@ -108,7 +108,7 @@ def _run_pairs(plan: PairedRuns, folder: Path, step_on: str, window: int | None)
     """Write ab.json after every pair, so that `compare FOLDER` reads what is finished."""
     from msgspec import structs
 
-    from stepscope.ui.ab_runner import capture_run
+    from stepscope.ui.captured_command import capture_run
 
     _write(plan, folder)
     say(f"run folder {folder}")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stepscope.explain.engines import Engine
     from stepscope.explain.open_engine import EngineName
     from stepscope.records.explanation import Explanation
+    from stepscope.trace.tune_files import FoundTune
     from stepscope.ui.advice import RankAdvice
     from stepscope.ui.rank_look import RankLook
 
@@ -72,7 +73,7 @@ def command(
     workers: int | None,
     memory_limit: str | None,
 ) -> None:
-    """Explain trace files, folders of traces or run folders.
+    """Explain trace files, folders of traces, run folders, or the baseline of a tune folder.
 
     PATHS are PyTorch profiler traces (.json, .json.gz, .json.zst), Nsight Systems SQLite exports,
     CUDA memory snapshots, or folders that hold one per rank, here or behind a URL (s3://, gs://,
@@ -117,11 +118,20 @@ def explain_paths(
 ) -> Explanation:
     """Read, explain and advise, with progress on stderr; write the report when asked for one."""
     from stepscope.explain.explain_job import JobTraces
+    from stepscope.trace.tune_files import traced_run
     from stepscope.ui.advice import add_advice, advise_slowest
     from stepscope.ui.rank_look import DRAWN_RANKS, choose_look
     from stepscope.ui.terminal.progress import shown_progress
+    from stepscope.ui.tried_remedies import (
+        add_origin,
+        add_trials,
+        next_by_tune,
+        tried_alone,
+        tune_of,
+    )
 
     check_html(html)
+    paths = [traced_run(path) for path in paths]
     draw = html is not None
     with shown_progress(quiet=quiet) as progress:
         traces = JobTraces(paths, cache=cache, memory_limit=memory_limit, engine=engine)
@@ -129,9 +139,13 @@ def explain_paths(
         explanation, looks = traces.explain(look, max_ranks=DRAWN_RANKS, progress=progress)
         advice = looks[0].advice if looks else None
         advice = advice or advise_slowest(traces, explanation, draw=draw)
-        explanation = add_advice(explanation, advice)
+        explanation = add_origin(explanation)
+        tune = tune_of(explanation)
+        explanation = add_trials(explanation, tune)
+        explanation = add_advice(explanation, advice, tried_alone(tune))
+        explanation = next_by_tune(explanation, tune)
     if html:
-        _write(explanation, looks, advice, html)
+        _write(explanation, looks, advice, html, tune)
     return explanation
 
 
@@ -155,10 +169,15 @@ def _take_part(
 
 
 def _write(
-    explanation: Explanation, looks: Sequence[RankLook], advice: RankAdvice | None, html: Path
+    explanation: Explanation,
+    looks: Sequence[RankLook],
+    advice: RankAdvice | None,
+    html: Path,
+    tune: FoundTune | None,
 ) -> None:
     from stepscope.ui.html.report import write_report
 
     pictures = [look.picture for look in looks if look.picture]
     with writing_html(html):
-        write_report(explanation, pictures, html, whatif=advice.page if advice else None)
+        whatif = advice.page if advice else None
+        write_report(explanation, pictures, html, whatif=whatif, tune=tune)

@@ -22,6 +22,7 @@ VERBS = {
     "whatif": "predict what a change would save, before anybody makes it",
     "compare": "tell whether B's step really differs from A's, with an interval",
     "ab": "run two training commands alternately and compare their steps",
+    "tune": "try remedies in short runs of a command, keep what wins",
     "record": "list what was promised and what was measured afterwards",
     "health": "start a training command, check three steps, stop it",
     "demo": "train a small model here, in two processes, and explain it",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,24 +82,11 @@ def parse_settings(texts: Sequence[str]) -> list[Setting]:
 
 def open_bench(*paths: str, cache: bool, quiet: bool = False) -> tuple[Bench, RankExplanation, str]:
     """The rank that decides the step, on the bench, and a word about which one that is."""
-    from stepscope.explain.explain_job import JobTraces
-    from stepscope.ui.advice import find_slowest
+    from stepscope.ui.slowest_bench import open_slowest
     from stepscope.ui.terminal.progress import shown_progress
-    from stepscope.ui.whatif import make_bench
 
-    traces = JobTraces(paths, cache=cache)
-    chosen, job = str(traces.files[0]), None
-    about = Path(chosen).name
     with shown_progress(quiet=quiet) as progress:
-        if len(traces.files) > 1:
-            explanation, _ = traces.explain(progress=progress)
-            slowest = find_slowest(explanation)
-            chosen, job = slowest.path, explanation.job
-            about = f"{slowest.called} of {len(explanation.ranks)}, the slowest"
-        rank, benches = traces.visit_here(chosen, partial(make_bench, job=job), progress)
-    if not benches:
-        raise NotCapturedError(f"{chosen} is a memory snapshot: it holds no step to change")
-    return benches[0], rank, about
+        return open_slowest(*paths, cache=cache, progress=progress)
 
 
 def _predict(

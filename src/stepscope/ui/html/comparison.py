@@ -22,6 +22,7 @@ from stepscope.ui.comparison import (
     phases_and_rest,
     promise_words,
     row_name,
+    run_with_words,
     whole_steps,
 )
 from stepscope.ui.html.comparison_charts import (
@@ -120,6 +121,8 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
         ("Runs", f"{len(comparison.a.runs)} and {len(comparison.b.runs)}"),
         ("Smallest change that would be found", unsigned_percent(comparison.smallest_detectable)),
     ]
+    if run_with := run_with_words(comparison):
+        facts.append(("Remedies", run_with))
     if comparison.median is not None:
         facts.append(("Typical step", median_words(comparison)))
     if comparison.slow_steps is not None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from stepscope.records.explanation import Explanation, RankExplanation
     from stepscope.records.quality import Note
+    from stepscope.trace.tune_files import FoundTune
     from stepscope.ui.html.whatif_grid import WhatIfGrid
 
 
@@ -22,6 +23,7 @@ class ReportData:
     explanation: Explanation
     ranks: Sequence[RankExplanation]  # those shown in detail, in the order of the rank picker
     whatif: WhatIfGrid | None = None
+    tune: FoundTune | None = None  # of the same command
 
     @property
     def is_timed(self) -> bool:

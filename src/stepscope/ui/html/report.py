@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from markupsafe import Markup
+
     from stepscope.records.explanation import Explanation, RankExplanation
+    from stepscope.trace.tune_files import FoundTune
+    from stepscope.ui.html.pane import Pane
     from stepscope.ui.html.picture import RankPicture
     from stepscope.ui.html.whatif_grid import WhatIfGrid
 
@@ -30,11 +34,12 @@ def write_report(
     path: Path,
     *,
     whatif: WhatIfGrid | None = None,
+    tune: FoundTune | None = None,
 ) -> None:
     """Pictures are matched to ranks by their trace's path; a rank without one keeps its tables."""
     drawn = {picture.path: picture for picture in pictures}
     ranks = ranks_in_detail(explanation, set(drawn))
-    report = ReportData(explanation=explanation, ranks=ranks, whatif=whatif)
+    report = ReportData(explanation=explanation, ranks=ranks, whatif=whatif, tune=tune)
     payloads = [encode_rank(drawn.get(rank.path), rank_tables(rank)) for rank in ranks]
     write_atomically(path, _render(report, payloads))
 
@@ -56,9 +61,13 @@ def _render(report: ReportData, payloads: list[str]) -> str:
             for rank in report.ranks
             if len(report.ranks) > 1
         ],
-        panes=[render_part(f"{pane.id}.html.j2", view=view, report=report) for pane, view in shown],
+        panes=[_section(pane, view, report) for pane, view in shown],
         payloads=payloads,
     )
+
+
+def _section(pane: Pane, view: object, report: ReportData) -> Markup:
+    return render_part(f"{pane.id}.html.j2", view=view, report=report, alone=False)
 
 
 def ranks_in_detail(explanation: Explanation, drawn: set[str]) -> list[RankExplanation]:

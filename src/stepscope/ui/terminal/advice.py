@@ -8,6 +8,7 @@ from stepscope.records.figures import interval, milliseconds
 from stepscope.ui.advice import not_helping
 from stepscope.ui.terminal.console import text_line
 from stepscope.ui.terminal.tables import titled_table
+from stepscope.ui.words import one_line, or_dash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,11 @@ def advice_table(advice: Sequence[Advice]) -> Table:
     table = titled_table("what-ifs, predicted", ">saves", ">step becomes", "what")
     for change in helping[:_MOST]:
         text = text_line(change.label)
+        if change.tried is not None:
+            text.append(f"  {change.tried.label}: {one_line(change.tried.words)}")
+            saved = change.tried.saved(change.tried.measured_ms)
+            table.add_row(or_dash(saved, milliseconds), "", text)
+            continue
         text.append(f"  --set {change.setting}", style="bright_black")
         ends = interval(change.low_ms, change.high_ms)
         step = f"{milliseconds(change.predicted_ms)} ({ends})"

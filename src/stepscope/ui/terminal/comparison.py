@@ -23,6 +23,7 @@ from stepscope.ui.comparison import (
     phases_and_rest,
     promise_words,
     row_name,
+    run_with_words,
     whole_steps,
 )
 from stepscope.ui.terminal.console import make_console, note_line, print_path, text_line
@@ -101,6 +102,8 @@ def _sections(comparison: Comparison, top: int, width: int) -> list[RenderableTy
 
 def _first_lines(comparison: Comparison) -> Table:
     grid = answer_grid(comparison_answer(comparison), _STYLES[comparison.verdict])
+    if run_with := run_with_words(comparison):
+        grid.add_row("with", text_line(run_with))
     if median := median_words(comparison):
         grid.add_row("typical", median)
     if comparison.slow_steps is not None:

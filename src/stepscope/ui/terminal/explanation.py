@@ -19,7 +19,7 @@ from stepscope.ui.terminal.efficiency import efficiency_sections
 from stepscope.ui.terminal.memory import memory_sections
 from stepscope.ui.terminal.tables import SEVERITY_STYLES, answer_grid, titled_table
 from stepscope.ui.terminal.whole_run import run_sections
-from stepscope.ui.words import PARTS, one_line, or_dash, short_kernel
+from stepscope.ui.words import PARTS, applied_line, one_line, or_dash, short_kernel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -51,7 +51,10 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     worst = _rank_to_show(explanation)
     if worst.memory is not None and worst.memory.source == "snapshot":
         return _snapshot_sections(explanation, worst.memory, top, width)
-    out: list[RenderableType] = [_headline(explanation), Text(), _verdict(explanation), Text()]
+    out: list[RenderableType] = [_headline(explanation)]
+    if applied := applied_line(explanation.origin):
+        out.append(text_line(f"run with {applied}"))
+    out += [Text(), _verdict(explanation), Text()]
     out += [budget_bar(explanation.budget, width), _legend(explanation.budget, width), Text()]
     if explanation.run is not None:
         out += run_sections(explanation.run, width)
@@ -211,6 +214,11 @@ def _findings(findings: tuple[Finding, ...]) -> Table:
         for place in finding.where:
             where = one_line(f"{place.file}:{place.line} {place.function}")
             text.append(f"\n{where}", style="bright_black")
+        for remedy in finding.remedies:
+            if remedy.tried is not None:
+                text.append(f"\n{remedy.tried.label}: {one_line(remedy.tried.words)}")
+        if finding.try_command:
+            text.append("\ntry: ", style="bright_black").append(one_line(finding.try_command))
         name = Text(finding.id, style=SEVERITY_STYLES[finding.severity])
         table.add_row(name, _share(finding), text)
     return table

@@ -22,7 +22,7 @@ from stepscope.ui.terminal.lines import FAINT, LABELS, cut, flow, labelled, wrap
 from stepscope.ui.terminal.tables import SEVERITY_STYLES
 from stepscope.ui.terminal.whole_run import run_line
 from stepscope.ui.whatif import WORTH
-from stepscope.ui.words import PARTS, one_line, short_kernel
+from stepscope.ui.words import PARTS, applied_line, one_line, short_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +93,7 @@ def _lines(
 ) -> list[Text]:
     width = console.width
     style = f"bold {SEVERITY_STYLES[explanation.findings[0].severity]}"
-    out = [_headline(explanation, width), Text()]
+    out = [_headline(explanation, width), *_applied(explanation, width), Text()]
     out += labelled("verdict", wrapped(explanation.verdict, console, _VERDICT_LINES, style))
     out += labelled("why", wrapped(explanation.why, console, _WHY_LINES))
     out += labelled("next", wrapped(explanation.next, console, _NEXT_LINES))
@@ -120,6 +120,12 @@ def _headline(explanation: Explanation, width: int) -> Text:
     rest = " · ".join(facts)
     name = short_kernel(_name(explanation), max(12, width - cell_len(rest) - 3))
     return text_line(cut(f"{name} · {rest}", width), style=FAINT)
+
+
+def _applied(explanation: Explanation, width: int) -> list[Text]:
+    """One line: the remedies that the run was started with."""
+    words = applied_line(explanation.origin)
+    return labelled("with", [text_line(cut(words, width - LABELS))]) if words else []
 
 
 def _name(explanation: Explanation) -> str:
@@ -226,15 +232,17 @@ def _place_words(place: Place) -> list[str]:
 
 def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
     """The largest savings, or that nothing helps."""
-    helping = sorted((a for a in advice if a.verdict == "faster"), key=lambda a: -a.saved_ms)
+    promising = (a for a in advice if a.verdict == "faster" or (a.tried and a.tried.kept))
+    helping = sorted(promising, key=lambda a: -a.saved_ms)
     if not helping:
         changes = counted(len(advice), "change")
         words = f"{changes} tried on this step: none saves {trimmed(percent(WORTH))} or more"
         return [Text(cut(words, width - LABELS), style=FAINT)] if advice else []
-    best = helping[:_MOST_WHATIFS]
+    measured = [change.tried for change in helping if change.tried is not None][:_MOST_WHATIFS]
+    rows = [Text(cut(f"{tried.label}: {tried.words}", width - LABELS)) for tried in measured]
+    best = [change for change in helping if change.tried is None][: _MOST_WHATIFS - len(rows)]
     savings = [f"saves {milliseconds(change.saved_ms)}" for change in best]
     intervals = [f"({interval(change.saved_low_ms, change.saved_high_ms)})" for change in best]
-    rows = []
     for change, saving, ends in zip(best, savings, intervals, strict=True):
         row = Text(f"{saving:<{max(map(len, savings))}} {ends:<{max(map(len, intervals))}}  ")
         room = width - LABELS - row.cell_len

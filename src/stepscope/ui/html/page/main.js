@@ -1,6 +1,7 @@
 // Starts the panes, shows one rank at a time, and offers tests and scripts a small handle:
 // window.stepscope.
 
+import { startCopying } from "./copy.js";
 import { partIn, partsIn } from "./dom.js";
 import { toggleHelp } from "./keys.js";
 import { decodeBlock, unpackProblem } from "./payload.js";
@@ -53,22 +54,11 @@ function drawForPaper() {
   started.forEach((pane) => pane.drawNow?.());
 }
 
-async function copyText(/** @type {HTMLElement} */ button) {
-  const before = button.textContent;
-  try {
-    await navigator.clipboard.writeText(button.dataset.copy ?? "");
-    button.textContent = "Copied";
-  } catch {
-    button.textContent = "Select the path to copy it";
-  }
-  setTimeout(() => { button.textContent = before; }, 1500);
-}
-
 startTheme(partIn(document, "#theme"), () => started.forEach((pane) => pane.draw?.()), drawForPaper);
 partsIn(document, "[data-help]").forEach((button) => button.addEventListener("click", () => toggleHelp(help)));
 help.addEventListener("click", (event) => event.target === help && help.close());
 picker?.addEventListener("change", () => showRank(Number(picker.value)));
-partsIn(document, "[data-copy]").forEach((button) => button.addEventListener("click", () => copyText(button)));
+startCopying();
 
 const ready = [showRank(picker ? Number(picker.value) : 0), ...started.map((pane) => pane.ready)];
 Object.assign(window, {

@@ -32,7 +32,10 @@ def finding_cards(report: ReportData) -> list[dict[str, Any]] | None:
 
 
 def saving_words(remedy: Remedy) -> tuple[str, str]:
-    """What a remedy would save of each step, or that the step would be longer; and the interval."""
+    """What a remedy would save of each step, or that the step would be longer; and the interval.
+    One that was tried has its measured steps instead."""
+    if remedy.tried is not None:
+        return remedy.tried.label, remedy.tried.words
     saved, low, high = remedy.predicted_ms, remedy.low_ms, remedy.high_ms
     if saved is None:
         return "", ""

@@ -1,7 +1,18 @@
-"""The verdict, why, and what to do next: the first words of the page."""
+"""The verdict, why, what to do next, and what the run was started with: the page's first words."""
 
 from __future__ import annotations
 
-from stepscope.ui.html.pane import Pane
+from typing import TYPE_CHECKING
 
-PANE = Pane(id="verdict", title="Verdict", order=10, view=lambda report: report.explanation)
+from stepscope.ui.html.pane import Pane, ReportData
+from stepscope.ui.words import applied_line
+
+if TYPE_CHECKING:
+    from stepscope.records.explanation import Explanation
+
+
+def first_words(report: ReportData) -> tuple[Explanation, str]:
+    return report.explanation, applied_line(report.explanation.origin)
+
+
+PANE = Pane(id="verdict", title="Verdict", order=10, view=first_words)

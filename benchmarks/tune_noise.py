@@ -1,0 +1,272 @@
+"""Same against same: how often a tune in which nothing helps keeps something all the same.
+
+python benchmarks/tune_noise.py simulate [--tunes 400]      made-up machines, 1 to 25 candidates
+python benchmarks/tune_noise.py power [--tunes 200]         a true gain: kept, after how many pairs
+python benchmarks/tune_noise.py collect FILE [--starts 60]  real step lists of a small CPU script
+python benchmarks/tune_noise.py resample FILE [--tunes 400] tunes made of those lists
+python benchmarks/tune_noise.py real 10                     real tunes where nothing helps
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from process import environment
+from stepscope.verify.pairs import plan_pairs
+from stepscope.verify.trial_steps import steady_steps
+from stepscope.verify.tuned_gain import (
+    MOST_PAIRS,
+    TimedTrial,
+    judge,
+    level_of_next_test,
+    screen,
+)
+
+Draw = Callable[[tuple[str, ...], int], Sequence[float]]
+
+STEPS = 60
+_PER_BASE = 4  # candidates between two runs of the base while screening
+_SCRIPT = Path(__file__).parent / "workloads" / "timed_steps.py"
+_HEALTHY = Path(__file__).parent / "workloads" / "healthy.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Steps as a machine with such faults would measure them. Shares are of the step."""
+
+    start: float = 0.01  # deviation from start to start
+    step: float = 0.03  # deviation from step to step
+    drift: float = 0.0  # over 100 trials
+    wander: float = 0.0  # deviation of the pace from trial to trial that adds up
+    slow_starts: float = 0.0  # share of starts that are a tenth slower
+    hiccups: float = 0.0  # share of trials with a pause of 300 ms
+    stall_every: int = 0  # steps, each stall as long as three steps
+    restless: float = 0.0  # deviation from start to start of candidates, where it is their own
+    gains: dict[str, float] = field(default_factory=dict)  # by remedy
+
+    def draw(self, seed: int) -> Draw:
+        rng = np.random.default_rng(seed)
+        pace = [0.0]
+
+        def trial(remedies: tuple[str, ...], number: int) -> Sequence[float]:
+            pace[0] += rng.normal(0, self.wander) if self.wander else 0.0
+            level = 10.0 * float(np.prod([1 - self.gains.get(name, 0.0) for name in remedies]))
+            start = (self.restless if remedies else 0.0) or self.start
+            level *= np.exp(rng.normal(0, start) + self.drift * number / 100 + pace[0])
+            level *= 1.1 if rng.random() < self.slow_starts else 1.0
+            steps = level * np.exp(rng.normal(0, self.step, STEPS))
+            steps[0] *= 30
+            if self.stall_every:
+                first = int(rng.integers(self.stall_every))
+                steps[first :: self.stall_every] += 3 * level
+            if rng.random() < self.hiccups:
+                steps[int(rng.integers(STEPS))] += 300.0
+            return steps.tolist()
+
+        return trial
+
+
+MACHINES = {
+    "starts 0.2%": Machine(start=0.002, step=0.01),
+    "starts 1%": Machine(),
+    "starts 3%": Machine(start=0.03),
+    "starts 5%, steps 10%": Machine(start=0.05, step=0.1),
+    "drifts 10%": Machine(drift=0.1),
+    "wanders": Machine(wander=0.01),
+    "1 start of 10 slow": Machine(slow_starts=0.1),
+    "hiccups": Machine(hiccups=0.3),
+    "candidates less even": Machine(start=0.005, restless=0.03),
+    "stalls": Machine(stall_every=7, start=0.005),
+}
+
+
+@dataclass(kw_only=True)
+class Search:
+    """A tune in short: screen, confirm the promising ones best first, keep what wins."""
+
+    draw: Draw
+    trials: list[TimedTrial] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    pairs: dict[str, int] = field(default_factory=dict)
+
+    def run(self, remedies: tuple[str, ...]) -> TimedTrial:
+        number = len(self.trials)
+        steps = steady_steps(self.draw(remedies, number))
+        trial = TimedTrial(remedies=remedies, number=number, steps_ms=tuple(steps.tolist()))
+        self.trials.append(trial)
+        return trial
+
+    def tune(self, candidates: Sequence[str]) -> list[str]:
+        promising = self._screen(candidates)
+        outcomes: list[bool] = []
+        for name in promising:
+            outcomes.append(self._confirm(name, level_of_next_test(outcomes, len(promising))))
+            if outcomes[-1]:
+                self.kept.append(name)
+        return self.kept
+
+    def _screen(self, candidates: Sequence[str]) -> list[str]:
+        base = [self.run(())]
+        singles = []
+        for place, name in enumerate(candidates):
+            singles.append((name, self.run((name,))))
+            if place % _PER_BASE == _PER_BASE - 1 or place == len(candidates) - 1:
+                base.append(self.run(()))
+        screened = [(name, screen(trial, base, self.trials)) for name, trial in singles]
+        promising = [(name, one) for name, one in screened if one.promising]
+        return [name for name, one in sorted(promising, key=lambda pair: -pair[1].gain.value)]
+
+    def _confirm(self, name: str, level: float) -> bool:
+        base = tuple(self.kept)
+        pairs: list[tuple[TimedTrial, TimedTrial]] = []
+        for plan in plan_pairs(MOST_PAIRS, seed=len(self.trials)):
+            if plan.first == "a":
+                before, after = self.run(base), self.run((*base, name))
+            else:
+                after, before = self.run((*base, name)), self.run(base)
+            pairs.append((before, after))
+            verdict = judge(pairs, self.trials, level)
+            if verdict.decision != "more runs":
+                break
+        self.pairs[name] = len(pairs)
+        return verdict.decision == "kept"
+
+
+def false_keeps(draw: Callable[[int], Draw], candidates: int, tunes: int) -> tuple[int, float]:
+    """Tunes that keep something, and trials per tune."""
+    names = [f"nothing-{place}" for place in range(candidates)]
+    searches = [Search(draw=draw(seed)) for seed in range(tunes)]
+    keeps = sum(bool(search.tune(names)) for search in searches)
+    return keeps, float(np.mean([len(search.trials) for search in searches]))
+
+
+def simulate(tunes: int) -> None:
+    print(f"of 100 tunes in which nothing helps, so many keep nothing ({tunes} tunes each; trials)")
+    print(f"{'machine':24}" + "".join(f"{count:>16}" for count in (1, 5, 25)))
+    for name, machine in MACHINES.items():
+        cells = []
+        for count in (1, 5, 25):
+            keeps, trials = false_keeps(machine.draw, count, tunes)
+            cells.append(f"{100 - 100 * keeps / tunes:.1f} ({trials:.0f})")
+        print(f"{name:24}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
+
+
+def power(tunes: int) -> None:
+    print(
+        "one of ten candidates has a true gain: kept in so many of 100 tunes, after so many pairs"
+    )
+    print(f"{'machine':24}" + "".join(f"{gain:>16.0%}" for gain in (0.01, 0.03, 0.05, 0.3)))
+    for name, machine in MACHINES.items():
+        cells = []
+        for gain in (0.01, 0.03, 0.05, 0.3):
+            helps = Machine(**{**vars(machine), "gains": {"helps": gain}})
+            found, pairs = 0, []
+            for seed in range(tunes):
+                search = Search(draw=helps.draw(seed))
+                if "helps" in search.tune([*(f"nothing-{i}" for i in range(9)), "helps"]):
+                    found += 1
+                    pairs.append(search.pairs["helps"])
+            often = f"{np.mean(pairs):.1f}" if pairs else "-"
+            cells.append(f"{100 * found / tunes:.0f} ({often})")
+        print(f"{name:24}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
+
+
+def collect(file: Path, starts: int) -> None:
+    """Start the script so many times, one after the other; keep each start's steps."""
+    lists = []
+    for place in range(starts):
+        command = [sys.executable, str(_SCRIPT), str(STEPS)]
+        done = subprocess.run(
+            command, env=environment(), capture_output=True, text=True, check=True
+        )
+        lists.append(json.loads(done.stdout))
+        print(f"start {place + 1} of {starts}: {np.median(lists[-1]):.3f} ms", file=sys.stderr)
+        file.write_text(json.dumps({"script": _SCRIPT.name, "steps_ms": lists}) + "\n")
+
+
+def resampled(lists: Sequence[Sequence[float]]) -> Callable[[int], Draw]:
+    """Each trial is a real start, drawn by chance; or, with an odd seed, the next one in time."""
+
+    def draw(seed: int) -> Draw:
+        chance = random.Random(seed)
+        first = chance.randrange(len(lists))
+
+        def trial(_: tuple[str, ...], number: int) -> Sequence[float]:
+            place = first + number if seed % 2 else chance.randrange(len(lists))
+            return lists[place % len(lists)]
+
+        return trial
+
+    return draw
+
+
+def resample(file: Path, tunes: int) -> None:
+    lists = json.loads(file.read_text())["steps_ms"]
+    means = [steady_steps(steps).mean() for steps in lists]
+    spread = np.std(np.log(means), ddof=1)
+    print(f"{len(lists)} real starts; their means differ by {spread:.1%} (standard deviation)")
+    for count in (1, 5, 25):
+        keeps, trials = false_keeps(resampled(lists), count, tunes)
+        nothing = 100 - 100 * keeps / tunes
+        print(f"{count:>3} candidates: {nothing:.1f} of 100 keep nothing ({trials:.0f} trials)")
+
+
+def real(tunes: int) -> None:
+    """`stepscope tune` of a script that needs nothing, as a user would start it."""
+    keeps = 0
+    for place in range(tunes):
+        with tempfile.TemporaryDirectory() as folder:
+            answer = _tune(Path(folder) / "tune")
+        keeps += bool(answer["kept"])
+        print(f"tune {place + 1}: kept {answer['kept'] or 'nothing'}", flush=True)
+    print(f"{tunes - keeps} of {tunes} keep nothing")
+
+
+def _tune(folder: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "stepscope", "tune", "--json", "--out", str(folder)]
+    done = subprocess.run(
+        [*command, "--", sys.executable, str(_HEALTHY)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for name, tunes in (("simulate", 400), ("power", 200)):
+        verbs.add_parser(name).add_argument("--tunes", type=int, default=tunes)
+    collecting = verbs.add_parser("collect")
+    collecting.add_argument("file", type=Path)
+    collecting.add_argument("--starts", type=int, default=60)
+    resampling = verbs.add_parser("resample")
+    resampling.add_argument("file", type=Path)
+    resampling.add_argument("--tunes", type=int, default=400)
+    verbs.add_parser("real").add_argument("tunes", type=int)
+    options = vars(parser.parse_args())
+    {
+        "simulate": simulate,
+        "power": power,
+        "collect": collect,
+        "resample": resample,
+        "real": real,
+    }[options.pop("verb")](**options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""stepscope tune: try remedies in short runs of the command, and keep what wins."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stepscope.errors import NotCapturedError, StepscopeError, UsageError
+from stepscope.ui.cli.options import json_option, out_option, step_on_option
+from stepscope.ui.cli.run import startable
+from stepscope.ui.run_folder import claim_or_refuse
+from stepscope.ui.say import say
+
+if TYPE_CHECKING:
+    from stepscope.ui.tune.journal import Journal
+    from stepscope.ui.tune.tuning import TuneEnd
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_FEWEST_STEPS = 20
+_OF_A_NEW_TUNE = ("steps", "only", "skip", "allow", "memory_limit", "out", "step_on")
+
+
+def _duration(_context: Any, _parameter: Any, text: str) -> float:
+    """10m, 90s, 1.5h or a number of seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smh]?)(?:in)?", text.strip())
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise UsageError(f"--budget {text!r}: write 10m, 90s or 1h")
+    return seconds
+
+
+def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+@click.command(
+    name="tune",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option(
+    "--steps",
+    default=60,
+    show_default=True,
+    type=click.IntRange(_FEWEST_STEPS),
+    help="Steps of each trial; it ends itself then.",
+)
+@click.option(
+    "--budget",
+    default="10m",
+    show_default=True,
+    callback=_duration,
+    help="Time for all trials together, such as 90s, 10m or 1h.",
+)
+@click.option(
+    "--only", default="", callback=_names, metavar="ID[,ID]", help="Try only these remedies."
+)
+@click.option(
+    "--skip", default="", callback=_names, metavar="ID[,ID]", help="Do not try these remedies."
+)
+@click.option(
+    "--allow",
+    type=click.Choice(["bit-identical", "rounding", "random", "training"]),
+    default="rounding",
+    show_default=True,
+    help="The most that a remedy may do to the numbers.",
+)
+@click.option(
+    "--memory-limit", metavar="SIZE", help="Keep nothing that needs more per rank, such as 24GB."
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Go on with the tune in this folder, as it was asked for; only --budget may change.",
+)
+@out_option("Folder for all trials (default: stepscope-runs/<time>-tune-<script>).")
+@step_on_option
+@click.option(
+    "--apply", is_flag=True, help="Make the change in your files, if git can bring them back."
+)
+@json_option
+@click.option("--quiet", is_flag=True, help="Print nothing while trials run.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    resume: Path | None,
+    apply: bool,
+    as_json: bool,
+    quiet: bool,
+    command: tuple[str, ...],
+    **options: Any,
+) -> int:
+    """Run COMMAND again and again for a few dozen steps, each time with a remedy applied, and keep
+    what makes it surely faster without changing what is trained.
+
+    The script is not touched. The command's output goes to files. Its work is lost: use `run` for
+    training that counts.
+    """
+    from stepscope.ui.tune.tuning import tune
+
+    journal = _resume(context, resume, command) if resume else _begin(command, **options)
+    if not quiet:
+        say(f"tune folder {journal.folder}")
+    end = tune(journal, (lambda _words: None) if quiet else say)
+    _print(end, journal.folder, as_json=as_json)
+    if apply and not end.code:
+        _apply(end)
+    return end.code
+
+
+def _begin(
+    words: tuple[str, ...],
+    *,
+    steps: int,
+    budget: float,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    allow: str,
+    memory_limit: str | None,
+    out: Path | None,
+    step_on: str,
+) -> Journal:
+    if not words:
+        raise UsageError("what is to be tuned? stepscope tune -- python train.py")
+    from stepscope.ui.sizes import parse_size
+    from stepscope.ui.tune.journal import TuneStart
+    from stepscope.ui.tune.plan import WantedRemedies
+    from stepscope.ui.tune.tuning import begin
+
+    WantedRemedies.parse(only, skip, allow)
+    start = TuneStart(
+        command=startable(words),
+        folder=str(Path.cwd()),
+        steps=steps,
+        budget_s=budget,
+        allow=allow,
+        step_on=step_on,
+        only=only,
+        skip=skip,
+        memory_limit=parse_size(memory_limit, "--memory-limit") if memory_limit else None,
+    )
+    folder = claim_or_refuse(out, ("tune", *words))
+    try:
+        return begin(start, folder)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}") from None
+
+
+def _resume(context: click.Context, folder: Path, words: tuple[str, ...]) -> Journal:
+    """UsageError for another command, another working folder or other options."""
+    from msgspec.structs import replace
+
+    from stepscope.ui.tune.journal import Journal
+
+    given = click.core.ParameterSource.COMMANDLINE
+    for name in _OF_A_NEW_TUNE:
+        if context.get_parameter_source(name) is given:
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} cannot change in a tune that is resumed: start a new one")
+    journal = Journal.resume(folder)
+    start = journal.start
+    if words and startable(words) != start.command:
+        raise UsageError(f"--resume {folder}: it tunes another command: {' '.join(start.command)}")
+    if start.folder != str(Path.cwd()):
+        raise UsageError(
+            f"--resume {folder}: go on in the folder where it was begun: {start.folder}"
+        )
+    if context.get_parameter_source("budget") is given:
+        journal.start = replace(start, budget_s=context.params["budget"])
+    return journal
+
+
+def _print(end: TuneEnd, folder: Path, *, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        from stepscope.ui.json_text import write_json
+
+        write_json(msgspec.to_builtins(end.result))
+        return
+    from stepscope.ui.terminal.tune import print_tune
+
+    print_tune(end.result, folder, _write_report(folder))
+
+
+def _write_report(folder: Path) -> Path | None:
+    """Nothing here may take the answer away."""
+    from stepscope.ui.html.tune import write_tune_report
+
+    try:
+        return write_tune_report(folder)
+    except NotCapturedError:  # stopped before anything was measured
+        return None
+    except (StepscopeError, OSError) as error:
+        say(f"the report could not be written: {error}")
+        return None
+
+
+def _apply(end: TuneEnd) -> None:
+    """UsageError where git could not bring the files back."""
+    from stepscope.ui.tune.patch import apply_patch
+    from stepscope.ui.tune.result import patch_of
+
+    if end.facts is None or not end.result.kept:
+        say("--apply: nothing was kept, so nothing is changed")
+        return
+    for path in apply_patch(patch_of(end.result, end.facts)):
+        say(f"changed {path}")

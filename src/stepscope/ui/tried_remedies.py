@@ -1,0 +1,154 @@
+"""Findings meet the fix room: what a run was started with, what can be tried, and what was.
+
+A remedy that `tune` has measured for the same command shows the measurement, not the promise.
+Nothing here may fail an explanation.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from stepscope.fix.remedies import FIXES
+from stepscope.records.figures import milliseconds, significant
+from stepscope.records.tuning import best_alone, by_result
+from stepscope.trace.run_origin import origin_of_traces
+from stepscope.trace.tune_files import FoundTune, find_tune
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stepscope.records.explanation import Explanation, Finding, Remedy
+    from stepscope.records.tuning import TriedRemedy
+
+YOUR_COMMAND = "your command"
+# A remedy that is a goal, or one of several ways: what can be applied to get there.
+_WAYS = {
+    "no-data-wait": ("loader-workers", "prefetch-factor", "pin-memory"),
+    "cuda-graphs": ("compile",),
+    "bandwidth": ("compress-gradients",),
+    "accumulate": ("sync-once",),
+    "prefetch": ("pin-memory",),
+    "gc-by-hand": ("gc-freeze",),
+}
+_CLOSE = 1.25  # largest ratio of the run's step to the tune's baseline, either way
+
+
+def add_origin(explanation: Explanation) -> Explanation:
+    """How the run was started, as far as its folder tells."""
+    try:
+        origin = origin_of_traces(rank.path for rank in explanation.ranks)
+    except Exception:
+        if os.environ.get("STEPSCOPE_DEBUG"):
+            raise
+        return explanation
+    return replace(explanation, origin=origin)
+
+
+def tune_of(explanation: Explanation) -> FoundTune | None:
+    """The newest tune of this run's command whose baseline trains like this run.
+
+    None for a run that has remedies of its own: they are not what the tune started from.
+    """
+    origin = explanation.origin
+    if origin is None or any(remedy.outcome == "applied" for remedy in origin.remedies):
+        return None
+    try:
+        tune = find_tune(Path(explanation.ranks[0].path).parent.parent, origin)
+    except Exception:
+        if os.environ.get("STEPSCOPE_DEBUG"):
+            raise
+        return None
+    return tune if tune is not None and _is_baseline(explanation, tune) else None
+
+
+def _is_baseline(explanation: Explanation, tune: FoundTune) -> bool:
+    """A script that was changed since, such as by the tune's own patch, takes another time."""
+    if tune.holds_run:
+        return True
+    baseline, best = tune.result.baseline_ms, tune.result.best_ms
+    step = explanation.budget.step_ms
+    if explanation.budget.basis == "window" or not baseline or step <= 0:
+        return False
+    off = abs(math.log(step / baseline))
+    if off > math.log(_CLOSE):
+        return False
+    return not best or not tune.result.kept or off <= abs(math.log(step / best))
+
+
+def add_trials(explanation: Explanation, tune: FoundTune | None) -> Explanation:
+    """Findings get the command to try their remedies, and what was measured already."""
+    tried = tried_alone(tune)
+    findings = tuple(_with_trials(finding, tried, explanation) for finding in explanation.findings)
+    return replace(explanation, findings=findings)
+
+
+def tried_alone(tune: FoundTune | None) -> dict[str, TriedRemedy]:
+    """By remedy id."""
+    return best_alone(tune.result, str(tune.folder)) if tune else {}
+
+
+def next_by_tune(explanation: Explanation, tune: FoundTune | None) -> Explanation:
+    """What a tune has kept is worth more than any prediction."""
+    if tune is None or not tune.result.kept:
+        return explanation
+    baseline, best = tune.result.baseline_ms, tune.result.best_ms
+    if baseline is None or best is None:
+        return explanation
+    steps = f"{significant(baseline)} -> {milliseconds(best)}"
+    words = f"keep what tune measured: {', '.join(tune.result.kept)} ({steps})"
+    where = f"the patch is in {tune.folder}" if tune.result.patch else f"see {tune.folder}"
+    return replace(explanation, next=f"{words}; {where}")
+
+
+def _with_trials(
+    finding: Finding, tried: Mapping[str, TriedRemedy], explanation: Explanation
+) -> Finding:
+    remedies = tuple(_with_trial(remedy, tried) for remedy in finding.remedies)
+    names = [name for name in applicable(finding) if name not in tried]
+    origin = explanation.origin
+    in_use = {each.id.partition("=")[0] for each in origin.remedies} if origin else set()
+    command = origin.command if origin else ()
+    return replace(
+        finding,
+        remedies=remedies,
+        try_command=tune_command([name for name in names if name not in in_use], command),
+    )
+
+
+def _with_trial(remedy: Remedy, tried: Mapping[str, TriedRemedy]) -> Remedy:
+    """The best of the ways to the remedy."""
+    results = [tried[name] for name in _ways(remedy.id) if name in tried]
+    if not results:
+        return remedy
+    best = min(results, key=by_result)
+    return replace(
+        remedy,
+        measured_ms=best.saved(best.measured_ms),
+        measured_low_ms=best.saved(best.high_ms),
+        measured_high_ms=best.saved(best.low_ms),
+        tried=best,
+    )
+
+
+def applicable(finding: Finding) -> list[str]:
+    """Ids of the remedies that the fix room can apply, in the finding's order."""
+    names = (name for remedy in finding.remedies for name in _ways(remedy.id))
+    return [name for name in dict.fromkeys(names) if name in FIXES]
+
+
+def _ways(remedy: str) -> tuple[str, ...]:
+    return (remedy, *_WAYS.get(remedy, ()))
+
+
+def tune_command(names: list[str], command: tuple[str, ...]) -> str | None:
+    """As typed in a shell; None if nothing can be tried."""
+    if not names:
+        return None
+    words = shlex.join(command) if command else YOUR_COMMAND
+    return f"stepscope tune --only {','.join(names)} -- {words}"

@@ -1,0 +1,95 @@
+"""What is predicted for each remedy before it is tried; each prediction becomes a promise."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepscope.errors import StepscopeError
+from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
+from stepscope.records.prediction import Setting
+from stepscope.trace.rank_facts import read_facts
+from stepscope.ui.slowest_bench import open_slowest
+from stepscope.ui.tune.journal import PlannedRemedy
+from stepscope.ui.whatif import adjusted, judge
+from stepscope.verify.track_record import history, make_promise, remember
+from stepscope.verify.workload import describe_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.fix.chosen import ChosenFix
+    from stepscope.predict.whatif import Bench
+    from stepscope.records.prediction import Prediction
+    from stepscope.records.promise import TrackedPromise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyPredictions:
+    """By remedy, as it is written. `note` says why nothing could be predicted."""
+
+    baseline_ms: float | None = None
+    by_remedy: dict[str, PlannedRemedy] = field(default_factory=dict)
+    note: str = ""
+
+
+def predict_remedies(run: Path, candidates: Sequence[ChosenFix]) -> RemedyPredictions:
+    """Never raises: a remedy can be tried without a prediction."""
+    try:
+        bench, _, _ = open_slowest(str(run), cache=False)
+        before = bench.predict([])
+        past = history()
+        planned = [_predict(bench, chosen, past, run) for chosen in candidates]
+    except Exception as error:
+        if os.environ.get("STEPSCOPE_DEBUG") and not isinstance(error, StepscopeError):
+            raise
+        known = isinstance(error, StepscopeError)
+        why = str(error) if known else f"a defect in stepscope: {type(error).__name__}: {error}"
+        return RemedyPredictions(note=f"nothing could be predicted: {why}")
+    return RemedyPredictions(
+        baseline_ms=before.baseline_ms,
+        by_remedy={row.remedy: row for row in planned if row is not None},
+    )
+
+
+def settings_of(chosen: ChosenFix) -> tuple[Setting, ...]:
+    """The what-ifs that predict a remedy; with a value, the what-if of that name takes it too."""
+    name = chosen.remedy.id
+    if chosen.value and name in WHATIFS and WHATIFS[name].takes_value:
+        return (Setting(name=name, value=chosen.value),)
+    return settings_for_remedy(name)
+
+
+def _predict(
+    bench: Bench, chosen: ChosenFix, past: Sequence[TrackedPromise], run: Path
+) -> PlannedRemedy | None:
+    """By the best of its what-ifs; None without any."""
+    predictions = [
+        (adjusted(raw, past), raw)
+        for setting in settings_of(chosen)
+        if not (raw := bench.predict([setting])).refused
+    ]
+    if not predictions:
+        return None
+    after, raw = max(predictions, key=lambda pair: pair[0].throughput_factor)
+    return PlannedRemedy(
+        remedy=str(chosen),
+        setting=after.settings[0],
+        predicted_ms=after.predicted_ms,
+        low_ms=after.low_ms,
+        high_ms=after.high_ms,
+        promise=_promise(bench, raw, run),
+        hopeless=judge(after) != "faster",
+    )
+
+
+def _promise(bench: Bench, raw: Prediction, run: Path) -> str | None:
+    """The model's own number; None where the track record cannot be written."""
+    trace = bench.context.trace
+    workload = describe_trace(trace, read_facts(Path(trace.path).parent))
+    with contextlib.suppress(StepscopeError):
+        return remember(make_promise(raw, workload, str(run.absolute()))).id
+    return None

@@ -1,0 +1,212 @@
+"""A search as tune.json has it: the baseline, every configuration, what is kept and the patch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from stepscope.fix.chosen import choose
+from stepscope.records.tuning import RemedyLeftOut, TriedConfiguration, TuneResult
+from stepscope.ui.tune.journal import TRIALS
+from stepscope.ui.tune.patch import make_patch
+from stepscope.ui.tune.rules import control_words, peak_bytes
+from stepscope.ui.tune.search import BASELINE
+from stepscope.ui.tune.words import configuration_words, gain_words, verdict_words
+from stepscope.verify.mean_change import mean_step
+from stepscope.verify.trial_steps import without_pauses
+
+if TYPE_CHECKING:
+    from stepscope.records.script_facts import ScriptFacts
+    from stepscope.ui.tune.journal import Journal
+    from stepscope.ui.tune.patch import TunePatch
+    from stepscope.ui.tune.rules import CheckedTrial
+    from stepscope.ui.tune.search import Configuration, Contender, PairTest, Search
+    from stepscope.verify.tuned_gain import Gain
+
+
+def tune_result(
+    journal: Journal, search: Search | None, facts: ScriptFacts | None, status: str
+) -> TuneResult:
+    """`search` is None if the tune was stopped before its first trial."""
+    start, plan = journal.start, journal.plan
+    known = TuneResult(
+        command=start.command,
+        folder=start.folder,
+        status=status,
+        left_out=tuple(
+            RemedyLeftOut(remedy=row.remedy, why=row.why) for row in (plan.left_out if plan else ())
+        ),
+    )
+    if search is None or not search.bases:
+        return replace(known, verdict=verdict_words(known))
+    result = _measured(known, search)
+    if facts is not None and plan is not None:
+        result = _with_patch(result, facts, plan.proposals)
+    return replace(result, verdict=verdict_words(result))
+
+
+def _measured(known: TuneResult, search: Search) -> TuneResult:
+    table = _Rows(search)
+    runs = [without_pauses(trial.step_ms) for trial in search.bases]
+    _, low, high = mean_step(runs)
+    best = search.final.gain if search.final is not None and search.kept else None
+    best_ms = table.estimate(search.kept)
+    return replace(
+        known,
+        status="out of time" if search.out_of_time and known.status == "finished" else known.status,
+        baseline_ms=table.baseline_ms,
+        baseline_low_ms=low,
+        baseline_high_ms=high,
+        best_ms=best_ms,
+        best_low_ms=table.baseline_ms * (1 - best.high) if best else None,
+        best_high_ms=table.baseline_ms * (1 - best.low) if best else None,
+        speedup=table.baseline_ms / best_ms,
+        kept=search.kept,
+        trials=tuple(table.rows()),
+        left_out=(
+            *(row for row in known.left_out if not table.was_tried(row.remedy)),
+            *(RemedyLeftOut(remedy=name, why=why) for name, why in search.not_tried()),
+        ),
+        control=control_words(search.bases),
+        baseline_peak_bytes=peak_bytes(search.bases),
+    )
+
+
+class _Rows:
+    """One row per configuration. A gain is measured against the base that it was tested on."""
+
+    def __init__(self, search: Search) -> None:
+        self._search = search
+        logs = [math.log(float(without_pauses(t.step_ms).mean())) for t in search.bases]
+        self.baseline_ms = math.exp(fmean(logs))
+
+    def estimate(self, configuration: Configuration) -> float:
+        """Its step, from the tests that led to it; the final test is the best one."""
+        if configuration == BASELINE:
+            return self.baseline_ms
+        final = self._search.final
+        if final is not None and final.challenger == configuration and final.gain is not None:
+            return self.baseline_ms * (1 - final.gain.value)
+        for test in self._search.tests:
+            if test.challenger == configuration and test.gain is not None and test.kept:
+                return self.estimate(test.base) * (1 - test.gain.value)
+        return self.baseline_ms
+
+    def was_tried(self, name: str) -> bool:
+        """Late ones are left out at first."""
+        return any(
+            name in (contender.name, contender.chosen.remedy.id)
+            and self._search.was_tried(contender.name)
+            for contender in self._search.contenders
+        )
+
+    def rows(self) -> list[TriedConfiguration]:
+        search = self._search
+        rows = [self._alone(one) for one in search.contenders if one.alone is not None]
+        tested = set()
+        for test in search.tests:
+            if len(test.challenger) > 1:
+                tested.add(test.challenger)
+                rows.append(self._tested(test))
+        for configuration, (base, screening) in search.rescreened.items():
+            if configuration not in tested:
+                why = f"{gain_words(screening.gain)} on top of {configuration_words(base)}"
+                rows.append(self._row(configuration, base, screening.gain, why=why))
+        if search.final is not None and search.final not in search.tests:
+            rows = [row for row in rows if row.remedies != search.final.challenger]
+            rows.append(self._tested(search.final))
+        return rows
+
+    def _alone(self, contender: Contender) -> TriedConfiguration:
+        planned, test = contender.planned, self._direct_test(contender)
+        gain = test.gain if test is not None and test.gain is not None else None
+        if gain is None and contender.screening is not None:
+            gain = contender.screening.gain
+        kept = contender.name in self._search.kept
+        row = self._row(
+            (contender.name,),
+            BASELINE,
+            gain,
+            why=self._why_alone(contender, gain, kept=kept),
+            checked=contender.checked,
+            kept=kept,
+        )
+        return replace(
+            row,
+            predicted_ms=planned.predicted_ms,
+            predicted_low_ms=planned.low_ms,
+            predicted_high_ms=planned.high_ms,
+        )
+
+    def _why_alone(self, contender: Contender, gain: Gain | None, *, kept: bool) -> str:
+        if contender.out is not None:
+            return contender.out
+        words = gain_words(gain) if gain is not None else ""
+        tests = self._search.tests_of(contender)
+        if kept:
+            return words
+        if tests:
+            beside = f" beside {' + '.join(tests[-1].base)}" if tests[-1].base else ""
+            return f"{tests[-1].why}{beside}"
+        rival = self._search.rival_of(contender)
+        if rival is not None and contender.is_promising:
+            return f"{words}, not more than {rival.name}, which excludes it"
+        return words
+
+    def _direct_test(self, contender: Contender) -> PairTest | None:
+        alone = (contender.name,)
+        tests = [t for t in self._search.tests if t.base == BASELINE and t.challenger == alone]
+        return next((test for test in tests if test.pairs), None)
+
+    def _tested(self, test: PairTest) -> TriedConfiguration:
+        kept = test.kept and set(test.challenger) <= set(self._search.kept)
+        return self._row(
+            test.challenger, test.base, test.gain, why=test.why, checked=test.checked, kept=kept
+        )
+
+    def _row(
+        self,
+        configuration: Configuration,
+        base: Configuration,
+        gain: Gain | None,
+        *,
+        why: str,
+        checked: CheckedTrial | None = None,
+        kept: bool = False,
+    ) -> TriedConfiguration:
+        base_ms = self.estimate(base)
+        return TriedConfiguration(
+            remedies=configuration,
+            measured_ms=base_ms * (1 - gain.value) if gain else None,
+            low_ms=base_ms * (1 - gain.high) if gain else None,
+            high_ms=base_ms * (1 - gain.low) if gain else None,
+            peak_bytes=checked.peak_bytes if checked else None,
+            parity=checked.parity if checked else ("not known" if gain else "failed"),
+            parity_detail=checked.detail if checked else "",
+            kept=kept,
+            why=why,
+            runs=tuple(f"{TRIALS}/{name}" for name in self._search.folders_of(configuration)),
+        )
+
+
+def _with_patch(result: TuneResult, facts: ScriptFacts, proposals: tuple[str, ...]) -> TuneResult:
+    """Remedies that only a person can make are told beside the patch."""
+    patch = patch_of(result, facts)
+    root = Path(result.folder or ".")
+    more = tuple(
+        f"{name}: {line}"
+        for name in proposals
+        for line in make_patch(facts, [choose(name)], root).by_hand
+    )
+    return replace(
+        result, patch=patch.diff, by_hand=(*patch.by_hand, *more), variables=patch.variables
+    )
+
+
+def patch_of(result: TuneResult, facts: ScriptFacts) -> TunePatch:
+    """What does the same as the kept remedies."""
+    return make_patch(facts, [choose(name) for name in result.kept], Path(result.folder or "."))

@@ -1,0 +1,89 @@
+"""What rules a trial out, however fast it is: other numbers than allowed, or too much memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepscope.fix.declaration import Effect
+from stepscope.records.script_facts import ScriptFacts
+from stepscope.ui.tune.plan import EFFECT_WORDS
+from stepscope.verify.parity import check_parity, coarsest_precision
+from stepscope.verify.trial_file import losses_of
+from stepscope.verify.trial_rules import compare_peaks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.fix.chosen import ChosenFix
+    from stepscope.ui.tune.trial_run import TrialRun
+    from stepscope.verify.parity import Parity
+
+_CONTROLS = 4  # runs of the command as it is that losses are compared with
+_LEVELS = {effect.value: effect.level for effect in Effect}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedTrial:
+    """What the losses and the memory of a trial show."""
+
+    parity: str
+    detail: str
+    peak_bytes: int | None
+    why_out: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRules:
+    """What the user allows."""
+
+    allow: Effect = Effect.ROUNDING
+    memory_limit: int | None = None  # bytes of one rank
+
+    def look(
+        self, bases: Sequence[TrialRun], trial: TrialRun, members: Sequence[ChosenFix]
+    ) -> CheckedTrial:
+        """`bases` are runs of the command as it is; `members` are the remedies applied."""
+        declared = max((member.remedy.effect for member in members), key=lambda one: one.level)
+        facts = bases[0].facts or ScriptFacts()
+        parity = check_parity(
+            [losses_of(base.ranks) for base in bases[:_CONTROLS]],
+            [losses_of(trial.ranks)],
+            declared=declared.value,
+            precision=coarsest_precision(facts, trial.remedies),
+        )
+        peak = compare_peaks([base.ranks for base in bases], [trial.ranks], self.memory_limit)
+        return CheckedTrial(
+            parity=parity.parity,
+            detail=parity.why,
+            peak_bytes=peak.peak_bytes,
+            why_out=self._why_numbers(parity, declared) or peak.refused,
+        )
+
+    def _why_numbers(self, parity: Parity, declared: Effect) -> str | None:
+        """A script that draws other random numbers in every run loses nothing if a remedy does."""
+        if parity.parity == "failed":
+            return f"its losses are not those of the command as it is: {parity.why}"
+        observed = _LEVELS.get(parity.observed)
+        if observed is None:  # what is not known cannot be better than what was declared
+            observed = declared.level
+        allowed = max(self.allow.level, _LEVELS.get(parity.control, 0))
+        if observed <= allowed:
+            return None
+        effect = list(Effect)[observed]
+        return f"it {EFFECT_WORDS[effect]}; --allow {effect} keeps it"
+
+
+def control_words(bases: Sequence[TrialRun]) -> str:
+    """What runs of the command as it is do to each other."""
+    losses = [losses_of(base.ranks) for base in bases]
+    if len(losses) < 2 or not losses[0]:
+        return "no loss was caught" if losses and not losses[0] else ""
+    if all(other == losses[0] for other in losses):
+        return "its losses repeat to the bit"
+    return "its own losses differ from run to run"
+
+
+def peak_bytes(trials: Sequence[TrialRun]) -> int | None:
+    """The most that a rank had: on the device where there is one, else on the host."""
+    return compare_peaks([], [trial.ranks for trial in trials]).peak_bytes

@@ -1,0 +1,419 @@
+"""What to try next and what to keep: every candidate alone, then the winners together.
+
+1. The command runs as it is, twice; then each candidate once, with a run of the command as it is
+   after every third. What crashes, changes nothing, breaks parity or needs too much memory is out.
+2. The promising ones are confirmed, best first, in fresh pairs of runs. What is kept joins the
+   base, and the next one has to beat that. Of a family only one is kept; a better member
+   replaces it.
+3. What did not help alone is tried once more on top of what was kept.
+4. The whole combination is confirmed against the command as it is.
+
+verify.tuned_gain decides what is promising and what is sure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from stepscope.errors import NotCapturedError
+from stepscope.fix.remedies import FIXES
+from stepscope.ui.tune.journal import PlannedRemedy
+from stepscope.ui.tune.trial_bench import OutOfTimeError
+from stepscope.verify.tuned_gain import (
+    FALSE_KEEPS,
+    FEWEST_PAIRS,
+    WORTH,
+    TimedTrial,
+    judge,
+    level_of_next_test,
+    screen,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from stepscope.fix.chosen import ChosenFix
+    from stepscope.ui.tune.rules import CheckedTrial, TrialRules
+    from stepscope.ui.tune.trial_bench import TrialBench
+    from stepscope.ui.tune.trial_run import TrialRun
+    from stepscope.verify.tuned_gain import Gain, GainVerdict, Screening
+
+Configuration = tuple[str, ...]
+BASELINE: Configuration = ()
+_BETWEEN_BASES = 3  # candidates that run between two runs of the base
+_OUT_OF_TIME = "the budget was spent before it was sure"
+_NO_TIME = "the budget was spent before it was tried"
+_STOPPED = "tune was stopped before it was tried"
+
+
+@dataclass(slots=True, kw_only=True)
+class Contender:
+    """One remedy with its value, and what is known of it so far."""
+
+    planned: PlannedRemedy
+    chosen: ChosenFix
+    alone: TrialRun | None = None
+    screening: Screening | None = None
+    checked: CheckedTrial | None = None  # what its numbers and its memory show
+    out: str | None = None  # why it cannot be kept, whatever its pace
+    tested_on: set[Configuration] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        return str(self.chosen)
+
+    @property
+    def gain(self) -> float:
+        return self.screening.gain.value if self.screening else 0.0
+
+    @property
+    def is_promising(self) -> bool:
+        return self.out is None and self.screening is not None and self.screening.promising
+
+    @property
+    def is_open(self) -> bool:
+        """It may still help together with others: alone it was not clearly worse."""
+        return self.out is None and self.screening is not None and self.screening.gain.high >= 0
+
+
+@dataclass(slots=True, kw_only=True)
+class PairTest:
+    """Fresh pairs of a base and the same with one remedy more, or another one of its family."""
+
+    base: Configuration
+    challenger: Configuration
+    pairs: list[tuple[TrialRun, TrialRun]] = field(default_factory=list)
+    verdict: GainVerdict | None = None
+    checked: CheckedTrial | None = None
+    why: str = _OUT_OF_TIME
+    kept: bool = False
+
+    @property
+    def gain(self) -> Gain | None:
+        return self.verdict.gain if self.verdict else None
+
+
+class Rescreened(NamedTuple):
+    """One run of what was kept at the time with one remedy more."""
+
+    base: Configuration
+    screening: Screening
+
+
+class Search:
+    """One tune. `run` may be interrupted at any time: what is known then is in the attributes."""
+
+    def __init__(
+        self,
+        contenders: Sequence[Contender],
+        bench: TrialBench,
+        rules: TrialRules,
+        *,
+        late: Sequence[ChosenFix] = (),
+    ) -> None:
+        """`late` are remedies that may fit once another one is kept."""
+        self.contenders = list(contenders)
+        self._late = list(late)
+        self._by_name = {contender.name: contender for contender in contenders}
+        self._bench, self._rules = bench, rules
+        self.bases: list[TrialRun] = []  # the command as it is
+        self.tests: list[PairTest] = []
+        self.rescreened: dict[Configuration, Rescreened] = {}  # by the whole configuration
+        self.kept: Configuration = BASELINE
+        self.final: PairTest | None = None
+        self.doing = "the command as it is"
+        self.done = False
+        self.out_of_time = False
+
+    def run(self) -> None:
+        """Until everything is decided or the budget is spent."""
+        try:
+            self._measure_bases()
+            self._screen_all()
+            self._combine()
+            self._confirm_combination()
+            self.done = True
+        except OutOfTimeError:
+            self.out_of_time = True
+            self._give_up_unconfirmed()
+
+    # 1. Each alone.
+
+    def _measure_bases(self) -> None:
+        """Two, so that chance is known: how starts differ, and whether losses repeat."""
+        for _ in range(2):
+            self._run_base()
+        self._bench.reserve_s = 2 * FEWEST_PAIRS * self._bench.trial_s
+
+    def _run_base(self) -> None:
+        trial = self._bench.run(BASELINE)
+        if not trial.counts:
+            raise NotCapturedError(
+                f"the command as it is could not be measured: {trial.failed}", *trial.output
+            )
+        self.bases.append(trial)
+
+    def _screen_all(self) -> None:
+        """Those that are predicted not to help come last, and only while half of the time lasts."""
+        since_base = 0
+        for number, contender in enumerate(self.contenders, 1):
+            if contender.planned.hopeless and not self._bench.affords_half():
+                continue
+            self.doing = f"{number} of {len(self.contenders)} alone"
+            try:
+                self._screen_one(contender)
+                since_base += 1
+                if since_base == _BETWEEN_BASES:
+                    since_base = 0
+                    self._run_base()
+            except OutOfTimeError:
+                break
+        if since_base and self._bench.affords(1):
+            self._run_base()
+        self._compare_screened()
+
+    def _screen_one(self, contender: Contender) -> None:
+        trial = self._bench.run((contender.name,))
+        contender.alone = trial
+        contender.out, contender.checked = self._why_out(trial, [contender.chosen])
+
+    def _compare_screened(self) -> None:
+        """Only now: a run of the base after a candidate counts as well as the one before."""
+        for contender in self.contenders:
+            if contender.alone is not None and contender.alone.counts:
+                contender.screening = screen(
+                    _timed(contender.alone), list(map(_timed, self.bases)), self._timed_trials()
+                )
+
+    # 2. and 3. The winners together.
+
+    def _combine(self) -> None:
+        promising = sorted(
+            (contender for contender in self.contenders if contender.is_promising),
+            key=lambda contender: -contender.gain,
+        )
+        self._expected = max(1, len(promising))
+        waiting = promising
+        while waiting:
+            for contender in self._one_per_family_first(waiting):
+                self._challenge(contender)
+            waiting = self._worth_another_try()
+
+    def _one_per_family_first(self, contenders: Iterable[Contender]) -> list[Contender]:
+        """The others of a family only matter if they may be better than the one that is kept."""
+        first: list[Contender] = []
+        others: list[Contender] = []
+        seen: set[str] = set()
+        for contender in contenders:
+            family = contender.chosen.family
+            (others if family in seen else first).append(contender)
+            seen.add(family)
+        return [*first, *others]
+
+    def _challenge(self, contender: Contender) -> None:
+        """What is kept, with this one: kept in its place if that is surely faster."""
+        challenger = self._with(contender)
+        if challenger == self.kept or self.kept in contender.tested_on:
+            return
+        rival = self._rival(contender)
+        if rival is not None and not self._may_beat(contender, rival):
+            return
+        contender.tested_on.add(self.kept)
+        test = PairTest(base=self.kept, challenger=challenger)
+        self.tests.append(test)
+        outcomes = [earlier.kept for earlier in self.tests[:-1]]
+        self._run_pairs(test, level_of_next_test(outcomes, self._expected))
+        if test.kept:
+            self.kept = challenger
+
+    def _run_pairs(self, test: PairTest, level: float) -> None:
+        while True:
+            self.doing = f"{_words(test.challenger)}, pair {len(test.pairs) + 1}"
+            base_first = len(test.pairs) % 2 == 0
+            order = (test.base, test.challenger) if base_first else (test.challenger, test.base)
+            trials = {configuration: self._bench.run(configuration) for configuration in order}
+            base, challenger = trials[test.base], trials[test.challenger]
+            if test.base == BASELINE and base.counts:
+                self.bases.append(base)
+            members = self._members(test.challenger)
+            why, test.checked = self._why_out(challenger, members)
+            why = why or (f"the run beside it failed: {base.failed}" if base.failed else None)
+            if why is not None:
+                test.why = why
+                return
+            test.pairs.append((base, challenger))
+            timed = [(_timed(a), _timed(b)) for a, b in test.pairs]
+            test.verdict = judge(timed, self._timed_trials(), level)
+            if test.verdict.decision != "more runs":
+                test.kept = test.verdict.decision == "kept"
+                test.why = test.verdict.why
+                return
+
+    def _worth_another_try(self) -> list[Contender]:
+        """On top of what is kept now: run once, and those that look promising are confirmed."""
+        if self.kept == BASELINE:
+            return []
+        self._admit_late()
+        again = [contender for contender in self.contenders if self._may_help_now(contender)]
+        promising = []
+        for contender in again:
+            challenger = self._with(contender)
+            if challenger in self.rescreened:
+                continue
+            self.doing = f"{_words(challenger)} once"
+            base = [test_run for test_run in self._bench.trials if self._is_kept(test_run)]
+            trial = self._bench.run(challenger)
+            why, _ = self._why_out(trial, self._members(challenger))
+            if why is not None:
+                contender.tested_on.add(self.kept)
+                continue
+            screening = screen(_timed(trial), list(map(_timed, base)), self._timed_trials())
+            self.rescreened[challenger] = Rescreened(self.kept, screening)
+            if screening.promising:
+                promising.append((screening.gain.value, contender))
+        return [contender for _, contender in sorted(promising, key=lambda pair: -pair[0])]
+
+    def _admit_late(self) -> None:
+        """Those that wait for a family that is kept, and fit the training as it is now."""
+        facts = next(trial.facts for trial in reversed(self._bench.trials) if self._is_kept(trial))
+        families = {member.family for member in self._members(self.kept)}
+        for chosen in list(self._late):
+            if not chosen.remedy.after & families or facts is None:
+                continue
+            if chosen.remedy.fits(facts, chosen.value) is None:
+                self._late.remove(chosen)
+                late = Contender(planned=PlannedRemedy(remedy=str(chosen)), chosen=chosen)
+                self.contenders.append(late)
+                self._by_name[late.name] = late
+
+    def _may_help_now(self, contender: Contender) -> bool:
+        """Not tested on this base, not clearly worse alone, or waiting for one of the families."""
+        if contender.out or self.kept in contender.tested_on:
+            return False
+        if self._rival(contender) is not None or contender.name in self.kept:
+            return False
+        families = {member.family for member in self._members(self.kept)}
+        if contender.chosen.remedy.after & families:
+            return True
+        return contender.is_open and not contender.tested_on
+
+    # 4. The answer.
+
+    def _confirm_combination(self) -> None:
+        """One remedy was confirmed against the command as it is already."""
+        self._bench.reserve_s = 0.0
+        if self.kept == BASELINE:
+            return
+        self.final = self._direct_test(self.kept)
+        if self.final is None:
+            self.final = PairTest(base=BASELINE, challenger=self.kept)
+            self._run_pairs(self.final, FALSE_KEEPS)
+            if not self.final.kept:
+                self._fall_back()
+
+    def _direct_test(self, configuration: Configuration) -> PairTest | None:
+        """One that beat the command as it is."""
+        return next(
+            (
+                test
+                for test in self.tests
+                if test.kept and test.base == BASELINE and test.challenger == configuration
+            ),
+            None,
+        )
+
+    def _fall_back(self) -> None:
+        """The combination does not beat the command as it is: keep what did."""
+        first = next((test for test in self.tests if test.kept and test.base == BASELINE), None)
+        self.final = first
+        self.kept = first.challenger if first is not None else BASELINE
+
+    def _give_up_unconfirmed(self) -> None:
+        """Every step to the combination was confirmed, but not the whole of it."""
+        if self.kept != BASELINE and self.final is None:
+            self.final = self._direct_test(self.kept)
+
+    # Questions.
+
+    def _with(self, contender: Contender) -> Configuration:
+        """What is kept, with this one added, or in the place of its family's member."""
+        rival = self._rival(contender)
+        rest = [name for name in self.kept if rival is None or name != rival.name]
+        return in_declared_order({*rest, contender.name})
+
+    def _rival(self, contender: Contender) -> Contender | None:
+        """The member of its family that is kept."""
+        kept = (self._by_name[name] for name in self.kept if name != contender.name)
+        return next((one for one in kept if one.chosen.family == contender.chosen.family), None)
+
+    def _may_beat(self, contender: Contender, rival: Contender) -> bool:
+        """By as much as is worth a change, at the upper end of what is likely."""
+        return contender.screening is None or contender.screening.gain.high >= rival.gain + WORTH
+
+    def _members(self, configuration: Configuration) -> list[ChosenFix]:
+        return [self._by_name[name].chosen for name in configuration]
+
+    def _is_kept(self, trial: TrialRun) -> bool:
+        return trial.remedies == self.kept and trial.counts
+
+    def _why_out(
+        self, trial: TrialRun, members: Sequence[ChosenFix]
+    ) -> tuple[str | None, CheckedTrial | None]:
+        if not trial.counts:
+            return f"failed: {trial.failed}", None
+        if trial.unapplied:
+            name, why = next(iter(trial.unapplied.items()))
+            return (why if len(members) == 1 else f"{name}: {why}"), None
+        checked = self._rules.look(self.bases, trial, members)
+        return checked.why_out, checked
+
+    def _timed_trials(self) -> list[TimedTrial]:
+        return [_timed(trial) for trial in self._bench.trials if trial.counts]
+
+    def folders_of(self, configuration: Configuration) -> list[str]:
+        """Of its trials that count, in order."""
+        return [
+            trial.folder
+            for trial in self._bench.trials
+            if trial.remedies == configuration and trial.counts
+        ]
+
+    def was_tried(self, name: str) -> bool:
+        """Alone or with others."""
+        return any(name in trial.remedies for trial in self._bench.trials)
+
+    def tests_of(self, contender: Contender) -> list[PairTest]:
+        """Those that put it to the test, alone or on top of others."""
+        name = contender.name
+        return [one for one in self.tests if name in one.challenger and name not in one.base]
+
+    def rival_of(self, contender: Contender) -> Contender | None:
+        """The member of its family that is kept instead of it."""
+        return self._rival(contender)
+
+    def not_tried(self) -> list[tuple[str, str]]:
+        """Remedies that there was no time for."""
+        why = _NO_TIME if self.out_of_time or self.done else _STOPPED
+        return [(one.name, why) for one in self.contenders if not self.was_tried(one.name)]
+
+
+def in_declared_order(names: Iterable[str]) -> Configuration:
+    """One set of remedies has one name, in whatever order they were kept."""
+    declared = list(FIXES)
+
+    def place(name: str) -> tuple[int, str]:
+        remedy = name.partition("=")[0]
+        return (declared.index(remedy) if remedy in declared else len(declared)), name
+
+    return tuple(sorted(names, key=place))
+
+
+def _timed(trial: TrialRun) -> TimedTrial:
+    return TimedTrial(
+        remedies=trial.remedies, number=trial.number, steps_ms=tuple(trial.step_ms.tolist())
+    )
+
+
+def _words(configuration: Configuration) -> str:
+    return " + ".join(configuration) or "the command as it is"

@@ -1,0 +1,102 @@
+"""Where the search gets its trials from: run now, or finished before the tune was killed.
+
+The search asks for the same trials in the same order whenever their results are the same, and its
+time is the time that trials took, not that of the clock. So a tune that is resumed decides as one
+that was never killed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Protocol
+
+from stepscope.ui.tune.journal import FinishedTrial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stepscope.ui.tune.journal import Journal
+    from stepscope.ui.tune.trial_run import TrialRun
+
+_RECENT = 5  # trials that say how long the next one takes
+
+
+class OutOfTimeError(Exception):
+    """The budget has no room for another trial."""
+
+
+class TrialRunner(Protocol):
+    """Runs one trial, or reads a finished one; trial_run.TrialCommand does."""
+
+    def run(self, number: int, remedies: Sequence[str]) -> TrialRun: ...
+
+    def read(self, finished: FinishedTrial) -> TrialRun: ...
+
+
+class TrialBench:
+    """Gives the search one trial at a time, as long as the budget lasts."""
+
+    def __init__(
+        self,
+        runner: TrialRunner,
+        *,
+        budget_s: float,
+        spent_s: float = 0.0,
+        journal: Journal | None = None,
+        announce: Callable[[int, tuple[str, ...]], None] = lambda _number, _remedies: None,
+    ) -> None:
+        self._runner, self._journal, self._announce = runner, journal, announce
+        self._budget_s, self.spent_s = budget_s, spent_s
+        self.reserve_s = 0.0  # kept for the final confirmation
+        self.trials: list[TrialRun] = []
+        self._number = journal.next_number if journal is not None else 1
+        self._finished: dict[tuple[str, ...], deque[FinishedTrial]] = defaultdict(deque)
+        for trial in journal.trials if journal is not None else ():
+            self._finished[trial.remedies].append(trial)
+
+    def run(self, remedies: Sequence[str]) -> TrialRun:
+        """OutOfTimeError if it would not end in time."""
+        wanted = tuple(remedies)
+        if self._finished[wanted]:
+            trial = self._runner.read(self._finished[wanted].popleft())
+        else:
+            if not self.affords(1):
+                raise OutOfTimeError
+            trial = self._run_now(wanted)
+        self.trials.append(trial)
+        self.spent_s += trial.took_s
+        return trial
+
+    def affords(self, trials: int) -> bool:
+        """Whether so many more would end in time."""
+        return self.spent_s + trials * self.trial_s + self.reserve_s <= self._budget_s
+
+    def affords_half(self) -> bool:
+        """Whether one more would leave half of the budget for what comes later."""
+        return self.spent_s + self.trial_s <= self._budget_s / 2
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._budget_s - self.spent_s)
+
+    @property
+    def trial_s(self) -> float:
+        """How long the next trial may take: as long as the longest of the last ones."""
+        return max((trial.took_s for trial in self.trials[-_RECENT:]), default=0.0)
+
+    def _run_now(self, remedies: tuple[str, ...]) -> TrialRun:
+        self._announce(self._number, remedies)
+        trial = self._runner.run(self._number, remedies)
+        if self._journal is not None:
+            self._journal.add(
+                FinishedTrial(
+                    number=trial.number,
+                    remedies=trial.remedies,
+                    folder=trial.folder,
+                    took_s=trial.took_s,
+                    failed=trial.failed,
+                    output=trial.output,
+                )
+            )
+        self._number += 1
+        return trial

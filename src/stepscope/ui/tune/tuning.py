@@ -1,0 +1,194 @@
+"""One tune from its first run to its answer: capture, plan, search, record."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import stepscope
+from stepscope.errors import NotCapturedError
+from stepscope.fix.chosen import choose
+from stepscope.fix.declaration import Effect
+from stepscope.measure import folder as layout
+from stepscope.measure.schedule import Schedule
+from stepscope.measure.settings import Settings
+from stepscope.records.words import counted
+from stepscope.trace.script_file import read_script
+from stepscope.trace.tune_files import BASELINE, TUNE
+from stepscope.ui.captured_command import capture_to_end
+from stepscope.ui.command_to_end import OUTPUT, last_lines
+from stepscope.ui.tune.journal import TRIALS, Journal, TunePlan, TuneStart
+from stepscope.ui.tune.plan import WantedRemedies, fitting_remedies, in_order
+from stepscope.ui.tune.predictions import predict_remedies
+from stepscope.ui.tune.result import tune_result
+from stepscope.ui.tune.rules import TrialRules
+from stepscope.ui.tune.search import Contender, Search
+from stepscope.ui.tune.track import answer_promises
+from stepscope.ui.tune.trial_bench import TrialBench
+from stepscope.ui.tune.trial_run import TrialCommand, all_reached
+from stepscope.verify.trial_steps import FEWEST_STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from stepscope.records.script_facts import ScriptFacts
+    from stepscope.records.tuning import TuneResult
+
+    Say = Callable[[str], None]
+
+_LAST_LINES = 8
+_LEAST_LIMIT_S, _LIMIT_TIMES = 60.0, 10.0  # of one trial: these seconds, and times the baseline
+
+
+@dataclass(frozen=True, slots=True)
+class TuneEnd:
+    """The answer, and the process's exit code."""
+
+    result: TuneResult
+    code: int
+    facts: ScriptFacts | None
+
+
+def begin(start: TuneStart, folder: Path) -> Journal:
+    """In a new folder; OSError if it cannot be written."""
+    from msgspec.structs import replace
+
+    known = replace(start, stepscope=stepscope.__version__, started_unix=time.time())
+    return Journal.create(folder, known)
+
+
+def tune(journal: Journal, say: Say = lambda _words: None) -> TuneEnd:
+    """Go on from wherever the journal is. Ctrl-C and SIGTERM end it with what is known."""
+    return _Tune(journal, say).run()
+
+
+class _Tune:
+    def __init__(self, journal: Journal, say: Say) -> None:
+        self._journal, self._start, self._say = journal, journal.start, say
+        self._folder = journal.folder
+        self._search: Search | None = None
+        self._bench: TrialBench | None = None
+        self._began = time.monotonic()
+
+    def run(self) -> TuneEnd:
+        code = 0
+        try:
+            plan = self._journal.plan or self._make_plan()
+            self._search = self._prepare(plan)
+            self._search.run()
+        except KeyboardInterrupt:
+            code = 130
+        except SystemExit as stop:  # a signal
+            code = stop.code if isinstance(stop.code, int) else 1
+        return self._end(code)
+
+    # The baseline, and what follows from it.
+
+    def _make_plan(self) -> TunePlan:
+        self._say("capturing the command as it is, with a trace")
+        began = time.monotonic()
+        run = self._folder / BASELINE
+        steps = self._capture(run)
+        took_s = time.monotonic() - began
+        facts = read_script(run / "rank-00000")
+        if facts is None:
+            raise NotCapturedError(
+                f"{run} does not say what the script is made of: its first rank did not end as a "
+                f"trial does. Its output is in {run / OUTPUT}"
+            )
+        start = self._start
+        wanted = WantedRemedies.parse(start.only, start.skip, start.allow)
+        fitting = fitting_remedies(facts, wanted)
+        predictions = predict_remedies(run, fitting.candidates)
+        if predictions.note:
+            self._say(predictions.note)
+        plan = TunePlan(
+            candidates=in_order(fitting.candidates, predictions.by_remedy),
+            left_out=fitting.left_out,
+            late=tuple(map(str, fitting.late)),
+            proposals=tuple(map(str, fitting.proposals)),
+            baseline_ms=predictions.baseline_ms,
+            took_s=time.monotonic() - began,
+            limit_s=_LEAST_LIMIT_S + _LIMIT_TIMES * took_s,
+            least_steps=min(steps, start.steps),
+        )
+        self._journal.add(plan)
+        return plan
+
+    def _capture(self, run: Path) -> int:
+        """How many steps the first rank had; NotCapturedError if that says nothing."""
+        start = self._start
+        settings = Settings(folder=str(run.absolute()), step_on=start.step_on, trial=True)
+        needed = Schedule.plan(settings).memory_steps[-1] + 2
+        settings = Settings(
+            folder=settings.folder,
+            step_on=start.step_on,
+            trial=True,
+            stop_after=max(start.steps, needed),
+        )
+        end, ranks = capture_to_end(start.command, run, settings, enough=lambda: all_reached(run))
+        steps = max((rank.get("steps") or 0 for rank in ranks), default=0)
+        if end.code and not all_reached(run):
+            why = f"ended with exit code {end.code} after {counted(steps, 'step')}"
+        elif not ranks or not steps:
+            why = (
+                "had no training step. If it trains without a torch optimizer, try "
+                "--step-on dataloader (or forward)"
+            )
+        elif steps < FEWEST_STEPS:
+            why = f"has {counted(steps, 'step')}: {FEWEST_STEPS} are needed to compare two runs"
+        else:
+            return int(steps)
+        raise NotCapturedError(
+            f"the command {why}: nothing can be tuned. Its output is in {run / OUTPUT}",
+            *last_lines(run, _LAST_LINES),
+        )
+
+    def _prepare(self, plan: TunePlan) -> Search:
+        start = self._start
+        runner = TrialCommand(
+            command=start.command,
+            home=self._folder / TRIALS,
+            steps=start.steps,
+            step_on=start.step_on,
+            limit_s=plan.limit_s,
+            least_steps=plan.least_steps,
+        )
+        bench = TrialBench(
+            runner,
+            budget_s=start.budget_s,
+            spent_s=plan.took_s,
+            journal=self._journal,
+            announce=self._announce,
+        )
+        self._bench = bench
+        rules = TrialRules(allow=Effect(start.allow), memory_limit=start.memory_limit)
+        contenders = [Contender(planned=row, chosen=choose(row.remedy)) for row in plan.candidates]
+        return Search(contenders, bench, rules, late=tuple(map(choose, plan.late)))
+
+    def _announce(self, number: int, remedies: tuple[str, ...]) -> None:
+        from stepscope.ui.tune.words import progress_words
+
+        if self._search is not None and self._bench is not None:
+            self._say(progress_words(number, remedies, self._search, self._bench))
+
+    # The answer.
+
+    def _end(self, code: int) -> TuneEnd:
+        plan = self._journal.plan
+        status = "interrupted" if code else "finished"
+        facts = read_script(self._folder / BASELINE / "rank-00000")
+        if self._search is not None and plan is not None and not code:
+            answer_promises(plan, self._search, self._folder / TRIALS)
+        result = tune_result(self._journal, self._search, facts, status)
+        layout.write_json(self._folder / TUNE, _builtins(result))
+        return TuneEnd(result, code, facts)
+
+
+def _builtins(result: TuneResult) -> dict[str, object]:
+    import msgspec
+
+    content: dict[str, object] = msgspec.to_builtins(result)
+    return content

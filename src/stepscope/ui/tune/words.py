@@ -1,0 +1,70 @@
+"""A tune in sentences: progress while it runs, and its verdict."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.records.figures import (
+    factor,
+    interval,
+    long_duration,
+    milliseconds,
+    percent,
+    significant,
+    trimmed,
+    unsigned_percent,
+)
+from stepscope.verify.tuned_gain import WORTH
+
+if TYPE_CHECKING:
+    from stepscope.records.tuning import TuneResult
+    from stepscope.ui.tune.search import Search
+    from stepscope.ui.tune.trial_bench import TrialBench
+    from stepscope.verify.tuned_gain import Gain
+
+AS_IT_IS = "the command as it is"
+STOPPED = "stopped before anything was kept"
+NOTHING = f"nothing tried makes this training faster by {trimmed(percent(WORTH))} or more"
+
+
+def configuration_words(remedies: tuple[str, ...]) -> str:
+    return " + ".join(remedies) or AS_IT_IS
+
+
+def gain_words(gain: Gain) -> str:
+    """Saves 12.3% (11.0% to 13.5%); is 4.2% slower (...)."""
+    ends = f"{_signed(gain.low)} to {_signed(gain.high)}"
+    if gain.value < 0:
+        return f"{unsigned_percent(gain.value)} slower (saves {ends})"
+    return f"saves {unsigned_percent(gain.value)} ({ends})"
+
+
+def _signed(share: float) -> str:
+    return f"-{unsigned_percent(share)}" if share < 0 else unsigned_percent(share)
+
+
+def progress_words(
+    number: int, remedies: tuple[str, ...], search: Search, bench: TrialBench
+) -> str:
+    """What is being tried, how far it is, the best so far and the time left."""
+    best = f"best so far: {configuration_words(search.kept)}" if search.kept else "nothing kept yet"
+    left = long_duration(bench.left_s * 1e9)
+    return (
+        f"trial {number}: {configuration_words(remedies)} ({search.doing}); {best}; "
+        f"{left} of the budget left"
+    )
+
+
+def verdict_words(result: TuneResult) -> str:
+    if result.baseline_ms is None:
+        what = "stopped" if result.status == "interrupted" else "the budget ended"
+        return f"{what} before anything was measured"
+    if not result.kept or result.best_ms is None or result.speedup is None:
+        return STOPPED if result.status == "interrupted" else NOTHING
+    names = configuration_words(result.kept)
+    steps = f"{significant(result.baseline_ms)} -> {milliseconds(result.best_ms)}"
+    if result.best_low_ms is not None and result.best_high_ms is not None:
+        steps += f" ({interval(result.best_low_ms, result.best_high_ms)})"
+    if result.speedup >= 1.5:
+        return f"{names}: a step is {factor(result.speedup)} times faster, {steps}"
+    return f"{names}: a step is {percent(1 - 1 / result.speedup)} shorter, {steps}"

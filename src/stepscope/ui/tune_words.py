@@ -1,0 +1,40 @@
+"""A tune's answer in sentences, from its tune.json."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from stepscope.records.words import counted
+from stepscope.ui.answer import Answer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepscope.records.tuning import TuneResult
+
+
+def run_command(result: TuneResult) -> str:
+    """What runs the training with what was kept."""
+    return f"stepscope run --with {','.join(result.kept)} -- {shlex.join(result.command)}"
+
+
+def tune_answer(result: TuneResult, folder: Path) -> Answer:
+    verdict = result.verdict or "nothing that was tried makes this training faster"
+    return Answer(verdict=verdict, why=_why(result), next=_next(result, folder))
+
+
+def _why(result: TuneResult) -> str:
+    measured = [row for row in result.trials if row.measured_ms is not None]
+    failed = len(result.trials) - len(measured)
+    words = f"{counted(len(measured), 'configuration')} measured against the command as it is"
+    words += f", {failed} failed" if failed else ""
+    return f"{words}; {result.control}" if result.control else words
+
+
+def _next(result: TuneResult, folder: Path) -> str:
+    if result.status == "interrupted":
+        return f"go on with: stepscope tune --resume {shlex.quote(str(folder))}"
+    if result.kept:
+        return f"make the change below, or: {run_command(result)}"
+    return f"see where the time goes: stepscope explain {shlex.quote(str(folder / 'baseline'))}"

@@ -1,0 +1,276 @@
+"""Whether a remedy still trains the same: the losses of its trials against those of the baseline.
+
+The losses of every backward pass are compared rank by rank, in order. Runs of the baseline against
+each other are the control: what they do by themselves, a remedy may do too.
+
+bit-identical  All losses are equal to the bit.
+rounding       (1) The first loss, made from the same weights and data, differs by no more than the
+               precision explains (FIRST). (2) In the first passes the difference grows no faster
+               than the square root of their number (EARLY). (3) In the later half, the mean of the
+               differences is small (GAP) or small beside their scatter from pass to pass (SCATTER):
+               rounding that training has made large has no direction, a wrong gradient has.
+random         More than that, but the mean of the differences is small beside their scatter
+               (RANDOM_SCATTER), as with other batches or other random numbers.
+training       More than that.
+
+A remedy has failed if it does more than it declared, if losses are missing, or if they are NaN or
+infinite where the baseline's are not. If the baseline's own runs differ, weaker tests are left, and
+`control` says so. docs/tune-statistics.md says where the numbers come from and what such a test
+cannot see.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.records.words import counted
+from stepscope.verify.loss_curves import EARLY_PASSES, compare_curves, control_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.records.script_facts import ScriptFacts
+    from stepscope.records.step_columns import Flags
+    from stepscope.verify.loss_curves import Control, CurveDifference
+    from stepscope.verify.spread import Floats
+    from stepscope.verify.trial_file import Loss
+
+    RunLosses = dict[int, tuple[Loss, ...]]  # by rank
+
+Observed = Literal["bit-identical", "rounding", "random", "training", "not known"]
+Precision = Literal["fp32", "tf32", "16 bits"]
+
+LEVELS: tuple[Observed, ...] = ("bit-identical", "rounding", "random", "training", "not known")
+# Shares of the loss, by the coarsest precision of the products.
+FIRST = {"fp32": 2.0**-14, "tf32": 2.0**-10, "16 bits": 2.0**-6}
+EARLY = {"fp32": 2.0**-14, "tf32": 2.0**-10, "16 bits": 2.0**-7}
+GAP = {"fp32": 2.0**-12, "tf32": 2.0**-9, "16 bits": 2.0**-7}
+SCATTER, RANDOM_SCATTER = 1.5, 1.0
+_CONTROLS = 2.0  # times what the baseline's runs do to each other
+_ODD_STEPS = 0.05  # of the steps: a GradScaler skips some of the first ones
+_SIXTEEN = {"bf16", "fp16", "compress-gradients"}
+
+
+class Parity(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on a remedy. Shares are of the loss."""
+
+    parity: str  # what was observed, or "failed"
+    observed: Observed  # without regard to what was declared
+    control: Observed  # what the baseline's runs do to each other
+    why: str
+    first_difference: int | None = None  # the step from which losses differ
+    largest: float | None = None  # difference of two losses
+    gap: float | None = None  # mean difference in the later half; positive: the loss is higher
+
+    @property
+    def passed(self) -> bool:
+        """What is not known has not passed, nor has it failed."""
+        return self.parity not in ("failed", "not known")
+
+
+def check_parity(
+    baseline: Sequence[RunLosses],
+    candidate: Sequence[RunLosses],
+    *,
+    declared: str,
+    precision: Precision = "fp32",
+) -> Parity:
+    """Compare runs of the candidate with runs of the baseline, of which two are needed.
+
+    `declared` is the largest effect that the applied remedies declare (a level of LEVELS),
+    `precision` the coarsest that they or the script compute in (`coarsest_precision`).
+    """
+    unknown = _why_unknown(baseline, candidate)
+    if unknown:
+        return _not_known(unknown)
+    worst: Parity | None = None
+    for rank in sorted({rank for run in baseline for rank in run}):
+        runs = [[run.get(rank, ()) for run in side] for side in (baseline, candidate)]
+        found = _check_rank(runs[0], runs[1], declared, precision)
+        if len(baseline[0]) > 1:
+            found = replace(found, why=f"rank {rank}: {found.why}")
+        if worst is None or _severity(found) > _severity(worst):
+            worst = found
+    assert worst is not None
+    return worst
+
+
+def coarsest_precision(facts: ScriptFacts, remedies: Sequence[str]) -> Precision:
+    """Of the products, with these remedies (`ID` or `ID=VALUE`) or without them."""
+    ids = {remedy.partition("=")[0] for remedy in remedies}
+    half = {"float16", "bfloat16", "torch.float16", "torch.bfloat16"} & set(facts.dtypes)
+    if ids & _SIXTEEN or half or facts.autocast:
+        return "16 bits"
+    convolves = any(name.startswith(("Conv", "LazyConv")) for name in facts.modules)
+    uses_tf32 = facts.matmul_precision != "highest" or (facts.conv_tf32 and convolves)
+    if "tf32" in ids or (facts.device == "cuda" and uses_tf32):
+        return "tf32"
+    return "fp32"
+
+
+def _why_unknown(baseline: Sequence[RunLosses], candidate: Sequence[RunLosses]) -> str | None:
+    if not any(baseline):
+        return "no loss was caught: the script's backward passes were not seen"
+    if len(baseline) < 2:
+        return "the baseline ran only once: how much its own losses differ is not known"
+    return None if candidate else "the candidate has not run"
+
+
+def _not_known(why: str) -> Parity:
+    return Parity(parity="not known", observed="not known", control="not known", why=why)
+
+
+def _severity(found: Parity) -> tuple[bool, int, float]:
+    return found.parity == "failed", LEVELS.index(found.observed), found.largest or 0.0
+
+
+def _check_rank(
+    baseline: Sequence[tuple[Loss, ...]],
+    candidate: Sequence[tuple[Loss, ...]],
+    declared: str,
+    precision: Precision,
+) -> Parity:
+    control: Observed = "not known"
+    if not all(baseline):
+        return _not_known("no loss was caught in a run of the baseline")
+    for run in candidate:
+        why = _missing(baseline[0], run)
+        if why:
+            return Parity(parity="failed", observed="not known", control=control, why=why)
+    length = min(len(run) for run in (*baseline, *candidate))
+    before, after = (_values(side, length) for side in (baseline, candidate))
+    finite = _where_finite(before)
+    broken = np.flatnonzero(finite & ~_where_finite(after))
+    if len(broken):
+        step = baseline[0][int(broken[0])].step
+        why = f"the loss is NaN or infinite in step {step}, where the baseline's is not"
+        return Parity(parity="failed", observed="training", control=control, why=why)
+    same_controls = all(_bits(run, length) == _bits(baseline[0], length) for run in baseline)
+    if same_controls and all(_bits(run, length) == _bits(baseline[0], length) for run in candidate):
+        why = f"all {counted(length, 'loss', 'losses')} are equal to the bit"
+        same: Observed = "bit-identical"
+        return Parity(parity=same, observed=same, control=same, why=why, largest=0.0, gap=0.0)
+    if not finite.any():
+        return _not_known("the baseline's losses are NaN or infinite")
+    steps = [
+        loss.step for loss, good in zip(baseline[0][:length], finite.tolist(), strict=True) if good
+    ]
+    curves = _Curves(before[:, finite], after[:, finite], steps, precision)
+    if same_controls:
+        control = "bit-identical"
+    else:
+        control = "random" if curves.control.like_seeds else "rounding"
+    return curves.verdict(declared, control)
+
+
+def _missing(baseline: tuple[Loss, ...], run: tuple[Loss, ...]) -> str | None:
+    """Why its losses cannot be those of the same steps. A last step may be cut short."""
+    if not run:
+        return f"no loss was caught, where the baseline has {len(baseline)}"
+    expected, seen = (Counter(loss.step for loss in one) for one in (baseline, run))
+    last = max(expected)
+    if max(seen) < last - 1:
+        return f"the losses end with step {max(seen)}, the baseline's with step {last}"
+    odd = [
+        step for step in expected if step < min(last, max(seen)) and expected[step] != seen[step]
+    ]
+    if len(odd) > max(1, _ODD_STEPS * len(expected)):
+        passes = counted(seen[odd[0]], "backward pass", "backward passes")
+        return f"step {odd[0]} has {passes}, in the baseline {expected[odd[0]]}"
+    return None
+
+
+def _bits(run: Sequence[Loss], length: int) -> list[str]:
+    return [loss.hexadecimal for loss in run[:length]]
+
+
+def _values(side: Sequence[Sequence[Loss]], length: int) -> Floats:
+    return np.array([[loss.value for loss in run[:length]] for run in side])
+
+
+def _where_finite(runs: Floats) -> Flags:
+    """By pass: in all runs."""
+    flags: Flags = np.all(np.isfinite(runs), axis=0)
+    return flags
+
+
+class _Curves:
+    """One rank's losses, one row per run, where the baseline's are finite."""
+
+    def __init__(
+        self, baseline: Floats, candidate: Floats, steps: Sequence[int], precision: Precision
+    ) -> None:
+        self.control: Control = control_of(baseline)
+        self.runs = [compare_curves(baseline, run) for run in candidate]
+        self.together = compare_curves(baseline, candidate.mean(axis=0))
+        self.steps = steps
+        self.precision = precision
+
+    def verdict(self, declared: str, control: Observed) -> Parity:
+        observed, why = self.observed(control)
+        largest = max(run.largest for run in self.runs)
+        apart = [np.flatnonzero(run.values) for run in self.runs]
+        first = min((int(places[0]) for places in apart if len(places)), default=None)
+        parity: str = observed
+        allowed = max(LEVELS.index(_level(declared)), LEVELS.index(control))
+        if observed != "not known" and LEVELS.index(observed) > allowed:
+            parity = "failed"
+            since = f"differs from step {self.steps[first]} on" if first is not None else "differs"
+            why = f"declared {declared}, {since}, by {largest:.1e} at most: {why}"
+        return Parity(
+            parity=parity,
+            observed=observed,
+            control=control,
+            why=why,
+            first_difference=None if first is None else self.steps[first],
+            largest=largest,
+            gap=self.together.gap,
+        )
+
+    def observed(self, control: Observed) -> tuple[Observed, str]:
+        beyond = next(filter(None, map(self.beyond_rounding, self.runs)), None)
+        if beyond is None and control != "random":
+            own = "" if control == "bit-identical" else ", and runs of the baseline differ too"
+            return "rounding", f"differences are of the size of rounding{own}"
+        if not self.together.has_later_half:
+            return "not known", f"too few losses ({len(self.steps)}) to compare their mean"
+        gap, limit = self.together.gap, self.random_limit()
+        if abs(gap) > limit:
+            mean = f"the mean of later losses by {gap:+.1e}, chance explains {limit:.1e}"
+            return "training", f"{beyond}; {mean}" if beyond else mean
+        if control == "random":
+            why = "runs of the baseline differ as much (no fixed seed?): only the mean is compared"
+            return "random", why
+        return "random", f"{beyond}; the mean loss is as with other random numbers"
+
+    def beyond_rounding(self, run: CurveDifference) -> str | None:
+        """What is too large to be rounding."""
+        size = np.abs(run.values)
+        allowed = FIRST[self.precision] + _CONTROLS * float(self.control.reach[0])
+        if size[0] > allowed:
+            return f"the first loss is off by {size[0]:.1e}, rounding explains {allowed:.1e}"
+        early = size[:EARLY_PASSES]
+        grown = np.sqrt(1.0 + np.arange(len(early)))
+        bounds = max(EARLY[self.precision], 2 * float(size[0])) * grown
+        bounds += _CONTROLS * self.control.reach[: len(early)]
+        places = np.flatnonzero(early > bounds)
+        if len(places):
+            place = int(places[0])
+            explained = f"rounding explains {bounds[place]:.1e}"
+            return f"step {self.steps[place]} is off by {early[place]:.1e}, {explained}"
+        limit = GAP[self.precision] + SCATTER * run.scatter + _CONTROLS * self.control.gap
+        if run.has_later_half and abs(run.gap) > limit:
+            return f"the later losses are off by {run.gap:+.1e} on average, allowed: {limit:.1e}"
+        return None
+
+    def random_limit(self) -> float:
+        return RANDOM_SCATTER * self.together.scatter + _CONTROLS * self.control.gap
+
+
+def _level(declared: str) -> Observed:
+    return next((level for level in LEVELS[:-1] if level == declared), "training")

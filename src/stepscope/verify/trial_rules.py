@@ -1,0 +1,101 @@
+"""What else a trial must do besides being fast and training the same: reach its end, fit in memory.
+
+A trial is finished if every rank made the steps that were wanted, whatever the exit code then: it
+is ended in the middle of its script. A command that ends earlier by itself is finished if its exit
+code is 0 and every rank made as many steps as the baseline.
+
+Peaks are those of the rank that needs most: on its device as torch counts them, or on the host
+where no rank has a device. A peak over the limit is a reason not to keep a remedy; a peak that only
+grew is reported.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from stepscope.records.figures import binary_size
+from stepscope.records.words import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from stepscope.verify.trial_file import RankTrial
+
+    TrialRanks = Mapping[int, RankTrial]
+
+# Peaks of equal runs differ by less. The host's hold what the system keeps for the process.
+_SAME = {"device": 0.01, "host": 0.05}
+_SIGNALS = 128  # an exit code above it names the signal that ended the command
+
+
+class PeakChange(msgspec.Struct, frozen=True, kw_only=True):
+    """The candidate's peak of memory beside the baseline's; None is not known."""
+
+    where: Literal["device", "host"]
+    base_bytes: int | None
+    peak_bytes: int | None
+    refused: str | None = None  # why the remedy cannot be kept
+
+    @property
+    def change(self) -> float | None:
+        """As a share of the baseline's; 0 where equal runs differ as much."""
+        if not self.base_bytes or self.peak_bytes is None:
+            return None
+        share = self.peak_bytes / self.base_bytes - 1
+        return share if abs(share) > _SAME[self.where] else 0.0
+
+
+def compare_peaks(
+    baseline: Sequence[TrialRanks], candidate: Sequence[TrialRanks], limit_bytes: int | None = None
+) -> PeakChange:
+    """The highest of all runs of each side."""
+    where: Literal["device", "host"] = "host"
+    if _highest((*baseline, *candidate), "device") is not None:
+        where = "device"
+    base, peak = _highest(baseline, where), _highest(candidate, where)
+    refused = None
+    if limit_bytes is not None:
+        if peak is None:
+            refused = "its peak of memory is not known, and a limit is set"
+        elif peak > limit_bytes:
+            limit = binary_size(limit_bytes)
+            refused = f"needs {binary_size(peak)} on the {where}, more than the limit of {limit}"
+    return PeakChange(where=where, base_bytes=base, peak_bytes=peak, refused=refused)
+
+
+def _highest(trials: Iterable[TrialRanks], where: str) -> int | None:
+    peaks = (getattr(rank.peak, where) for trial in trials for rank in trial.values())
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def why_unfinished(
+    steps: Mapping[int, int],
+    *,
+    ranks: int,
+    wanted: int,
+    exit_code: int,
+    baseline_steps: int | None = None,
+) -> str | None:
+    """None if the trial is finished. `steps` are those of each rank that was seen.
+
+    `baseline_steps` is how many the baseline made, where it ended before `wanted` by itself.
+    """
+    made = [steps.get(rank, 0) for rank in range(ranks)]
+    if all(count >= wanted for count in made):
+        return None
+    if exit_code > _SIGNALS:
+        return f"signal {exit_code - _SIGNALS} ended it after {_steps(made)}"
+    if exit_code:
+        return f"it ended with exit code {exit_code} after {_steps(made)}"
+    enough = wanted if baseline_steps is None else min(wanted, baseline_steps)
+    late = [rank for rank, count in enumerate(made) if count < enough]
+    if not late:
+        return None
+    who = f"rank {late[0]} made" if ranks > 1 else "it made"
+    return f"{who} {counted(made[late[0]], 'step')} and ended, {enough} were expected"
+
+
+def _steps(made: Sequence[int]) -> str:
+    return counted(min(made), "step")

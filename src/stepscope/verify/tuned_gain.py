@@ -1,0 +1,274 @@
+"""Whether a remedy makes the step shorter, from short trials: one start of the command each.
+
+Two starts of one command differ by more than their steps explain, so a trial gives one number, the
+logarithm of its mean step, and starts are the sample. A tune goes like this:
+
+1. Screening: every candidate runs once between runs of the base. `screen` says which are promising.
+   These trials never count as proof: the best of many is partly luck.
+2. Confirmation: promising candidates in order, best first. Base and candidate run in pairs, next to
+   each other, the order changing from pair to pair (verify.pairs.plan_pairs), always with fresh
+   runs. After every pair `judge` says "kept", "not kept" or "more runs".
+3. What is kept joins the base; the next candidate has to beat the new base.
+
+A candidate is kept if its estimated gain is at least WORTH and the gain is surely more than half of
+that. "Surely" is a one-sided Student interval around the mean of the pairs' differences. Its
+deviation comes from all repeated configurations together (`start_noise`). Its level is chosen so
+that a tune in which nothing helps keeps something in at most 5 of 100 cases: `level_of_next_test`
+divides these 5% among the tests of the tune, and `judge` divides a test's level among the looks
+after each pair. docs/tune-statistics.md has the reasons; benchmarks/tune_noise.py tests them.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+import numpy as np
+
+from stepscope.records.figures import percent
+from stepscope.verify.student import student_quantile
+from stepscope.verify.trial_steps import FEWEST_STEPS, without_pauses
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WORTH = 0.02  # of the base's step: a smaller gain is not worth a change
+SURELY = WORTH / 2  # the gain must surely be larger than this
+FALSE_KEEPS = 0.05  # of tunes in which nothing helps, the share that may keep something
+FEWEST_PAIRS, MOST_PAIRS = 2, 6  # a candidate is judged after each pair from the second on
+_SHOWN = 0.975  # the shown interval holds 95%
+_LEAST_NOISE = 0.003  # standard deviation of one start: never believed to be smaller
+_FIRST_GUESS = 0.03  # of one start, before anything has run twice
+_HOPELESS = 0.95  # an upper limit at this level below WORTH ends the test
+_OPTIMISTIC = 0.8
+
+Decision = Literal["kept", "not kept", "more runs"]
+
+
+class TimedTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of the command: what was applied, when, and its steady steps (`steady_steps`)."""
+
+    remedies: tuple[str, ...]
+    number: int  # of the trial in the tune: order of time
+    steps_ms: tuple[float, ...]
+
+
+class StartNoise(msgspec.Struct, frozen=True, kw_only=True):
+    """How much two starts of one configuration differ: one start's deviation, as a share."""
+
+    deviation: float
+    freedom: float  # degrees of freedom; 0: nothing ran twice, and the deviation is a guess
+
+
+class Gain(msgspec.Struct, frozen=True, kw_only=True):
+    """The share of the base's step that a candidate saves; negative if it is slower."""
+
+    value: float
+    low: float  # with `high` the 95% interval
+    high: float
+
+
+class Screening(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run of a candidate says."""
+
+    gain: Gain
+    promising: bool  # worth being confirmed with fresh pairs
+
+
+class GainVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pairs of a candidate say so far."""
+
+    decision: Decision
+    gain: Gain | None  # None before the first pair
+    pairs: int
+    more: int  # pairs that would probably be enough; 0 once decided
+    why: str
+
+
+def mean_ms(trial: TimedTrial) -> float:
+    """The mean steady step without pauses of the machine."""
+    return float(without_pauses(trial.steps_ms).mean())
+
+
+def start_noise(trials: Sequence[TimedTrial]) -> StartNoise:
+    """From all configurations that ran at least twice, pooled.
+
+    Only runs that follow each other are compared, so that a slow drift of the machine counts little
+    (von Neumann's estimate: half the mean square of successive differences).
+    """
+    squares = freedom = 0.0
+    for logs in _logs_of_repeated(trials):
+        n = len(logs)
+        own = 2 * (n - 1) ** 2 / (3 * n - 4)
+        squares += own * float((np.diff(logs) ** 2).mean()) / 2
+        freedom += own
+    if not freedom:
+        return StartNoise(deviation=_FIRST_GUESS, freedom=0.0)
+    return StartNoise(deviation=max(_LEAST_NOISE, math.sqrt(squares / freedom)), freedom=freedom)
+
+
+def screen(
+    candidate: TimedTrial, base: Sequence[TimedTrial], trials: Sequence[TimedTrial]
+) -> Screening:
+    """Compare one run with the base's runs nearest in time: the last before and the first after.
+
+    `base` are all runs of the base, `trials` all runs so far. Only a candidate that is more than a
+    deviation short of WORTH is not promising. Confirm the promising ones in the order of their
+    gain.
+    """
+    around = _nearest(candidate, base)
+    noise = start_noise(trials)
+    saved = float(np.mean([_log(trial) for trial in around])) - _log(candidate)
+    deviation = noise.deviation * math.sqrt(1 + 1 / len(around))
+    reach = student_quantile(max(1.0, noise.freedom), _SHOWN) * deviation
+    return Screening(gain=_gain(saved, reach), promising=_share(saved + deviation) >= WORTH)
+
+
+def level_of_next_test(outcomes: Sequence[bool], expected: int) -> float:
+    """The level of the next test of this tune, from what became of the tests before it.
+
+    `outcomes` says for each candidate that was confirmed so far, in order, whether it was kept.
+    `expected` is how many tests the tune was likely to make when confirmation began, and must not
+    change during a tune: half of FALSE_KEEPS is divided evenly among so many tests, the other half
+    among all later ones, ever less. What a kept candidate had passes on to the next test (the
+    fallback procedure): a tune that keeps what it tests does not become stricter.
+    """
+    level = 0.0
+    for number, kept in enumerate([*outcomes, False]):
+        level += FALSE_KEEPS * _share_of_test(number, max(1, expected))
+        if number < len(outcomes) and not kept:
+            level = 0.0
+    return level
+
+
+def judge(
+    pairs: Sequence[tuple[TimedTrial, TimedTrial]], trials: Sequence[TimedTrial], level: float
+) -> GainVerdict:
+    """Decide on a candidate from its fresh pairs (base, candidate), asked again after each pair.
+
+    `trials` are all runs of the tune so far, these pairs included: they tell how much starts
+    differ. `level` comes from `level_of_next_test`, once for each candidate. "more runs" is only
+    answered if another pair can still change the answer, so a loop that runs a pair while it is
+    answered ends.
+    """
+    if not pairs:
+        more = FEWEST_PAIRS
+        return GainVerdict(decision="more runs", gain=None, pairs=0, more=more, why="no pair yet")
+    few = min(len(trial.steps_ms) for pair in pairs for trial in pair)
+    if few < FEWEST_STEPS:
+        why = f"a trial has {few} steady steps: {FEWEST_STEPS} are needed"
+        return GainVerdict(decision="not kept", gain=None, pairs=len(pairs), more=0, why=why)
+    return _Test(pairs, start_noise(trials), level).verdict()
+
+
+def paired_gain(
+    pairs: Sequence[tuple[TimedTrial, TimedTrial]], trials: Sequence[TimedTrial]
+) -> Gain:
+    """The gain of pairs (base, candidate) with its 95% interval, for showing, not for deciding."""
+    return _Test(pairs, start_noise(trials), FALSE_KEEPS).gain()
+
+
+class _Test:
+    """One candidate's pairs. Savings are logarithms of base over candidate inside."""
+
+    def __init__(
+        self, pairs: Sequence[tuple[TimedTrial, TimedTrial]], noise: StartNoise, level: float
+    ) -> None:
+        self.savings = np.array([_log(base) - _log(candidate) for base, candidate in pairs])
+        self.pairs = len(pairs)
+        self.saved = float(self.savings.mean())
+        # The trials of other candidates may be quieter than these.
+        own = float(self.savings.std(ddof=1)) if self.pairs > 1 else 0.0
+        self.deviation = max(math.sqrt(2) * noise.deviation, own)  # of one pair
+        self.freedom = max(1.0, noise.freedom)
+        self.look_level = level / (MOST_PAIRS - FEWEST_PAIRS + 1)
+
+    def verdict(self) -> GainVerdict:
+        gain = self.gain()
+        if self.is_sure(self.pairs, self.saved) and gain.value >= WORTH:
+            return self.ends("kept", f"saves {percent(gain.value)} of the step")
+        if _share(self.saved + self.reach(self.pairs, _HOPELESS)) < WORTH:
+            if gain.high < 0:
+                return self.ends("not kept", f"{percent(-gain.value)} slower")
+            return self.ends("not kept", f"gains less than {percent(WORTH)}")
+        if self.pairs >= MOST_PAIRS:
+            if gain.value < WORTH:
+                why = f"gains {percent(gain.value)}, less than {percent(WORTH)}"
+                return self.ends("not kept", why)
+            return self.ends("not kept", self.unsure())
+        more = self.enough(self.saved)
+        if more is None:  # not even a gain at the upper end of what is likely would be shown
+            if self.enough(self.saved + self.reach(self.pairs, _OPTIMISTIC)) is None:
+                return self.ends("not kept", self.unsure())
+            more = MOST_PAIRS - self.pairs
+        why = f"{self.pairs} pair{'s' * (self.pairs > 1)} so far: not sure yet"
+        return GainVerdict(decision="more runs", gain=gain, pairs=self.pairs, more=more, why=why)
+
+    def ends(self, decision: Decision, why: str) -> GainVerdict:
+        return GainVerdict(decision=decision, gain=self.gain(), pairs=self.pairs, more=0, why=why)
+
+    def unsure(self) -> str:
+        starts = percent(self.deviation / math.sqrt(2))
+        return f"not sure: starts of the same command differ by {starts}, as much as it may gain"
+
+    def gain(self) -> Gain:
+        return _gain(self.saved, self.reach(self.pairs, _SHOWN))
+
+    def is_sure(self, pairs: int, saved: float) -> bool:
+        if pairs < FEWEST_PAIRS:
+            return False
+        return _share(saved - self.reach(pairs, 1 - self.look_level)) > SURELY
+
+    def enough(self, saved: float) -> int | None:
+        """So many more pairs make it sure if it saves so much; None: MOST_PAIRS would not."""
+        if _share(saved) < WORTH:
+            return None
+        later = range(max(self.pairs + 1, FEWEST_PAIRS), MOST_PAIRS + 1)
+        return next((n - self.pairs for n in later if self.is_sure(n, saved)), None)
+
+    def reach(self, pairs: int, level: float) -> float:
+        # Each further pair repeats two configurations once more.
+        freedom = self.freedom + 4 / 3 * (pairs - self.pairs)
+        return student_quantile(freedom, level) * self.deviation / math.sqrt(pairs)
+
+
+def _share_of_test(number: int, expected: int) -> float:
+    """Of FALSE_KEEPS; `number` counts from 0. Over all numbers they add up to 1."""
+    if number < expected:
+        return 0.5 / expected
+    later = number - expected + 1
+    return 0.5 / (later * (later + 1))
+
+
+def _nearest(candidate: TimedTrial, base: Sequence[TimedTrial]) -> list[TimedTrial]:
+    before = [trial for trial in base if trial.number < candidate.number]
+    after = [trial for trial in base if trial.number > candidate.number]
+    return [
+        *([max(before, key=lambda trial: trial.number)] if before else []),
+        *([min(after, key=lambda trial: trial.number)] if after else []),
+    ]
+
+
+def _logs_of_repeated(trials: Sequence[TimedTrial]) -> list[list[float]]:
+    """By configuration, in order of time."""
+    logs: dict[tuple[str, ...], list[float]] = {}
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        if len(trial.steps_ms) >= FEWEST_STEPS:
+            logs.setdefault(trial.remedies, []).append(_log(trial))
+    return [values for values in logs.values() if len(values) > 1]
+
+
+@lru_cache(maxsize=4096)  # asked for again after every pair
+def _log(trial: TimedTrial) -> float:
+    return math.log(mean_ms(trial))
+
+
+def _gain(saved: float, reach: float) -> Gain:
+    return Gain(value=_share(saved), low=_share(saved - reach), high=_share(saved + reach))
+
+
+def _share(saved: float) -> float:
+    """Of the base's step, from the logarithm of base over candidate."""
+    return -math.expm1(-saved)

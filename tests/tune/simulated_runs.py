@@ -1,0 +1,131 @@
+"""Trials without processes: steps and losses are made up from what each remedy is said to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stepscope.fix.chosen import ChosenFix
+from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.proposal import Proposal
+from stepscope.records.script_facts import ScriptFacts
+from stepscope.ui.tune.journal import FinishedTrial, Journal, PlannedRemedy
+from stepscope.ui.tune.rules import TrialRules
+from stepscope.ui.tune.search import Configuration, Contender, Search
+from stepscope.ui.tune.trial_bench import TrialBench
+from stepscope.ui.tune.trial_run import TrialRun
+from stepscope.verify.trial_file import Loss, RankPeak, RankTrial
+
+STEPS = 55
+TOOK_S = 10.0
+
+
+@dataclass
+class SimulatedCommand:
+    """`factors`: what each remedy does to the step; `together`: what sets do beyond that."""
+
+    factors: dict[str, float]
+    together: dict[frozenset[str], float] = field(default_factory=dict)
+    crashes: frozenset[str] = frozenset()
+    idle: frozenset[str] = frozenset()  # remedies that find nothing to change
+    bytes: dict[str, int] = field(default_factory=dict)
+    off: dict[str, float] = field(default_factory=dict)  # share by which losses are off
+    redrawn: frozenset[str] = frozenset()  # remedies that draw other random numbers
+    unseeded: bool = False  # every run draws other random numbers
+    seed: int = 0
+    starts: float = 0.003  # deviation from start to start
+    asked: list[Configuration] = field(default_factory=list)
+
+    def run(self, number: int, remedies: Sequence[str]) -> TrialRun:
+        self.asked.append(tuple(remedies))
+        return self._make(number, remedies)
+
+    def read(self, finished: FinishedTrial) -> TrialRun:
+        return self._make(finished.number, finished.remedies)
+
+    def _make(self, number: int, remedies: Sequence[str]) -> TrialRun:
+        known = {
+            "number": number,
+            "remedies": tuple(remedies),
+            "folder": f"{number:04d}",
+            "took_s": TOOK_S,
+        }
+        if broken := self.crashes.intersection(remedies):
+            return TrialRun(**known, failed=f"exit code 1 with {min(broken)}", output=("boom",))
+        return TrialRun(
+            **known,
+            step_ms=self._steps(number, remedies),
+            ranks={
+                0: RankTrial(
+                    losses=self._losses(number, remedies),
+                    peak=RankPeak(host=1000 + sum(self.bytes.get(name, 0) for name in remedies)),
+                )
+            },
+            unapplied=dict.fromkeys(self.idle.intersection(remedies), "it found nothing to change"),
+            facts=ScriptFacts(),
+        )
+
+    def _steps(self, number: int, remedies: Sequence[str]) -> np.ndarray:
+        random = np.random.default_rng((self.seed, number))
+        step = 100.0 * np.prod([self.factors.get(name, 1.0) for name in remedies])
+        for names, factor in self.together.items():
+            step *= factor if names <= set(remedies) else 1.0
+        step *= np.exp(random.normal(0, self.starts))
+        return step * np.exp(random.normal(0, 0.01, STEPS))
+
+    def _losses(self, number: int, remedies: Sequence[str]) -> tuple[Loss, ...]:
+        """A falling curve with the batches' noise, the same in every run of a seeded script."""
+        drawn = number if self.unseeded else len(self.redrawn.intersection(remedies))
+        noise = np.random.default_rng((7, drawn)).normal(0, 0.05, STEPS)
+        off = 1 + sum(self.off.get(name, 0.0) for name in remedies)
+        curve = (np.exp(-np.arange(STEPS) / 40) + 1 + noise) * off
+        return tuple(Loss(step, float(value).hex()) for step, value in enumerate(curve))
+
+
+def made_up_fix(
+    name: str,
+    *,
+    family: str = "",
+    effect: Effect = Effect.BIT_IDENTICAL,
+    after: frozenset[str] = frozenset(),
+    needs: str | None = None,
+) -> ChosenFix:
+    """`needs`: why it does not fit."""
+    identifier, _, value = name.partition("=")
+    return ChosenFix(
+        Fix(
+            id=identifier,
+            effect=effect,
+            fits=lambda _facts, _value: needs,
+            patch=lambda _script, _value: Proposal(),
+            apply=lambda _training, _value: None,
+            family=family,
+            after=after,
+        ),
+        value,
+    )
+
+
+def contenders(*fixes: ChosenFix, hopeless: Sequence[str] = ()) -> list[Contender]:
+    return [
+        Contender(planned=PlannedRemedy(remedy=str(fix), hopeless=str(fix) in hopeless), chosen=fix)
+        for fix in fixes
+    ]
+
+
+def searched(
+    command: SimulatedCommand,
+    fixes: Sequence[Contender],
+    *,
+    budget_s: float = 10_000.0,
+    rules: TrialRules | None = None,
+    late: Sequence[ChosenFix] = (),
+    journal: Journal | None = None,
+) -> Search:
+    """A whole search, done."""
+    bench = TrialBench(command, budget_s=budget_s, journal=journal)
+    search = Search(fixes, bench, rules or TrialRules(), late=late)
+    search.run()
+    return search
