@@ -30,7 +30,8 @@ GRAPHS = """
 
 def test_one_graph_and_no_recompilation(tmp_path: Path) -> None:
     run = run_injected(tmp_path, EAGER + TRAINING + GRAPHS, "compile", "bf16", steps=8)
-    assert run.did["compile"] == ["Sequential.compile()"]
+    forward = "model.forward = torch.compile(model.forward)"
+    assert run.did["compile=default"] == [f"Sequential: {forward}"]
     assert run.did["bf16"]
     assert run.output.split() == ["1", "0"]
     assert run.facts.compiled
@@ -39,7 +40,7 @@ def test_one_graph_and_no_recompilation(tmp_path: Path) -> None:
 def test_what_is_tried_together_trains_as_the_patch(tmp_path: Path) -> None:
     script = EAGER + CONVOLUTIONS
     source = assert_patch_trains_the_same(tmp_path, script, "channels-last", "bf16", "compile")
-    assert "\nmodel.to(memory_format=torch.channels_last)\nmodel.compile()\nfor step" in source
+    assert "\nmodel.to(memory_format=torch.channels_last)\nmodel.forward = torch.compile(" in source
 
 
 def test_two_ranks(tmp_path: Path) -> None:
@@ -50,14 +51,17 @@ def test_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "lines"),
     [
-        (TRAINING, ['model.compile(mode="reduce-overhead")\nfor step in']),
+        (
+            TRAINING,
+            ['model.forward = torch.compile(model.forward, mode="reduce-overhead")\nfor step'],
+        ),
         (TRAINER, ['        self.model.compile(mode="reduce-overhead")\n        for number,']),
         (CLIPS, ['model.compile(mode="reduce-overhead")\nfor epoch in']),
         (
             ADVERSARIAL,
             [
-                'make.compile(mode="reduce-overhead")\n',
-                'judge.compile(mode="reduce-overhead")\nfor step in',
+                'make.forward = torch.compile(make.forward, mode="reduce-overhead")\n',
+                'judge.forward = torch.compile(judge.forward, mode="reduce-overhead")\nfor step',
             ],
         ),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,12 +61,13 @@ def test_what_the_script_sets_is_replaced(tmp_path: Path) -> None:
 
 
 def test_torchs_newer_switches_are_respected(tmp_path: Path) -> None:
-    """Torch raises where both kinds are used."""
+    """Torch raises where it is asked about both kinds."""
     script = TRAINING.replace(
-        "model =", 'torch.backends.cuda.matmul.fp32_precision = "ieee"\nmodel =', 1
+        "model =", 'torch.backends.cuda.matmul.fp32_precision = "tf32"\nmodel =', 1
     )
     run = run_injected(tmp_path, script, "tf32")
-    assert run.facts.matmul_precision in ("mixed", "highest")
+    assert run.facts.matmul_precision == "mixed"
+    assert run.refused == {"tf32": FIXES["tf32"].fits(replace(run.facts, device="cuda"), "")}
     assert len(run.losses) == 6
 
 
