@@ -8,6 +8,8 @@ import pytest
 from injected import TRAINING, assert_patch_trains_the_same, patch_of, run_injected
 from training_scripts import ADVERSARIAL, CLIPS, CONVOLUTIONS, DDP, TRAINER
 
+from stepscope.errors import UsageError
+from stepscope.fix.chosen import choose
 from stepscope.fix.remedies.compile import FIX
 from stepscope.records.script_facts import ScriptFacts
 
@@ -73,10 +75,9 @@ def test_the_line_stands_before_training(tmp_path: Path, script: str, lines: lis
         assert line in text.decode()
 
 
-def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
-    run = run_injected(tmp_path, TRAINING, "compile=fastest")
-    assert "there is no mode fastest" in run.refused["compile=fastest"]
-    assert run.losses == run_injected(tmp_path, TRAINING).losses
+def test_an_unknown_mode_is_an_error_of_use() -> None:
+    with pytest.raises(UsageError, match="compile does not take 'fastest'"):
+        choose("compile=fastest")
 
 
 @pytest.mark.slow

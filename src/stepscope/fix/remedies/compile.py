@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.refusal import RefusedError
 from stepscope.fix.root_places import add_before_training, import_where_edited, submodule
 from stepscope.fix.torchs_forward import torchs_forward
 
@@ -30,8 +29,6 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
 
 
 def apply(training: TrainingProcess, value: str) -> None:
-    if value not in _VALUES:
-        raise RefusedError(f"there is no mode {value}: there are {', '.join(_VALUES)}")
     import torch
 
     tell = training.telling()
@@ -75,6 +72,7 @@ FIX = Fix(
     apply=apply,
     patch=patch,
     values=_VALUES,
+    accepts=lambda value: value in _VALUES,
     family="compile",
     after=frozenset({"precision"}),
 )
