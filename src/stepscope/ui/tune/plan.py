@@ -62,7 +62,7 @@ class WantedRemedies:
         return (not self.only or _named(chosen, self.only)) and not _named(chosen, self.skip)
 
     def listed(self, facts: ScriptFacts) -> Iterable[ChosenFix]:
-        """Every remedy and value that is wanted, in declared order."""
+        """Every remedy and value that is wanted on this script, in declared order."""
         for remedy in FIXES.values():
             asked = [
                 text.partition("=")[2]
