@@ -1,0 +1,185 @@
+"""When gradients are exchanged, pass by pass, with a DDP that only keeps its flags."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stepscope.fix import gradient_exchange
+from stepscope.fix.gradient_exchange import GradientExchange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class PretendDdp:
+    """The flags of DistributedDataParallel, as its forward sets and reads them."""
+
+    def __init__(self) -> None:
+        self.static_graph = False
+        self.require_backward_grad_sync = True
+        self.require_forward_param_sync = True
+        self._join_config = SimpleNamespace(enable=False)
+
+    def modules(self) -> list[Any]:
+        return []
+
+    def forward(self) -> None:
+        self.require_forward_param_sync = self.require_backward_grad_sync
+
+
+class PretendTraining:
+    """A training whose events a test makes happen."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, Callable[..., Any]] = {}
+        self.did: list[str] = []
+        self.refused: list[str] = []
+
+    def telling(self) -> Callable[[str], None]:
+        return lambda what: self.did.append(what) if what not in self.did else None
+
+    def refusing(self) -> Callable[[str], None]:
+        return self.refused.append
+
+    def guarded(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        return act
+
+    def when_imported(self, name: str, action: Callable[[Any], None]) -> None:
+        """Nothing of torch is replaced here."""
+
+    def after_building(self, _kind: str, act: Callable[..., Any]) -> None:
+        self.events["built"] = act
+
+    def __getattr__(self, name: str) -> Callable[[Callable[..., Any]], None]:
+        def listen(act: Callable[..., Any]) -> None:
+            self.events[name] = act
+
+        return listen
+
+
+class Job:
+    """One DDP and what happened to its gradients: `exchanged` by a pass, or `averaged` by us."""
+
+    def __init__(self, passes: int | None) -> None:
+        self.training, self.ddp = PretendTraining(), PretendDdp()
+        self.log: list[str] = []
+        GradientExchange(self.training, passes)  # type: ignore[arg-type]
+        self.training.events["built"](SimpleNamespace(object=self.ddp))
+
+    def one_pass(self) -> None:
+        events = self.training.events
+        events["around_root"](self.ddp, (), {})
+        self.ddp.forward()
+        events["before_backward"](None)
+        self.log.append("exchanged" if self.ddp.require_forward_param_sync else "kept")
+        events["after_backward"]()
+
+    def step(self, passes_inside: int = 0) -> None:
+        self.training.events["before_step"](None)
+        for _ in range(passes_inside):
+            self.one_pass()
+        self.training.events["after_step"](None)
+
+    def passes(self, number: int) -> None:
+        for _ in range(number):
+            self.one_pass()
+
+
+@pytest.fixture(autouse=True)
+def averaged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    ddps: list[Any] = []
+    monkeypatch.setattr(gradient_exchange, "average_gradients", ddps.append)
+    return ddps
+
+
+def test_the_last_pass_exchanges_what_all_have_added_up(averaged: list[Any]) -> None:
+    job = Job(3)
+    for _ in range(2):
+        job.passes(3)
+        job.step()
+    assert job.log == ["kept", "kept", "exchanged"] * 2
+    assert not averaged
+    assert job.ddp.require_backward_grad_sync  # as the script left it
+
+
+def test_without_a_number_the_first_step_is_left_alone(averaged: list[Any]) -> None:
+    job = Job(None)
+    for _ in range(2):
+        job.passes(2)
+        job.step()
+    assert job.log == ["exchanged", "exchanged", "kept", "exchanged"]
+    assert not averaged
+
+
+def test_gradients_that_are_used_early_are_averaged_first(averaged: list[Any]) -> None:
+    job = Job(4)
+    job.passes(2)
+    job.training.events["before_clipping"]()
+    assert averaged == [job.ddp]
+    job.step()
+    assert averaged == [job.ddp]  # not twice
+    job.passes(4)
+    job.step()
+    assert job.log[2:] == ["kept", "kept", "kept", "exchanged"]
+
+
+def test_steps_that_always_come_early_end_it(averaged: list[Any]) -> None:
+    job = Job(4)
+    for _ in range(3):
+        job.passes(2)
+        job.step()
+    assert job.log == ["kept"] * 4 + ["exchanged"] * 2
+    assert len(averaged) == 2
+    assert "gradients are exchanged in every pass again" in job.training.did[-1]
+
+
+def test_a_pass_inside_the_optimizers_step_is_its_last(averaged: list[Any]) -> None:
+    """Lightning hands the last pass of a step to the optimizer as a closure."""
+    job = Job(3)
+    job.passes(2)
+    job.step(passes_inside=1)
+    assert job.log == ["kept", "kept", "exchanged"]
+    assert averaged == [job.ddp]  # before the closure it was not known that another pass comes
+
+
+def test_what_the_script_switches_off_stays_off(averaged: list[Any]) -> None:
+    job = Job(3)
+    job.ddp.require_backward_grad_sync = False  # its own no_sync()
+    job.passes(2)
+    assert not job.ddp.require_backward_grad_sync
+    job.ddp.require_backward_grad_sync = True
+    job.one_pass()
+    job.step()
+    assert job.log == ["kept", "kept", "exchanged"]
+    assert not averaged
+    assert not job.training.did
+
+
+def test_uneven_inputs_and_static_graphs_are_left_alone(averaged: list[Any]) -> None:
+    job = Job(3)
+    job.ddp._join_config.enable = True
+    job.passes(3)
+    assert job.log == ["exchanged"] * 3
+    static = PretendDdp()
+    static.static_graph = True
+    job.training.events["built"](SimpleNamespace(object=static))
+    assert job.training.refused == ["DDP does not support no_sync() with a static graph"]
+    assert not averaged
+
+
+def test_gradients_that_cannot_be_averaged_are_never_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_ddp: Any) -> None:
+        raise RuntimeError("connection closed")
+
+    monkeypatch.setattr(gradient_exchange, "average_gradients", fail)
+    job = Job(3)
+    job.one_pass()
+    with pytest.raises(gradient_exchange.RefusedError, match="connection closed"):
+        job.step()
+    job.passes(2)
+    assert job.log == ["kept", "exchanged", "exchanged"]
