@@ -59,7 +59,7 @@ test-slow: $(VENV)/installed
 
 # Slurm and mpirun: apt install slurmctld slurmd slurm-client munge openmpi-bin; Slurm needs root.
 test-launchers: $(VENV)/installed
-	$(BIN)/pytest -m launchers tests/launchers -rs --durations=0
+	$(BIN)/pytest -n 3 --dist loadfile -m launchers tests/launchers -rs --durations=10
 
 # What test-launchers can use beside Slurm and MPI; DeepSpeed over ssh needs: apt install pdsh openssh-server
 launchers: $(VENV)/installed

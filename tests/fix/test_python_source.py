@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from stepscope.fix.proposal import edited
+from stepscope.fix.proposal import edited, with_indentation
 from stepscope.fix.python_source import Edit, PythonSource
 from stepscope.fix.source_lines import NoPlaceError
 
@@ -193,7 +193,8 @@ def make(source: PythonSource, edits: tuple[Edit, ...]) -> ast.Module:
     """Make edits, check that taking their text out gives the original, and parse the result."""
     after = edited(edits, lambda _file: source.text)[FILE]
     kept, place, moved = [], 0, 0
-    for edit in sorted(edits, key=lambda edit: edit.start):
+    made = with_indentation(FILE, source.text, edits)
+    for edit in sorted(made, key=lambda edit: edit.start):
         begin = edit.start + moved
         kept += [after[place:begin], source.text[edit.start : edit.end]]
         place = begin + len(edit.text)

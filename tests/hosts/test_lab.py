@@ -116,8 +116,16 @@ def test_a_clock_is_off_and_sleeps_are_not(lab: Lab) -> None:
     assert 0.2 <= slept < 3
 
 
-def test_a_host_that_dies_takes_its_processes_along(lab: Lab) -> None:
-    running = [lab.start(name, ["sleep", "60"]) for name in lab.hosts]
+def test_a_host_that_dies_takes_its_processes_along(lab: Lab, tmp_path: Path) -> None:
+    code = "import pathlib, sys, time; pathlib.Path(sys.argv[1]).touch(); time.sleep(60)"
+    inside = [tmp_path / name for name in lab.hosts]
+    running = [
+        lab.start(name, [sys.executable, "-c", code, str(place)])
+        for name, place in zip(lab.hosts, inside, strict=True)
+    ]
+    deadline = time.monotonic() + 20
+    while not all(place.exists() for place in inside) and time.monotonic() < deadline:
+        time.sleep(0.05)
     lab.kill("node1")
     assert running[1].wait(20).code == -signal.SIGKILL
     assert running[0].running()

@@ -38,7 +38,7 @@ def test_hosts_that_ssh_reaches_are_captured(tmp_path: Path) -> None:
         variables = CPU | {"PATH": f"{found_first}{os.pathsep}{os.environ['PATH']}"}
         command = captured(out, *DEEPSPEED, *options, *meeting, DDP)
         output, _ = end(start(command, tmp_path, variables))
-    assert losses(output) == losses(end(bare)[0])
+    assert losses(output) == losses(end(bare, code=None)[0])
     check_ranks(out, 2)
     assert [read_rank(out / f"rank-0000{rank}")["host"] for rank in (0, 1)] == list(NAMES)
     assert (out / "deepspeed_env").read_text().startswith("MINE=kept\nSTEPSCOPE_CAPTURE=")

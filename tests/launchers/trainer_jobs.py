@@ -58,7 +58,8 @@ def start(
 
 
 def end(process: subprocess.Popen[str], code: int | None = 0) -> tuple[str, str]:
-    """Its output, once it has ended with this exit code."""
+    """Its output, once it has ended with this exit code; None: with any. A bare job of gloo ranks
+    is aborted now and then when it destroys its group, after the last loss."""
     try:
         out, errors = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:

@@ -19,6 +19,7 @@ import torch
 from stepscope.measure import host_load, machine
 from stepscope.measure.host_load import HostLoadMeter
 from stepscope.measure.machine import RunningProcess
+from stepscope.records import processors
 from stepscope.records.host_load import PlainSteps
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
@@ -163,11 +164,11 @@ def test_denormal_values_of_a_training_are_found_and_left_as_they_are() -> None:
 
 
 def test_flushing_is_noticed() -> None:
-    assert machine._flushes_denormals() is False
+    assert processors.flushes_denormals() is False
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush denormal numbers")
     try:
-        assert machine._flushes_denormals() is True
+        assert processors.flushes_denormals() is True
     finally:
         torch.set_flush_denormal(False)
 
@@ -214,16 +215,17 @@ def test_a_quota_is_read_from_either_kind_of_control_group(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert machine._quota(tmp_path) == cores
+    assert processors.quota_of(tmp_path) == cores
 
 
 def test_without_proc_everything_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "_PROC", tmp_path / "nowhere")
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path / "nowhere")
+    monkeypatch.setattr(processors, "_PROC", tmp_path / "nowhere")
+    monkeypatch.setattr(processors, "_CGROUP", tmp_path / "nowhere")
     found = machine.counters()
     for name in ("waiting_ns", "training_waiting_ns", "busy_ns", "job_ns", "throttled_ns"):
         assert found[name] is None
-    assert machine.quota_cores() is None
+    assert processors.quota_cores() is None
     assert machine.machine_facts()["threads"] == torch.get_num_threads()
 
 

@@ -46,6 +46,7 @@ def expect_kept(row: dict[str, Any]) -> None:
     assert sum(abs(error) <= WITHIN for error in errors) >= ENOUGH, row
 
 
+@pytest.mark.slow
 def test_four_workers_that_sleep_take_as_long_as_promised(tmp_path: Path) -> None:
     (row,) = promised_and_delivered(
         tmp_path, "--ranks", "4", "--sleep", "0.008", "--batch", "1", "--steps", "3",

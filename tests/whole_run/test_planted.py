@@ -95,6 +95,7 @@ def test_every_fourth_step_waits_for_four_workers(tmp_path: Path) -> None:
     assert data == near(own * len(planted.steady()), 0.05)
 
 
+@pytest.mark.slow
 def test_evaluation_every_50_steps(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "evaluates", "steps")
     check(planted)
@@ -148,6 +149,7 @@ def test_garbage_collection_of_many_objects(tmp_path: Path, how: str) -> None:
     assert planted.stall("gc")["cost_ms"] == near(own, 0.10)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_meets_new_shapes(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "recompiles")
     check(planted)
@@ -156,6 +158,7 @@ def test_a_compiled_model_meets_new_shapes(tmp_path: Path) -> None:
     assert planted.stall("compile")["cost_ms"] == near(own, 0.10)
 
 
+@pytest.mark.slow
 def test_kept_losses_grow_memory(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "keeps_tensors")
     check(planted)
@@ -164,6 +167,7 @@ def test_kept_losses_grow_memory(tmp_path: Path) -> None:
     assert growth["bytes_per_step"] == near(planted.truth["bytes_per_step"], 0.10)
 
 
+@pytest.mark.slow
 def test_a_step_that_doubles_after_step_300(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "doubles")
     check(planted)
@@ -180,6 +184,7 @@ def test_a_step_that_doubles_after_step_300(tmp_path: Path) -> None:
     assert largest["after_ms"] / largest["before_ms"] == near(after / before, 0.10)
 
 
+@pytest.mark.slow
 def test_steps_that_vary_with_their_tokens_are_explained_by_them(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "lengths_vary")
     check(planted)
@@ -197,6 +202,7 @@ def test_nothing_planted_nothing_found(tmp_path: Path) -> None:
     assert planted.run["memory_growth"] is None
 
 
+@pytest.mark.slow
 def test_logging_every_25_steps(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "logs")
     check(planted)
@@ -216,6 +222,7 @@ def test_a_job_of_one_step_says_that_it_is_too_short(tmp_path: Path) -> None:
     assert done.returncode == 0 or "only 1 step was seen" in done.stderr
 
 
+@pytest.mark.slow
 def test_no_step_is_typical(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "every_step_stalls")
     check(planted)

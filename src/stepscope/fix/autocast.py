@@ -7,18 +7,17 @@ Everything between the two runs under it, the loss too, as if the script's own s
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepscope.fix.proposal import Proposal
-from stepscope.fix.source_lines import NoPlaceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from stepscope.fix.proposal import Script
     from stepscope.fix.python_source import PythonSource
     from stepscope.fix.training_process import TrainingProcess
-    from stepscope.records.script_facts import Frame, ScriptFacts
+    from stepscope.records.script_facts import Frame, ScriptFacts, TrainingPass
 
 
 def why_not_autocast(facts: ScriptFacts) -> str | None:
@@ -29,14 +28,20 @@ def why_not_autocast(facts: ScriptFacts) -> str | None:
     return None
 
 
-def enter_until_backward(training: TrainingProcess, dtype: str) -> None:
+def enter_until_backward(
+    training: TrainingProcess, dtype: str, is_on: Callable[[], bool] = lambda: True
+) -> None:
+    """Calls without gradients are left alone, and so is a model in evaluation mode once another
+    call was in training mode: no backward pass follows such a call."""
     import torch
 
     tell = training.telling()
     running: list[Any] = []
+    modes: set[bool] = set()
 
     def begin(module: Any, _args: Sequence[Any], _kwargs: dict[str, Any]) -> None:
-        if running:
+        modes.add(module.training)
+        if running or not is_on() or (not module.training and True in modes):
             return
         device = next(module.parameters()).device.type
         context = torch.autocast(device, dtype=getattr(torch, dtype))
@@ -44,66 +49,88 @@ def enter_until_backward(training: TrainingProcess, dtype: str) -> None:
         running.append(context)
         tell(f"forward and loss run under {dtype} autocast")
 
-    def end(_outputs: Any) -> None:
+    def end(_anything: Any) -> None:
         if running:
             running.pop().__exit__(None, None, None)
 
     training.around_root(begin)
     training.before_backward(end)
+    training.before_step(end)
+
+
+class ForwardStatements(NamedTuple):
+    """The statements of one block that make a loss, and the one after them that starts backward."""
+
+    source: PythonSource
+    first: ast.stmt
+    last: ast.stmt
+    backward: ast.stmt
 
 
 def wrap_forward(script: Script, dtype: str) -> Proposal:
     """The statements from the forward to the one before backward, under autocast."""
     header = f'with torch.autocast("{script.facts.device}", dtype=torch.{dtype}):'
-    by_hand = f"put the forward pass and the loss under `{header}`"
-    found = statements_of_forward(script)
-    if found is None:
-        return Proposal(by_hand=(by_hand,))
-    source, first, last = found
-    try:
-        edits = (*source.ensure_import("torch"), *source.wrap(first, last, header))
-    except NoPlaceError:
-        return Proposal(by_hand=(f"{by_hand} ({source.file}:{first.lineno})",))
-    return Proposal(edits=edits)
+    proposal = Proposal()
+    for one in script.facts.passes:
+        found = statements_of_forward(script, one)
+        if found is None or _has_autocast(found):
+            where = f" (backward starts at {one.backward[0].words})" if one.backward else ""
+            proposal += Proposal(
+                by_hand=(f"put the forward pass and the loss under `{header}`{where}",)
+            )
+        else:
+            source = found.source
+            edits = (*source.ensure_import("torch"), *source.wrap(found.first, found.last, header))
+            proposal += Proposal(edits=edits)
+    return proposal
 
 
-def statements_of_forward(script: Script) -> tuple[PythonSource, ast.stmt, ast.stmt] | None:
-    """The first and last statement, of one block, that make the loss before backward begins."""
-    facts = script.facts
-    for frame in facts.backward:
+def statements_of_forward(script: Script, one: TrainingPass) -> ForwardStatements | None:
+    """In the innermost block that both the forward and backward are called from."""
+    for frame in one.backward:
         source = script.source(frame.file)
-        if source is None:
+        statement = source.statement_at(frame.line) if source is not None else None
+        if source is None or statement is None:
             continue
-        end = source.statement_at(frame.line)
-        begin = _statement_in(source, facts.forward, frame)
-        found = _before(source, begin, end) if begin is not None and end is not None else None
-        if found is not None:
-            return source, *found
+        for end in (statement, *_statements_around(source, statement)):
+            block = source.block_of(end)
+            before = block[: block.index(end)]
+            for frames in one.forwards:
+                first = _leading_to(before, frames, frame)
+                if first and source.starts_line(first) and source.starts_line(end):
+                    return ForwardStatements(source, first, before[-1], end)
     return None
 
 
-def _before(
-    source: PythonSource, begin: ast.stmt, end: ast.stmt
-) -> tuple[ast.stmt, ast.stmt] | None:
-    """The statements of one block from the one that holds `begin` up to where `end` is reached."""
-    around_end = [end, *source.parents_of(end)]
-    around_begin = [begin, *source.parents_of(begin)]
-    for node in around_end:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
-            return None
-        if not isinstance(node, ast.stmt):
-            continue
-        block = source.block_of(node)
-        holder = next((one for one in block if one in around_begin), None)
-        if holder is not None:
-            first, last = block.index(holder), block.index(node) - 1
-            return (holder, block[last]) if first <= last else None
+def _statements_around(source: PythonSource, statement: ast.stmt) -> Iterator[ast.stmt]:
+    """Of the same function, innermost first."""
+    for node in source.parents_of(statement):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            return
+        if isinstance(node, ast.stmt):
+            yield node
+
+
+def _leading_to(
+    block: Sequence[ast.stmt], frames: Sequence[Frame], other: Frame
+) -> ast.stmt | None:
+    """The statement that leads to the forward, in the same function as `other`."""
+    lines = [f.line for f in frames if (f.file, f.function) == (other.file, other.function)]
+    for statement in block:
+        if lines and statement.lineno <= lines[0] <= (statement.end_lineno or statement.lineno):
+            return statement
     return None
 
 
-def _statement_in(source: PythonSource, frames: Sequence[Frame], other: Frame) -> ast.stmt | None:
-    """The statement of the same function that leads to the forward."""
-    for frame in frames:
-        if (frame.file, frame.function) == (other.file, other.function):
-            return source.statement_at(frame.line)
-    return None
+def _has_autocast(found: ForwardStatements) -> bool:
+    """A block of the script's own, switched off perhaps, would have its way inside ours."""
+    source = found.source
+    around = [node for node in source.parents_of(found.backward) if isinstance(node, ast.With)]
+    headers = [item.context_expr for node in around for item in node.items]
+    block = source.block_of(found.backward)
+    inside = block[block.index(found.first) : block.index(found.backward)]
+    return any(
+        isinstance(node, ast.Call) and source.called(node) == "autocast"
+        for part in (*headers, *inside)
+        for node in ast.walk(part)
+    )

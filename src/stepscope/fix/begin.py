@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.chosen import choose_all
-from stepscope.fix.declaration import RefusedError
+from stepscope.fix.refusal import RefusedError
+from stepscope.fix.remedies import FIXES
 from stepscope.fix.training_process import TrainingProcess
 from stepscope.fix.watch_script import ScriptWatch
 
@@ -43,7 +45,8 @@ def begin(
     """`watch`: also note what the script is made of."""
     training = TrainingProcess(when_imported, surrounds)
     watching = ScriptWatch(training) if watch else None
-    for chosen in choose_all(names):
+    order = list(FIXES)  # whatever order the user named them in
+    for chosen in sorted(choose_all(names), key=lambda chosen: order.index(chosen.remedy.id)):
         _apply_one(training, chosen)
     return ChangedTraining(training, watching)
 
@@ -67,12 +70,27 @@ def apply(*names: str) -> list[dict[str, Any]]:
 def _apply_one(training: TrainingProcess, chosen: ChosenFix) -> None:
     """One that cannot be applied is recorded, never raised."""
     with training.applying(str(chosen)) as applied:
-        if chosen.remedy.apply is None:
-            training.did("set in the environment")
-            return
         try:
-            chosen.remedy.apply(training, chosen.value)
+            if chosen.remedy.environment is not None:
+                _check_environment(training, chosen)
+            if chosen.remedy.apply is not None:
+                chosen.remedy.apply(training, chosen.value)
         except RefusedError as error:
             applied.refused = str(error)
         except Exception as error:
             applied.refused = f"a defect in stepscope: {type(error).__name__}: {error}"
+
+
+def _check_environment(training: TrainingProcess, chosen: ChosenFix) -> None:
+    """Tell what was set before this process started, and refuse if it is not there."""
+    assert chosen.remedy.environment is not None
+    for name, value in chosen.remedy.environment(chosen.value, os.environ).items():
+        present = os.environ.get(name)
+        if present == value:
+            training.did(f"{name}={value}" if value is not None else f"{name} is not set")
+            continue
+        wanted = f"{name}={value}" if value is not None else f"{name} unset"
+        if chosen.remedy.apply is None:
+            raise RefusedError(
+                f"it needs {wanted} before Python starts, but here it is {present or 'unset'}"
+            )

@@ -9,7 +9,7 @@ from stepscope.errors import UsageError
 from stepscope.fix.remedies import FIXES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stepscope.fix.declaration import Fix
 
@@ -42,11 +42,14 @@ def choose(text: str) -> ChosenFix:
             f"{', '.join(sorted(FIXES))}"
         )
     remedy = FIXES[name]
-    takes_value = remedy.values != ("",)
+    takes_value = remedy.values != ("",) or remedy.values_of is not None
     if value and not takes_value:
         raise UsageError(f"{text}: {name} takes no value")
     if takes_value and not value and "" not in remedy.values:
         value = remedy.values[0]
+    if value and remedy.accepts is not None and not remedy.accepts(value):
+        tried = ", ".join(f"{name}={value}" for value in remedy.values if value)
+        raise UsageError(f"{text}: {name} does not take {value!r}; it takes values such as {tried}")
     return ChosenFix(remedy, value)
 
 
@@ -66,10 +69,16 @@ def check_together(chosen: Sequence[ChosenFix]) -> None:
             raise UsageError(f"{other} and {one} cannot be applied together: choose one")
 
 
-def environment(chosen: Iterable[ChosenFix]) -> dict[str, str]:
-    """Variables that must be set before the command starts."""
-    variables: dict[str, str] = {}
+def environment(chosen: Iterable[ChosenFix], variables: Mapping[str, str]) -> dict[str, str | None]:
+    """What must be set before the command starts, given the user's variables; None: unset."""
+    changes: dict[str, str | None] = {}
     for one in chosen:
         if one.remedy.environment is not None:
-            variables |= one.remedy.environment(one.value)
-    return variables
+            present = with_changes(variables, changes)
+            changes |= one.remedy.environment(one.value, present)
+    return changes
+
+
+def with_changes(variables: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Variables after some were set and others unset."""
+    return {name: value for name, value in {**variables, **changes}.items() if value is not None}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from stepscope.fix.proposal import Proposal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from stepscope.fix.proposal import Script
     from stepscope.records.script_facts import Built
@@ -20,19 +20,25 @@ def set_arguments(
     *,
     only: Collection[str] | None = None,
     positions: Mapping[str, int] | None = None,
+    where: Callable[[Built], bool] | None = None,
+    in_libraries: Mapping[str, str] | None = None,
 ) -> Proposal:
     """Give arguments (name -> source text) to every object of a kind where it is built.
 
     `only` names the types that take them; `positions` says where an argument stands if it is given
-    without its name.
+    without its name; `where` chooses among what was built. `in_libraries` (package -> sentence)
+    says what to do if that package builds them, not the user's own code.
     """
     wanted = [
         built
         for built in script.facts.of_kind(kind)
-        if built.trains and (only is None or built.type in only)
+        if built.trains and (only is None or built.type in only) and (where is None or where(built))
     ]
     proposal = Proposal()
     for built in wanted:
+        if in_libraries and built.library in in_libraries:
+            proposal += Proposal(by_hand=(in_libraries[built.library],))
+            continue
         proposal += _set_where_built(script, built, arguments, positions or {})
     return proposal
 

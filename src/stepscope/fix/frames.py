@@ -33,6 +33,16 @@ def called_by_user() -> bool:
     return frame is not None and is_users(frame.f_code.co_filename)
 
 
+def calling_library() -> str:
+    """The package that called torch, if the user's own code did not: transformers, say."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    if frame is None or is_users(frame.f_code.co_filename):
+        return ""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
 def users_frames() -> tuple[Frame, ...]:
     """The user's frames of this thread, innermost first."""
     found: list[Frame] = []

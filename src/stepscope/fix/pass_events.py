@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class PassEvents:
@@ -14,12 +14,12 @@ class PassEvents:
 
     def __init__(self, surrounds: Callable[[Any], Any]) -> None:
         self._surrounds = surrounds
-        self._before: list[Callable[[Any], None]] = []
+        self._before: list[Callable[[Any], Any]] = []
         self._after: list[Callable[[], None]] = []
         self._attached = False
         self._depth = 0
 
-    def before(self, act: Callable[[Any], None]) -> None:
+    def before(self, act: Callable[[Any], Any]) -> None:
         self._attach()
         self._before.append(act)
 
@@ -30,12 +30,19 @@ class PassEvents:
     def before_step(self, act: Callable[[Any], None]) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: act(optimizer))
+        register_optimizer_step_pre_hook(_untraced(lambda optimizer, _args, _kw: act(optimizer)))
+
+    def before_step_call(self, act: Callable[[Sequence[Any], dict[str, Any]], None]) -> None:
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        register_optimizer_step_pre_hook(
+            _untraced(lambda _optimizer, args, kwargs: act(args[1:], kwargs))
+        )
 
     def after_step(self, act: Callable[[Any], None]) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: act(optimizer))
+        register_optimizer_step_post_hook(_untraced(lambda optimizer, _args, _kw: act(optimizer)))
 
     def _attach(self) -> None:
         if self._attached:
@@ -54,7 +61,8 @@ class PassEvents:
             self._depth += 1
             try:
                 for begin in self._before:
-                    begin(outputs)
+                    changed = begin(outputs)
+                    outputs = outputs if changed is None else changed
                 return original(outputs, *args, **kwargs)
             finally:
                 self._depth -= 1
@@ -63,3 +71,13 @@ class PassEvents:
 
         torch.autograd._engine_run_backward = run_backward
         torch.autograd.graph._engine_run_backward = run_backward
+
+
+def _untraced(hook: Any) -> Any:
+    """torch.compile traces an empty function instead, where it compiles the optimizer's step."""
+    hook._torchdynamo_inline = _nothing
+    return hook
+
+
+def _nothing(*_args: Any) -> None:
+    return None

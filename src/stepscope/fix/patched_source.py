@@ -8,14 +8,14 @@ stands at the right depth.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.proposal import Proposal, Script, edited
+from stepscope.fix.proposal import Proposal, Script, edited, with_indentation
 from stepscope.fix.python_source import PythonSource
 from stepscope.fix.source_lines import NoPlaceError, SourceLines
 from stepscope.records.remedies import REMEDIES
-from stepscope.records.script_facts import Built, Frame
+from stepscope.records.script_facts import Frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,24 +110,28 @@ def _moved(
     by_file: dict[str, list[Edit]] = defaultdict(list)
     for edit in edits:
         by_file[edit.file].append(edit)
-    moves = {file: _Move(read(file) or b"", made) for file, made in by_file.items()}
+    moves = {file: _Move(file, read(file) or b"", made) for file, made in by_file.items()}
 
-    def move_all(value: Any) -> Any:
-        if isinstance(value, Built):
-            return replace(value, frames=move_all(value.frames))
+    def move(value: Any) -> Any:
         if isinstance(value, Frame):
             return moves[value.file].frame(value) if value.file in moves else value
-        return tuple(map(move_all, value)) if isinstance(value, tuple) else value
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(
+                value, **{one.name: move(getattr(value, one.name)) for one in fields(value)}
+            )
+        return tuple(map(move, value)) if isinstance(value, tuple) else value
 
-    return replace(facts, **{one.name: move_all(getattr(facts, one.name)) for one in fields(facts)})
+    moved: ScriptFacts = move(facts)
+    return moved
 
 
 class _Move:
     """Where places of one file are after edits of it."""
 
-    def __init__(self, text: bytes, edits: Sequence[Edit]) -> None:
+    def __init__(self, file: str, text: bytes, edits: Sequence[Edit]) -> None:
         self._before = SourceLines(text)
-        self._edits = sorted(edits, key=lambda edit: edit.start)
+        made = with_indentation(file, text, edits)
+        self._edits = sorted(made, key=lambda edit: edit.start)
         self._after = SourceLines(next(iter(edited(edits, lambda _file: text).values())))
 
     def frame(self, frame: Frame) -> Frame:

@@ -27,12 +27,16 @@ _LONE_RETURN = re.compile(rb"\r(?!\n)")
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Replace the bytes from `start` to `end` of a file; an insertion has both the same."""
+    """Replace the bytes from `start` to `end` of a file; an insertion has both the same.
+
+    A header such as `with ...:` is inserted before the lines up to `wraps_to`, which are indented.
+    """
 
     file: str
     start: int
     end: int
     text: bytes
+    wraps_to: int = 0
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,16 @@ class PythonSource:
             if node is not statement and any(child is statement for child in ast.walk(node))
         ]
 
+    def loops_around(self, statement: ast.stmt) -> list[ast.For | ast.While]:
+        """The loops that run a statement, innermost first, inside its own function."""
+        loops: list[ast.For | ast.While] = []
+        for node in self.parents_of(statement):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                break
+            if isinstance(node, ast.For | ast.While):
+                loops.append(node)
+        return loops
+
     def segment(self, node: ast.AST) -> str:
         """Its text as it stands."""
         start, end = self._span(node)
@@ -155,7 +169,7 @@ class PythonSource:
         for name, value in values.items():
             given = self._given(call, name, positions.get(name))
             if given is not None:
-                edits.append(self._replace(given, value))
+                edits.append(self.replace(given, value))
             elif self._may_be_given(call, name in positions):
                 return None
             else:
@@ -230,32 +244,45 @@ class PythonSource:
 
     def ensure_import(self, module: str) -> tuple[Edit, ...]:
         """`import module`, after the imports at the top, unless it is there."""
-        if self.imports(module):
-            return ()
+        return () if self.imports(module) else (self._add_import(f"import {module}"),)
+
+    def ensure_from_import(self, module: str, *names: str) -> tuple[Edit, ...]:
+        """`from module import names`, after the imports at the top, without those that are there."""
+        there = {
+            alias.name
+            for node in self.tree.body
+            if isinstance(node, ast.ImportFrom) and node.module == module
+            for alias in node.names
+            if not alias.asname
+        }
+        missing = ", ".join(name for name in names if name not in there)
+        return (self._add_import(f"from {module} import {missing}"),) if missing else ()
+
+    def _add_import(self, line: str) -> Edit:
         imported = self._last_import()
         if imported is not None:
-            return (self.insert_after(imported, f"import {module}"),)
-        return (self._insert_at_top(f"import {module}"),)
+            return self.insert_after(imported, line)
+        return self._insert_at_top(line)
 
     def wrap(self, first: ast.stmt, last: ast.stmt, header: str) -> tuple[Edit, ...]:
         """Put statements of one block, from first to last, under a header such as `with ...:`."""
         indent = self._own_indent(first)
         self._require_line_end(last)
-        lines, start = self._lines, first_line(first)
-        unit = self._indent_unit(indent)
-        edits = [self._insert(lines.start_of(start), lines.joined([header], indent))]
-        for number in range(start, (last.end_lineno or last.lineno) + 1):
-            line = lines.line(number)
-            is_code = line.strip() and line.startswith(indent.encode())
-            if is_code and number not in lines.inside_strings:
-                edits.append(self._insert(lines.start_of(number) + len(indent), unit))
-        return tuple(edits)
+        start = self._lines.start_of(first_line(first))
+        end = self._lines.start_of((last.end_lineno or last.lineno) + 1)
+        text = self._lines.joined([header], indent).encode()
+        return (Edit(self.file, start, start, text, end),)
+
+    def surround(self, node: ast.expr, before: str, after: str) -> tuple[Edit, Edit]:
+        """Put text around an expression."""
+        start, end = self._span(node)
+        return self._insert(start, before), self._insert(end, after)
+
+    def replace(self, node: ast.AST, text: str) -> Edit:
+        return Edit(self.file, *self._span(node), text.encode())
 
     def _insert(self, place: int, text: str) -> Edit:
         return Edit(self.file, place, place, text.encode())
-
-    def _replace(self, node: ast.AST, text: str) -> Edit:
-        return Edit(self.file, *self._span(node), text.encode())
 
     def _insert_at_top(self, *lines: str) -> Edit:
         """Before the first statement; a docstring and imports of __future__ stay before it."""
@@ -274,7 +301,7 @@ class PythonSource:
     def _last_import(self) -> ast.stmt | None:
         """The last one at the top that new lines can follow."""
         imports = [n for n in self._head() if isinstance(n, ast.Import | ast.ImportFrom)]
-        return next((n for n in reversed(imports) if self._has_own_lines(n)), None)
+        return next((n for n in reversed(imports) if self.has_lines_of_its_own(n, n)), None)
 
     def _head(self) -> Iterator[ast.stmt]:
         """Statements at the top: a docstring, imports, and what stands between imports."""
@@ -300,6 +327,34 @@ class PythonSource:
     def _lines(self) -> SourceLines:
         return SourceLines(self.text)
 
+    def starts_line(self, statement: ast.stmt) -> bool:
+        """Whether nothing stands before it on its line."""
+        return len(self._lines.indent(first_line(statement))) == statement.col_offset
+
+    def has_lines_of_its_own(self, first: ast.stmt, last: ast.stmt) -> bool:
+        """Whether no other statement stands on the lines from first to last."""
+        try:
+            self._own_indent(first)
+            self._require_line_end(last)
+        except NoPlaceError:
+            return False
+        return True
+
+    def indentable(self, header: Edit) -> tuple[list[int], bytes]:
+        """Where the lines under a header are to be indented (not those inside strings), and with
+        what: one level, as this file has it."""
+        lines = self._lines
+        start, end = lines.line_of(header.start), lines.line_of(header.wraps_to - 1)
+        indent = lines.indent(start)
+        places = [
+            lines.start_of(number) + len(indent)
+            for number in range(start, end + 1)
+            if number not in lines.inside_strings
+            and lines.line(number).strip()
+            and lines.line(number).startswith(indent.encode())
+        ]
+        return places, self._indent_unit(indent).encode()
+
     def _own_indent(self, statement: ast.stmt) -> str:
         """What stands before it on its first line, if that is white space alone."""
         number = first_line(statement)
@@ -315,14 +370,6 @@ class PythonSource:
         if self._lines.rest_of_line(end) is None:
             line = statement.end_lineno
             raise NoPlaceError(f"{self.file}:{line}: another statement follows on this line")
-
-    def _has_own_lines(self, statement: ast.stmt) -> bool:
-        try:
-            self._own_indent(statement)
-            self._require_line_end(statement)
-        except NoPlaceError:
-            return False
-        return True
 
     def _indent_unit(self, outer: str) -> str:
         """By how much this file indents a block that stands at `outer`."""

@@ -7,6 +7,7 @@ the roots are: the others cost nothing.
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -69,6 +70,7 @@ class Roots:
                 self._depth -= 1
 
         module.__call__ = call
+        _know_as_unpatched(original, call)
         self._passes.after(self._pass_ended)
 
     def _pass_ended(self) -> None:
@@ -77,7 +79,9 @@ class Roots:
             import torch
 
             self._looking, self._over = False, True
+            looking = torch.nn.Module.__call__
             torch.nn.Module.__call__ = self._plain
+            _know_as_unpatched(looking, self._plain)
             for root in self._roots:
                 self._watch_class(type(root))
 
@@ -123,3 +127,12 @@ class Roots:
 
 def _has_parameters(module: Any) -> bool:
     return next(module.parameters(), None) is not None
+
+
+def _know_as_unpatched(original: Any, replacement: Any) -> None:
+    """torch.compile goes straight to a module's forward as long as its call is the one that it
+    found when it was imported."""
+    for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
+        module: Any = sys.modules.get(name)
+        if getattr(module, "unpatched_nn_module_call", None) is original:
+            module.unpatched_nn_module_call = replacement

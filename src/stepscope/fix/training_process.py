@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.building import Builders
+from stepscope.fix.clipping import Clipping
 from stepscope.fix.pass_events import PassEvents
+from stepscope.fix.refusal import RefusedError
 from stepscope.fix.roots import Roots
 
 if TYPE_CHECKING:
@@ -32,9 +34,11 @@ class Applied:
     id: str
     did: list[str] = field(default_factory=list)
     refused: str | None = None
+    left_alone: str | None = None  # why something was; the reason if nothing was changed at all
 
     def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "did": self.did, "refused": self.refused}
+        refused = self.refused or (None if self.did else self.left_alone)
+        return {"id": self.id, "did": self.did, "refused": refused}
 
 
 class TrainingProcess:
@@ -49,12 +53,13 @@ class TrainingProcess:
         when_imported: Callable[[str, Callable[[Any], None]], None],
         surrounds: Callable[[Any], Any],
     ) -> None:
-        self.when_imported = when_imported
+        self.when_imported, self.surrounds = when_imported, surrounds
         self._applied: list[Applied] = []
         self._current: Applied | None = None
         self._builders = Builders(when_imported, surrounds)
         self._passes = PassEvents(surrounds)
         self._roots = Roots(surrounds, self._passes)
+        self._clipping = Clipping(when_imported, surrounds)
 
     # Called by remedies.
 
@@ -77,43 +82,62 @@ class TrainingProcess:
 
         return refuse
 
+    def leaving_alone(self) -> Callable[[str], None]:
+        """For actions that run later: record why one object among several was not changed."""
+        applied = self._current
+
+        def leave_alone(why: str) -> None:
+            if applied is not None and applied.left_alone is None:
+                applied.left_alone = why
+
+        return leave_alone
+
     def before_building(self, kind: str, change: Callable[[Made], None]) -> None:
         """Before an optimizer, a loader, ddp or a scaler is built: `change` may edit its
         arguments, by name. Kinds are those of building.KINDS."""
-        self._builders.before(kind, change)
+        self._builders.before(kind, self._guarded(change))
 
     def after_building(self, kind: str, act: Callable[[Made], None]) -> None:
         """`made.object` is the finished object then."""
-        self._builders.after(kind, act)
+        self._builders.after(kind, self._guarded(act))
 
     def when_root(self, act: Callable[[Any], None]) -> None:
         """With each module that the script itself calls to train, before its first forward.
 
         A root is the outermost module of a call with gradients that has parameters; DDP if the
         model is wrapped."""
-        self._roots.when_found(act)
+        self._roots.when_found(self._guarded(act))
 
     def around_root(
         self, before: Callable[[Any, Sequence[Any], dict[str, Any]], Any] | None = None
     ) -> None:
         """Before every call of a root with gradients enabled: `before(module, args, kwargs)` may
         return changed (args, kwargs), or None. It runs outside anything that is compiled."""
-        self._roots.before_call(before)
+        self._roots.before_call(None if before is None else self._guarded(before))
 
-    def before_backward(self, act: Callable[[Any], None]) -> None:
-        """With the tensors that a backward pass starts from, before it does."""
-        self._passes.before(act)
+    def before_backward(self, act: Callable[[Any], Any]) -> None:
+        """With the tensors that a backward pass starts from, before it does; it may return others
+        to start from instead, or None."""
+        self._passes.before(self._guarded(act))
 
     def after_backward(self, act: Callable[[], None]) -> None:
-        self._passes.after(act)
+        self._passes.after(self._guarded(act))
 
     def before_step(self, act: Callable[[Any], None]) -> None:
         """With the optimizer, before it steps."""
-        self._passes.before_step(act)
+        self._passes.before_step(self._guarded(act))
+
+    def before_step_call(self, act: Callable[[Sequence[Any], dict[str, Any]], None]) -> None:
+        """With the arguments of optimizer.step(), before it steps."""
+        self._passes.before_step_call(self._guarded(act))
+
+    def before_clipping(self, act: Callable[[], None]) -> None:
+        """Before a call of torch.nn.utils.clip_grad_*."""
+        self._clipping.before(self._guarded(act))
 
     def after_step(self, act: Callable[[Any], None]) -> None:
         """With the optimizer, after it has stepped."""
-        self._passes.after_step(act)
+        self._passes.after_step(self._guarded(act))
 
     # Called by whoever starts the process.
 
@@ -130,6 +154,23 @@ class TrainingProcess:
     def content(self) -> list[dict[str, Any]]:
         """For rank.json."""
         return [applied.to_json() for applied in self._applied]
+
+    def _guarded(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        """An action that runs later never raises into the training: the remedy is refused."""
+        applied = self._current
+
+        def guarded(*args: Any) -> Any:
+            try:
+                return act(*args)
+            except RefusedError as error:
+                why = str(error)
+            except Exception as error:
+                why = f"a defect in stepscope: {type(error).__name__}: {error}"
+            if applied is not None and applied.refused is None:
+                applied.refused = why
+            return None
+
+        return guarded
 
     @staticmethod
     def _tell(applied: Applied | None, what: str) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.frames import called_by_user, users_frames
+from stepscope.fix.frames import called_by_user, calling_library, users_frames
+from stepscope.fix.machine_facts import machine_facts
+from stepscope.fix.model_facts import model_facts
+from stepscope.fix.watch_passes import PassWatch
 from stepscope.records.script_facts import Built, Frame, ScriptFacts
 
 if TYPE_CHECKING:
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 _PLAIN = (bool, int, float, str, type(None))
 _MOST_BUILT = 50
 _STEPS = 8  # optimizer steps whose backward passes are counted
-_FEWEST_BLOCKS = 3
 
 
 class ScriptWatch:
@@ -32,6 +33,8 @@ class ScriptWatch:
         self._backward: tuple[Frame, ...] = ()
         self._step: tuple[Frame, ...] = ()
         self._zero_grad: tuple[Frame, ...] = ()
+        self._set_threads: tuple[Frame, ...] = ()
+        self._onednn: bool | None = None
         self._roots: list[Any] = []
         self._images = False
         self._autocast: str | None = None
@@ -39,6 +42,8 @@ class ScriptWatch:
         self._cycles: list[tuple[int, int]] = []  # passes and synchronised passes of each step
         self._fed: set[int] = set()  # loaders whose batch was the last before a backward pass
         self._last_loader: int | None = None
+        self._where = PassWatch(training)
+        self._begun: Counter[int] = Counter()  # how often each loader was
         for kind in ("optimizer", "loader", "ddp", "scaler"):
             training.after_building(kind, self._note_built)
         training.when_root(self._roots.append)
@@ -46,6 +51,7 @@ class ScriptWatch:
         training.before_backward(self._backward_begins)
         training.before_step(self._step_begins)
         training.when_imported("torch.optim.optimizer", self._watch_zero_grad)
+        training.when_imported("torch", self._watch_threads)
         training.when_imported("torch.utils.data.dataloader", self._watch_fetches)
 
     def _note_built(self, made: Made) -> None:
@@ -61,6 +67,8 @@ class ScriptWatch:
             given=tuple(made.arguments),
             frames=users_frames(),
             direct=called_by_user(),
+            library=calling_library(),
+            iterable=made.kind == "loader" and _only_yields(made.object),
         )
         self._built.append((built, made.object))
 
@@ -71,7 +79,9 @@ class ScriptWatch:
 
         self._forward = users_frames()
         tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
-        self._images = any(v.dim() == 4 and v.is_floating_point() for v in tensors)
+        self._images = any(v.dim() in (4, 5) and v.is_floating_point() for v in tensors)
+        if torch.backends.mkldnn.is_available():
+            self._onednn = bool(torch.backends.mkldnn.enabled)
         kind = next((p.device.type for p in module.parameters()), "cpu")
         if torch.is_autocast_enabled(kind):
             self._autocast = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
@@ -97,6 +107,7 @@ class ScriptWatch:
         self._passes = self._synced = 0
 
     def _watch_zero_grad(self, module: Any) -> None:
+        torch_module: Any = sys.modules["torch"].nn.Module
         original = module.Optimizer.zero_grad
 
         def zero_grad(optimizer: Any, set_to_none: bool = True) -> None:
@@ -105,12 +116,30 @@ class ScriptWatch:
             original(optimizer, set_to_none)
 
         module.Optimizer.zero_grad = zero_grad
+        original_of_module = torch_module.zero_grad
+
+        def zero_grad_of_module(owner: Any, set_to_none: bool = True) -> None:
+            if not set_to_none and not self._zero_grad:
+                self._zero_grad = users_frames()
+            original_of_module(owner, set_to_none)
+
+        torch_module.zero_grad = zero_grad_of_module
+
+    def _watch_threads(self, module: Any) -> None:
+        original = module.set_num_threads
+
+        def set_num_threads(number: int) -> None:
+            self._set_threads = users_frames()
+            original(number)
+
+        module.set_num_threads = set_num_threads
 
     def _watch_fetches(self, module: Any) -> None:
         original = module.DataLoader.__iter__
 
         def iterate(loader: Any) -> Any:
             self._last_loader = id(loader)
+            self._begun[id(loader)] += 1
             return original(loader)
 
         module.DataLoader.__iter__ = iterate
@@ -122,7 +151,11 @@ class ScriptWatch:
         dist = sys.modules.get("torch.distributed")
         grouped = dist is not None and dist.is_available() and dist.is_initialized()
         built = tuple(
-            replace(built, trains=built.kind != "loader" or id(made) in self._fed)
+            replace(
+                built,
+                trains=built.kind != "loader" or id(made) in self._fed,
+                begun=self._begun[id(made)],
+            )
             for built, made in self._built
         )
         facts = ScriptFacts(
@@ -131,58 +164,43 @@ class ScriptWatch:
             backward=self._backward,
             step=self._step,
             zero_grad=self._zero_grad,
+            set_threads=self._set_threads,
+            onednn=self._onednn,
             roots=tuple(type(root).__name__ for root in self._roots),
             image_inputs=self._images,
             passes_per_step=_constant([passes for passes, _ in self._cycles]),
             synced_passes=_constant([synced for _, synced in self._cycles]),
+            graph_changes=self._graph_changes(),
             autocast=self._autocast,
             cudnn_benchmark=torch.backends.cudnn.benchmark,
-            matmul_precision=torch.get_float32_matmul_precision(),
-            conv_tf32=torch.backends.cudnn.allow_tf32,
+            matmul_precision=_matmul_precision(),
+            conv_tf32=_conv_tf32(),
             deterministic=torch.are_deterministic_algorithms_enabled()
             or torch.backends.cudnn.deterministic,
             threads=torch.get_num_threads(),
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
             world_size=dist.get_world_size() if dist is not None and grouped else 1,
             backend=dist.get_backend() if dist is not None and grouped else None,
         )
-        return replace(facts, **self._model_facts())
+        return replace(facts, **self._where.content, **model_facts(self._roots), **machine_facts())
 
-    def _model_facts(self) -> dict[str, Any]:
-        parameters = {id(p): p for root in self._roots for p in root.parameters()}.values()
-        modules = [module for root in self._roots for module in root.modules()]
-        return {
-            "device": next((p.device.type for p in parameters), "cpu"),
-            "modules": dict(Counter(type(module).__name__ for module in modules)),
-            "blocks": _find_blocks(modules),
-            "parameters": sum(p.numel() for p in parameters),
-            "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
-            "dtypes": tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
-            "compiled": any(_is_compiled(module) for module in modules),
-        }
-
-
-def _find_blocks(modules: Sequence[Any]) -> tuple[str, int] | None:
-    """The type of module that stands several times in one list and holds the most parameters."""
-    best: tuple[int, str, int] | None = None
-    for module in modules:
-        children = Counter(type(child).__name__ for child in module.children())
-        for name, count in children.items():
-            if count < _FEWEST_BLOCKS:
-                continue
-            blocks = [child for child in module.children() if type(child).__name__ == name]
-            held = sum(p.numel() for block in blocks for p in block.parameters())
-            is_composed = any(True for block in blocks for _ in block.children())
-            if is_composed and (best is None or held > best[0]):
-                best = (held, name, count)
-    return None if best is None else (best[1], best[2])
+    def _graph_changes(self) -> bool | None:
+        """DDP compares the unused parameters of each step where it looks for them."""
+        looking = [
+            made
+            for built, made in self._built
+            if built.kind == "ddp" and built.options.get("find_unused_parameters")
+        ]
+        if not looking:
+            return None
+        return not all(
+            ddp._get_ddp_logging_data().get("can_set_static_graph", True) for ddp in looking
+        )
 
 
-def _is_compiled(module: Any) -> bool:
-    return (
-        type(module).__name__ == "OptimizedModule"
-        or getattr(module, "_compiled_call_impl", None) is not None
-    )
+def _only_yields(loader: Any) -> bool:
+    from torch.utils.data import IterableDataset
+
+    return isinstance(loader.dataset, IterableDataset)
 
 
 def _constant(values: Sequence[int]) -> int | None:
@@ -202,3 +220,22 @@ def _plain(value: Any) -> Any:
     ):
         return list(value)
     return f"<{type(value).__name__}>"
+
+
+def _matmul_precision() -> str:
+    """Torch refuses to say where a script uses its older and its newer switches together."""
+    import torch
+
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:
+        return "mixed"
+
+
+def _conv_tf32() -> bool:
+    import torch
+
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return True  # torch's default

@@ -15,11 +15,11 @@ from stepscope.measure.machine import (
     counters,
     growth,
     job_processes,
-    local_ranks,
     machine_facts,
 )
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.ranks import rank_and_world
+from stepscope.records.processors import local_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

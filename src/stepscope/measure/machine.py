@@ -15,9 +15,15 @@ from typing import Any, NamedTuple
 
 from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.settings import VARIABLE
+from stepscope.records.processors import (
+    control_groups,
+    flushes_denormals,
+    local_ranks,
+    quota_cores,
+    usable_cores,
+)
 
 _PROC = Path("/proc")
-_CGROUP = Path("/sys/fs/cgroup")
 _VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -43,7 +49,7 @@ def machine_facts() -> Counts:
         "quota_cores": quota_cores(),
         "machine_cores": os.cpu_count(),
         "local_ranks": local_ranks(),
-        "flush_denormal": _flushes_denormals(),
+        "flush_denormal": flushes_denormals(),
         "capability": _used_vectors(torch),
         "offered": _widest_vectors(),
         "onednn": bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled),
@@ -159,60 +165,9 @@ def _captured(pid: int) -> bool:
         return False
 
 
-def local_ranks() -> int | None:
-    """Ranks on this machine, if the launcher says so."""
-    with contextlib.suppress(KeyError, ValueError):
-        return int(os.environ["LOCAL_WORLD_SIZE"])
-    return None
-
-
-def usable_cores() -> int | None:
-    """Cores that this process may run on."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # only Linux knows
-        return os.cpu_count()
-
-
-def quota_cores() -> float | None:
-    """The smallest processor quota of this process's control groups; None without one."""
-    quotas = [quota for folder in _cgroups() if (quota := _quota(folder)) is not None]
-    return min(quotas, default=None)
-
-
-def _quota(folder: Path) -> float | None:
-    with contextlib.suppress(OSError, ValueError):
-        limit, period = (folder / "cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
-    with contextlib.suppress(OSError, ValueError):
-        quota_us, period_us = (
-            int((folder / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period")
-        )
-        return quota_us / period_us if quota_us > 0 else None
-    return None
-
-
-def _cgroups() -> list[Path]:
-    """This process's control group for processors and its parents, innermost first."""
-    try:
-        lines = (_PROC / "self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    folders = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = _CGROUP / controllers if controllers else _CGROUP
-        inner = base / path.lstrip("/")
-        outer = (folder for folder in inner.parents if base in (folder, *folder.parents))
-        folders += [inner, *outer]
-    return folders
-
-
 def _throttled_ns() -> int | None:
     """How long the quota stopped the control group."""
-    for folder in _cgroups():
+    for folder in control_groups():
         with contextlib.suppress(OSError, ValueError):
             rows = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
             if "throttled_usec" in rows:
@@ -220,12 +175,6 @@ def _throttled_ns() -> int | None:
             if "throttled_time" in rows:
                 return int(rows["throttled_time"])
     return None
-
-
-def _flushes_denormals() -> bool:
-    """The processor's mode applies to Python's floats as to tensors."""
-    smallest = sys.float_info.min
-    return smallest / 4 == 0.0
 
 
 def _used_vectors(torch: Any) -> str | None:

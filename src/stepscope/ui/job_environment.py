@@ -48,11 +48,13 @@ def capture_variables(settings: Settings, users: Mapping[str, str]) -> dict[str,
     # Torch before 2.13 records no collectives without this.
     defaults = {"TORCH_FR_BUFFER_SIZE": "2000"}
     ours = {**settings.to_environment(), "PYTHONPATH": path}
-    if settings.remedies:
-        from stepscope.fix.chosen import choose_all, environment
-
-        ours |= environment(choose_all(settings.remedies))
     if settings.nccl_debug:
         defaults["NCCL_DEBUG_SUBSYS"] = "INIT,ENV,GRAPH,COLL,TUNING"
         ours |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{settings.folder}/nccl.%h.%p.log"}
-    return {**defaults, **users, **ours}
+    variables = {**defaults, **users, **ours}
+    if settings.remedies:
+        from stepscope.fix.chosen import choose_all, environment, with_changes
+
+        changes = environment(choose_all(settings.remedies), variables)
+        variables = with_changes(variables, changes)
+    return variables

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 
 def fits(facts: ScriptFacts, value: str) -> str | None:
+    if facts.bf16 is False:
+        device = "CPU" if facts.device == "cpu" else "GPU"
+        return f"this {device} has no instructions for bf16 products"
+    if facts.of_kind("scaler"):
+        return "the script has a GradScaler of its own: bf16 needs none"
     return why_not_autocast(facts)
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.proposal import Proposal
+from stepscope.fix.refusal import RefusedError
+from stepscope.fix.switches import set_switches
 
 if TYPE_CHECKING:
-    from stepscope.fix.proposal import Script
+    from stepscope.fix.proposal import Proposal, Script
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 
-_LINES = (
-    'torch.set_float32_matmul_precision("high")',
-    "torch.backends.cudnn.allow_tf32 = True",
-)
+_SWITCHES = {
+    "torch.set_float32_matmul_precision()": '"high"',
+    "torch.backends.cudnn.allow_tf32": "True",
+}
+_OLDER = {"torch.backends.cuda.matmul.allow_tf32": "True"}
+_NEWER = "the script sets precision with torch.backends.*.fp32_precision: choose tf32 there"
 
 
 def fits(facts: ScriptFacts, value: str) -> str | None:
@@ -25,32 +28,40 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
         return "no parameter is fp32"
     if facts.autocast:
         return f"the script's products run in {facts.autocast} already"
+    if facts.matmul_precision == "mixed":
+        return _NEWER
     if facts.matmul_precision != "highest" and facts.conv_tf32:
         return "the script uses tf32 already"
     return None
 
 
 def apply(training: TrainingProcess, value: str) -> None:
-    """Again at the first forward: the script may set what is there by default."""
+    """At the first forward: until then the script may set what it finds."""
     import torch
 
     tell = training.telling()
 
     def switch(_module: object) -> None:
-        if torch.get_float32_matmul_precision() == "highest":
-            torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
-        tell("matrix products and convolutions use tf32")
+        try:
+            if torch.get_float32_matmul_precision() == "highest":
+                torch.set_float32_matmul_precision("high")
+                tell("matrix products use tf32")
+            if not torch.backends.cudnn.allow_tf32:
+                torch.backends.cudnn.allow_tf32 = True
+                tell("convolutions use tf32")
+        except RuntimeError:  # torch does not let older and newer switches be used together
+            raise RefusedError(_NEWER) from None
 
     training.when_root(switch)
 
 
 def patch(script: Script, value: str) -> Proposal:
-    found = script.source_of(script.facts.forward[::-1])
-    if found is None:
-        return Proposal(by_hand=(f"before training: {'; '.join(_LINES)}",))
-    source, _ = found
-    return Proposal(edits=(*source.ensure_import("torch"), source.insert_after_imports(*_LINES)))
+    wanted = dict(_SWITCHES)
+    if script.facts.conv_tf32:  # as torch has it by default
+        wanted.pop("torch.backends.cudnn.allow_tf32")
+    if script.facts.matmul_precision != "highest":
+        wanted.pop("torch.set_float32_matmul_precision()")
+    return set_switches(script, wanted, others=_OLDER)
 
 
 FIX = Fix(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.measure.calibrate.stopwatch import samples_ns, spread, time_call_ns
-from stepscope.measure.machine import counters, growth, quota_cores, usable_cores
+from stepscope.measure.machine import counters, growth
+from stepscope.records.processors import quota_cores, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

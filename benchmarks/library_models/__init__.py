@@ -1,0 +1,21 @@
+"""Models of well-known libraries, each a plain training script in fp32 eager; sizes suit an H200.
+
+Every script has build(tiny), make_batches(size, device, tiny) and loss_of(model, batch), trains
+with AdamW, and runs on a CPU with `--device cpu --tiny --batch 2`.
+"""
+
+# The most telling ones first: a run that ends early has them.
+MODELS = (
+    "llama",
+    "swin",
+    "convnext",
+    "whisper",
+    "sage",
+    "resnet50",
+    "bert",
+    "mobilenet",
+    "vit",
+    "gat",
+    "t5",
+    "efficientnet",
+)

@@ -1,0 +1,72 @@
+"""DataLoaders that feed the training, as several remedies change them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stepscope.fix.constructors import set_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stepscope.fix.building import Made
+    from stepscope.fix.proposal import Proposal, Script
+    from stepscope.fix.training_process import TrainingProcess
+    from stepscope.records.script_facts import Built, ScriptFacts
+
+NO_LOADER = "no DataLoader feeds the training"
+_POSITIONS = {"num_workers": 5, "pin_memory": 7}
+_IN_TRAINER = {
+    "num_workers": "dataloader_num_workers",
+    "pin_memory": "dataloader_pin_memory",
+    "persistent_workers": "dataloader_persistent_workers",
+    "prefetch_factor": "dataloader_prefetch_factor",
+}
+
+
+def training_loaders(facts: ScriptFacts) -> list[Built]:
+    return [built for built in facts.of_kind("loader") if built.trains]
+
+
+def with_workers(facts: ScriptFacts) -> list[Built]:
+    return [built for built in training_loaders(facts) if built.options.get("num_workers")]
+
+
+def set_in_loaders(
+    training: TrainingProcess,
+    argument: str,
+    value: Any,
+    why_not: Callable[[Made], str | None] | None = None,
+) -> None:
+    """Give every DataLoader an argument; `why_not` says why one cannot have it."""
+    tell, leave_alone = training.telling(), training.leaving_alone()
+
+    def change(made: Made) -> None:
+        if made.value(argument) == value:
+            return
+        why = why_not(made) if why_not is not None else None
+        if why is not None:
+            leave_alone(why)
+            return
+        made.arguments[argument] = value
+        tell(f"{made.name}: {argument}={value}")
+
+    training.before_building("loader", change)
+
+
+def patch_loaders(
+    script: Script,
+    argument: str,
+    value: str,
+    where: Callable[[Built], bool] | None = None,
+) -> Proposal:
+    option = _IN_TRAINER[argument]
+    trainer = f"give TrainingArguments {option}={value}: the Trainer builds the DataLoader"
+    return set_arguments(
+        script,
+        "loader",
+        {argument: value},
+        positions=_POSITIONS,
+        where=where,
+        in_libraries={"transformers": trainer},
+    )

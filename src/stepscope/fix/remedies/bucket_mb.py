@@ -1,0 +1,78 @@
+"""DDP's buckets smaller or larger: bucket_cap_mb."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.fix.ddp_options import (
+    MIB,
+    caps_of,
+    count_buckets,
+    give_ddp,
+    megabytes,
+    why_no_ddp,
+    write_ddp,
+)
+from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.refusal import RefusedError
+
+if TYPE_CHECKING:
+    from stepscope.fix.building import Made
+    from stepscope.fix.proposal import Proposal, Script
+    from stepscope.fix.training_process import TrainingProcess
+    from stepscope.records.script_facts import ScriptFacts
+
+_OWN_LIST = "the script gives every bucket its own size (bucket_cap_mb_list)"
+
+
+def fits(facts: ScriptFacts, value: str) -> str | None:
+    why_not = why_no_ddp(facts)
+    if why_not is not None:
+        return why_not
+    cap = megabytes(value)
+    if cap is None:
+        return _not_a_size(value)
+    present = [caps_of(built) for built in facts.of_kind("ddp")]
+    if None in present:
+        return _OWN_LIST
+    size = facts.parameter_bytes
+    now = [count_buckets(size, *caps) for caps in present if caps is not None]
+    if all(caps == (cap, cap) for caps in present):
+        return f"buckets hold {value} MiB already"
+    if all(count == count_buckets(size, cap, cap) for count in now):
+        return f"{size / MIB:.3g} MiB of gradients fill as many buckets as now"
+    return None
+
+
+def apply(training: TrainingProcess, value: str) -> None:
+    if megabytes(value) is None:
+        raise RefusedError(_not_a_size(value))
+    give_ddp(training, {"bucket_cap_mb": _number(value)}, _has_own_list)
+
+
+def patch(script: Script, value: str) -> Proposal:
+    return write_ddp(script, {"bucket_cap_mb": str(_number(value))})
+
+
+def _has_own_list(made: Made) -> str | None:
+    return _OWN_LIST if made.value("bucket_cap_mb_list") else None
+
+
+def _number(value: str) -> float:
+    number = float(value)
+    return int(number) if number.is_integer() else number
+
+
+def _not_a_size(value: str) -> str:
+    return f"{value!r} is not a size in MiB: give one such as bucket-mb=50"
+
+
+FIX = Fix(
+    id="bucket-mb",
+    effect=Effect.ROUNDING,  # sums of more than two ranks are made in another order
+    family="ddp-buckets",
+    values=("5", "10", "50", "100", "1"),
+    fits=fits,
+    apply=apply,
+    patch=patch,
+)

@@ -1,0 +1,169 @@
+"""Images with their channels last in memory, as kernels of convolutions like them."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.proposal import Proposal
+from stepscope.fix.root_places import add_before_training
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.fix.building import Made
+    from stepscope.fix.proposal import Script
+    from stepscope.fix.python_source import Edit, PythonSource
+    from stepscope.fix.training_process import TrainingProcess
+    from stepscope.records.script_facts import Built, RootCall, ScriptFacts
+
+_FORMATS = {4: "channels_last", 5: "channels_last_3d"}  # by the number of dimensions
+
+
+def fits(facts: ScriptFacts, value: str) -> str | None:
+    if not facts.convolves:
+        return "no module is a convolution"
+    if not facts.image_inputs:
+        return "no model is given images (floating tensors of four or five dimensions)"
+    if len(_kinds(facts)) != 1:
+        return "the models have convolutions of images and of volumes: no format fits both"
+    return None
+
+
+def _kinds(facts: ScriptFacts) -> set[int]:
+    """The numbers of dimensions that convolutions work on."""
+    found = set()
+    for name in facts.modules:
+        if "conv" in name.lower():
+            found |= {4} if "2d" in name.lower() else {5} if "3d" in name.lower() else set()
+    return found
+
+
+def _format(facts: ScriptFacts) -> str:
+    return f"torch.{_FORMATS[next(iter(_kinds(facts)), 4)]}"
+
+
+def apply(training: TrainingProcess, value: str) -> None:
+    """DDP copies the layout of parameters into its buckets, so they are converted before it."""
+    tell = training.telling()
+
+    def convert_model(module: Any) -> None:
+        if _convert_parameters(module):
+            tell(f"{type(module).__name__}: channels last")
+
+    def convert_wrapped(made: Made) -> None:
+        convert_model(made.value("module"))
+
+    def convert_inputs(
+        _module: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        return (
+            tuple(_converted(value) for value in args),
+            {name: _converted(value) for name, value in kwargs.items()},
+        )
+
+    training.before_building("ddp", convert_wrapped)
+    training.when_root(convert_model)
+    training.around_root(convert_inputs)
+
+
+def _convert_parameters(module: Any) -> bool:
+    """As Module.to(memory_format=...) does, which keeps the parameters themselves."""
+    dims = {p.dim() for p in module.parameters()} & set(_FORMATS)
+    if len(dims) != 1:
+        return False
+    import torch
+
+    module.to(memory_format=getattr(torch, _FORMATS[dims.pop()]))
+    return True
+
+
+def _converted(value: Any) -> Any:
+    import torch
+
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim() in _FORMATS:
+        return value.to(memory_format=getattr(torch, _FORMATS[value.dim()]))
+    return value
+
+
+def patch(script: Script, value: str) -> Proposal:
+    facts = script.facts
+    conversion = f".to(memory_format={_format(facts)})"
+    wrapped = facts.of_kind("ddp")
+    proposal = Proposal()
+    for built in wrapped:
+        proposal += _convert_before_ddp(script, built, conversion)
+    if not wrapped:
+        proposal += add_before_training(script, lambda name: (f"{name}{conversion}",))
+    for call in facts.root_calls:
+        proposal += _convert_arguments(script, call, conversion)
+    files = {edit.file: script.source(edit.file) for edit in proposal.edits}
+    imports = [
+        edit for source in files.values() if source for edit in source.ensure_import("torch")
+    ]
+    return Proposal(edits=tuple(imports)) + proposal
+
+
+def _convert_before_ddp(script: Script, built: Built, conversion: str) -> Proposal:
+    for frame in built.frames[:1] if built.direct else ():
+        source = script.source(frame.file)
+        call = source.call_at(frame.line, built.type) if source is not None else None
+        named = [k.value for k in call.keywords if k.arg == "module"] if call is not None else []
+        argument = next(iter((*(call.args if call is not None else ()), *named)), None)
+        if source is not None and argument is not None:
+            return Proposal(edits=_call_on(source, argument, conversion))
+    return Proposal(by_hand=(f"before DDP is built: model{conversion}",))
+
+
+def _convert_arguments(script: Script, call: RootCall, conversion: str) -> Proposal:
+    """The images that a model is given, where it is called."""
+    if not call.images:
+        return Proposal()
+    frame, name = call.frames[0], call.names[0]
+    source = script.source(frame.file)
+    found = _root_call(source, frame.line, name) if source is not None and name else None
+    if source is not None and found is not None:
+        arguments = [_argument(found, image) for image in call.images]
+        if all(argument is not None for argument in arguments):
+            edits = [_call_on(source, argument, conversion) for argument in arguments if argument]
+            return Proposal(edits=tuple(edit for pair in edits for edit in pair))
+    return Proposal(by_hand=(f"at {frame.words}: give {call.type} its images as x{conversion}",))
+
+
+def _root_call(source: PythonSource, line: int, name: str) -> ast.Call | None:
+    calls = [
+        node
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call)
+        and node.lineno <= line <= (node.end_lineno or line)
+        and ast.unparse(node.func) == name
+    ]
+    return calls[0] if len(calls) == 1 else None
+
+
+def _argument(call: ast.Call, name: str) -> ast.expr | None:
+    """By position or name; None where a starred argument hides it."""
+    if name.isdigit():
+        before = call.args[: int(name) + 1]
+        hidden = len(before) <= int(name) or any(isinstance(a, ast.Starred) for a in before)
+        return None if hidden else before[-1]
+    return next((k.value for k in call.keywords if k.arg == name), None)
+
+
+def _call_on(source: PythonSource, expression: ast.expr, call: str) -> tuple[Edit, ...]:
+    """`call`, such as `.to(...)`, of an expression."""
+    simple = (ast.Name, ast.Attribute, ast.Subscript, ast.Call)
+    if isinstance(expression, simple):
+        return source.surround(expression, "", call)[1:]
+    return source.surround(expression, "(", f"){call}")
+
+
+FIX = Fix(
+    id="channels-last",
+    effect=Effect.ROUNDING,
+    fits=fits,
+    apply=apply,
+    patch=patch,
+    after=frozenset({"precision"}),
+)

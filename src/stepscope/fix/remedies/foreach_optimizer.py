@@ -1,0 +1,81 @@
+"""The optimizer's update as a few calls for all parameters: foreach=True.
+
+It is torch's default on CUDA devices, but not on CPUs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.fix.constructors import set_arguments
+from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.optimizer_updates import POSITIONS, why_none_switches, why_not_switch
+
+if TYPE_CHECKING:
+    from stepscope.fix.building import Made
+    from stepscope.fix.proposal import Proposal, Script
+    from stepscope.fix.training_process import TrainingProcess
+    from stepscope.records.script_facts import Built, ScriptFacts
+
+_BY_DEFAULT = ("cuda", "xpu", "mtia")  # devices on which torch chooses foreach itself
+_TENSORS = ("lr", "betas")
+
+
+def fits(facts: ScriptFacts, value: str) -> str | None:
+    optimizers = facts.of_kind("optimizer")
+    why = why_none_switches(optimizers, "foreach")
+    if why is not None:
+        return why
+    able = [built for built in optimizers if _can_use_foreach(built)]
+    if not able:
+        return "the optimizer uses foreach already, or has a tensor as its learning rate"
+    if facts.device in _BY_DEFAULT and all(b.options["foreach"] is None for b in able):
+        return f"torch uses foreach on {facts.device} by itself"
+    return None
+
+
+def _can_use_foreach(built: Built) -> bool:
+    """Tensors as options need capturable=True, which CPUs do not have."""
+    options = built.options
+    has_tensors = any(options.get(name) == "<Tensor>" for name in _TENSORS)
+    return (
+        "foreach" in options
+        and not (options["foreach"] or options.get("fused") or options.get("differentiable"))
+        and (not has_tensors or bool(options.get("capturable")))
+    )
+
+
+def apply(training: TrainingProcess, value: str) -> None:
+    import torch
+
+    tell, leave_alone = training.telling(), training.leaving_alone()
+
+    def change(made: Made) -> None:
+        why = why_not_switch(made, "foreach")
+        if why is None and made.value("fused"):
+            why = f"{made.name} is fused"
+        if why is None and isinstance(made.value("lr"), torch.Tensor):
+            why = f"{made.name} has a tensor as its learning rate"
+        if why is not None:
+            leave_alone(why)
+        elif not made.value("foreach"):
+            made.arguments["foreach"] = True
+            tell(f"{made.name}: foreach=True")
+
+    training.before_building("optimizer", change)
+
+
+def patch(script: Script, value: str) -> Proposal:
+    return set_arguments(
+        script, "optimizer", {"foreach": "True"}, where=_can_use_foreach, positions=POSITIONS
+    )
+
+
+FIX = Fix(
+    id="foreach-optimizer",
+    effect=Effect.ROUNDING,
+    family="optimizer",
+    fits=fits,
+    apply=apply,
+    patch=patch,
+)

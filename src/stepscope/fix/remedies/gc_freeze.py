@@ -1,0 +1,59 @@
+"""Garbage collections skip what model and data are made of: gc.freeze() after the first steps."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.proposal import Proposal
+
+if TYPE_CHECKING:
+    from stepscope.fix.proposal import Script
+    from stepscope.fix.training_process import TrainingProcess
+    from stepscope.records.script_facts import ScriptFacts
+
+_STEPS = 5  # by then optimizer states, caches and workers exist
+_LINES = ("gc.collect()", "gc.freeze()")
+
+
+def fits(facts: ScriptFacts, value: str) -> str | None:
+    if not facts.collects:
+        return "garbage collection is off, or its objects are frozen already"
+    return None
+
+
+def apply(training: TrainingProcess, value: str) -> None:
+    tell, refuse = training.telling(), training.refusing()
+    steps = 0
+
+    def count(_optimizer: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps != _STEPS:
+            return
+        if not gc.isenabled():
+            refuse("the script has turned garbage collection off")
+            return
+        gc.collect()
+        gc.freeze()
+        tell(f"froze what existed after {_STEPS} steps")
+
+    training.after_step(count)
+
+
+def patch(script: Script, value: str) -> Proposal:
+    """Before the outermost loop of the function that steps."""
+    for frame in script.facts.step:
+        source = script.source(frame.file)
+        statement = source.statement_at(frame.line) if source is not None else None
+        if source is None or statement is None:
+            continue
+        loops = source.loops_around(statement)
+        if loops:
+            imports = source.ensure_import("gc")
+            return Proposal(edits=(*imports, source.insert_before(loops[-1], *_LINES)))
+    return Proposal(by_hand=("before the training loop: import gc; " + "; ".join(_LINES),))
+
+
+FIX = Fix(id="gc-freeze", effect=Effect.BIT_IDENTICAL, fits=fits, apply=apply, patch=patch)

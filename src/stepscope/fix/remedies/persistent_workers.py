@@ -1,0 +1,61 @@
+"""Workers of a DataLoader that outlive an epoch: persistent_workers=True.
+
+They keep their copies of the dataset and go on with their random numbers. So what the script
+changes in the dataset between epochs does not reach them, and from the second epoch on a dataset
+that draws random numbers gets others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.loaders import (
+    NO_LOADER,
+    patch_loaders,
+    set_in_loaders,
+    training_loaders,
+    with_workers,
+)
+
+if TYPE_CHECKING:
+    from stepscope.fix.building import Made
+    from stepscope.fix.proposal import Proposal, Script
+    from stepscope.fix.training_process import TrainingProcess
+    from stepscope.records.script_facts import ScriptFacts
+
+
+def fits(facts: ScriptFacts, value: str) -> str | None:
+    if not training_loaders(facts):
+        return NO_LOADER
+    loaders = with_workers(facts)
+    if not loaders:
+        return "the DataLoader has no workers"
+    if all(built.options.get("persistent_workers") for built in loaders):
+        return "the workers are persistent already"
+    if all(built.begun < 2 for built in loaders):
+        return "no second epoch began in these steps: its gain cannot be seen"
+    return None
+
+
+def apply(training: TrainingProcess, value: str) -> None:
+    set_in_loaders(training, "persistent_workers", True, _why_not)
+
+
+def _why_not(made: Made) -> str | None:
+    return None if made.value("num_workers") else f"{made.name} has no workers"
+
+
+def patch(script: Script, value: str) -> Proposal:
+    return patch_loaders(script, "persistent_workers", "True")
+
+
+FIX = Fix(
+    id="persistent-workers",
+    effect=Effect.RANDOM,
+    may_be=Effect.BIT_IDENTICAL,
+    after=frozenset({"loader-workers"}),
+    fits=fits,
+    apply=apply,
+    patch=patch,
+)

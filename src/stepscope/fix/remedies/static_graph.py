@@ -1,0 +1,49 @@
+"""DDP that trusts the graph of the first step for all others: static_graph.
+
+torch raises an error as soon as another parameter is used or left out: the trial then fails.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.fix.ddp_options import all_have, give_ddp, why_no_ddp, write_ddp
+from stepscope.fix.declaration import Effect, Fix
+
+if TYPE_CHECKING:
+    from stepscope.fix.proposal import Proposal, Script
+    from stepscope.fix.training_process import TrainingProcess
+    from stepscope.records.script_facts import ScriptFacts
+
+_OPTION = "static_graph"
+
+
+def fits(facts: ScriptFacts, value: str) -> str | None:
+    why_not = why_no_ddp(facts)
+    if why_not is not None:
+        return why_not
+    if all_have(facts, _OPTION):
+        return "DDP takes the graph as static already"
+    if facts.graph_changes:
+        return "the parameters that a step leaves unused change"
+    if facts.synced_passes != facts.passes_per_step:
+        return "some passes run under no_sync(), which DDP does not support with a static graph"
+    return None
+
+
+def apply(training: TrainingProcess, value: str) -> None:
+    give_ddp(training, {_OPTION: True})
+
+
+def patch(script: Script, value: str) -> Proposal:
+    return write_ddp(script, {_OPTION: "True"})
+
+
+FIX = Fix(
+    id="static-graph",
+    effect=Effect.ROUNDING,  # sums of more than two ranks may be made in another order
+    family="ddp-passes",  # a static graph and no_sync() exclude each other
+    fits=fits,
+    apply=apply,
+    patch=patch,
+)

@@ -1,0 +1,153 @@
+"""Remedies of DistributedDataParallel, on two gloo ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from ddp_scripts import BRANCHES, PLAIN
+from injected import assert_patch_trains_the_same, patch_of, run_injected
+
+from stepscope.fix.chosen import choose
+from stepscope.fix.ddp_options import count_buckets
+from stepscope.records.script_facts import Built, Frame, ScriptFacts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+OPTIONS = {
+    "bucket_cap_mb": None,
+    "bucket_cap_mb_list": None,
+    "find_unused_parameters": False,
+    "gradient_as_bucket_view": False,
+    "static_graph": False,
+    "broadcast_buffers": None,
+    "forward_sync_buffers": None,
+}
+PLACE = Frame(file="train.py", line=9, function="<module>")
+
+
+def facts_of(**options: object) -> ScriptFacts:
+    """A DDP of 60 MiB on two CUDA devices."""
+    ddp = Built(
+        kind="ddp",
+        type="DistributedDataParallel",
+        options={**OPTIONS, **options},
+        given=tuple(options),
+        frames=(PLACE,),
+    )
+    return ScriptFacts(
+        device="cuda",
+        built=(ddp,),
+        world_size=2,
+        backend="nccl",
+        parameter_bytes=60 * MIB,
+        dtypes=("float32",),
+        passes_per_step=1,
+        synced_passes=1,
+    )
+
+
+def why_not(name: str, facts: ScriptFacts) -> str | None:
+    chosen = choose(name)
+    return chosen.remedy.fits(facts, chosen.value)
+
+
+def test_buckets_views_and_products_train_as_their_patches(tmp_path: Path) -> None:
+    names = ("bucket-mb=0.25", "bucket-view", "no-buffer-broadcast", "powersgd=1")
+    source = assert_patch_trains_the_same(tmp_path, PLAIN, *names, steps=16, ranks=2)
+    assert (
+        "DDP(model, bucket_cap_mb=0.25, gradient_as_bucket_view=True, forward_sync_buffers=False)"
+        in source
+    )
+    assert "model.register_comm_hook(PowerSGDState(model.process_group, " in source
+
+
+def test_a_smaller_first_bucket_and_a_static_graph_train_as_their_patches(tmp_path: Path) -> None:
+    names = ("first-bucket-mb=0.01", "static-graph")
+    plain = run_injected(tmp_path, PLAIN, steps=8, ranks=2)
+    changed = run_injected(tmp_path, PLAIN, *names, steps=8, ranks=2)
+    assert "buckets" in plain.output
+    assert "buckets" in changed.output
+    assert plain.output != changed.output  # other buckets
+    assert changed.losses == plain.losses  # two ranks: sums do not depend on their order
+    _, text = patch_of(plain, *names)
+    first = "torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = 10485  # 0.01 MiB\n"
+    assert f"{first}model = DDP(model, static_graph=True)" in text.decode()
+
+
+def test_a_hook_of_the_script_and_a_changing_graph_are_left_alone(tmp_path: Path) -> None:
+    run = run_injected(tmp_path, BRANCHES, "powersgd=1", ranks=2)
+    assert run.refused == {"powersgd=1": "the script registers a communication hook of its own"}
+    assert run.did == {"powersgd=1": []}
+    assert run.facts.graph_changes is True
+    assert run.facts.buffers == 3
+    assert why_not("static-graph", run.facts) == ("the parameters that a step leaves unused change")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bucket-mb=50",
+        "first-bucket-mb=0.25",
+        "bucket-view",
+        "static-graph",
+        "compress-gradients",
+        "powersgd=2",
+        "no-buffer-broadcast",
+    ],
+)
+def test_they_need_ddp_on_several_ranks(name: str) -> None:
+    fitting = replace(facts_of(), buffers=2)
+    assert why_not(name, fitting) is None
+    assert why_not(name, replace(fitting, world_size=1)) == "one rank alone exchanges no gradients"
+    assert why_not(name, replace(fitting, built=())) == (
+        "no model is wrapped in DistributedDataParallel"
+    )
+    sharded = replace(fitting, built=(), modules={"FSDPLinear": 3})
+    assert "FSDP" in (why_not(name, sharded) or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "words"),
+    [
+        ("bucket-mb=25", facts_of(bucket_cap_mb=25), "25 MiB already"),
+        ("bucket-mb=200", facts_of(bucket_cap_mb=100), "as many buckets"),
+        ("bucket-mb=50", facts_of(bucket_cap_mb_list=[1, 2]), "its own size"),
+        ("bucket-mb=zero", facts_of(), "not a size"),
+        ("bucket-mb=-1", facts_of(), "not a size"),
+        ("first-bucket-mb=4", facts_of(bucket_cap_mb=25), "use bucket-mb"),
+        ("first-bucket-mb=1", facts_of(), "already"),
+        ("first-bucket-mb=4", replace(facts_of(), parameter_bytes=MIB), "fit into the first"),
+        ("bucket-view", facts_of(gradient_as_bucket_view=True), "already"),
+        ("static-graph", facts_of(static_graph=True), "already"),
+        ("static-graph", replace(facts_of(), passes_per_step=4), "no_sync()"),
+        ("compress-gradients", replace(facts_of(), device="cpu"), "NCCL only"),
+        ("compress-gradients", replace(facts_of(), dtypes=("bfloat16",)), "fp32"),
+        ("powersgd=0", facts_of(), "not the rank"),
+        ("no-buffer-broadcast", facts_of(), "no buffers"),
+        ("no-buffer-broadcast", replace(facts_of(forward_sync_buffers=False), buffers=1), "does"),
+        ("no-buffer-broadcast", replace(facts_of(broadcast_buffers=False), buffers=1), "does"),
+    ],
+)
+def test_what_changes_nothing_is_not_tried(name: str, facts: ScriptFacts, words: str) -> None:
+    assert words in (why_not(name, facts) or "")
+
+
+def test_buckets_are_counted_as_ddp_fills_them() -> None:
+    assert count_buckets(60 * MIB, 1, 25) == 4  # 1, 25, 25, 9
+    assert count_buckets(60 * MIB, 50, 50) == 2
+    assert count_buckets(MIB // 2, 1, 25) == 1
+    assert count_buckets(100 * MIB, 50, 50) == 2
+
+
+def test_only_one_remedy_changes_the_buckets() -> None:
+    from stepscope.errors import UsageError
+    from stepscope.fix.chosen import choose_all
+
+    with pytest.raises(UsageError, match="cannot be applied together"):
+        choose_all(["bucket-mb=50", "first-bucket-mb=4"])
+    with pytest.raises(UsageError, match="cannot be applied together"):
+        choose_all(["sync-once=4", "static-graph"])

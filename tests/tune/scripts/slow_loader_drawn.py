@@ -1,0 +1,35 @@
+"""Like slow_loader.py, but the augmentation draws from torch's global random numbers.
+
+Worker processes draw other numbers than the training process would: faster, another sequence.
+"""
+
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Images(Dataset):
+    def __init__(self):
+        self.images = torch.rand(256, 3, 16, 16)
+
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        time.sleep(0.001)  # stands for a file to read and decode
+        image = self.images[index % 256]
+        return image + 0.1 * torch.randn(3, 16, 16), index % 10
+
+
+torch.manual_seed(0)
+loader = DataLoader(Images(), batch_size=8, shuffle=True)
+model = nn.Sequential(nn.Flatten(), nn.Linear(768, 128), nn.ReLU(), nn.Linear(128, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+for images, labels in loader:
+    loss = F.cross_entropy(model(images), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
