@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.frames import is_users, users_frames
+from stepscope.fix.torchs_forward import torchs_forward
 from stepscope.records.script_facts import RootCall, TrainingPass
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class PassWatch:
                 frames=frames,
                 names=tuple(_name_of(module, frame) for frame in _frame_objects(len(frames))),
                 images=tuple(_images(args, kwargs)),
+                torchs_forward=torchs_forward(module),
             )
 
     def _backward_begins(self, _outputs: Any) -> None:

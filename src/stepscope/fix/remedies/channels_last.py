@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.proposal import Proposal
-from stepscope.fix.root_places import add_before_training
+from stepscope.fix.root_places import add_before_training, import_where_edited
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,14 +95,10 @@ def patch(script: Script, value: str) -> Proposal:
     for built in wrapped:
         proposal += _convert_before_ddp(script, built, conversion)
     if not wrapped:
-        proposal += add_before_training(script, lambda name: (f"{name}{conversion}",))
+        proposal += add_before_training(script, lambda name, _call: (f"{name}{conversion}",))
     for call in facts.root_calls:
         proposal += _convert_arguments(script, call, conversion)
-    files = {edit.file: script.source(edit.file) for edit in proposal.edits}
-    imports = [
-        edit for source in files.values() if source for edit in source.ensure_import("torch")
-    ]
-    return Proposal(edits=tuple(imports)) + proposal
+    return import_where_edited(script, proposal, "torch")
 
 
 def _convert_before_ddp(script: Script, built: Built, conversion: str) -> Proposal:
