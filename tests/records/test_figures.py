@@ -61,3 +61,11 @@ def test_an_axis_shows_no_zeros_after_the_point() -> None:
     assert figures.trimmed(figures.size(10e6)) == "10 MB"
     assert figures.trimmed(figures.size(1e6)) == "1 MB"
     assert figures.trimmed(figures.size(2.5e6)) == "2.50 MB"
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.021, "2.1%"), (-0.0015, "0.15%"), (1.23e-7, "1.2e-7"), (-4.9e-4, "4.9e-4"), (0.0, "0%")],
+)
+def test_differences_of_any_size(share: float, text: str) -> None:
+    assert figures.difference(share) == text

@@ -19,9 +19,21 @@ def listed() -> dict[str, str]:
 
 
 def test_every_remedy_is_listed_with_its_effect() -> None:
-    page = listed()
-    declared = {name: str(FIXES[name].effect) for name in FIXES}
-    assert {name: page.get(name) for name in declared} == declared
+    assert listed() == {name: str(FIXES[name].effect) for name in FIXES}
+
+
+def test_what_may_turn_out_better_is_said() -> None:
+    listed_best = {name: best for name, _, _, best in ROW.findall(PAGE.read_text()) if best}
+    declared = {name: str(FIXES[name].may_be) for name in FIXES if FIXES[name].may_be}
+    assert listed_best == declared
+
+
+def test_values_that_are_tried_are_named() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if ROW.match(line)]
+    by_name = {found[1]: line for line in rows if (found := ROW.match(line))}
+    for name in FIXES:
+        values = [value for value in FIXES[name].values if value and not value.isalpha()]
+        assert [value for value in values if value not in by_name[name]] == []
 
 
 def test_nothing_is_listed_twice_or_unknown() -> None:

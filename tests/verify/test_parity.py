@@ -74,7 +74,7 @@ def test_a_loss_of_another_scale_fails_in_every_precision() -> None:
     for precision in ("fp32", "tf32", "16 bits"):
         found = check(1.02 * falling(), precision=precision)
         assert found.parity == "failed"
-        assert "the first loss is off by 2.0e-02" in found.why
+        assert "the first loss is off by 2.0" in found.why
 
 
 def test_a_step_that_is_too_short_is_seen_at_once_in_fp32() -> None:
@@ -83,7 +83,7 @@ def test_a_step_that_is_too_short_is_seen_at_once_in_fp32() -> None:
     slower = falling() + 0.8 * (np.exp(-steps / 33) - np.exp(-steps / 30))
     found = check(slower)
     assert (found.parity, found.observed) == ("failed", "training")
-    assert "step 1 is off by" in found.why
+    assert "the loss in step 1 is off by" in found.why
 
 
 def test_a_step_that_is_too_short_is_seen_in_the_mean_in_16_bits() -> None:
@@ -92,7 +92,7 @@ def test_a_step_that_is_too_short_is_seen_in_the_mean_in_16_bits() -> None:
     rounding = 1e-3 * np.random.default_rng(2).normal(size=STEPS)
     found = check(falling() + gap + rounding, precision="16 bits")
     assert found.parity == "failed"
-    assert "the later losses are off by +" in found.why
+    assert "% higher on average, rounding explains" in found.why
     assert check(falling() + rounding, precision="16 bits").parity == "rounding"
 
 
@@ -184,7 +184,7 @@ def test_a_loss_that_ends_near_zero_makes_nothing_large() -> None:
     found = check_parity([run(base)] * 2, [run(base + 1e-7)], declared="rounding")
     assert found.parity == "rounding"
     assert found.largest is not None
-    assert found.largest < 1e-6
+    assert found.largest < 1e-5
 
 
 def test_the_coarsest_precision() -> None:

@@ -120,6 +120,14 @@ def unsigned_percent(change: float) -> str:
     return signed_percent(abs(change)).lstrip("+")
 
 
+def difference(share: float) -> str:
+    """How far apart two numbers are, however little: 2.1%, 0.15%, 1.2e-7."""
+    if abs(share) >= 0.0005 or not share:
+        return unsigned_percent(share)
+    digits, exponent = f"{abs(share):.1e}".split("e")
+    return f"{digits}e{int(exponent)}"
+
+
 def factor(times: float) -> str:
     """How many times: 1.15, 2.4, 12. Two digits that count, and two decimals near one."""
     return f"{times:,.{0 if times >= 9.95 else 1 if times >= 1.15 else 2}f}"

@@ -1,7 +1,7 @@
 """Losses of two trainings side by side: how far apart they are, and what would be chance.
 
-Differences are shares of the loss: of the larger of its size at that pass and its typical size, so
-that a loss near zero makes nothing large.
+Differences are shares of the loss at that pass, or of half the mean loss where that is larger: a
+loss near zero makes nothing large.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from stepscope.verify.spread import Floats
 
 EARLY_PASSES = 8  # passes in which rounding has not grown much
+_OF_MEAN = 0.5
 FEWEST_LATER = 8  # passes in the later half: fewer give no mean
 _LOOKED_AT = 10  # first passes that tell runs with other random numbers from rounding
 _LIKE_SEEDS = 0.5  # of the noise from batch to batch: random numbers make that difference at once
@@ -45,9 +46,10 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def loss_size(baseline: Floats) -> Floats:
-    """Per pass; `baseline` has one row per run. What no run has finite is left out."""
-    mean = np.abs(baseline).mean(axis=0)
-    size: Floats = np.maximum(mean, max(float(np.sqrt((baseline**2).mean())), np.finfo(float).tiny))
+    """Per pass: the mean of the runs, which are rows, and at least half of the mean of all."""
+    sizes = np.abs(baseline).mean(axis=0)
+    least = max(_OF_MEAN * float(sizes.mean()), float(np.finfo(float).tiny))
+    size: Floats = np.maximum(sizes, least)
     return size
 
 
@@ -65,7 +67,8 @@ def compare_curves(baseline: Floats, candidate: Floats) -> CurveDifference:
 
 def control_of(baseline: Floats) -> Control:
     size = loss_size(baseline)
-    noise = math.sqrt(float(np.mean([pass_noise(run / size) ** 2 for run in baseline])))
+    noise = math.sqrt(float(np.mean([pass_noise(run) ** 2 for run in baseline])))
+    noise /= float(size.mean())
     apart: list[Floats] = [(a - b) / size for a, b in combinations(baseline, 2)]
     reach = np.zeros(baseline.shape[1])
     for values in apart:

@@ -28,6 +28,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.records.figures import difference
 from stepscope.records.words import counted
 from stepscope.verify.loss_curves import EARLY_PASSES, compare_curves, control_of
 
@@ -48,7 +49,7 @@ Precision = Literal["fp32", "tf32", "16 bits"]
 LEVELS: tuple[Observed, ...] = ("bit-identical", "rounding", "random", "training", "not known")
 # Shares of the loss, by the coarsest precision of the products.
 FIRST = {"fp32": 2.0**-14, "tf32": 2.0**-10, "16 bits": 2.0**-6}
-EARLY = {"fp32": 2.0**-14, "tf32": 2.0**-10, "16 bits": 2.0**-7}
+EARLY = {"fp32": 2.0**-14, "tf32": 2.0**-8, "16 bits": 2.0**-7}
 GAP = {"fp32": 2.0**-12, "tf32": 2.0**-9, "16 bits": 2.0**-7}
 SCATTER, RANDOM_SCATTER = 1.5, 1.0
 _CONTROLS = 2.0  # times what the baseline's runs do to each other
@@ -221,7 +222,7 @@ class _Curves:
         if observed != "not known" and LEVELS.index(observed) > allowed:
             parity = "failed"
             since = f"differs from step {self.steps[first]} on" if first is not None else "differs"
-            why = f"declared {declared}, {since}, by {largest:.1e} at most: {why}"
+            why = f"declared {declared}, {since}, by {difference(largest)} at most: {why}"
         return Parity(
             parity=parity,
             observed=observed,
@@ -239,9 +240,9 @@ class _Curves:
             return "rounding", f"differences are of the size of rounding{own}"
         if not self.together.has_later_half:
             return "not known", f"too few losses ({len(self.steps)}) to compare their mean"
-        gap, limit = self.together.gap, self.random_limit()
-        if abs(gap) > limit:
-            mean = f"the mean of later losses by {gap:+.1e}, chance explains {limit:.1e}"
+        limit = RANDOM_SCATTER * self.together.scatter + _CONTROLS * self.control.gap
+        if abs(self.together.gap) > limit:
+            mean = _off_on_average(self.together.gap, "chance", limit)
             return "training", f"{beyond}; {mean}" if beyond else mean
         if control == "random":
             why = "runs of the baseline differ as much (no fixed seed?): only the mean is compared"
@@ -253,7 +254,7 @@ class _Curves:
         size = np.abs(run.values)
         allowed = FIRST[self.precision] + _CONTROLS * float(self.control.reach[0])
         if size[0] > allowed:
-            return f"the first loss is off by {size[0]:.1e}, rounding explains {allowed:.1e}"
+            return f"the first loss is {_off(size[0], 'rounding', allowed)}"
         early = size[:EARLY_PASSES]
         grown = np.sqrt(1.0 + np.arange(len(early)))
         bounds = max(EARLY[self.precision], 2 * float(size[0])) * grown
@@ -261,15 +262,22 @@ class _Curves:
         places = np.flatnonzero(early > bounds)
         if len(places):
             place = int(places[0])
-            explained = f"rounding explains {bounds[place]:.1e}"
-            return f"step {self.steps[place]} is off by {early[place]:.1e}, {explained}"
+            off = _off(early[place], "rounding", bounds[place])
+            return f"the loss in step {self.steps[place]} is {off}"
         limit = GAP[self.precision] + SCATTER * run.scatter + _CONTROLS * self.control.gap
         if run.has_later_half and abs(run.gap) > limit:
-            return f"the later losses are off by {run.gap:+.1e} on average, allowed: {limit:.1e}"
+            return _off_on_average(run.gap, "rounding", limit)
         return None
 
-    def random_limit(self) -> float:
-        return RANDOM_SCATTER * self.together.scatter + _CONTROLS * self.control.gap
+
+def _off(share: float, cause: str, limit: float) -> str:
+    return f"off by {difference(share)}, {cause} explains {difference(limit)}"
+
+
+def _off_on_average(gap: float, cause: str, limit: float) -> str:
+    way = "higher" if gap > 0 else "lower"
+    explained = f"{cause} explains {difference(limit)}"
+    return f"the later losses are {difference(gap)} {way} on average, {explained}"
 
 
 def _level(declared: str) -> Observed:
