@@ -11,7 +11,7 @@ SHARED_TRACES ?= ../shared/traces
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test lint types imports page tests test-slow test-launchers launchers fuzz trainers format wheel bench \
-	bench-capture bench-predict clean
+	bench-capture bench-predict bench-tune clean
 
 help:
 	@echo "make demo    train a small model in two processes, explain it, write a report"
@@ -25,6 +25,7 @@ help:
 	@echo "make bench   speed and memory against HolisticTraceAnalysis"
 	@echo "make bench-capture   what capture costs: paired runs with and without it"
 	@echo "make bench-predict   predictions against what was measured on an H200"
+	@echo "make bench-tune      tune on small CPU scripts: what is kept, seconds a remedy costs to try"
 	@echo "make format  format the code"
 	@echo "make clean   remove the virtual environments and caches"
 
@@ -106,6 +107,9 @@ bench-capture: $(VENV)/installed
 
 bench-predict: $(VENV)/installed
 	$(BIN)/python benchmarks/prediction.py $(SHARED_TRACES)/h200
+
+bench-tune: $(VENV)/installed
+	$(BIN)/python benchmarks/tune_scripts.py $(TUNE_OPTIONS)
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

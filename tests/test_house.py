@@ -33,6 +33,7 @@ def test_public_names_are_exactly_these() -> None:
         "explain_job",
         "explain_rank",
         "explain_together",
+        "fix",
         "read_trace",
         "region",
         "watch",
@@ -41,8 +42,9 @@ def test_public_names_are_exactly_these() -> None:
     ]
     for name in stepscope.__all__:
         assert getattr(stepscope, name) is not None
-    for name in {*stepscope.__all__} - {"__version__"}:
+    for name in {*stepscope.__all__} - {"__version__", "fix"}:
         assert callable(getattr(stepscope, name))
+    assert callable(stepscope.fix.apply)
     assert dir(stepscope) == sorted(stepscope.__all__)
 
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stepscope import fix as fix
     from stepscope.errors import (
         NotCapturedError,
         StepscopeError,
@@ -32,6 +33,7 @@ __all__ = [
     "explain_job",
     "explain_rank",
     "explain_together",
+    "fix",
     "read_trace",
     "region",
     "watch",
@@ -58,8 +60,8 @@ _HOME = {
 
 def __getattr__(name: str) -> Any:
     """Load a public name on first use, so that importing stepscope costs nothing."""
-    if name == "explain":  # the room of that name, which can be called
-        return import_module("stepscope.explain")
+    if name in ("explain", "fix"):  # rooms; that of `explain` can be called
+        return import_module(f"stepscope.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'stepscope' has no attribute {name!r}")

@@ -191,7 +191,7 @@ def parsed(text: bytes) -> PythonSource:
 
 def make(source: PythonSource, edits: tuple[Edit, ...]) -> ast.Module:
     """Make edits, check that taking their text out gives the original, and parse the result."""
-    after = edited(edits, lambda _file: source.text)[FILE]
+    after = edited(edits, lambda _file: source.text).get(FILE, source.text)
     kept, place, moved = [], 0, 0
     made = with_indentation(FILE, source.text, edits)
     for edit in sorted(made, key=lambda edit: edit.start):
@@ -301,6 +301,45 @@ def test_most_places_are_found() -> None:
     assert check_every_insertion(plain["dedented comments"]) == 8
     assert check_every_keyword(plain["calls over lines"]) == 12
     assert check_every_keyword(plain["strings over lines"]) == 2
+
+
+def some_edits(source: PythonSource, numbers: random.Random) -> list[Edit]:
+    """A few wraps, inserted lines and keywords at random places."""
+    blocks = list(blocks_of(source.tree))
+    calls = [node for node in ast.walk(source.tree) if isinstance(node, ast.Call)]
+    edits: list[Edit] = []
+    for _ in range(numbers.randint(2, 6)):
+        block = numbers.choice(blocks)
+        first = numbers.randrange(len(block))
+        last = numbers.randrange(first, len(block))
+        try:
+            match numbers.randrange(4):
+                case 0 | 1:
+                    edits += source.wrap(block[first], block[last], "with wrapper():")
+                case 2:
+                    edits.append(source.insert_before(block[first], "MARK"))
+                case _:
+                    edits += source.set_keywords(numbers.choice(calls), {"new": "1"}, {}) or ()
+        except NoPlaceError:
+            continue
+    return list(dict.fromkeys(edits))
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_edits_of_all_kinds_add_up(text: bytes) -> None:
+    numbers, source = random.Random(0), parsed(text)
+    before = ast.dump(source.tree)
+    for _ in range(15):
+        try:
+            tree = make(source, tuple(some_edits(source, numbers)))
+        except ValueError:  # two wraps that cross
+            continue
+        without_marks(tree)
+        while "wrapper" in ast.dump(tree):
+            unwrapped(tree)
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            call.keywords[:] = [keyword for keyword in call.keywords if keyword.arg != "new"]
+        assert ast.dump(tree) == before
 
 
 def test_own_source() -> None:

@@ -17,7 +17,7 @@ from stepscope.fix.chosen import ChosenFix, choose, choose_all
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.patched_source import patch_source
 from stepscope.fix.proposal import Proposal, Script
-from stepscope.records.script_facts import Built, Frame, ScriptFacts
+from stepscope.records.script_facts import Built, Frame, ScriptFacts, TrainingPass
 from stepscope.ui.tune.patch import TunePatch, apply_patch, make_patch
 
 pytestmark = pytest.mark.skipif(shutil.which("patch") is None, reason="no patch program here")
@@ -53,10 +53,12 @@ def facts_of(path: Path, text: str) -> ScriptFacts:
         given=("params", "lr"),
         frames=frames("AdamW("),
     )
+    forward, backward = frames("model(torch"), frames(".backward()")
     return ScriptFacts(
         built=(optimizer,),
-        forward=frames("model(torch"),
-        backward=frames(".backward()"),
+        forward=forward,
+        backward=backward,
+        passes=(TrainingPass(forwards=(forward,), backward=backward),),
         step=frames("optimizer.step()"),
     )
 
@@ -157,7 +159,7 @@ def test_files_outside_and_libraries_are_left_to_the_user(tmp_path: Path) -> Non
 
 
 def test_statements_on_one_line_are_left_to_the_user(tmp_path: Path) -> None:
-    text = SCRIPT.replace("loss = model", "x = 1; loss = model")
+    text = SCRIPT.replace(".sum()\n    loss", ".sum(); loss")
     path = tmp_path / "train.py"
     path.write_text(text)
     patch = patch_of(tmp_path, path, text, "bf16")

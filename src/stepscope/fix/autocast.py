@@ -97,7 +97,7 @@ def statements_of_forward(script: Script, one: TrainingPass) -> ForwardStatement
             before = block[: block.index(end)]
             for frames in one.forwards:
                 first = _leading_to(before, frames, frame)
-                if first and source.starts_line(first) and source.starts_line(end):
+                if first and source.has_lines_of_its_own(first, before[-1]):
                     return ForwardStatements(source, first, before[-1], end)
     return None
 

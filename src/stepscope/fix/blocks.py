@@ -9,7 +9,7 @@ _FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class RepeatedBlocks:
     """Where they are, and the modules themselves."""
 
     path: str  # of the list, seen from the model, such as encoder.layers
@@ -26,10 +26,10 @@ class Blocks:
         )
 
 
-def find_blocks(model: Any) -> Blocks | None:
+def find_blocks(model: Any) -> RepeatedBlocks | None:
     """The type of composed module that stands several times in one list and holds the most
     parameters; of equals the outer ones."""
-    best: tuple[int, Blocks] | None = None
+    best: tuple[int, RepeatedBlocks] | None = None
     for path, holder in model.named_modules():
         for name in {type(child).__name__: None for child in holder.children()}:
             blocks = tuple(c for c in holder.children() if type(c).__name__ == name)
@@ -38,7 +38,7 @@ def find_blocks(model: Any) -> Blocks | None:
                 continue
             held = sum(p.numel() for block in blocks for p in block.parameters())
             if best is None or held > best[0]:
-                best = (held, Blocks(path, name, blocks))
+                best = (held, RepeatedBlocks(path, name, blocks))
     return None if best is None else best[1]
 
 

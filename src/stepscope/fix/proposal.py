@@ -72,7 +72,8 @@ def edited(edits: Iterable[Edit], read: Callable[[str], bytes | None]) -> dict[s
 def with_indentation(file: str, text: bytes, edits: Sequence[Edit]) -> list[Edit]:
     """The edits of a file, and those that indent what stands below headers."""
     source = PythonSource.parse(file, text)
-    headers = sorted((edit for edit in edits if edit.wraps_to), key=lambda edit: -edit.wraps_to)
+    headers = [edit for edit in edits if edit.wraps_to]
+    headers.sort(key=lambda edit: (-edit.wraps_to, edit.start))  # the outer ones first
     if source is None or not headers:
         return list(edits)
     _check_nesting(headers)

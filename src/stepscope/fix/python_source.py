@@ -247,7 +247,7 @@ class PythonSource:
         return () if self.imports(module) else (self._add_import(f"import {module}"),)
 
     def ensure_from_import(self, module: str, *names: str) -> tuple[Edit, ...]:
-        """`from module import names`, after the imports at the top, unless they are there."""
+        """`from module import names`, after the imports at the top, without those there."""
         there = {
             alias.name
             for node in self.tree.body

@@ -36,19 +36,32 @@ class RootPlace:
 
 
 def add_before_training(
-    script: Script, lines: Callable[[str], tuple[str, ...]], *, only: str | None = None
+    script: Script, lines: Callable[[str, RootCall], tuple[str, ...]], *, only: str | None = None
 ) -> Proposal:
-    """`lines(name)` are the statements for a model of this name; `only` names its type."""
+    """`lines(name, call)` are the statements for a model of this name; `only` names its type."""
     proposal = Proposal()
     for call in script.facts.root_calls:
         if only is not None and call.type != only:
             continue
         place = place_before_training(script, call)
         if place is None:
-            proposal += Proposal(by_hand=(_by_hand(call, lines("model")),))
+            proposal += Proposal(by_hand=(_by_hand(call, lines("model", call)),))
         else:
-            proposal += Proposal(edits=(place.insert(*lines(place.name)),))
+            proposal += Proposal(edits=(place.insert(*lines(place.name, call)),))
     return proposal
+
+
+def import_where_edited(script: Script, proposal: Proposal, *modules: str) -> Proposal:
+    """Also import these in the files that the proposal changes."""
+    imports = [
+        edit
+        for file in dict.fromkeys(edit.file for edit in proposal.edits)
+        for module in modules
+        for source in [script.source(file)]
+        if source is not None
+        for edit in source.ensure_import(module)
+    ]
+    return Proposal(edits=tuple(imports)) + proposal
 
 
 def submodule(name: str, path: str) -> str:

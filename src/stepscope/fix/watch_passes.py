@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from stepscope.fix.compiled_modules import torchs_forward
 from stepscope.fix.frames import is_users, users_frames
 from stepscope.records.script_facts import RootCall, TrainingPass
 
@@ -58,6 +59,7 @@ class PassWatch:
                 frames=frames,
                 names=tuple(_name_of(module, frame) for frame in _frame_objects(len(frames))),
                 images=tuple(_images(args, kwargs)),
+                torchs_forward=torchs_forward(module),
             )
 
     def _backward_begins(self, _outputs: Any) -> None:

@@ -58,6 +58,7 @@ class RootCall:
     frames: tuple[Frame, ...]
     names: tuple[str, ...]  # what each frame calls it, such as model or self.model; "" if nothing
     images: tuple[str, ...] = ()  # floating arguments of four or five dimensions: 0, 1, pixels
+    torchs_forward: str | None = None  # the path in it of a module whose forward is torch's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,4 +171,5 @@ def _root_call(value: Any) -> RootCall:
         frames=_frames(value["frames"]),
         names=tuple(value["names"]),
         images=tuple(value["images"]),
+        torchs_forward=value.get("torchs_forward"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from stepscope.records.tuning import FAILED
 from stepscope.records.words import counted
 from stepscope.ui.answer import Answer
 
@@ -26,7 +27,7 @@ def tune_answer(result: TuneResult, folder: Path) -> Answer:
 
 def _why(result: TuneResult) -> str:
     measured = [row for row in result.trials if row.measured_ms is not None]
-    failed = len(result.trials) - len(measured)
+    failed = sum(row.parity == FAILED for row in result.trials if row.measured_ms is None)
     words = f"{counted(len(measured), 'configuration')} measured against the command as it is"
     words += f", {failed} failed" if failed else ""
     return f"{words}; {result.control}" if result.control else words
@@ -35,6 +36,10 @@ def _why(result: TuneResult) -> str:
 def _next(result: TuneResult, folder: Path) -> str:
     if result.status == "interrupted":
         return f"go on with: stepscope tune --resume {shlex.quote(str(folder))}"
+    if result.status == "out of time":
+        resume = f"stepscope tune --resume {shlex.quote(str(folder))} --budget TIME"
+        if not result.kept:
+            return f"there was no time for everything; a larger budget goes on: {resume}"
     if result.kept:
         return f"make the change below, or: {run_command(result)}"
     return f"see where the time goes: stepscope explain {shlex.quote(str(folder / 'baseline'))}"

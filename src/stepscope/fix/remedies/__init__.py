@@ -47,6 +47,7 @@ _NAMES = (
     "no-buffer-broadcast",
     "powersgd",
     "activation-checkpointing",
+    "sdpa",
 )
 
 

@@ -10,7 +10,7 @@ from stepscope.fix.blocks import checkpoint_switch, find_blocks
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.proposal import Proposal
 from stepscope.fix.refusal import RefusedError
-from stepscope.fix.root_places import add_before_training, submodule
+from stepscope.fix.root_places import add_before_training, import_where_edited, submodule
 
 if TYPE_CHECKING:
     from stepscope.fix.proposal import Script
@@ -69,12 +69,14 @@ def patch(script: Script, value: str) -> Proposal:
             'gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})'
         )
         return add_before_training(
-            script, lambda name: (f"{submodule(name, path)}.{enable}",), only=facts.block_root
+            script,
+            lambda name, _call: (f"{submodule(name, path)}.{enable}",),
+            only=facts.block_root,
         )
     kind, _count = facts.blocks
     proposal = add_before_training(
         script,
-        lambda name: (
+        lambda name, _call: (
             f"for block in {submodule(name, facts.block_list)}.children():",
             f'    if type(block).__name__ == "{kind}":',
             "        block.forward = functools.partial(",
@@ -83,15 +85,7 @@ def patch(script: Script, value: str) -> Proposal:
         ),
         only=facts.block_root,
     )
-    files = {edit.file: script.source(edit.file) for edit in proposal.edits}
-    imports = [
-        edit
-        for source in files.values()
-        if source is not None
-        for module in ("functools", "torch.utils.checkpoint")
-        for edit in source.ensure_import(module)
-    ]
-    return Proposal(edits=tuple(imports)) + proposal
+    return import_where_edited(script, proposal, "functools", "torch.utils.checkpoint")
 
 
 FIX = Fix(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.proposal import Proposal
-from stepscope.fix.root_places import add_before_training
+from stepscope.fix.root_places import add_before_training, import_where_edited
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,20 +95,16 @@ def patch(script: Script, value: str) -> Proposal:
     for built in wrapped:
         proposal += _convert_before_ddp(script, built, conversion)
     if not wrapped:
-        proposal += add_before_training(script, lambda name: (f"{name}{conversion}",))
+        proposal += add_before_training(script, lambda name, _call: (f"{name}{conversion}",))
     for call in facts.root_calls:
         proposal += _convert_arguments(script, call, conversion)
-    files = {edit.file: script.source(edit.file) for edit in proposal.edits}
-    imports = [
-        edit for source in files.values() if source for edit in source.ensure_import("torch")
-    ]
-    return Proposal(edits=tuple(imports)) + proposal
+    return import_where_edited(script, proposal, "torch")
 
 
 def _convert_before_ddp(script: Script, built: Built, conversion: str) -> Proposal:
     for frame in built.frames[:1] if built.direct else ():
         source = script.source(frame.file)
-        call = source.call_at(frame.line, built.type) if source is not None else None
+        call = source.call_at(frame.line, built.type, frame.ends) if source is not None else None
         named = [k.value for k in call.keywords if k.arg == "module"] if call is not None else []
         argument = next(iter((*(call.args if call is not None else ()), *named)), None)
         if source is not None and argument is not None:
@@ -120,26 +116,15 @@ def _convert_arguments(script: Script, call: RootCall, conversion: str) -> Propo
     """The images that a model is given, where it is called."""
     if not call.images:
         return Proposal()
-    frame, name = call.frames[0], call.names[0]
+    frame, name = call.frames[0], call.names[0].rpartition(".")[2]
     source = script.source(frame.file)
-    found = _root_call(source, frame.line, name) if source is not None and name else None
+    found = source.call_at(frame.line, name, frame.ends) if source is not None else None
     if source is not None and found is not None:
         arguments = [_argument(found, image) for image in call.images]
         if all(argument is not None for argument in arguments):
             edits = [_call_on(source, argument, conversion) for argument in arguments if argument]
             return Proposal(edits=tuple(edit for pair in edits for edit in pair))
     return Proposal(by_hand=(f"at {frame.words}: give {call.type} its images as x{conversion}",))
-
-
-def _root_call(source: PythonSource, line: int, name: str) -> ast.Call | None:
-    calls = [
-        node
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.Call)
-        and node.lineno <= line <= (node.end_lineno or line)
-        and ast.unparse(node.func) == name
-    ]
-    return calls[0] if len(calls) == 1 else None
 
 
 def _argument(call: ast.Call, name: str) -> ast.expr | None:

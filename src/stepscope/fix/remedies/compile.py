@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stepscope.fix.compiled_modules import is_compiled, torchs_forward
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.refusal import RefusedError
-from stepscope.fix.root_places import add_before_training
+from stepscope.fix.root_places import add_before_training, import_where_edited, submodule
 
 if TYPE_CHECKING:
     from stepscope.fix.proposal import Proposal, Script
@@ -29,26 +29,40 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
 
 
 def apply(training: TrainingProcess, value: str) -> None:
-    if value not in _VALUES:
-        raise RefusedError(f"there is no mode {value}: there are {', '.join(_VALUES)}")
+    import torch
+
     tell = training.telling()
 
     def compile_in_place(module: Any) -> None:
-        if getattr(module, "_compiled_call_impl", None) is None and not hasattr(
-            module, "_orig_mod"
-        ):
-            module.compile(**({} if value == "default" else {"mode": value}))
-            tell(f"{type(module).__name__}.{_call(value)}")
+        if any(is_compiled(part) for part in module.modules()):
+            return
+        mode = {} if value == "default" else {"mode": value}
+        path = torchs_forward(module)
+        if path is None:
+            module.compile(**mode)
+        else:
+            inner = module.get_submodule(path)
+            inner.forward = torch.compile(inner.forward, **mode)
+        tell(f"{type(module).__name__}: {_line('model', path, value)}")
 
     training.when_root(compile_in_place)
 
 
-def _call(value: str) -> str:
-    return "compile()" if value == "default" else f'compile(mode="{value}")'
+def _line(name: str, path: str | None, value: str) -> str:
+    mode = "" if value == "default" else f'mode="{value}"'
+    if path is None:
+        return f"{name}.compile({mode})"
+    forward = f"{submodule(name, path)}.forward"
+    return f"{forward} = torch.compile({', '.join(filter(None, (forward, mode)))})"
 
 
 def patch(script: Script, value: str) -> Proposal:
-    return add_before_training(script, lambda name: (f"{name}.{_call(value)}",))
+    proposal = add_before_training(
+        script, lambda name, call: (_line(name, call.torchs_forward, value),)
+    )
+    if all(call.torchs_forward is None for call in script.facts.root_calls):
+        return proposal
+    return import_where_edited(script, proposal, "torch")
 
 
 FIX = Fix(
@@ -58,6 +72,7 @@ FIX = Fix(
     apply=apply,
     patch=patch,
     values=_VALUES,
+    accepts=lambda value: value in _VALUES,
     family="compile",
     after=frozenset({"precision"}),
 )

@@ -17,7 +17,10 @@ _SWITCHES = {
     "torch.set_float32_matmul_precision()": '"high"',
     "torch.backends.cudnn.allow_tf32": "True",
 }
-_OLDER = {"torch.backends.cuda.matmul.allow_tf32": "True"}
+_ELSEWHERE = {
+    "torch.backends.cuda.matmul.allow_tf32": "True",
+    "torch.backends.cuda.matmul.fp32_precision": '"tf32"',
+}
 _NEWER = "the script sets precision with torch.backends.*.fp32_precision: choose tf32 there"
 
 
@@ -61,7 +64,7 @@ def patch(script: Script, value: str) -> Proposal:
         wanted.pop("torch.backends.cudnn.allow_tf32")
     if script.facts.matmul_precision != "highest":
         wanted.pop("torch.set_float32_matmul_precision()")
-    return set_switches(script, wanted, others=_OLDER)
+    return set_switches(script, wanted, others=_ELSEWHERE)
 
 
 FIX = Fix(

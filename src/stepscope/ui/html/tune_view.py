@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepscope.records.figures import interval, milliseconds, signed_percent, size
-from stepscope.records.tuning import TriedConfiguration, TuneResult
+from stepscope.records.tuning import FAILED, NOT_KNOWN, TriedConfiguration, TuneResult
 from stepscope.ui.words import one_line, or_dash
 
 if TYPE_CHECKING:
@@ -21,10 +21,11 @@ PARITY_WORDS = {
     "rounding": "losses equal up to rounding",
     "random": "other random numbers",
     "training": "another training",
-    "failed": "losses differ",
-    "not known": "no loss was seen",
+    FAILED: "losses differ",
+    NOT_KNOWN: "losses were not compared",
 }
 _MOST_NAME = 80
+_WIDEST_INTERVAL = 1.3  # times the longest step: what lies beyond ends at the picture's edge
 _WIDEST = 98.0  # percent of the picture's width that the longest mark takes
 
 
@@ -107,11 +108,12 @@ def make_view(
 
 
 def _longest(result: TuneResult) -> float:
-    """Of all steps and intervals; promises that are far off do not squeeze what was measured."""
-    measured = [result.baseline_ms or 0.0, result.baseline_high_ms or 0.0]
-    for trial in result.trials:
-        measured += [trial.measured_ms or 0.0, trial.high_ms or 0.0]
-    return max(measured) or 1.0
+    """What the picture's width stands for: the longest step, and its interval where that is not
+    absurdly wide. Promises that are far off do not squeeze what was measured."""
+    steps = [result.baseline_ms or 0.0, *(trial.measured_ms or 0.0 for trial in result.trials)]
+    ends = [result.baseline_high_ms or 0.0, *(trial.high_ms or 0.0 for trial in result.trials)]
+    longest = max(steps) or 1.0
+    return max(longest, min(max(ends), _WIDEST_INTERVAL * longest))
 
 
 def _bars(result: TuneResult, baseline_ms: float, longest: float) -> list[TuneBar]:
@@ -129,7 +131,7 @@ def _bars(result: TuneResult, baseline_ms: float, longest: float) -> list[TuneBa
 def _tone(trial: TriedConfiguration) -> str:
     if trial.kept:
         return "kept"
-    return "failed" if trial.parity == "failed" else "still"
+    return "failed" if trial.parity == FAILED else "still"
 
 
 def _bar(trial: TriedConfiguration, baseline_ms: float, longest: float, *, tone: str) -> TuneBar:
