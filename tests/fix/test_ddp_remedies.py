@@ -9,8 +9,10 @@ import pytest
 from ddp_scripts import BRANCHES, PLAIN
 from injected import assert_patch_trains_the_same, patch_of, run_injected
 
-from stepscope.fix.chosen import choose
+from stepscope.errors import UsageError
+from stepscope.fix.chosen import choose, choose_all
 from stepscope.fix.ddp_options import count_buckets
+from stepscope.fix.proposal import Script, edited
 from stepscope.records.script_facts import Built, Frame, ScriptFacts
 
 if TYPE_CHECKING:
@@ -55,36 +57,62 @@ def why_not(name: str, facts: ScriptFacts) -> str | None:
     return chosen.remedy.fits(facts, chosen.value)
 
 
-def test_buckets_views_and_products_train_as_their_patches(tmp_path: Path) -> None:
-    names = ("bucket-mb=0.25", "bucket-view", "no-buffer-broadcast", "powersgd=1")
-    source = assert_patch_trains_the_same(tmp_path, PLAIN, *names, steps=16, ranks=2)
+def test_other_buckets_and_views_train_as_their_patches(tmp_path: Path) -> None:
+    names = ("bucket-mb=0.005", "bucket-view", "no-buffer-broadcast")
+    source = assert_patch_trains_the_same(tmp_path, PLAIN, *names, steps=8, ranks=2)
     assert (
-        "DDP(model, bucket_cap_mb=0.25, gradient_as_bucket_view=True, forward_sync_buffers=False)"
+        "DDP(model, bucket_cap_mb=0.005, gradient_as_bucket_view=True, forward_sync_buffers=False)"
         in source
     )
-    assert "model.register_comm_hook(PowerSGDState(model.process_group, " in source
 
 
-def test_a_smaller_first_bucket_and_a_static_graph_train_as_their_patches(tmp_path: Path) -> None:
-    names = ("first-bucket-mb=0.01", "static-graph")
+def test_a_smaller_first_bucket_and_a_static_graph_only_change_the_buckets(tmp_path: Path) -> None:
+    names = ("first-bucket-mb=0.001", "static-graph")
     plain = run_injected(tmp_path, PLAIN, steps=8, ranks=2)
     changed = run_injected(tmp_path, PLAIN, *names, steps=8, ranks=2)
-    assert "buckets" in plain.output
-    assert "buckets" in changed.output
-    assert plain.output != changed.output  # other buckets
+    assert "buckets 2408016, 390000\n" in plain.output
+    assert "buckets 6416, 2791600\n" in changed.output
     assert changed.losses == plain.losses  # two ranks: sums do not depend on their order
     _, text = patch_of(plain, *names)
-    first = "torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = 10485  # 0.01 MiB\n"
+    first = "torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = 1048  # 0.001 MiB\n"
     assert f"{first}model = DDP(model, static_graph=True)" in text.decode()
 
 
 def test_a_hook_of_the_script_and_a_changing_graph_are_left_alone(tmp_path: Path) -> None:
-    run = run_injected(tmp_path, BRANCHES, "powersgd=1", ranks=2)
-    assert run.refused == {"powersgd=1": "the script registers a communication hook of its own"}
-    assert run.did == {"powersgd=1": []}
+    run = run_injected(tmp_path, BRANCHES, "compress-gradients", ranks=2)
+    own = "the script registers a communication hook of its own"
+    assert run.refused == {"compress-gradients": own}
+    assert run.did == {"compress-gradients": []}
     assert run.facts.graph_changes is True
     assert run.facts.buffers == 3
-    assert why_not("static-graph", run.facts) == ("the parameters that a step leaves unused change")
+    assert why_not("static-graph", run.facts) == "the parameters that a step leaves unused change"
+    assert why_not("no-buffer-broadcast", run.facts) is None
+
+
+def test_hooks_are_registered_where_ddp_is_built() -> None:
+    text = b"from torch.nn.parallel import DistributedDataParallel as DDP\n\nmodel = DDP(net)\n"
+    built = replace(facts_of().built[0], frames=(replace(PLACE, line=3),))
+    script = Script(replace(facts_of(), built=(built,)), lambda _file: text)
+    for name, call in (
+        ("compress-gradients", "(model.process_group, bf16_compress_hook)"),
+        ("powersgd=2", "(PowerSGDState(model.process_group, matrix_approximation_rank=2, "),
+    ):
+        chosen = choose(name)
+        proposal = chosen.remedy.patch(script, chosen.value)
+        result = edited(proposal.edits, lambda _file: text)["train.py"].decode()
+        assert f"model = DDP(net)\nmodel.register_comm_hook{call}" in result
+        assert "\nfrom torch.distributed.algorithms.ddp_comm_hooks." in result
+        compile(result, "train.py", "exec")
+
+
+def test_a_ddp_that_a_library_builds_is_left_to_the_user() -> None:
+    built = replace(facts_of().built[0], direct=False)
+    script = Script(replace(facts_of(), built=(built,)), lambda _file: b"trainer.fit(model)\n")
+    for name in ("bucket-mb=50", "first-bucket-mb=4", "static-graph", "compress-gradients"):
+        chosen = choose(name)
+        proposal = chosen.remedy.patch(script, chosen.value)
+        assert not proposal.edits
+        assert len(proposal.by_hand) == 1
 
 
 @pytest.mark.parametrize(
@@ -116,8 +144,6 @@ def test_they_need_ddp_on_several_ranks(name: str) -> None:
         ("bucket-mb=25", facts_of(bucket_cap_mb=25), "25 MiB already"),
         ("bucket-mb=200", facts_of(bucket_cap_mb=100), "as many buckets"),
         ("bucket-mb=50", facts_of(bucket_cap_mb_list=[1, 2]), "its own size"),
-        ("bucket-mb=zero", facts_of(), "not a size"),
-        ("bucket-mb=-1", facts_of(), "not a size"),
         ("first-bucket-mb=4", facts_of(bucket_cap_mb=25), "use bucket-mb"),
         ("first-bucket-mb=1", facts_of(), "already"),
         ("first-bucket-mb=4", replace(facts_of(), parameter_bytes=MIB), "fit into the first"),
@@ -126,7 +152,7 @@ def test_they_need_ddp_on_several_ranks(name: str) -> None:
         ("static-graph", replace(facts_of(), passes_per_step=4), "no_sync()"),
         ("compress-gradients", replace(facts_of(), device="cpu"), "NCCL only"),
         ("compress-gradients", replace(facts_of(), dtypes=("bfloat16",)), "fp32"),
-        ("powersgd=0", facts_of(), "not the rank"),
+        ("powersgd=2", replace(facts_of(), backend="gloo"), "needs NCCL"),
         ("no-buffer-broadcast", facts_of(), "no buffers"),
         ("no-buffer-broadcast", replace(facts_of(forward_sync_buffers=False), buffers=1), "does"),
         ("no-buffer-broadcast", replace(facts_of(broadcast_buffers=False), buffers=1), "does"),
@@ -143,10 +169,16 @@ def test_buckets_are_counted_as_ddp_fills_them() -> None:
     assert count_buckets(100 * MIB, 50, 50) == 2
 
 
-def test_only_one_remedy_changes_the_buckets() -> None:
-    from stepscope.errors import UsageError
-    from stepscope.fix.chosen import choose_all
+@pytest.mark.parametrize(
+    "text",
+    ["bucket-mb=zero", "bucket-mb=-1", "first-bucket-mb=inf", "powersgd=0", "sync-once=1"],
+)
+def test_values_that_mean_nothing_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="does not take"):
+        choose(text)
 
+
+def test_only_one_remedy_changes_the_buckets() -> None:
     with pytest.raises(UsageError, match="cannot be applied together"):
         choose_all(["bucket-mb=50", "first-bucket-mb=4"])
     with pytest.raises(UsageError, match="cannot be applied together"):

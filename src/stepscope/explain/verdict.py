@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _CAUSES = {
     "straggler": ("exposed-communication", "data-loading", "host-bound", "pipeline-bubble"),
     "gloo-on-device": ("host-bound", "launch-bound", "python-overhead", "blocking-syncs"),
+    "exchange-every-pass": ("exposed-communication",),
     "data-stalls": ("data-loading", "host-bound"),
     "gc-pauses": ("python-overhead", "host-bound"),
     "recompiles": ("python-overhead", "host-bound"),

@@ -13,19 +13,16 @@ where what says so has the same value before the pass as after it.
 from __future__ import annotations
 
 import ast
-import builtins
 import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from stepscope.fix.ddp_hooks import ddp_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from stepscope.fix.proposal import Script
     from stepscope.fix.python_source import PythonSource
-    from stepscope.records.script_facts import Frame
+    from stepscope.records.script_facts import Frame, ScriptFacts
 
 _PURE = (
     ast.Compare,
@@ -58,6 +55,8 @@ class AccumulationLoop:
 def find_loop(script: Script) -> AccumulationLoop | None:
     """None where it cannot be found for sure."""
     facts = script.facts
+    if len(facts.passes) > 1:  # in several places: which comes last is not known
+        return None
     for frame in facts.backward[:1]:
         source = script.source(frame.file)
         forward, step = (_in_function(frames, frame) for frames in (facts.forward, facts.step))
@@ -65,7 +64,7 @@ def find_loop(script: Script) -> AccumulationLoop | None:
             continue
         loop = _Pass.find(source, forward, frame, step)
         test = loop.last_pass_test() if loop is not None else None
-        ddp = _name_of_ddp(script, source, forward)
+        ddp = _name_of_ddp(facts, frame)
         if loop is None or test is None or ddp is None:
             continue
         if source.has_lines_of_its_own(loop.first, loop.last):
@@ -128,6 +127,8 @@ class _Pass:
                 return None
             if self._steps_outside(guard) or _use_gradients(between):
                 return None
+            if not self._always_runs(last):
+                return None
             test = self._test_before(guard.test, span, between)
             if test is not None:
                 self.first, self.last = first, last
@@ -139,7 +140,7 @@ class _Pass:
     ) -> str | None:
         """The same test before the pass; counters that go up in between are ahead of it."""
         added, others = _counters(between)
-        if not self._keeps_its_value(test, [*span, *others], set(added)):
+        if not self._keeps_its_value(test, [*span, *others]):
             return None
         text = self.source.segment(test)
         if added and added.keys() & _names(test):
@@ -160,10 +161,12 @@ class _Pass:
         jumps = [n for s in loop.body for n in _walk(s) if isinstance(n, ast.Break | ast.Continue)]
         if passes is None or jumps or self._steps_outside(after) or _use_gradients(loop.body):
             return None
+        if not self._always_runs(loop.body[-1]):
+            return None
         counter = loop.target
         assert isinstance(counter, ast.Name)
         both = ast.Compare(left=counter, ops=[ast.Eq()], comparators=[passes])
-        if not self._keeps_its_value(both, loop.body, set()):
+        if not self._keeps_its_value(both, loop.body):
             return None
         return f"{counter.id} + 1 == {self.source.segment(passes)}"
 
@@ -179,9 +182,20 @@ class _Pass:
         assert isinstance(call.func, ast.Attribute)
         return self.source.segment(call.func.value)
 
-    def _keeps_its_value(
-        self, test: ast.expr, statements: Sequence[ast.stmt], ahead: set[str]
-    ) -> bool:
+    def _always_runs(self, until: ast.stmt) -> bool:
+        """Whether the pass that starts runs backward too: no `if` or `try` may leave it out."""
+        block = self.source.block_of(until)
+        for node in self.around_backward:
+            if isinstance(node, ast.If):
+                if not all(_starts_backward(branch) for branch in (node.body, node.orelse)):
+                    return False
+            elif isinstance(node, ast.For | ast.While | ast.Try | ast.Match):
+                return False
+            if node in block:
+                break
+        return True
+
+    def _keeps_its_value(self, test: ast.expr, statements: Sequence[ast.stmt]) -> bool:
         """Whether these statements, and what they call, leave the expression's value alone."""
         if not all(_is_pure(node) for node in ast.walk(test)):
             return False
@@ -192,16 +206,14 @@ class _Pass:
             if isinstance(node, ast.Global | ast.Nonlocal)
             for name in node.names
         }
-        if _names(test) & ((stored - ahead) | shared):
+        if _names(test) & (stored | shared):
             return False
         attributes = {n.attr for n in ast.walk(test) if isinstance(n, ast.Attribute)}
         return not attributes & self._stored_attributes(statements)
 
     def _stored_attributes(self, statements: Sequence[ast.stmt]) -> set[str]:
         """Attributes that change in these statements, or in a function that they might call."""
-        mine = (
-            {id(n) for n in ast.walk(self.scope)} if self.scope is not self.source.tree else set()
-        )
+        mine = {id(n) for n in _walk(self.scope)}
         inside = {id(n) for s in statements for n in ast.walk(s)}
         building = {
             id(n)
@@ -274,6 +286,14 @@ def _is_step(node: ast.AST) -> bool:
     )
 
 
+def _starts_backward(statements: Sequence[ast.stmt]) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == "backward"
+        for statement in statements
+        for node in ast.walk(statement)
+    )
+
+
 def _use_gradients(statements: Sequence[ast.stmt]) -> bool:
     """Whether gradients are clipped, unscaled or read."""
     names = {
@@ -332,35 +352,12 @@ def _stored_names(statement: ast.stmt) -> Iterator[str]:
             yield (node.asname or node.name).partition(".")[0]
 
 
-def _name_of_ddp(script: Script, source: PythonSource, forward: Frame) -> str | None:
-    """What the loop calls DDP: the name it was built under, or the only thing that the forward's
-    line calls which is neither imported nor defined as a function."""
-    statement = source.statement_at(forward.line)
-    if statement is None:
-        return None
-    called = [
-        source.segment(node.func)
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name | ast.Attribute)
-        and node.lineno <= forward.line <= (node.end_lineno or forward.line)
-    ]
-    for built in script.facts.of_kind("ddp"):
-        where = script.source(built.frames[0].file) if built.frames and built.direct else None
-        name = ddp_name(where, built.frames[0].line, built.type) if where is not None else None
-        if name is not None and name[0] in called:
-            return name[0]
-    known = {n.name for n in ast.walk(source.tree) if isinstance(n, _SCOPES[:3])}
-    known |= {name for n in source.tree.body for name in _stored_names(n) if _is_import(n)}
-    known |= set(dir(builtins))
-    unknown = {
-        text
-        for text in called
-        if (text.isidentifier() and text not in known)
-        or (text.startswith("self.") and text.count(".") == 1)
-    }
-    return unknown.pop() if len(unknown) == 1 else None
-
-
-def _is_import(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Import | ast.ImportFrom)
+def _name_of_ddp(facts: ScriptFacts, other: Frame) -> str | None:
+    """What the function with the loop calls the model that it trains; a compiled one hands
+    no_sync() on to DDP."""
+    for call in facts.root_calls:
+        for frame, name in zip(call.frames, call.names, strict=True):
+            same = (frame.file, frame.function) == (other.file, other.function)
+            if same and name and call.type in ("DistributedDataParallel", "OptimizedModule"):
+                return name
+    return None

@@ -49,7 +49,8 @@ def choose(text: str) -> ChosenFix:
         value = remedy.values[0]
     if value and remedy.accepts is not None and not remedy.accepts(value):
         tried = ", ".join(f"{name}={value}" for value in remedy.values if value)
-        raise UsageError(f"{text}: {name} does not take {value!r}; it takes values such as {tried}")
+        such = f"; it takes values such as {tried}" if tried else ""
+        raise UsageError(f"{text}: {name} does not take {value!r}{such}")
     return ChosenFix(remedy, value)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.proposal import Proposal
+from stepscope.fix.refusal import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from stepscope.fix.proposal import Script
     from stepscope.fix.python_source import PythonSource
     from stepscope.fix.training_process import TrainingProcess
-    from stepscope.records.script_facts import Built
+    from stepscope.records.script_facts import Built, Frame
 
 FOLDER = "torch.distributed.algorithms.ddp_comm_hooks"
 
@@ -37,7 +38,8 @@ def register(
     training: TrainingProcess, words: str, make: Callable[[Any], tuple[Any, Callable[..., Any]]]
 ) -> None:
     """Give every DDP a hook, just before the first forward: by then the script has registered its
-    own, if it has one, and DDP takes only one. `make(ddp)` returns the hook's state and the hook.
+    own, if it has one, and DDP takes only one. `make(ddp)` returns the hook's state and the hook,
+    or raises RefusedError.
     """
     tell, refuse = training.telling(), training.refusing()
     waiting: list[Any] = []
@@ -51,6 +53,8 @@ def register(
                 continue
             try:
                 ddp.register_comm_hook(*make(ddp))
+            except RefusedError as error:
+                refuse(str(error))
             except (RuntimeError, TypeError, ValueError) as error:
                 refuse(f"torch refuses the hook: {str(error).splitlines()[0]}")
             else:
@@ -70,7 +74,7 @@ def write_registration(script: Script, hook: HookSource) -> Proposal:
 def _write_one(script: Script, built: Built, hook: HookSource) -> Proposal:
     for frame in built.frames[:1] if built.direct else ():
         source = script.source(frame.file)
-        name = ddp_name(source, frame.line, built.type) if source is not None else None
+        name = _ddp_name(source, frame, built.type) if source is not None else None
         if source is not None and name is not None:
             target, statement = name
             added = source.insert_after(statement, hook.call(target))
@@ -82,11 +86,11 @@ def _write_one(script: Script, built: Built, hook: HookSource) -> Proposal:
     )
 
 
-def ddp_name(source: PythonSource, line: int, called: str) -> tuple[str, ast.Assign] | None:
-    """What the script calls the DDP that it builds on this line, if the statement does no more
-    than that: `name = DistributedDataParallel(...)`."""
-    statement = source.statement_at(line)
-    call = source.call_at(line, called)
+def _ddp_name(source: PythonSource, frame: Frame, called: str) -> tuple[str, ast.Assign] | None:
+    """What the script calls the DDP that it builds here, if the statement does no more than that:
+    `name = DistributedDataParallel(...)`."""
+    statement = source.statement_at(frame.line)
+    call = source.call_at(frame.line, called, frame.ends)
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return None
     target = statement.targets[0]

@@ -50,13 +50,12 @@ def all_have(facts: ScriptFacts, option: str, value: Any = True) -> bool:
     return all(built.options.get(option) == value for built in facts.of_kind("ddp"))
 
 
-def megabytes(value: str) -> float | None:
-    """A positive number of MiB as a user gives it, or None."""
+def is_size(value: str) -> bool:
+    """Whether a user's word is a positive number, of MiB."""
     try:
-        number = float(value)
+        return 0 < float(value) < float("inf")
     except ValueError:
-        return None
-    return number if 0 < number < float("inf") else None
+        return False
 
 
 def caps_of(built: Built) -> tuple[float, float] | None:

@@ -11,6 +11,8 @@ import functools
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
+from stepscope.fix.refusal import RefusedError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -18,11 +20,9 @@ if TYPE_CHECKING:
     from stepscope.fix.training_process import TrainingProcess
 
 _MOST_MISSED = 2  # steps in a row that came too early
-# What uses gradients between backward and the optimizer's step.
-_CLIPS = ("clip_grad_norm_", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_")
+# What uses gradients between backward and the optimizer's step, beside clipping.
 _USERS = {
-    "torch.nn.utils": _CLIPS,
-    "torch.nn.utils.clip_grad": _CLIPS,
+    "torch.nn.utils": ("get_total_norm",),
     "torch.amp.grad_scaler": ("GradScaler.unscale_",),
 }
 
@@ -44,9 +44,11 @@ class GradientExchange:
         training.after_backward(self._after_backward)
         training.before_step(self._optimizer_begins)
         training.after_step(self._optimizer_ends)
+        training.before_clipping(self._exchange_now)
         for module, names in _USERS.items():
-            _call_first(training, module, names, self._exchange_now)
-        _call_first(training, "torch.amp.grad_scaler", ("GradScaler.step",), self._step_begins)
+            _call_first(training, module, names, training.guarded(self._exchange_now))
+        begins = training.guarded(self._step_begins)
+        _call_first(training, "torch.amp.grad_scaler", ("GradScaler.step",), begins)
 
     def _add(self, made: Made) -> None:
         ddp = made.object
@@ -117,7 +119,12 @@ class GradientExchange:
         ]
         self._not_exchanged.clear()
         for ddp in waiting:
-            average_gradients(ddp)
+            try:
+                average_gradients(ddp)
+            except Exception as error:
+                self._over = True
+                why = f"gradients could not be averaged, ranks differ from then on: {error}"
+                raise RefusedError(why) from error
             self._early = True
             self._tell(
                 f"gradients that were used after {self._passes} instead of {self._usual} passes "

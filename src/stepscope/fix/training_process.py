@@ -95,49 +95,49 @@ class TrainingProcess:
     def before_building(self, kind: str, change: Callable[[Made], None]) -> None:
         """Before an optimizer, a loader, ddp or a scaler is built: `change` may edit its
         arguments, by name. Kinds are those of building.KINDS."""
-        self._builders.before(kind, self._guarded(change))
+        self._builders.before(kind, self.guarded(change))
 
     def after_building(self, kind: str, act: Callable[[Made], None]) -> None:
         """`made.object` is the finished object then."""
-        self._builders.after(kind, self._guarded(act))
+        self._builders.after(kind, self.guarded(act))
 
     def when_root(self, act: Callable[[Any], None]) -> None:
         """With each module that the script itself calls to train, before its first forward.
 
         A root is the outermost module of a call with gradients that has parameters; DDP if the
         model is wrapped."""
-        self._roots.when_found(self._guarded(act))
+        self._roots.when_found(self.guarded(act))
 
     def around_root(
         self, before: Callable[[Any, Sequence[Any], dict[str, Any]], Any] | None = None
     ) -> None:
         """Before every call of a root with gradients enabled: `before(module, args, kwargs)` may
         return changed (args, kwargs), or None. It runs outside anything that is compiled."""
-        self._roots.before_call(None if before is None else self._guarded(before))
+        self._roots.before_call(None if before is None else self.guarded(before))
 
     def before_backward(self, act: Callable[[Any], Any]) -> None:
         """With the tensors that a backward pass starts from, before it does; it may return others
         to start from instead, or None."""
-        self._passes.before(self._guarded(act))
+        self._passes.before(self.guarded(act))
 
     def after_backward(self, act: Callable[[], None]) -> None:
-        self._passes.after(self._guarded(act))
+        self._passes.after(self.guarded(act))
 
     def before_step(self, act: Callable[[Any], None]) -> None:
         """With the optimizer, before it steps."""
-        self._passes.before_step(self._guarded(act))
+        self._passes.before_step(self.guarded(act))
 
     def before_step_call(self, act: Callable[[Sequence[Any], dict[str, Any]], None]) -> None:
         """With the arguments of optimizer.step(), before it steps."""
-        self._passes.before_step_call(self._guarded(act))
+        self._passes.before_step_call(self.guarded(act))
 
     def before_clipping(self, act: Callable[[], None]) -> None:
         """Before a call of torch.nn.utils.clip_grad_*."""
-        self._clipping.before(self._guarded(act))
+        self._clipping.before(self.guarded(act))
 
     def after_step(self, act: Callable[[Any], None]) -> None:
         """With the optimizer, after it has stepped."""
-        self._passes.after_step(self._guarded(act))
+        self._passes.after_step(self.guarded(act))
 
     # Called by whoever starts the process.
 
@@ -155,11 +155,11 @@ class TrainingProcess:
         """For rank.json."""
         return [applied.to_json() for applied in self._applied]
 
-    def _guarded(self, act: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(self, act: Callable[..., Any]) -> Callable[..., Any]:
         """An action that runs later never raises into the training: the remedy is refused."""
         applied = self._current
 
-        def guarded(*args: Any) -> Any:
+        def act_guarded(*args: Any) -> Any:
             try:
                 return act(*args)
             except RefusedError as error:
@@ -170,7 +170,7 @@ class TrainingProcess:
                 applied.refused = why
             return None
 
-        return guarded
+        return act_guarded
 
     @staticmethod
     def _tell(applied: Applied | None, what: str) -> None:

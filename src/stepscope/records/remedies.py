@@ -312,6 +312,5 @@ RESERVED = frozenset(
         COMPRESS_GRADIENTS,
         POWERSGD,
         NO_BUFFER_BROADCAST,
-        SYNC_ONCE,
     )
 )

@@ -60,6 +60,8 @@ class RankDataParallel(_Tagged, frozen=True, kw_only=True, tag="data_parallel"):
     steps: tuple[int, ...]  # numbers of the steps that reduce gradients
     buckets: tuple[Bucket, ...]
     arrivals_ns: tuple[tuple[int, ...], ...] = ()  # steps x buckets, on the rank's own clock
+    passes: int = 1  # backward passes of a step that exchange gradients
+    early_exposed_ns: int = 0  # of `exposed_ns`, what passes before the last one cause
 
 
 class DataParallel(_Tagged, frozen=True, kw_only=True, tag="data_parallel"):

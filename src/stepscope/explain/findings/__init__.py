@@ -44,6 +44,7 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
         "irregular_stalls",
         "slows_down",
         "blocking_syncs",
+        "exchange_every_pass",
         "exposed_communication",
         "gloo_on_device",
         "exposed_copies",

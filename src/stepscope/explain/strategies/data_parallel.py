@@ -12,6 +12,7 @@ import numpy as np
 
 from stepscope.explain import intervals
 from stepscope.explain.strategies.evidence import backward_spans, common_size, mean
+from stepscope.explain.strategies.exchanging_passes import FORWARD, find_exchanging_passes
 from stepscope.explain.work import rows_named
 from stepscope.records.strategies import Bucket, RankDataParallel
 from stepscope.records.trace import HostKind
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from stepscope.explain.strategies.evidence import Bools, Int64, StrategyEvidence
     from stepscope.records.strategies import Why
 
-_FORWARD = "DistributedDataParallel.forward"
 _MOST = 0.1  # a smaller share of a bucket's time does not count
 
 
@@ -39,11 +39,12 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankDataParallel | No
     mine = sized if sized.any() else mine & named if named.any() else mine
     if not mine.any():
         return None, mine
-    buffers = evidence.inside(lambda name: name == _FORWARD) >= 0
+    buffers = evidence.inside(lambda name: name == FORWARD) >= 0
     every = mine | (free & buffers & evidence.of_kind("broadcast"))
     steps, places = _grid(evidence, mine)
     backward = _backward(evidence, steps, places)
     names = _names(layout, evidence.size_bytes[places[0]].tolist())
+    passes, early = find_exchanging_passes(evidence, mine)
     return RankDataParallel(
         groups=evidence.groups_of(mine),
         evidence=_describe(evidence, replicas),
@@ -54,6 +55,8 @@ def find(evidence: StrategyEvidence, free: Bools) -> tuple[RankDataParallel | No
         steps=tuple(evidence.pace.number[steps].tolist()),
         buckets=_buckets(evidence, places, backward, names),
         arrivals_ns=tuple(map(tuple, evidence.ready_ns[places].tolist())),
+        passes=passes,
+        early_exposed_ns=evidence.exposed_comm_ns(early),
     ), every
 
 
@@ -63,9 +66,9 @@ def _describe(evidence: StrategyEvidence, replicas: list[dict[str, Any]]) -> tup
         f"DistributedDataParallel of {replica.get('module')} over {replica.get('world_size')} ranks"
         for replica in replicas
     ]
-    named = rows_named(trace, host, host.kind == HostKind.ANNOTATION, lambda s: s == _FORWARD)
+    named = rows_named(trace, host, host.kind == HostKind.ANNOTATION, lambda s: s == FORWARD)
     if not out and named.any():
-        out.append(f"{_FORWARD} is annotated")
+        out.append(f"{FORWARD} is annotated")
     return tuple(out) or ("all-reduces called by backward",)
 
 

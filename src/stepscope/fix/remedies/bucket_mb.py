@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.fix.ddp_options import (
-    MIB,
     caps_of,
     count_buckets,
     give_ddp,
-    megabytes,
+    is_size,
     why_no_ddp,
     write_ddp,
 )
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.refusal import RefusedError
+from stepscope.records.figures import size as size_words
 
 if TYPE_CHECKING:
     from stepscope.fix.building import Made
@@ -29,9 +28,7 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     why_not = why_no_ddp(facts)
     if why_not is not None:
         return why_not
-    cap = megabytes(value)
-    if cap is None:
-        return _not_a_size(value)
+    cap = float(value)
     present = [caps_of(built) for built in facts.of_kind("ddp")]
     if None in present:
         return _OWN_LIST
@@ -40,13 +37,11 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     if all(caps == (cap, cap) for caps in present):
         return f"buckets hold {value} MiB already"
     if all(count == count_buckets(size, cap, cap) for count in now):
-        return f"{size / MIB:.3g} MiB of gradients fill as many buckets as now"
+        return f"{size_words(size)} of gradients fill as many buckets as now"
     return None
 
 
 def apply(training: TrainingProcess, value: str) -> None:
-    if megabytes(value) is None:
-        raise RefusedError(_not_a_size(value))
     give_ddp(training, {"bucket_cap_mb": _number(value)}, _has_own_list)
 
 
@@ -63,15 +58,12 @@ def _number(value: str) -> float:
     return int(number) if number.is_integer() else number
 
 
-def _not_a_size(value: str) -> str:
-    return f"{value!r} is not a size in MiB: give one such as bucket-mb=50"
-
-
 FIX = Fix(
     id="bucket-mb",
     effect=Effect.ROUNDING,  # sums of more than two ranks are made in another order
     family="ddp-buckets",
     values=("5", "10", "50", "100", "1"),
+    accepts=is_size,
     fits=fits,
     apply=apply,
     patch=patch,

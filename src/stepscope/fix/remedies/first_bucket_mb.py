@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.fix.ddp_options import DEFAULT_FIRST_MIB, MIB, megabytes, why_no_ddp
+from stepscope.fix.ddp_options import DEFAULT_FIRST_MIB, MIB, is_size, why_no_ddp
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.proposal import Proposal
-from stepscope.fix.refusal import RefusedError
 
 if TYPE_CHECKING:
     from stepscope.fix.building import Made
@@ -27,9 +26,7 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     why_not = why_no_ddp(facts)
     if why_not is not None:
         return why_not
-    mib = megabytes(value)
-    if mib is None:
-        return _not_a_size(value)
+    mib = float(value)
     if any(_has_own_cap(built.options) for built in facts.of_kind("ddp")):
         return _OWN_CAP
     if mib == DEFAULT_FIRST_MIB:
@@ -40,9 +37,6 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
 
 
 def apply(training: TrainingProcess, value: str) -> None:
-    mib = megabytes(value)
-    if mib is None:
-        raise RefusedError(_not_a_size(value))
     tell, refuse = training.telling(), training.refusing()
 
     def change(made: Made) -> None:
@@ -51,7 +45,7 @@ def apply(training: TrainingProcess, value: str) -> None:
         if _has_own_cap({**made.defaults, **made.arguments}):
             refuse(_OWN_CAP)
             return
-        dist._DEFAULT_FIRST_BUCKET_BYTES = int(mib * MIB)
+        dist._DEFAULT_FIRST_BUCKET_BYTES = int(float(value) * MIB)
         tell(f"{made.name}: its first bucket holds {value} MiB")
 
     training.before_building("ddp", change)
@@ -80,15 +74,12 @@ def _has_own_cap(options: dict[str, object]) -> bool:
     return options.get("bucket_cap_mb") is not None or bool(options.get("bucket_cap_mb_list"))
 
 
-def _not_a_size(value: str) -> str:
-    return f"{value!r} is not a size in MiB: give one such as first-bucket-mb=0.25"
-
-
 FIX = Fix(
     id="first-bucket-mb",
     effect=Effect.ROUNDING,
     family="ddp-buckets",
     values=("0.25", "4"),
+    accepts=is_size,
     fits=fits,
     apply=apply,
     patch=patch,

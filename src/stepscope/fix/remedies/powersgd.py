@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 
+# The hook makes calls as others end: on gloo two buckets may make theirs in another order per rank.
+_NEEDS_ORDER = "torch's powerSGD_hook needs NCCL: over gloo ranks may wait for each other forever"
 _WHOLE_STEPS = 10  # with whole gradients, before compression begins
 
 
@@ -25,19 +27,21 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     why_not = why_no_ddp(facts)
     if why_not is not None:
         return why_not
-    return None if _is_rank(value) else _not_a_rank(value)
+    if facts.device == "cpu" or facts.backend == "gloo":
+        return _NEEDS_ORDER
+    return None
 
 
 def apply(training: TrainingProcess, value: str) -> None:
-    if not _is_rank(value):
-        raise RefusedError(_not_a_rank(value))
-
     def make(ddp: Any) -> tuple[Any, Any]:
+        import torch.distributed as dist
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
             PowerSGDState,
             powerSGD_hook,
         )
 
+        if ddp.device.type == "cpu" or dist.get_backend(ddp.process_group) == "gloo":
+            raise RefusedError(_NEEDS_ORDER)
         state = PowerSGDState(
             ddp.process_group,
             matrix_approximation_rank=int(value),
@@ -63,19 +67,12 @@ def patch(script: Script, value: str) -> Proposal:
     return write_registration(script, source)
 
 
-def _is_rank(value: str) -> bool:
-    return value.isdecimal() and int(value) > 0
-
-
-def _not_a_rank(value: str) -> str:
-    return f"{value!r} is not the rank of a matrix: give one such as powersgd=2"
-
-
 FIX = Fix(
     id="powersgd",
     effect=Effect.TRAINING,
     family="ddp-hook",
     values=("1", "4"),
+    accepts=lambda value: value.isdecimal() and int(value) > 0,
     fits=fits,
     apply=apply,
     patch=patch,

@@ -13,7 +13,6 @@ from stepscope.fix.ddp_options import why_no_ddp
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.gradient_exchange import GradientExchange
 from stepscope.fix.proposal import Proposal
-from stepscope.fix.refusal import RefusedError
 
 if TYPE_CHECKING:
     from stepscope.fix.proposal import Script
@@ -45,8 +44,6 @@ def values_of(facts: ScriptFacts) -> tuple[str, ...]:
 
 
 def apply(training: TrainingProcess, value: str) -> None:
-    if value and not (value.isdecimal() and int(value) > 1):
-        raise RefusedError(f"{value!r} is not a number of passes: give one such as sync-once=4")
     GradientExchange(training, int(value) if value else None)
 
 
@@ -83,6 +80,7 @@ FIX = Fix(
     effect=Effect.ROUNDING,
     family="ddp-passes",  # a static graph and no_sync() exclude each other
     values_of=values_of,
+    accepts=lambda value: value.isdecimal() and int(value) > 1,
     fits=fits,
     apply=apply,
     patch=patch,

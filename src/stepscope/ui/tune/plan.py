@@ -56,15 +56,15 @@ class WantedRemedies:
     def wants(self, chosen: ChosenFix) -> bool:
         return (not self.only or _named(chosen, self.only)) and not _named(chosen, self.skip)
 
-    def listed(self) -> Iterable[ChosenFix]:
-        """Every remedy and value that is wanted, in declared order."""
+    def listed(self, facts: ScriptFacts) -> Iterable[ChosenFix]:
+        """Every remedy and value that is wanted on this script, in declared order."""
         for remedy in FIXES.values():
             asked = [
                 text.partition("=")[2]
                 for text in self.only
                 if text.partition("=")[0] == remedy.id and "=" in text
             ]
-            values = dict.fromkeys((*remedy.values, *asked))
+            values = dict.fromkeys((*remedy.values_for(facts), *asked))
             yield from filter(self.wants, (ChosenFix(remedy, value) for value in values))
 
 
@@ -75,7 +75,7 @@ def _named(chosen: ChosenFix, texts: Iterable[str]) -> bool:
 
 def fitting_remedies(facts: ScriptFacts, wanted: WantedRemedies) -> FittingRemedies:
     candidates, late, proposals, left_out = [], [], [], []
-    for chosen in wanted.listed():
+    for chosen in wanted.listed(facts):
         why = _why_not(chosen, facts, wanted)
         if why is not None:
             left_out.append(LeftOut(remedy=str(chosen), why=why))
