@@ -24,8 +24,8 @@ from stepscope.ui.job_environment import job_environment
 from stepscope.ui.job_process import raising_on_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import NoReturn
+    from collections.abc import Callable, Sequence
+    from typing import IO, NoReturn
 
     from stepscope.measure.settings import Settings
 
@@ -34,7 +34,9 @@ _GRACE_S, _GRACE_ALONE_S, _LOOK_S = 5.0, 0.5, 0.05
 _LAST_BYTES = 16 << 10
 _MOST_ENVIRONMENT = 8 << 20  # bytes; systems allow a quarter of that
 _AFTER_ENOUGH_S = 20.0
-_ALL_IS_WELL = b"."
+_STARTING_S = 1.0
+_DISMISSED = b"."
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,34 +59,53 @@ def run_to_end(
 
     A command that has not ended some time after `enough` is true is ended; that is no failure.
     """
-    ending = (signal.SIGTERM, signal.SIGHUP)
-    stop = raising_on_signals(ending, lambda number: SystemExit(128 + number))
-    mark = str(Path(settings.folder))
-    with (folder / OUTPUT).open("wb") as output, stop, _warden(mark) as guard:
+    stop = raising_on_signals(_ENDING[1:], lambda number: SystemExit(128 + number))
+    processes: _Processes | None = None
+    with (folder / OUTPUT).open("wb") as output, stop, _Warden(settings.folder) as warden:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
-            process = subprocess.Popen(
-                command,
-                env=job_environment(settings, command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except FileNotFoundError:
-            raise UsageError(f"{command[0]}: no such command") from None
-        except OSError as error:
-            raise UsageError(f"{shlex.join(command)}: {error.strerror}") from None
-        processes = _Processes(process.pid, mark, lambda: process.poll() is not None)
-        try:
-            guard(process.pid)
-            end = _wait(process, limit_s, enough)
-        finally:
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
             try:
-                processes.end()
+                process = _start(command, settings, output, mask)
+                warden.tell_group(process.pid)
+                processes = _Processes(
+                    process.pid, settings.folder, lambda: process.poll() is not None
+                )
             finally:
-                signal.signal(signal.SIGINT, before)
-    return end
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what came meanwhile raises here
+            return _wait(process, limit_s, enough)
+        finally:
+            if processes is not None:
+                _end_undisturbed(processes)
+            warden.dismiss()
+
+
+def _start(
+    command: Sequence[str], settings: Settings, output: IO[bytes], mask: set[int | signal.Signals]
+) -> subprocess.Popen[bytes]:
+    """With the signals that we hold back let through, as `mask` has them."""
+    try:
+        return subprocess.Popen(
+            command,
+            env=job_environment(settings, command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+        )
+    except FileNotFoundError:
+        raise UsageError(f"{command[0]}: no such command") from None
+    except OSError as error:
+        raise UsageError(f"{shlex.join(command)}: {error.strerror}") from None
+
+
+def _end_undisturbed(processes: _Processes) -> None:
+    """A second Ctrl-C must not leave a process running."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        processes.end()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def last_lines(folder: Path, count: int) -> list[str]:
@@ -174,47 +195,56 @@ def _group_lives(group: int) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _warden(folder: str) -> Iterator[Callable[[int], None]]:
-    """Meanwhile a second process watches us: should we be killed, it ends the command.
+class _Warden:
+    """A second process that watches us: unless it is dismissed, it ends the command.
 
-    Gives a function that tells it the command's group."""
-    try:
-        hears, tells = os.pipe()
-    except OSError:
-        yield lambda _group: None
-        return
-    try:
-        pid = os.fork()
-    except OSError:  # the command is then ended by us alone
+    It is not dismissed if we are killed, or if a signal cuts the command's end short."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._pid = 0  # none could be started: the command is then ended by us alone
+        self._tells = -1
+
+    def __enter__(self) -> _Warden:
+        try:
+            hears, self._tells = os.pipe()
+        except OSError:
+            return self
+        try:
+            self._pid = os.fork()
+        except OSError:
+            os.close(hears)
+            return self
+        if self._pid == 0:
+            os.close(self._tells)
+            _guard(hears, self._folder)
         os.close(hears)
-        pid = -1
-    if pid == 0:
-        os.close(tells)
-        _guard(hears, folder)
-    if pid > 0:
-        os.close(hears)
-    try:
-        yield (lambda group: _tell(tells, b"%d\n" % group)) if pid > 0 else lambda _group: None
-    finally:
-        if pid > 0:
-            _tell(tells, _ALL_IS_WELL)
-        os.close(tells)
-        if pid > 0:
+        return self
+
+    def tell_group(self, group: int) -> None:
+        self._tell(b"%d\n" % group)
+
+    def dismiss(self) -> None:
+        self._tell(_DISMISSED)
+
+    def __exit__(self, *_: object) -> None:
+        if self._tells >= 0:
+            os.close(self._tells)
+        if self._pid > 0:
             with contextlib.suppress(OSError):
-                os.waitpid(pid, 0)
+                os.waitpid(self._pid, 0)
 
-
-def _tell(pipe: int, message: bytes) -> None:
-    with contextlib.suppress(OSError):
-        os.write(pipe, message)
+    def _tell(self, message: bytes) -> None:
+        if self._pid > 0:
+            with contextlib.suppress(OSError):
+                os.write(self._tells, message)
 
 
 def _guard(hears: int, folder: str) -> NoReturn:
     """Runs in the warden, which keeps no file of ours open and skips our exit handlers."""
     try:
         os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        for number in (*_ENDING, signal.SIGQUIT):
             signal.signal(number, signal.SIG_IGN)
         with contextlib.suppress(OSError):
             os.closerange(0, hears)
@@ -222,8 +252,10 @@ def _guard(hears: int, folder: str) -> NoReturn:
         heard = b""
         while block := os.read(hears, 64):
             heard += block
-        if not heard.endswith(_ALL_IS_WELL):
+        if not heard.endswith(_DISMISSED):
             group = int(heard) if heard.strip() else 0
+            if not group:
+                time.sleep(_STARTING_S)  # the command may be about to start
             _Processes(group, folder, lambda: not _group_lives(group)).end()
     finally:
         os._exit(0)

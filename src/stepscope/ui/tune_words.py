@@ -35,6 +35,10 @@ def _why(result: TuneResult) -> str:
 def _next(result: TuneResult, folder: Path) -> str:
     if result.status == "interrupted":
         return f"go on with: stepscope tune --resume {shlex.quote(str(folder))}"
+    if result.status == "out of time":
+        resume = f"stepscope tune --resume {shlex.quote(str(folder))} --budget TIME"
+        if not result.kept:
+            return f"there was no time for everything; a larger budget goes on: {resume}"
     if result.kept:
         return f"make the change below, or: {run_command(result)}"
     return f"see where the time goes: stepscope explain {shlex.quote(str(folder / 'baseline'))}"

@@ -13,7 +13,7 @@ import pytest
 from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.records.tuning import TriedConfiguration, TuneResult
 from stepscope.trace.tune_files import FoundTune, read_tune
-from stepscope.ui.html.loss_curves import draw_losses
+from stepscope.ui.html.loss_charts import draw_losses
 from stepscope.ui.html.report import write_report
 from stepscope.ui.html.tune import view_of_tune, write_tune_report
 
@@ -92,6 +92,17 @@ def test_a_promise_that_is_far_off_stays_in_the_picture() -> None:
     assert view is not None
     assert view.bars[1].promised == 100.0
     assert view.bars[0].width > 90
+
+
+def test_an_absurd_interval_does_not_squeeze_the_bars() -> None:
+    """Two runs on a busy machine say next to nothing."""
+    wild = TriedConfiguration(remedies=("x",), measured_ms=39.0, low_ms=0.1, high_ms=16_000.0)
+    result = TuneResult(baseline_ms=40.0, baseline_high_ms=600.0, trials=(wild,))
+    view = view_of_tune(FoundTune(Path("nowhere"), result))
+    assert view is not None
+    assert view.bars[0].width > 70
+    assert view.bars[1].whisker is not None
+    assert view.bars[1].whisker[1] == 100.0
 
 
 def test_the_page_escapes_names_and_copies_the_patch_whole(tune: Path) -> None:

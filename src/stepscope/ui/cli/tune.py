@@ -100,12 +100,13 @@ def command(
     The script is not touched. The command's output goes to files. Its work is lost: use `run` for
     training that counts.
     """
+    from stepscope.ui.terminal.tune_progress import shown_trials
     from stepscope.ui.tune.tuning import tune
 
     journal = _resume(context, resume, command) if resume else _begin(command, **options)
-    if not quiet:
-        say(f"tune folder {journal.folder}")
-    end = tune(journal, (lambda _words: None) if quiet else say)
+    with shown_trials(quiet=quiet) as progress:
+        progress.news(f"tune folder {journal.folder}")
+        end = tune(journal, progress)
     _print(end, journal.folder, as_json=as_json)
     if apply and not end.code:
         _apply(end)
@@ -175,6 +176,7 @@ def _resume(context: click.Context, folder: Path, words: tuple[str, ...]) -> Jou
 
 
 def _print(end: TuneEnd, folder: Path, *, as_json: bool) -> None:
+    report = _write_report(folder)
     if as_json:
         import msgspec
 
@@ -184,7 +186,7 @@ def _print(end: TuneEnd, folder: Path, *, as_json: bool) -> None:
         return
     from stepscope.ui.terminal.tune import print_tune
 
-    print_tune(end.result, folder, _write_report(folder))
+    print_tune(end.result, folder, report)
 
 
 def _write_report(folder: Path) -> Path | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.errors import NotCapturedError
 from stepscope.trace.tune_files import FoundTune, read_tune
-from stepscope.ui.html.loss_curves import loss_curves
+from stepscope.ui.html.loss_charts import loss_curves
 from stepscope.ui.html.render import render_page, render_part, write_atomically
 from stepscope.ui.html.tune_view import make_view
 from stepscope.ui.tune_words import run_command, tune_answer

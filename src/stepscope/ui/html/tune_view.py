@@ -25,6 +25,7 @@ PARITY_WORDS = {
     "not known": "no loss was seen",
 }
 _MOST_NAME = 80
+_WIDEST_INTERVAL = 1.3  # times the longest step: what lies beyond ends at the picture's edge
 _WIDEST = 98.0  # percent of the picture's width that the longest mark takes
 
 
@@ -107,11 +108,12 @@ def make_view(
 
 
 def _longest(result: TuneResult) -> float:
-    """Of all steps and intervals; promises that are far off do not squeeze what was measured."""
-    measured = [result.baseline_ms or 0.0, result.baseline_high_ms or 0.0]
-    for trial in result.trials:
-        measured += [trial.measured_ms or 0.0, trial.high_ms or 0.0]
-    return max(measured) or 1.0
+    """What the picture's width stands for: the longest step, and its interval where that is not
+    absurdly wide. Promises that are far off do not squeeze what was measured."""
+    steps = [result.baseline_ms or 0.0, *(trial.measured_ms or 0.0 for trial in result.trials)]
+    ends = [result.baseline_high_ms or 0.0, *(trial.high_ms or 0.0 for trial in result.trials)]
+    longest = max(steps) or 1.0
+    return max(longest, min(max(ends), _WIDEST_INTERVAL * longest))
 
 
 def _bars(result: TuneResult, baseline_ms: float, longest: float) -> list[TuneBar]:

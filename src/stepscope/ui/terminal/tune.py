@@ -80,7 +80,7 @@ def _print_reasons(console: Console, result: TuneResult) -> None:
     """Why each was kept or not, and why others were not tried."""
     for row in result.trials:
         console.print(Text(f"{configuration_words(row.remedies)}: {row.why}"), soft_wrap=True)
-        if row.parity_detail:
+        if row.parity_detail and row.parity != "bit-identical":
             console.print(note_line(row.parity_detail), soft_wrap=True)
     if result.trials:
         console.print()

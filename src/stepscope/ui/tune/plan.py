@@ -36,14 +36,17 @@ class FittingRemedies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedRemedies:
-    """--only, --skip and --allow. Without --only everything is wanted."""
+    """--only, --skip and --allow. Without --only everything is wanted that may save time."""
 
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     allow: Effect = Effect.ROUNDING
+    saves_memory: bool = False  # what saves memory and costs time is wanted too
 
     @classmethod
-    def parse(cls, only: Sequence[str], skip: Sequence[str], allow: str) -> WantedRemedies:
+    def parse(
+        cls, only: Sequence[str], skip: Sequence[str], allow: str, *, saves_memory: bool = False
+    ) -> WantedRemedies:
         """UsageError for an id that nothing has."""
         from stepscope.fix.chosen import choose
 
@@ -51,13 +54,15 @@ class WantedRemedies:
             choose(text)
         if both := set(only) & set(skip):
             raise UsageError(f"{min(both)} is in both --only and --skip")
-        return cls(only=tuple(only), skip=tuple(skip), allow=Effect(allow))
+        return cls(
+            only=tuple(only), skip=tuple(skip), allow=Effect(allow), saves_memory=saves_memory
+        )
 
     def wants(self, chosen: ChosenFix) -> bool:
         return (not self.only or _named(chosen, self.only)) and not _named(chosen, self.skip)
 
     def listed(self, facts: ScriptFacts) -> Iterable[ChosenFix]:
-        """Every remedy and value that is wanted on this script, in declared order."""
+        """Every remedy and value that is wanted, in declared order."""
         for remedy in FIXES.values():
             asked = [
                 text.partition("=")[2]
@@ -101,6 +106,8 @@ def _why_not(chosen: ChosenFix, facts: ScriptFacts, wanted: WantedRemedies) -> s
         return f"a defect in stepscope: {type(error).__name__}: {error}"
     if why is not None:
         return why
+    if chosen.remedy.saves == "memory" and not wanted.saves_memory and not wanted.only:
+        return "it saves memory and costs time; --memory-limit or --only tries it"
     if not _is_allowed(chosen, wanted.allow):
         effect = chosen.remedy.effect
         return f"it {EFFECT_WORDS[effect]}; --allow {effect} tries it"
@@ -109,8 +116,7 @@ def _why_not(chosen: ChosenFix, facts: ScriptFacts, wanted: WantedRemedies) -> s
 
 def _is_allowed(chosen: ChosenFix, allowed: Effect) -> bool:
     """One that may do less than its worst is tried: its losses show what it did."""
-    least: Effect | None = getattr(chosen.remedy, "may_be", None)
-    return (least or chosen.remedy.effect).level <= allowed.level
+    return (chosen.remedy.may_be or chosen.remedy.effect).level <= allowed.level
 
 
 def _joined(left_out: Iterable[LeftOut]) -> list[LeftOut]:

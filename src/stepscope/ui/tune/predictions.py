@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.errors import StepscopeError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
 from stepscope.records.prediction import Setting
 from stepscope.trace.rank_facts import read_facts
@@ -55,12 +55,13 @@ def predict_remedies(run: Path, candidates: Sequence[ChosenFix]) -> RemedyPredic
     )
 
 
-def settings_of(chosen: ChosenFix) -> tuple[Setting, ...]:
-    """The what-ifs that predict a remedy; with a value, the what-if of that name takes it too."""
+def _predictions(bench: Bench, chosen: ChosenFix) -> list[Prediction]:
+    """Of the what-if that takes the remedy's value, or else of all that stand for the remedy."""
     name = chosen.remedy.id
     if chosen.value and name in WHATIFS and WHATIFS[name].takes_value:
-        return (Setting(name=name, value=chosen.value),)
-    return settings_for_remedy(name)
+        with contextlib.suppress(UsageError):  # it knows no such value
+            return [bench.predict([Setting(name=name, value=chosen.value)])]
+    return [bench.predict([setting]) for setting in settings_for_remedy(name)]
 
 
 def _predict(
@@ -68,9 +69,7 @@ def _predict(
 ) -> PlannedRemedy | None:
     """By the best of its what-ifs; None without any."""
     predictions = [
-        (adjusted(raw, past), raw)
-        for setting in settings_of(chosen)
-        if not (raw := bench.predict([setting])).refused
+        (adjusted(raw, past), raw) for raw in _predictions(bench, chosen) if not raw.refused
     ]
     if not predictions:
         return None

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 Configuration = tuple[str, ...]
 BASELINE: Configuration = ()
 _BETWEEN_BASES = 3  # candidates that run between two runs of the base
+_CONFIRMED = 3  # candidates that there must be time to confirm while others are screened
 _OUT_OF_TIME = "the budget was spent before it was sure"
 _NO_TIME = "the budget was spent before it was tried"
 _STOPPED = "tune was stopped before it was tried"
@@ -144,7 +145,6 @@ class Search:
         """Two, so that chance is known: how starts differ, and whether losses repeat."""
         for _ in range(2):
             self._run_base()
-        self._bench.reserve_s = 2 * FEWEST_PAIRS * self._bench.trial_s
 
     def _run_base(self) -> None:
         trial = self._bench.run(BASELINE)
@@ -156,6 +156,7 @@ class Search:
 
     def _screen_all(self) -> None:
         """Those that are predicted not to help come last, and only while half of the time lasts."""
+        self._bench.reserve(_CONFIRMED * 2 * FEWEST_PAIRS)
         since_base = 0
         for number, contender in enumerate(self.contenders, 1):
             if contender.planned.hopeless and not self._bench.affords_half():
@@ -168,7 +169,9 @@ class Search:
                     since_base = 0
                     self._run_base()
             except OutOfTimeError:
+                self.out_of_time = True
                 break
+        self._bench.reserve(0)
         if since_base and self._bench.affords(1):
             self._run_base()
         self._compare_screened()
@@ -226,6 +229,7 @@ class Search:
         self._run_pairs(test, level_of_next_test(outcomes, self._expected))
         if test.kept:
             self.kept = challenger
+            self._bench.reserve(2 * FEWEST_PAIRS)  # for the final confirmation
 
     def _run_pairs(self, test: PairTest, level: float) -> None:
         while True:
@@ -302,7 +306,7 @@ class Search:
 
     def _confirm_combination(self) -> None:
         """One remedy was confirmed against the command as it is already."""
-        self._bench.reserve_s = 0.0
+        self._bench.reserve(0)
         if self.kept == BASELINE:
             return
         self.final = self._direct_test(self.kept)

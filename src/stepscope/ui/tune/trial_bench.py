@@ -47,7 +47,7 @@ class TrialBench:
     ) -> None:
         self._runner, self._journal, self._announce = runner, journal, announce
         self._budget_s, self.spent_s = budget_s, spent_s
-        self.reserve_s = 0.0  # kept for the final confirmation
+        self._reserve_s = 0.0
         self.trials: list[TrialRun] = []
         self._number = journal.next_number if journal is not None else 1
         self._finished: dict[tuple[str, ...], deque[FinishedTrial]] = defaultdict(deque)
@@ -69,7 +69,11 @@ class TrialBench:
 
     def affords(self, trials: int) -> bool:
         """Whether so many more would end in time."""
-        return self.spent_s + trials * self.trial_s + self.reserve_s <= self._budget_s
+        return self.spent_s + trials * self.trial_s + self._reserve_s <= self._budget_s
+
+    def reserve(self, trials: int) -> None:
+        """Keep time for so many later ones, at most half of the budget."""
+        self._reserve_s = min(trials * self.trial_s, self._budget_s / 2)
 
     def affords_half(self) -> bool:
         """Whether one more would leave half of the budget for what comes later."""

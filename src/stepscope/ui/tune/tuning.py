@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import stepscope
 from stepscope.errors import NotCapturedError
@@ -18,6 +19,7 @@ from stepscope.trace.script_file import read_script
 from stepscope.trace.tune_files import BASELINE, TUNE
 from stepscope.ui.captured_command import capture_to_end
 from stepscope.ui.command_to_end import OUTPUT, last_lines
+from stepscope.ui.job_process import raising_on_signals
 from stepscope.ui.tune.journal import TRIALS, Journal, TunePlan, TuneStart
 from stepscope.ui.tune.plan import WantedRemedies, fitting_remedies, in_order
 from stepscope.ui.tune.predictions import predict_remedies
@@ -27,19 +29,34 @@ from stepscope.ui.tune.search import Contender, Search
 from stepscope.ui.tune.track import answer_promises
 from stepscope.ui.tune.trial_bench import TrialBench
 from stepscope.ui.tune.trial_run import TrialCommand, all_reached
+from stepscope.ui.tune.words import progress_words
 from stepscope.verify.trial_steps import FEWEST_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from stepscope.records.script_facts import ScriptFacts
     from stepscope.records.tuning import TuneResult
 
-    Say = Callable[[str], None]
-
+PATCH = "tune.patch"
 _LAST_LINES = 8
 _LEAST_LIMIT_S, _LIMIT_TIMES = 60.0, 10.0  # of one trial: these seconds, and times the baseline
+
+
+class TrialProgress(Protocol):
+    """Shows what is going on: `news` stays, what is being tried is replaced by the next trial."""
+
+    def news(self, words: str) -> None: ...
+
+    def trying(self, words: str) -> None: ...
+
+
+class _NoProgress:
+    def news(self, words: str) -> None:
+        del words
+
+    def trying(self, words: str) -> None:
+        del words
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +76,26 @@ def begin(start: TuneStart, folder: Path) -> Journal:
     return Journal.create(folder, known)
 
 
-def tune(journal: Journal, say: Say = lambda _words: None) -> TuneEnd:
+def tune(journal: Journal, progress: TrialProgress | None = None) -> TuneEnd:
     """Go on from wherever the journal is. Ctrl-C and SIGTERM end it with what is known."""
-    return _Tune(journal, say).run()
+    return _Tune(journal, progress or _NoProgress()).run()
 
 
 class _Tune:
-    def __init__(self, journal: Journal, say: Say) -> None:
-        self._journal, self._start, self._say = journal, journal.start, say
+    def __init__(self, journal: Journal, progress: TrialProgress) -> None:
+        self._journal, self._start, self._progress = journal, journal.start, progress
         self._folder = journal.folder
         self._search: Search | None = None
         self._bench: TrialBench | None = None
-        self._began = time.monotonic()
 
     def run(self) -> TuneEnd:
         code = 0
+        ending = (signal.SIGTERM, signal.SIGHUP)
         try:
-            plan = self._journal.plan or self._make_plan()
-            self._search = self._prepare(plan)
-            self._search.run()
+            with raising_on_signals(ending, lambda number: SystemExit(128 + number)):
+                plan = self._journal.plan or self._make_plan()
+                self._search = self._prepare(plan)
+                self._search.run()
         except KeyboardInterrupt:
             code = 130
         except SystemExit as stop:  # a signal
@@ -87,7 +105,7 @@ class _Tune:
     # The baseline, and what follows from it.
 
     def _make_plan(self) -> TunePlan:
-        self._say("capturing the command as it is, with a trace")
+        self._progress.trying("capturing the command as it is, with a trace")
         began = time.monotonic()
         run = self._folder / BASELINE
         steps = self._capture(run)
@@ -99,11 +117,12 @@ class _Tune:
                 f"trial does. Its output is in {run / OUTPUT}"
             )
         start = self._start
-        wanted = WantedRemedies.parse(start.only, start.skip, start.allow)
+        limited = start.memory_limit is not None
+        wanted = WantedRemedies.parse(start.only, start.skip, start.allow, saves_memory=limited)
         fitting = fitting_remedies(facts, wanted)
         predictions = predict_remedies(run, fitting.candidates)
         if predictions.note:
-            self._say(predictions.note)
+            self._progress.news(predictions.note)
         plan = TunePlan(
             candidates=in_order(fitting.candidates, predictions.by_remedy),
             left_out=fitting.left_out,
@@ -169,10 +188,9 @@ class _Tune:
         return Search(contenders, bench, rules, late=tuple(map(choose, plan.late)))
 
     def _announce(self, number: int, remedies: tuple[str, ...]) -> None:
-        from stepscope.ui.tune.words import progress_words
-
         if self._search is not None and self._bench is not None:
-            self._say(progress_words(number, remedies, self._search, self._bench))
+            words = progress_words(number, remedies, self._search, self._bench)
+            self._progress.trying(words)
 
     # The answer.
 
@@ -184,7 +202,16 @@ class _Tune:
             answer_promises(plan, self._search, self._folder / TRIALS)
         result = tune_result(self._journal, self._search, facts, status)
         layout.write_json(self._folder / TUNE, _builtins(result))
+        self._write_patch(result)
         return TuneEnd(result, code, facts)
+
+    def _write_patch(self, result: TuneResult) -> None:
+        """Beside tune.json, for `patch -p1` and `git apply`."""
+        path = self._folder / PATCH
+        if result.patch is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_bytes(result.patch.encode())
 
 
 def _builtins(result: TuneResult) -> dict[str, object]:

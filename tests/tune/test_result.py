@@ -1,0 +1,124 @@
+"""The answer of a search: rows, reasons and words."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from simulated_runs import SimulatedCommand, contenders, made_up_fix, searched
+
+from stepscope.fix.declaration import Effect
+from stepscope.records.tuning import TriedConfiguration, TuneResult
+from stepscope.ui.terminal.tune import print_tune
+from stepscope.ui.tune.journal import Journal, LeftOut, TunePlan, TuneStart
+from stepscope.ui.tune.result import tune_result
+from stepscope.ui.tune.search import Contender, Search
+
+START = TuneStart(
+    command=("python", "my train.py"), folder="/w", steps=60, budget_s=600.0, allow="rounding"
+)
+PLAN = TunePlan(
+    candidates=(),
+    left_out=(LeftOut(remedy="tf32", why="it needs a CUDA device"),),
+    late=(),
+    proposals=(),
+    baseline_ms=None,
+    took_s=1.0,
+    limit_s=60.0,
+    least_steps=20,
+)
+
+
+def result_of(search: Search | None, status: str = "finished") -> TuneResult:
+    return tune_result(Journal(Path("/t"), [START, PLAN]), search, None, status)
+
+
+def rows(result: TuneResult) -> dict[tuple[str, ...], TriedConfiguration]:
+    assert len({row.remedies for row in result.trials}) == len(result.trials)
+    return {row.remedies: row for row in result.trials}
+
+
+def searched_ab() -> Search:
+    command = SimulatedCommand({"a": 0.8, "b": 0.85, "slow": 1.3}, off={"a": 1e-7})
+    rounding = made_up_fix("a", effect=Effect.ROUNDING)
+    return searched(command, contenders(rounding, made_up_fix("b"), made_up_fix("slow")))
+
+
+def test_numbers_of_a_combination() -> None:
+    result = result_of(searched_ab())
+    assert result.kept == ("a", "b")
+    assert result.baseline_ms == pytest.approx(100, rel=0.02)
+    assert result.best_ms == pytest.approx(68, rel=0.03)
+    assert result.speedup == pytest.approx(100 / 68, rel=0.03)
+    assert result.best_low_ms is not None
+    assert result.best_high_ms is not None
+    assert result.best_low_ms < result.best_ms < result.best_high_ms  # type: ignore[operator]
+    assert result.control == "its losses repeat to the bit"
+    assert result.baseline_peak_bytes == 1000
+    assert result.verdict.startswith("a + b: a step is ")
+
+
+def test_one_row_per_configuration_with_its_reason() -> None:
+    result = result_of(searched_ab())
+    table = rows(result)
+    assert {("a",), ("b",), ("slow",), ("a", "b")} <= set(table)
+    assert table["a",].kept
+    assert table["b",].kept
+    assert table["a", "b"].kept
+    assert not table["slow",].kept
+    assert "slower" in table["slow",].why
+    assert table["a",].parity == "rounding"
+    assert table["b",].parity == "bit-identical"
+    assert table["a", "b"].measured_ms == pytest.approx(68, rel=0.03)
+    assert all(row.why for row in result.trials)
+    assert all(run.startswith("trials/") for row in result.trials for run in row.runs)
+
+
+def test_a_crash_has_a_row_without_numbers() -> None:
+    command = SimulatedCommand({}, crashes=frozenset({"bad"}))
+    result = result_of(searched(command, contenders(made_up_fix("bad"))))
+    row = rows(result)["bad",]
+    assert row.measured_ms is None
+    assert row.parity == "failed"
+    assert row.why == "failed: exit code 1 with bad"
+    assert result.verdict == "nothing tried makes this training faster by 2% or more"
+    assert result.speedup == 1.0
+
+
+def test_what_was_not_tried_is_listed_with_the_reason() -> None:
+    search = searched(
+        SimulatedCommand({}), contenders(*map(made_up_fix, "abcdefgh")), budget_s=85.0
+    )
+    left = {row.remedy: row.why for row in result_of(search).left_out}
+    assert left["tf32"] == "it needs a CUDA device"
+    assert left["h"] == "the budget was spent before it was tried"
+    assert result_of(search).status == "out of time"
+
+
+def test_stopped_before_its_first_trial_it_says_so() -> None:
+    result = result_of(None, "interrupted")
+    assert result.baseline_ms is None
+    assert result.verdict == "stopped before anything was measured"
+    assert result_of(None).verdict == "the budget ended before anything was measured"
+
+
+def test_one_of_a_family_that_lost_says_to_whom() -> None:
+    command = SimulatedCommand({"w=1": 0.9, "w=2": 0.6})
+    family: list[Contender] = contenders(
+        made_up_fix("w=1", family="w"), made_up_fix("w=2", family="w")
+    )
+    table = rows(result_of(searched(command, family)))
+    assert table["w=2",].kept
+    assert table["w=1",].why.endswith("not more than w=2, which excludes it")
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_it_can_be_printed(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    print_tune(result_of(searched_ab()), Path("/tunes/my tune"), width=width)
+    text = capsys.readouterr().out
+    lines = io.StringIO(text).read().splitlines()
+    assert lines[-1] == "stepscope run --with a,b -- python 'my train.py'"
+    assert "the command as it is" in text
+    assert "tf32: it needs a CUDA device" in text
+    assert "1 + " not in text
