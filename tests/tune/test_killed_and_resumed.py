@@ -22,6 +22,7 @@ pytestmark = [
 ]
 
 SCRIPT = SCRIPTS["slow_loader"]
+OPTIONS = ["--only", "loader-workers,flush-denormal", "--steps", "20", "--budget", "5m"]
 KILLS = 10
 _LONGEST_S = 12.0
 _TIMEOUT_S = 600
@@ -41,8 +42,7 @@ class Tune:
         options = ["--resume", str(self.folder)]
         if not self.journal():
             shutil.rmtree(self.folder, ignore_errors=True)
-            only = "loader-workers,flush-denormal"
-            options = ["--out", str(self.folder), "--only", only, "--steps", "20", "--budget", "5m"]
+            options = ["--out", str(self.folder), *OPTIONS]
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "stepscope", "tune", "--json", *options),

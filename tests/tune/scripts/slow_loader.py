@@ -13,7 +13,7 @@ class Images(Dataset):
         return 4096
 
     def __getitem__(self, index):
-        time.sleep(0.001)  # stands for a file to read and decode
+        time.sleep(0.002)  # stands for a file to read and decode
         generator = torch.Generator().manual_seed(index)
         image = torch.rand(3, 16, 16, generator=generator)
         if torch.rand((), generator=generator) < 0.5:

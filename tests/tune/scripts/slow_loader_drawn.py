@@ -19,7 +19,7 @@ class Images(Dataset):
         return 4096
 
     def __getitem__(self, index):
-        time.sleep(0.001)  # stands for a file to read and decode
+        time.sleep(0.002)  # stands for a file to read and decode
         image = self.images[index % 256]
         return image + 0.1 * torch.randn(3, 16, 16), index % 10
 
