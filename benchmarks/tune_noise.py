@@ -23,20 +23,21 @@ from typing import Any
 import numpy as np
 
 from process import environment
-from stepscope.verify.pairs import plan_pairs
+from stepscope.fix.chosen import ChosenFix
+from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.proposal import Proposal
+from stepscope.ui.tune.journal import FinishedTrial, PlannedRemedy
+from stepscope.ui.tune.rules import TrialRules
+from stepscope.ui.tune.search import Contender, Search
+from stepscope.ui.tune.trial_bench import TrialBench
+from stepscope.ui.tune.trial_run import TrialRun
+from stepscope.verify.trial_file import Loss, RankTrial
 from stepscope.verify.trial_steps import steady_steps
-from stepscope.verify.tuned_gain import (
-    MOST_PAIRS,
-    TimedTrial,
-    judge,
-    level_of_next_test,
-    screen,
-)
 
 Draw = Callable[[tuple[str, ...], int], Sequence[float]]
 
 STEPS = 60
-_PER_BASE = 4  # candidates between two runs of the base while screening
+_LOSSES = tuple(Loss(step, (1.0).hex()) for step in range(20))
 _SCRIPT = Path(__file__).parent / "workloads" / "timed_steps.py"
 _HEALTHY = Path(__file__).parent / "workloads" / "healthy.py"
 
@@ -91,64 +92,67 @@ MACHINES = {
 }
 
 
-@dataclass(kw_only=True)
-class Search:
-    """A tune in short: screen, confirm the promising ones best first, keep what wins."""
+@dataclass(frozen=True, kw_only=True)
+class MadeUpCommand:
+    """Stands in for the command: trials take no time, and losses are always the same."""
 
     draw: Draw
-    trials: list[TimedTrial] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
-    pairs: dict[str, int] = field(default_factory=dict)
 
-    def run(self, remedies: tuple[str, ...]) -> TimedTrial:
-        number = len(self.trials)
-        steps = steady_steps(self.draw(remedies, number))
-        trial = TimedTrial(remedies=remedies, number=number, steps_ms=tuple(steps.tolist()))
-        self.trials.append(trial)
-        return trial
+    def run(self, number: int, remedies: Sequence[str]) -> TrialRun:
+        return TrialRun(
+            number=number,
+            remedies=tuple(remedies),
+            folder=f"{number:04d}",
+            took_s=1.0,
+            step_ms=steady_steps(self.draw(tuple(remedies), number)),
+            ranks={0: RankTrial(losses=_LOSSES)},
+        )
 
-    def tune(self, candidates: Sequence[str]) -> list[str]:
-        promising = self._screen(candidates)
-        outcomes: list[bool] = []
-        for name in promising:
-            outcomes.append(self._confirm(name, level_of_next_test(outcomes, len(promising))))
-            if outcomes[-1]:
-                self.kept.append(name)
-        return self.kept
+    def read(self, finished: FinishedTrial) -> TrialRun:
+        raise NotImplementedError(f"nothing is resumed: {finished.number}")
 
-    def _screen(self, candidates: Sequence[str]) -> list[str]:
-        base = [self.run(())]
-        singles = []
-        for place, name in enumerate(candidates):
-            singles.append((name, self.run((name,))))
-            if place % _PER_BASE == _PER_BASE - 1 or place == len(candidates) - 1:
-                base.append(self.run(()))
-        screened = [(name, screen(trial, base, self.trials)) for name, trial in singles]
-        promising = [(name, one) for name, one in screened if one.promising]
-        return [name for name, one in sorted(promising, key=lambda pair: -pair[1].gain.value)]
 
-    def _confirm(self, name: str, level: float) -> bool:
-        base = tuple(self.kept)
-        pairs: list[tuple[TimedTrial, TimedTrial]] = []
-        for plan in plan_pairs(MOST_PAIRS, seed=len(self.trials)):
-            if plan.first == "a":
-                before, after = self.run(base), self.run((*base, name))
-            else:
-                after, before = self.run((*base, name)), self.run(base)
-            pairs.append((before, after))
-            verdict = judge(pairs, self.trials, level)
-            if verdict.decision != "more runs":
-                break
-        self.pairs[name] = len(pairs)
-        return verdict.decision == "kept"
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """What a search came to."""
+
+    kept: tuple[str, ...]
+    pairs: dict[str, int]  # of each remedy that was put to the test
+    trials: int
+
+
+def tune(draw: Draw, names: Sequence[str]) -> Tuned:
+    """A whole search of `stepscope tune`, without processes."""
+    contenders = [
+        Contender(planned=PlannedRemedy(remedy=name), chosen=ChosenFix(_made_up_fix(name), ""))
+        for name in names
+    ]
+    bench = TrialBench(MadeUpCommand(draw=draw), budget_s=1e9)
+    search = Search(contenders, bench, TrialRules())
+    search.run()
+    pairs = {
+        contender.name: len(tests[-1].pairs)
+        for contender in search.contenders
+        if (tests := search.tests_of(contender))
+    }
+    return Tuned(kept=search.kept, pairs=pairs, trials=len(bench.trials))
+
+
+def _made_up_fix(name: str) -> Fix:
+    return Fix(
+        id=name,
+        effect=Effect.BIT_IDENTICAL,
+        fits=lambda *_: None,
+        patch=lambda *_: Proposal(),
+        apply=lambda *_: None,
+    )
 
 
 def false_keeps(draw: Callable[[int], Draw], candidates: int, tunes: int) -> tuple[int, float]:
     """Tunes that keep something, and trials per tune."""
     names = [f"nothing-{place}" for place in range(candidates)]
-    searches = [Search(draw=draw(seed)) for seed in range(tunes)]
-    keeps = sum(bool(search.tune(names)) for search in searches)
-    return keeps, float(np.mean([len(search.trials) for search in searches]))
+    done = [tune(draw(seed), names) for seed in range(tunes)]
+    return sum(bool(one.kept) for one in done), float(np.mean([one.trials for one in done]))
 
 
 def simulate(tunes: int) -> None:
@@ -171,14 +175,11 @@ def power(tunes: int) -> None:
         cells = []
         for gain in (0.01, 0.03, 0.05, 0.3):
             helps = Machine(**{**vars(machine), "gains": {"helps": gain}})
-            found, pairs = 0, []
-            for seed in range(tunes):
-                search = Search(draw=helps.draw(seed))
-                if "helps" in search.tune([*(f"nothing-{i}" for i in range(9)), "helps"]):
-                    found += 1
-                    pairs.append(search.pairs["helps"])
+            names = [*(f"nothing-{place}" for place in range(9)), "helps"]
+            done = [tune(helps.draw(seed), names) for seed in range(tunes)]
+            pairs = [one.pairs["helps"] for one in done if "helps" in one.kept]
             often = f"{np.mean(pairs):.1f}" if pairs else "-"
-            cells.append(f"{100 * found / tunes:.0f} ({often})")
+            cells.append(f"{100 * len(pairs) / tunes:.0f} ({often})")
         print(f"{name:24}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
 
 
