@@ -11,9 +11,9 @@ from injected import assert_patch_trains_the_same, patch_of, run_injected
 from stepscope.errors import UsageError
 from stepscope.fix.chosen import choose
 from stepscope.fix.declaration import Effect
-from stepscope.fix.proposal import Script
+from stepscope.fix.proposal import Script, edited
 from stepscope.fix.remedies import FIXES
-from stepscope.records.script_facts import Built, ScriptFacts
+from stepscope.records.script_facts import Built, Frame, ScriptFacts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,11 +116,45 @@ def test_all_of_a_loaders_remedies_together_in_any_order(tmp_path: Path) -> None
         assert argument in source
 
 
-def test_a_given_number_of_workers_is_replaced(tmp_path: Path) -> None:
-    script = LOADED.replace("shuffle=True", "True, None, None, 2")
-    run = run_injected(tmp_path, script)
-    _, text = patch_of(run, "loader-workers=1")
-    assert b"8, True, None, None, 1)" in text.replace(b"batch_size=8", b"8")
+def patched(call: str, *more: Built) -> tuple[str, tuple[str, ...]]:
+    file, text = "/home/u/train.py", f"loader = {call}\n".encode()
+    built = loader(frames=(Frame(file=file, line=1, function="<module>"),))
+    read = {file: text}.get
+    proposal = FIXES["loader-workers"].patch(Script(ScriptFacts(built=(built, *more)), read), "1")
+    return edited(proposal.edits, read)[file].decode().strip(), proposal.by_hand
+
+
+def test_a_given_number_of_workers_is_replaced() -> None:
+    positional = "DataLoader(rows, 8, True, None, None, {}, fold)"
+    assert patched(positional.format(2))[0] == "loader = " + positional.format(1)
+    named = "DataLoader(rows, num_workers={}, batch_size=8)"
+    assert patched(named.format("args.workers"))[0] == "loader = " + named.format(1)
+
+
+def test_a_loader_that_a_library_makes_of_the_users_is_not_named() -> None:
+    again = loader(type="DataLoaderShard", direct=False, library="accelerate")
+    text, by_hand = patched("DataLoader(rows, 8)", again)
+    assert text == "loader = DataLoader(rows, 8, num_workers=1)"
+    assert by_hand == ()
+
+
+ACCELERATED = LOADED.replace(
+    "for epoch in",
+    "from accelerate import Accelerator\n"
+    "accelerator = Accelerator(cpu=True)\n"
+    "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
+    "for epoch in",
+).replace("loss.backward()", "accelerator.backward(loss)")
+
+
+def test_the_users_own_loader_is_found_behind_accelerates(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    run = run_injected(tmp_path, ACCELERATED, "loader-workers=1")
+    own, made_of_it = run.facts.of_kind("loader")
+    assert (own.direct, made_of_it.library) == (True, "accelerate")
+    assert own.trains
+    _, text = patch_of(run, "loader-workers=2")
+    assert b"shuffle=True, num_workers=2)" in text
 
 
 ITERABLE = LOADED.replace("DataLoader, Dataset", "DataLoader, IterableDataset").replace(

@@ -51,7 +51,7 @@ class Batch:
 @pytest.fixture(scope="module")
 def batch_type() -> Any:
     owner = type("Owner", (Batch,), {"to": Batch.to, "cuda": Batch.cuda})
-    copy_marked_without_waiting(owner, lambda _name: None)
+    copy_marked_without_waiting(owner, lambda _name: None, lambda function: function)
     return owner
 
 

@@ -35,12 +35,19 @@ def set_arguments(
         if built.trains and (only is None or built.type in only) and (where is None or where(built))
     ]
     proposal = Proposal()
-    for built in wanted:
+    for built in _nearest_to_user(wanted, in_libraries or {}):
         if in_libraries and built.library in in_libraries:
             proposal += Proposal(by_hand=(in_libraries[built.library],))
             continue
         proposal += _set_where_built(script, built, arguments, positions or {})
     return proposal
+
+
+def _nearest_to_user(wanted: list[Built], known: Collection[str]) -> list[Built]:
+    """Libraries build objects again from those they were given: what the user's own code built
+    comes first, then what a library builds that has an option for it."""
+    direct = [built for built in wanted if built.direct]
+    return direct or [built for built in wanted if built.library in known] or wanted
 
 
 def _set_where_built(

@@ -150,14 +150,7 @@ class ScriptWatch:
 
         dist = sys.modules.get("torch.distributed")
         grouped = dist is not None and dist.is_available() and dist.is_initialized()
-        built = tuple(
-            replace(
-                built,
-                trains=built.kind != "loader" or id(made) in self._fed,
-                begun=self._begun[id(made)],
-            )
-            for built, made in self._built
-        )
+        built = tuple(self._with_use(built, made) for built, made in self._built)
         facts = ScriptFacts(
             built=built,
             forward=self._forward,
@@ -182,6 +175,19 @@ class ScriptWatch:
             backend=dist.get_backend() if dist is not None and grouped else None,
         )
         return replace(facts, **self._where.content, **model_facts(self._roots), **machine_facts())
+
+    def _with_use(self, built: Built, made: Any) -> Built:
+        """Whether a loader feeds the training, itself or through one that a library made of it."""
+        if built.kind != "loader":
+            return built
+        users = [
+            loader
+            for other, loader in self._built
+            if id(loader) in self._fed
+            and (loader is made or (not other.direct and loader.dataset is made.dataset))
+        ]
+        begun = sum(self._begun[id(loader)] for loader in users)
+        return replace(built, trains=bool(users), begun=begun)
 
     def _graph_changes(self) -> bool | None:
         """DDP compares the unused parameters of each step where it looks for them."""

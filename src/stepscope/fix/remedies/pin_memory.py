@@ -48,7 +48,7 @@ def apply(training: TrainingProcess, value: str) -> None:
     def copied(name: str) -> None:
         tell(f"batches are copied with {name}(..., non_blocking=True)")
 
-    copy_marked_without_waiting(torch.Tensor, copied)
+    copy_marked_without_waiting(torch.Tensor, copied, training.surrounds)
 
 
 def mark_pinned(module: Any) -> None:
@@ -68,13 +68,13 @@ def mark_pinned(module: Any) -> None:
     module.pin_memory = pin_memory
 
 
-def copy_marked_without_waiting(owner: Any, copied: Any) -> None:
+def copy_marked_without_waiting(owner: Any, copied: Any, surrounds: Any) -> None:
     """`copied` is told the name of the method whose call was changed."""
     for name, goes_to_gpu in (("to", _goes_to_gpu), ("cuda", lambda *_: True)):
-        _replace(owner, name, goes_to_gpu, copied)
+        setattr(owner, name, surrounds(_copying(owner, name, goes_to_gpu, copied)))
 
 
-def _replace(owner: Any, name: str, goes_to_gpu: Any, copied: Any) -> None:
+def _copying(owner: Any, name: str, goes_to_gpu: Any, copied: Any) -> Any:
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -90,7 +90,7 @@ def _replace(owner: Any, name: str, goes_to_gpu: Any, copied: Any) -> None:
             copied(name)
         return original(self, *args, **kwargs)
 
-    setattr(owner, name, copy)
+    return copy
 
 
 def _goes_to_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

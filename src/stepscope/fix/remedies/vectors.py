@@ -37,7 +37,7 @@ def apply(training: TrainingProcess, value: str) -> None:
 
 
 def patch(script: Script, value: str) -> Proposal:
-    return Proposal(by_hand=(f"do not set {_NAME}: in the shell that starts it, `unset {_NAME}`",))
+    return Proposal(by_hand=(f"unset {_NAME} where the command is started, or the script sets it",))
 
 
 FIX = Fix(
