@@ -163,7 +163,8 @@ class _Rows:
         return next((test for test in tests if test.pairs), None)
 
     def _tested(self, test: PairTest) -> TriedConfiguration:
-        kept = test.kept and set(test.challenger) <= set(self._search.kept)
+        counts = test.kept or test is self._search.final
+        kept = counts and set(test.challenger) <= set(self._search.kept)
         return self._row(
             test.challenger, test.base, test.gain, why=test.why, checked=test.checked, kept=kept
         )
