@@ -13,6 +13,7 @@ from stepscope.records.tuning import TriedConfiguration, TuneResult
 from stepscope.ui.terminal.tune import print_tune
 from stepscope.ui.tune.journal import Journal, LeftOut, TunePlan, TuneStart
 from stepscope.ui.tune.result import tune_result
+from stepscope.ui.tune.rules import control_words
 from stepscope.ui.tune.search import Contender, Search
 
 START = TuneStart(
@@ -134,3 +135,9 @@ def test_it_can_be_printed(width: int, capsys: pytest.CaptureFixture[str]) -> No
     assert "the command as it is" in text
     assert "tf32: it needs a CUDA device" in text
     assert "1 + " not in text
+
+
+def test_a_command_that_is_over_the_limit_itself_is_named() -> None:
+    bases = searched_ab().bases
+    assert control_words(bases, 2000) == "its losses repeat to the bit"
+    assert "the command as it is needs 1.00 kB on the host" in control_words(bases, 900)

@@ -236,3 +236,22 @@ def test_a_script_without_a_seed_loses_nothing_by_other_random_numbers() -> None
     command = SimulatedCommand({"a": 0.5}, redrawn=frozenset("a"), unseeded=True)
     search = searched(command, contenders(made_up_fix("a", effect=Effect.RANDOM)))
     assert search.kept == ("a",)
+
+
+def test_time_that_is_left_after_confirming_goes_to_what_was_not_tried() -> None:
+    """Half of the time is kept for confirming, which nothing here needs."""
+    command = SimulatedCommand(dict.fromkeys("abcdefgh", 1.5))
+    search = searched(command, contenders(*map(made_up_fix, "abcdefgh")), budget_s=16 * TOOK_S)
+    assert search.not_tried() == []
+    assert not search.out_of_time
+
+
+def test_what_is_kept_is_confirmed_even_if_there_is_no_time_for_the_rest() -> None:
+    command = SimulatedCommand({"a": 0.7, "b": 0.75} | dict.fromkeys("cdefgh", 0.9))
+    fixes = contenders(*map(made_up_fix, "abcdefgh"))
+    search = searched(command, fixes, budget_s=26 * TOOK_S)
+    assert search.out_of_time
+    assert {"a", "b"} <= set(search.kept)
+    assert search.final is not None
+    assert search.final.base == ()
+    assert search.final.kept

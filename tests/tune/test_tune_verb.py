@@ -76,13 +76,17 @@ def left_running(folder: Path) -> list[str]:
     return found
 
 
-def wait_for_trials(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
+def wait_for_trial(
+    folder: Path, number: int, process: subprocess.Popen[str], since: float = 0.0
+) -> None:
+    """Until the trial has begun, after `since`."""
     until = time.monotonic() + 240
     while time.monotonic() < until and process.poll() is None:
-        if (folder / TRIALS).is_dir() and len(list((folder / TRIALS).iterdir())) >= count:
-            return
+        for trial in (folder / TRIALS).glob(f"{number:04d}-*/output.txt"):
+            if trial.stat().st_mtime >= since:
+                return
         time.sleep(0.05)
-    raise AssertionError(f"no {count} trials: {process.communicate()[1]}")
+    raise AssertionError(f"no trial {number}: {process.communicate()[1]}")
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +208,7 @@ def test_stopped_in_a_trial_it_leaves_no_process_and_can_go_on(
     folder = home / number.name
     options = ("--only", "fused-optimizer", "--steps", "20", "--budget", "1h", "--json")
     process = tune(home, "--out", str(folder), *options, command=train())
-    wait_for_trials(folder, 2, process)
+    wait_for_trial(folder, 2, process)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
@@ -216,8 +220,9 @@ def test_stopped_in_a_trial_it_leaves_no_process_and_can_go_on(
         assert json.loads(out)["status"] == "interrupted"
         assert json.loads((folder / "tune.json").read_text())["status"] == "interrupted"
         assert len(list((folder / TRIALS).iterdir())) == 1
+    began = time.time()
     again = tune(home, "--resume", str(folder), "--json")
-    wait_for_trials(folder, 2, again)
+    wait_for_trial(folder, 2, again, began)
     again.send_signal(signal.SIGINT)
     assert answer(again, 130)["baseline_ms"] > 3
     lines = (folder / JOURNAL).read_text().splitlines()

@@ -49,13 +49,13 @@ def tune_result(
     )
     if search is None or not search.bases:
         return replace(known, verdict=verdict_words(known))
-    result = _measured(known, search)
+    result = _measured(known, search, start.memory_limit)
     if facts is not None and plan is not None:
         result = _with_patch(result, facts, plan.proposals)
     return replace(result, verdict=verdict_words(result))
 
 
-def _measured(known: TuneResult, search: Search) -> TuneResult:
+def _measured(known: TuneResult, search: Search, memory_limit: int | None) -> TuneResult:
     table = _Rows(search)
     runs = [without_pauses(trial.step_ms) for trial in search.bases]
     _, low, high = mean_step(runs)
@@ -77,7 +77,7 @@ def _measured(known: TuneResult, search: Search) -> TuneResult:
             *(row for row in known.left_out if not table.was_tried(row.remedy)),
             *(RemedyLeftOut(remedy=name, why=why) for name, why in search.not_tried()),
         ),
-        control=control_words(search.bases),
+        control=control_words(search.bases, memory_limit),
         baseline_peak_bytes=peak_bytes(search.bases),
     )
 
@@ -170,7 +170,8 @@ class _Rows:
 
     def _tested(self, test: PairTest) -> TriedConfiguration:
         """One that was cut short has the gain of its single run before, if there was one."""
-        kept = test.kept and set(test.challenger) <= set(self._search.kept)
+        counts = test.kept or test is self._search.final
+        kept = counts and set(test.challenger) <= set(self._search.kept)
         gain, once = test.gain, self._search.rescreened.get(test.challenger)
         if gain is None and once is not None and once.base == test.base:
             gain = once.screening.gain

@@ -74,8 +74,16 @@ class TrialRules:
         return f"it {EFFECT_WORDS[effect]}; --allow {effect} keeps it"
 
 
-def control_words(bases: Sequence[TrialRun]) -> str:
-    """What runs of the command as it is do to each other."""
+def control_words(bases: Sequence[TrialRun], memory_limit: int | None = None) -> str:
+    """What runs of the command as it is show: their losses, and whether they keep to the limit."""
+    words = [_losses_words(bases)]
+    refused = compare_peaks([], [base.ranks for base in bases], memory_limit).refused
+    if refused is not None:
+        words.append(f"the command as it is {refused}")
+    return "; ".join(filter(None, words))
+
+
+def _losses_words(bases: Sequence[TrialRun]) -> str:
     losses = [losses_of(base.ranks) for base in bases]
     if len(losses) < 2 or not losses[0]:
         return "no loss was caught" if losses and not losses[0] else ""

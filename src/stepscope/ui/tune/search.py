@@ -120,6 +120,7 @@ class Search:
         self._bench, self._rules = bench, rules
         self.bases: list[TrialRun] = []  # the command as it is
         self.tests: list[PairTest] = []
+        self._expected = 0  # tests that the tune is likely to make
         self.rescreened: dict[Configuration, Rescreened] = {}  # by the whole configuration
         self.kept: Configuration = BASELINE
         self.final: PairTest | None = None
@@ -129,15 +130,18 @@ class Search:
 
     def run(self) -> None:
         """Until everything is decided or the budget is spent."""
-        try:
-            self._measure_bases()
-            self._screen_all()
-            self._combine()
-            self._confirm_combination()
-            self.done = True
-        except OutOfTimeError:
-            self.out_of_time = True
-            self._give_up_unconfirmed()
+        for part in (self._measure_bases, self._screen_and_combine, self._confirm_combination):
+            try:
+                part()
+            except OutOfTimeError:
+                self.out_of_time = True
+        self.out_of_time |= bool(self.not_tried())
+        self.done = True
+
+    def _screen_and_combine(self) -> None:
+        """What there was no time to screen at first is screened if confirming took less."""
+        while screened := self._screen_all():
+            self._combine(screened)
 
     # 1. Each alone.
 
@@ -154,36 +158,42 @@ class Search:
             )
         self.bases.append(trial)
 
-    def _screen_all(self) -> None:
-        """Those that are predicted not to help come last, and only while half of the time lasts."""
-        self._bench.reserve(_CONFIRMED * 2 * FEWEST_PAIRS)
+    def _screen_all(self) -> list[Contender]:
+        """Those that ran just now. What is predicted not to help comes last, and not in the time
+        that confirming needs."""
+        first = not any(contender.alone for contender in self.contenders)
+        self._bench.reserve((_CONFIRMED if first else 1) * 2 * FEWEST_PAIRS)
+        screened: list[Contender] = []
         since_base = 0
         for number, contender in enumerate(self.contenders, 1):
-            if contender.planned.hopeless and not self._bench.affords_half():
+            if contender.alone is not None or self.was_tried(contender.name):
+                continue
+            if first and contender.planned.hopeless and not self._bench.affords_half():
                 continue
             self.doing = f"{number} of {len(self.contenders)} alone"
             try:
                 self._screen_one(contender)
+                screened.append(contender)
                 since_base += 1
                 if since_base == _BETWEEN_BASES:
                     since_base = 0
                     self._run_base()
             except OutOfTimeError:
-                self.out_of_time = True
                 break
-        self._bench.reserve(0)
+        self._bench.reserve(0 if self.kept == BASELINE else 2 * FEWEST_PAIRS)
         if since_base and self._bench.affords(1):
             self._run_base()
-        self._compare_screened()
+        self._compare_screened(screened)
+        return screened
 
     def _screen_one(self, contender: Contender) -> None:
         trial = self._bench.run((contender.name,))
         contender.alone = trial
         contender.out, contender.checked = self._why_out(trial, [contender.chosen])
 
-    def _compare_screened(self) -> None:
+    def _compare_screened(self, screened: Sequence[Contender]) -> None:
         """Only now: a run of the base after a candidate counts as well as the one before."""
-        for contender in self.contenders:
+        for contender in screened:
             if contender.alone is not None and contender.alone.counts:
                 contender.screening = screen(
                     _timed(contender.alone), list(map(_timed, self.bases)), self._timed_trials()
@@ -191,12 +201,12 @@ class Search:
 
     # 2. and 3. The winners together.
 
-    def _combine(self) -> None:
+    def _combine(self, screened: Sequence[Contender]) -> None:
         promising = sorted(
-            (contender for contender in self.contenders if contender.is_promising),
+            (contender for contender in screened if contender.is_promising),
             key=lambda contender: -contender.gain,
         )
-        self._expected = max(1, len(promising))
+        self._expected = self._expected or max(1, len(promising))  # it must not change later
         waiting = promising
         while waiting:
             for contender in self._one_per_family_first(waiting):
@@ -333,11 +343,6 @@ class Search:
         self.final = first
         self.kept = first.challenger if first is not None else BASELINE
 
-    def _give_up_unconfirmed(self) -> None:
-        """Every step to the combination was confirmed, but not the whole of it."""
-        if self.kept != BASELINE and self.final is None:
-            self.final = self._direct_test(self.kept)
-
     # Questions.
 
     def _with(self, contender: Contender) -> Configuration:
@@ -398,7 +403,7 @@ class Search:
 
     def not_tried(self) -> list[tuple[str, str]]:
         """Remedies that there was no time for."""
-        why = _NO_TIME if self.out_of_time or self.done else _STOPPED
+        why = _NO_TIME if self.done else _STOPPED
         return [(one.name, why) for one in self.contenders if not self.was_tried(one.name)]
 
 
