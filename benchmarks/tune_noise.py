@@ -3,8 +3,8 @@
 python benchmarks/tune_noise.py simulate [--tunes 400]      made-up machines, 1 to 25 candidates
 python benchmarks/tune_noise.py power [--tunes 200]         a true gain: kept, after how many pairs
 python benchmarks/tune_noise.py collect FILE [--starts 60]  real step lists of a small CPU script
-python benchmarks/tune_noise.py resample FILE [--tunes 400] tunes made of those lists
-python benchmarks/tune_noise.py real 10                     real tunes where nothing helps
+python benchmarks/tune_noise.py resample FILE... [--tunes 400]  tunes made of such lists
+python benchmarks/tune_noise.py real 10 [--budget 10m]      real tunes where nothing helps
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ from stepscope.ui.tune.rules import TrialRules
 from stepscope.ui.tune.search import Contender, Search
 from stepscope.ui.tune.trial_bench import TrialBench
 from stepscope.ui.tune.trial_run import TrialRun
+from stepscope.verify.step_lists import read_step_list
 from stepscope.verify.trial_file import Loss, RankTrial
-from stepscope.verify.trial_steps import steady_steps
+from stepscope.verify.trial_steps import steady_steps, without_pauses
 
 Draw = Callable[[tuple[str, ...], int], Sequence[float]]
 
 STEPS = 60
+COUNTS = (1, 5, 25)  # candidates
 _LOSSES = tuple(Loss(step, (1.0).hex()) for step in range(20))
 _SCRIPT = Path(__file__).parent / "workloads" / "timed_steps.py"
 _HEALTHY = Path(__file__).parent / "workloads" / "healthy.py"
@@ -157,10 +159,10 @@ def false_keeps(draw: Callable[[int], Draw], candidates: int, tunes: int) -> tup
 
 def simulate(tunes: int) -> None:
     print(f"of 100 tunes in which nothing helps, so many keep nothing ({tunes} tunes each; trials)")
-    print(f"{'machine':24}" + "".join(f"{count:>16}" for count in (1, 5, 25)))
+    print(f"{'machine':24}" + "".join(f"{count:>16}" for count in COUNTS))
     for name, machine in MACHINES.items():
         cells = []
-        for count in (1, 5, 25):
+        for count in COUNTS:
             keeps, trials = false_keeps(machine.draw, count, tunes)
             cells.append(f"{100 - 100 * keeps / tunes:.1f} ({trials:.0f})")
         print(f"{name:24}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
@@ -212,30 +214,47 @@ def resampled(lists: Sequence[Sequence[float]]) -> Callable[[int], Draw]:
     return draw
 
 
-def resample(file: Path, tunes: int) -> None:
-    lists = json.loads(file.read_text())["steps_ms"]
-    means = [steady_steps(steps).mean() for steps in lists]
-    spread = np.std(np.log(means), ddof=1)
-    print(f"{len(lists)} real starts; their means differ by {spread:.1%} (standard deviation)")
-    for count in (1, 5, 25):
-        keeps, trials = false_keeps(resampled(lists), count, tunes)
-        nothing = 100 - 100 * keeps / tunes
-        print(f"{count:>3} candidates: {nothing:.1f} of 100 keep nothing ({trials:.0f} trials)")
+def read_lists(file: Path) -> list[list[float]]:
+    """What `collect` wrote; or one long list of steps, cut into stretches as long as a trial."""
+    if file.suffix == ".json":
+        lists: list[list[float]] = json.loads(file.read_text())["steps_ms"]
+        return lists
+    steps = read_step_list(file)
+    whole = len(steps) // STEPS * STEPS
+    stretches: list[list[float]] = steps[:whole].reshape(-1, STEPS).tolist()
+    return stretches
 
 
-def real(tunes: int) -> None:
+def resample(files: Sequence[Path], tunes: int) -> None:
+    print(f"of 100 tunes made of real steps, so many keep nothing ({tunes} tunes each; trials)")
+    heads = "".join(f"{count:>16}" for count in COUNTS)
+    print(f"{'file':24}{'starts':>8}{'differ by':>10}{heads}")
+    for file in files:
+        lists = read_lists(file)
+        means = [float(without_pauses(steady_steps(steps)).mean()) for steps in lists]
+        cells = []
+        for count in COUNTS:
+            keeps, trials = false_keeps(resampled(lists), count, tunes)
+            cells.append(f"{100 - 100 * keeps / tunes:.1f} ({trials:.0f})")
+        spread = float(np.std(np.log(means), ddof=1))
+        row = "".join(f"{cell:>16}" for cell in cells)
+        print(f"{file.stem:24}{len(lists):>8}{spread:>10.1%}{row}", flush=True)
+
+
+def real(tunes: int, budget: str) -> None:
     """`stepscope tune` of a script that needs nothing, as a user would start it."""
     keeps = 0
     for place in range(tunes):
         with tempfile.TemporaryDirectory() as folder:
-            answer = _tune(Path(folder) / "tune")
+            answer = _tune(Path(folder) / "tune", budget)
         keeps += bool(answer["kept"])
         print(f"tune {place + 1}: kept {answer['kept'] or 'nothing'}", flush=True)
     print(f"{tunes - keeps} of {tunes} keep nothing")
 
 
-def _tune(folder: Path) -> dict[str, Any]:
+def _tune(folder: Path, budget: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "stepscope", "tune", "--json", "--out", str(folder)]
+    command += ["--budget", budget]
     done = subprocess.run(
         [*command, "--", sys.executable, str(_HEALTHY)],
         env=environment(),
@@ -256,9 +275,11 @@ def main() -> None:
     collecting.add_argument("file", type=Path)
     collecting.add_argument("--starts", type=int, default=60)
     resampling = verbs.add_parser("resample")
-    resampling.add_argument("file", type=Path)
+    resampling.add_argument("files", type=Path, nargs="+")
     resampling.add_argument("--tunes", type=int, default=400)
-    verbs.add_parser("real").add_argument("tunes", type=int)
+    rerunning = verbs.add_parser("real")
+    rerunning.add_argument("tunes", type=int)
+    rerunning.add_argument("--budget", default="10m")
     options = vars(parser.parse_args())
     {
         "simulate": simulate,
