@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     from stepscope.verify.spread import Floats
 
-EARLY_PASSES = 8  # passes in which rounding has not grown much
+EARLY_PASSES = 5  # passes in which rounding has not grown much
 _OF_MEAN = 0.5
 FEWEST_LATER = 8  # passes in the later half: fewer give no mean
 _LOOKED_AT = 10  # first passes that tell runs with other random numbers from rounding
