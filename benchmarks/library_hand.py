@@ -81,6 +81,18 @@ THOROUGH = (
     Combination(precision="tf32", fused=True, compile="reduce-overhead"),
     Combination(precision="bf16", fused=True, compile="max-autotune-no-cudagraphs"),
 )
+# Compiled code depends on the precision, not on the optimizer: these are what tune meets, too.
+TO_WARM = (
+    Combination(precision="bf16", compile="default"),
+    Combination(compile="default"),
+    Combination(precision="bf16", compile="reduce-overhead"),
+    Combination(compile="reduce-overhead"),
+    Combination(precision="tf32", compile="default"),
+)
+IMAGES_TO_WARM = (
+    Combination(precision="bf16", images=True, compile="default"),
+    Combination(precision="tf32", images=True, compile="default"),
+)
 
 
 def main() -> None:
@@ -172,15 +184,14 @@ def _one_model(name: str, options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace, *, images: bool) -> Iterator[tuple[str, Combination]]:
-    combinations = FOR_ALL + (FOR_IMAGES if images else ()) + (THOROUGH * options.thorough)
+    if options.warm:
+        yield from ((one.words, one) for one in TO_WARM + IMAGES_TO_WARM * images)
+        return
     wanted = options.combinations.split(",") if options.combinations else None
-    for combination in combinations:
-        if wanted is not None and combination.words not in wanted:
-            continue
-        if combination.compile or not options.warm:
+    for combination in FOR_ALL + FOR_IMAGES * images + THOROUGH * options.thorough:
+        if wanted is None or combination.words in wanted:
             yield combination.words, combination
-    if not options.warm:
-        yield "fp32 again", PLAIN
+    yield "fp32 again", PLAIN
 
 
 def _has_images(batch: Any) -> bool:

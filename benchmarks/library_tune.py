@@ -17,7 +17,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,33 +31,52 @@ from library_table import print_tables
 
 ROOT = Path(__file__).parent.parent
 LEAST_S = 60  # no tune is begun with less
-_AFTER_BUDGET_S = 40  # the trial under way ends, the answer is written
+_AFTER_BUDGET_S = 60  # the first capture is explained, the last trial ends, the answer is written
 _PATIENCE_S = 20
 _LAST_LINES = 15
+_SAVING = threading.Lock()
 
 
 def main() -> None:
     ours, for_tune = _split(sys.argv[1:])
     options = _parser().parse_args(ours)
     end = time.monotonic() + options.seconds
-    for name in library_results.chosen(options.models):
-        if not options.again and _is_done(library_results.read(options.out).get(name), options):
-            continue
-        left_s = end - time.monotonic() - _AFTER_BUDGET_S
-        if left_s < LEAST_S:
-            print(f"{name}: not tuned, no time left", flush=True)
-            continue
-        print(f"{name}: tuning for {min(options.budget, left_s):.0f} s at most", flush=True)
-        result = _tune(name, min(options.budget, left_s), options, for_tune)
-        library_results.save(options.out, name, result)
-        print(f"{name}: {_outcome(result)}", flush=True)
+    known = {} if options.again else library_results.read(options.out)
+    names = [
+        name
+        for name in library_results.chosen(options.models)
+        if not _is_done(known.get(name), options)
+    ]
+    with ThreadPoolExecutor(options.at_once) as pool:
+        for name in names:
+            pool.submit(_tune_in_time, name, end, options, for_tune)
     print_tables(library_results.read(options.out), library_results.merged(options.hand))
+
+
+def _tune_in_time(name: str, end: float, options: argparse.Namespace, for_tune: list[str]) -> None:
+    budget_s = min(options.budget, end - time.monotonic() - _AFTER_BUDGET_S)
+    if budget_s < LEAST_S:
+        print(f"{name}: not tuned, no time left", flush=True)
+        return
+    print(f"{name}: tuning for {budget_s:.0f} s at most", flush=True)
+    try:
+        result = _tune(name, budget_s, options, for_tune)
+    except Exception as error:
+        result = {"answer": None, "cut": False, "seconds": 0.0, "failure": repr(error)}
+    with _SAVING:
+        library_results.save(options.out, name, result)
+    print(f"{name}: {_outcome(result)}", flush=True)
 
 
 def _is_done(known: dict[str, Any] | None, options: argparse.Namespace) -> bool:
     if known is None or known["answer"] is None or known["cut"]:
         return False
-    return not options.go_on or known["answer"].get("status") == "finished"
+    return not options.go_on or not _wants_time(known["answer"])
+
+
+def _wants_time(answer: dict[str, Any]) -> bool:
+    reasons = [row.get("why", "") for row in (*answer["trials"], *answer.get("left_out", ()))]
+    return answer.get("status") != "finished" or any("budget was spent" in why for why in reasons)
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -73,6 +94,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for all models")
     parser.add_argument("--budget", type=float, default=150.0, help="seconds for one model")
     parser.add_argument("--steps", type=int, default=40, help="of each trial")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="tunes beside each other; they train in turns"
+    )
     parser.add_argument("--hand", type=Path, action="append", default=[], help="to compare with")
     parser.add_argument("--again", action="store_true", help="models that --out holds too")
     parser.add_argument("--go-on", action="store_true", help="tunes that ran out of time too")
@@ -86,6 +110,7 @@ def _tune(
     name: str, budget_s: float, options: argparse.Namespace, for_tune: list[str]
 ) -> dict[str, Any]:
     """One model's result; whatever goes wrong costs this model only."""
+    options.work.mkdir(parents=True, exist_ok=True)
     folder = (options.work / name).absolute()
     if options.again:
         _set_aside(folder)
@@ -110,6 +135,9 @@ def _command(
     name: str, folder: Path, budget_s: float, options: argparse.Namespace, for_tune: list[str]
 ) -> list[str]:
     script = [sys.executable, str(library_results.script(name))]
+    if options.at_once > 1:
+        turn = Path(__file__).with_name("library_turn.py")
+        script[1:1] = [str(turn), str(options.work.absolute() / "turn")]
     if options.tiny:
         script.append("--tiny")
     if options.device != "cuda":

@@ -56,6 +56,34 @@ def test_the_patch_stands_before_training(tmp_path: Path) -> None:
     assert patched.source.index("for block in self.model") < patched.source.index("for number,")
 
 
+LIBRARY_MODEL = """\
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+torch.manual_seed(0)
+config = GPT2Config(n_layer=3, n_head=2, n_embd=16, vocab_size=32, n_positions=16)
+model = GPT2LMHeadModel(config)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(6):
+    tokens = torch.randint(32, (2, 8))
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_a_library_model_uses_its_own_switch(tmp_path: Path) -> None:
+    plain = run_injected(tmp_path, LIBRARY_MODEL, steps=4)
+    injected = run_injected(tmp_path, LIBRARY_MODEL, ID, steps=4)
+    patched = run_patched(tmp_path, LIBRARY_MODEL, ID, steps=4)
+    assert injected.did == {ID: ["GPT2LMHeadModel: gradient_checkpointing_enable()"]}
+    assert plain.losses == injected.losses == patched.losses
+    assert "\nmodel.gradient_checkpointing_enable(" in patched.source
+    assert injected.facts.checkpointed
+
+
 def test_blocks_with_running_statistics_are_refused(tmp_path: Path) -> None:
     script = CLIPS.replace("self.drop = nn.Dropout(0.1)", "self.drop = nn.BatchNorm1d(width)")
     run = run_injected(tmp_path, script, ID)

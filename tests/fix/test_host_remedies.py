@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from injected import TRAINING, assert_patch_trains_the_same, run_injected
 
+from stepscope.fix.begin import begin
 from stepscope.fix.proposal import Script, edited
 from stepscope.fix.remedies import FIXES
 from stepscope.records.script_facts import Frame, ScriptFacts
@@ -121,6 +122,14 @@ def test_a_scaled_loss_is_the_same_loss() -> None:
         "if i % 50 == 0:\n        print(loss)"
     )
     assert proposed(loop.format("print(scaler)")) == (loop.format("print(scaler)"), ())
+
+
+def test_a_proposal_cannot_be_applied_from_outside() -> None:
+    (content,) = begin(
+        ["no-sync"], lambda *_: None, lambda function: function, watch=False
+    ).content()
+    assert content["did"] == []
+    assert "edit of the script" in content["refused"]
 
 
 def test_on_a_cpu_nothing_is_waited_for() -> None:

@@ -10,9 +10,10 @@ from injected import TRAINING, assert_patch_trains_the_same, patch_of, run_injec
 from stepscope.errors import UsageError
 from stepscope.fix.chosen import choose, choose_all, environment, with_changes
 from stepscope.fix.machine_facts import share_of_cores
+from stepscope.fix.proposal import Script
 from stepscope.fix.remedies import FIXES
 from stepscope.records.processors import allowed_cores
-from stepscope.records.script_facts import ScriptFacts
+from stepscope.records.script_facts import Frame, ScriptFacts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +82,16 @@ def test_a_script_that_sets_threads_itself(tmp_path: Path) -> None:
 def test_the_patch_of_a_scripts_own_call_trains_the_same(tmp_path: Path) -> None:
     source = assert_patch_trains_the_same(tmp_path, SET_BY_SCRIPT, "threads=2")
     assert "torch.set_num_threads(2)" in source
+
+
+def test_a_library_that_sets_threads_is_named() -> None:
+    """The user's line that leads there calls something else."""
+    file = "/home/u/train.py"
+    frame = Frame(file=file, line=1, function="<module>")
+    facts = ScriptFacts(set_threads=(frame,), threads=4)
+    proposal = FIXES["one-thread"].patch(Script(facts, {file: b"trainer.fit(model)\n"}.get), "")
+    assert proposal.edits == ()
+    assert proposal.by_hand == (f"call torch.set_num_threads(1) (see {file}:1)",)
 
 
 def test_a_shell_that_sets_too_many(tmp_path: Path) -> None:

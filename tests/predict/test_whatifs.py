@@ -114,6 +114,37 @@ def test_graphs_help_a_launch_bound_step_and_not_a_busy_one(h200: H200) -> None:
     assert h200.predict("gpt2s_b16_fp32", "cuda-graphs").speedup < 1.03
 
 
+def test_compile_with_graphs_helps_a_launch_bound_step_more(h200: H200) -> None:
+    plain, graphed = (
+        h200.predict("mlp_b32_fp32_fused", setting)
+        for setting in ("compile", "compile=reduce-overhead")
+    )
+    assert graphed.speedup > 1.5 * plain.speedup
+    # The optimizer stays outside: not as much as one graph for the whole compiled step.
+    whole = h200.predict("mlp_b32_fp32_fused", "compile", "cuda-graphs")
+    assert graphed.speedup < whole.speedup
+    assert any("one CUDA graph each" in words for words in graphed.assumptions)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune-no-cudagraphs"])
+def test_every_mode_of_compile_fuses_alike_where_the_device_decides(h200: H200, mode: str) -> None:
+    plain, found = (
+        h200.predict("gpt2s_b16_fp32", setting) for setting in ("compile", f"compile={mode}")
+    )
+    assert found.predicted_ms == pytest.approx(plain.predicted_ms, rel=0.02)
+    assert not found.refused
+
+
+def test_a_mode_that_compile_does_not_have_is_wrong_use(h200: H200) -> None:
+    with pytest.raises(UsageError, match="compile=fast: choose one of default"):
+        h200.predict("gpt2s_b8_bf16", "compile=fast")
+
+
+def test_remedies_that_only_tune_tries_have_their_what_ifs() -> None:
+    assert str(parse_setting("foreach-optimizer")) == "optimizer=foreach"
+    assert str(parse_setting("compress-gradients")) == "bandwidth=2"
+
+
 def test_without_any_setting_the_baseline_is_predicted(h200: H200) -> None:
     found = h200.predict("gpt2s_b8_bf16")
     assert found.predicted_ms == found.baseline_ms

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from stepscope.records.tuning import TriedConfiguration, TuneResult, best_alone
 
 
@@ -27,15 +29,21 @@ def test_a_measured_remedy_says_both_steps_the_interval_and_its_fate() -> None:
 
 
 def test_a_remedy_that_broke_the_training_has_no_number() -> None:
-    failed = best_alone(result(tried("compile", ms=None, why="exit code 1")))["compile"]
+    crashed = replace(tried("compile", ms=None, why="exit code 1"), parity="failed")
+    failed = best_alone(result(crashed))["compile"]
     assert failed.measured_ms is None
     assert failed.saved(failed.measured_ms) is None
     assert (failed.label, failed.words) == ("tried", "compile failed: exit code 1")
 
 
+def test_a_remedy_that_there_was_no_time_for_has_not_failed() -> None:
+    late = replace(tried("compile", ms=None, why="the budget was spent"), parity="not known")
+    assert best_alone(result(late)) == {}
+
+
 def test_of_several_values_the_kept_one_counts_then_the_fastest() -> None:
     values = (tried("bucket-mb=5", ms=36.0), tried("bucket-mb=100", ms=35.0))
-    failed = tried("bucket-mb=1", ms=None)
+    failed = replace(tried("bucket-mb=1", ms=None), parity="failed")
     assert best_alone(result(failed, *values))["bucket-mb"].remedy == "bucket-mb=100"
     kept = best_alone(result(*values, failed, kept=("bucket-mb=5",)))["bucket-mb"]
     assert (kept.remedy, kept.kept) == ("bucket-mb=5", True)

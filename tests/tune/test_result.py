@@ -97,6 +97,18 @@ def test_what_was_not_tried_is_listed_with_the_reason() -> None:
     assert result_of(search).status == "out of time"
 
 
+def test_what_the_budget_cut_short_has_not_failed() -> None:
+    """At every budget: nothing here crashes or trains otherwise."""
+    cut_short = 0
+    for seconds in range(60, 300, 10):
+        command = SimulatedCommand({"a": 0.8, "b": 0.95, "c": 0.97})
+        search = searched(command, contenders(*map(made_up_fix, "abc")), budget_s=float(seconds))
+        trials = result_of(search).trials
+        assert [row for row in trials if row.parity == "failed"] == []
+        cut_short += sum(row.parity == "not known" for row in trials)
+    assert cut_short
+
+
 def test_stopped_before_its_first_trial_it_says_so() -> None:
     result = result_of(None, "interrupted")
     assert result.baseline_ms is None

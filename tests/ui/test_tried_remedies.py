@@ -12,14 +12,17 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+import stepscope
 from stepscope.fix.remedies import FIXES
 from stepscope.predict.whatifs import settings_for_remedy
 from stepscope.records.explanation import Explanation, Finding, Remedy
 from stepscope.records.remedies import REMEDIES
 from stepscope.ui import tried_remedies
 from stepscope.ui.cli.explain import explain_paths
+from stepscope.ui.comparison import comparison_json, run_with_words
 from stepscope.ui.contract import explanation_json
 from stepscope.ui.html.panes.findings import saving_words
+from stepscope.ui.terminal.comparison import print_comparison
 from stepscope.ui.terminal.explanation import print_explanation
 from stepscope.ui.terminal.short import short_lines
 from stepscope.ui.tried_remedies import tune_command
@@ -231,6 +234,36 @@ def test_a_damaged_tune_does_no_harm(run: Path) -> None:
     before = explained(run)
     write_tune(run.parent / "tune", trials=[{"remedies": "x", "measured_ms": "y"}, 7])
     assert explained(run).next == before.next
+
+
+def test_a_report_from_python_has_the_trials_too(run: Path, tmp_path: Path) -> None:
+    write_tune(run.parent / "tune", trial("bf16", 12.0, kept=True))
+    path = stepscope.write_report(stepscope.explain(run, cache=False), tmp_path / "r.html")
+    text = path.read_text()
+    assert '<section id="tune"' in text
+    assert "bf16 24.9 -&gt; 12.0 ms (11.0 to 13.0), kept" in text
+    assert 'data-copy="stepscope tune --only' in text
+
+
+def test_the_reports_head_names_the_remedies_of_the_run(run: Path, tmp_path: Path) -> None:
+    write_run(run, "tf32")
+    text = stepscope.write_report(run, tmp_path / "r.html", cache=False).read_text()
+    head = text[text.index('id="verdict"') : text.index('id="findings"')]
+    assert "<span>Run with</span>tf32" in head
+
+
+def test_a_comparison_names_the_side_that_was_run_with_a_remedy(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = run.parent / "other"
+    shutil.copytree(run, other)
+    write_run(other, "bf16")
+    comparison = stepscope.compare(run, other, cache=False)
+    assert run_with_words(comparison) == "B was run with bf16"
+    assert comparison_json(comparison)["b"]["remedies"][0]["id"] == "bf16"
+    print_comparison(comparison, width=120)
+    assert "B was run with bf16" in capsys.readouterr().out
+    assert run_with_words(stepscope.compare(run, run, cache=False)) == ""
 
 
 # Promises

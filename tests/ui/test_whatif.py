@@ -305,7 +305,7 @@ def test_where_all_refuse_nothing_was_captured_to_answer() -> None:
         (("--set", "fused-optimiser"), "did you mean fused-optimizer"),
         (("--set", "remove=("), "no regular expression"),
         (("--set", "no-data-wait=0"), "takes no value"),
-        (("--set", "compile=1"), "takes no value"),
+        (("--set", "cuda-graphs=1"), "takes no value"),
         (("--remember",), "say which one with --set"),
     ],
 )

@@ -71,6 +71,8 @@ def _apply_one(training: TrainingProcess, chosen: ChosenFix) -> None:
     """One that cannot be applied is recorded, never raised."""
     with training.applying(str(chosen)) as applied:
         try:
+            if chosen.remedy.is_proposal:
+                raise RefusedError("it is an edit of the script; `stepscope tune` proposes it")
             if chosen.remedy.environment is not None:
                 _check_environment(training, chosen)
             if chosen.remedy.apply is not None:

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.blocks import checkpoint_switch, find_blocks
+from stepscope.fix.compiled_modules import is_compiled
 from stepscope.fix.frames import is_users
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def model_facts(roots: Sequence[Any]) -> dict[str, Any]:
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
         "buffers": len({id(b) for root in roots for b in root.buffers()}),
         "dtypes": tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
-        "compiled": any(_is_compiled(module) for module in modules)
+        "compiled": any(is_compiled(module) for module in modules)
         or (not roots and _has_compiled()),
         "no_compiler": _why_no_compiler(device),
         "bf16": _has_bf16(device),
@@ -66,13 +67,6 @@ def _sources(modules: Iterable[Any]) -> tuple[str, ...]:
     names = {type(module).__module__ for module in modules}
     files = (getattr(sys.modules.get(name), "__file__", None) for name in names)
     return tuple(sorted({os.path.abspath(file) for file in files if file and is_users(file)}))  # noqa: PTH100
-
-
-def _is_compiled(module: Any) -> bool:
-    return (
-        type(module).__name__ == "OptimizedModule"
-        or getattr(module, "_compiled_call_impl", None) is not None
-    )
 
 
 def _has_compiled() -> bool:

@@ -55,9 +55,10 @@ def patch_threads(script: Script, number: int) -> Proposal:
     for frame in facts.set_threads[:1]:
         source = script.source(frame.file)
         call = source.call_at(frame.line, "set_num_threads") if source is not None else None
-        if source is not None and call is not None and len(call.args) == 1:
-            edit = source.replace(call.args[0], str(number))
-            return Proposal(edits=(edit,))
+        if source is None or call is None or len(call.args) != 1:
+            continue
+        if source.called(call) == "set_num_threads":  # not a library's call that leads there
+            return Proposal(edits=(source.replace(call.args[0], str(number)),))
     if facts.set_threads:
         where = facts.set_threads[0].words
         return Proposal(by_hand=(f"call torch.set_num_threads({number}) (see {where})",))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from stepscope.fix.compiled_modules import torchs_forward
 from stepscope.fix.frames import is_users, users_frames
-from stepscope.fix.torchs_forward import torchs_forward
 from stepscope.records.script_facts import RootCall, TrainingPass
 
 if TYPE_CHECKING:

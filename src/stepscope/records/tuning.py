@@ -10,6 +10,9 @@ import msgspec
 
 from stepscope.records.figures import interval, milliseconds, significant
 
+# Parity of what crashed or trains otherwise, and of what nobody could look at.
+FAILED, NOT_KNOWN = "failed", "not known"
+
 
 class TriedConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """One row of tune.json's trials: some remedies, applied together."""
@@ -119,6 +122,8 @@ def best_alone(result: TuneResult, tune: str = "") -> dict[str, TriedRemedy]:
 def _alone(result: TuneResult, trial: TriedConfiguration, tune: str) -> TriedRemedy | None:
     if len(trial.remedies) != 1 or result.baseline_ms is None:
         return None
+    if trial.measured_ms is None and trial.parity != FAILED:
+        return None  # there was no time for it
     return TriedRemedy(
         remedy=trial.remedies[0],
         baseline_ms=result.baseline_ms,

@@ -110,13 +110,15 @@ def _write_explanation(explanation: Explanation, target: Path, cache: bool) -> N
     from stepscope.ui.advice import advise_slowest
     from stepscope.ui.html.report import write_report as write
     from stepscope.ui.rank_look import DRAWN_RANKS, look_at_rank
+    from stepscope.ui.tried_remedies import tune_of
 
     traces = JobTraces([rank.path for rank in explanation.ranks], cache=cache, skip_missing=True)
     ranks = choose_ranks(explanation, DRAWN_RANKS)
     looks = traces.visit(ranks, partial(look_at_rank, draw=True))
     advice = advise_slowest(traces, explanation, draw=True)
     pictures = [look.picture for look in looks if look.picture]
-    write(explanation, pictures, target, whatif=advice.page if advice else None)
+    whatif_page = advice.page if advice else None
+    write(explanation, pictures, target, whatif=whatif_page, tune=tune_of(explanation))
 
 
 def _list_paths(paths: Paths) -> list[str | Path]:

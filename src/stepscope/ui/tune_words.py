@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from stepscope.records.tuning import FAILED
 from stepscope.records.words import counted
 from stepscope.ui.answer import Answer
 
@@ -26,7 +27,7 @@ def tune_answer(result: TuneResult, folder: Path) -> Answer:
 
 def _why(result: TuneResult) -> str:
     measured = [row for row in result.trials if row.measured_ms is not None]
-    failed = len(result.trials) - len(measured)
+    failed = sum(row.parity == FAILED for row in result.trials if row.measured_ms is None)
     words = f"{counted(len(measured), 'configuration')} measured against the command as it is"
     words += f", {failed} failed" if failed else ""
     return f"{words}; {result.control}" if result.control else words

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stepscope.fix.compiled_modules import is_compiled, torchs_forward
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.root_places import add_before_training, import_where_edited, submodule
-from stepscope.fix.torchs_forward import torchs_forward
 
 if TYPE_CHECKING:
     from stepscope.fix.proposal import Proposal, Script
@@ -34,7 +34,7 @@ def apply(training: TrainingProcess, value: str) -> None:
     tell = training.telling()
 
     def compile_in_place(module: Any) -> None:
-        if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod"):
+        if any(is_compiled(part) for part in module.modules()):
             return
         mode = {} if value == "default" else {"mode": value}
         path = torchs_forward(module)

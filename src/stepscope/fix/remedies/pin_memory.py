@@ -18,6 +18,7 @@ from stepscope.fix.proposal import Proposal
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from stepscope.fix.building import Made
     from stepscope.fix.proposal import Script
     from stepscope.fix.python_source import PythonSource
     from stepscope.fix.training_process import TrainingProcess
@@ -38,17 +39,21 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
 def apply(training: TrainingProcess, value: str) -> None:
     import torch
 
-    if not torch.cuda.is_available():  # torch would only warn, in every epoch
-        training.refusing()("there is no CUDA device")
-        return
     tell = training.telling()
-    set_in_loaders(training, "pin_memory", True)
+    set_in_loaders(training, "pin_memory", True, _why_not)
     training.when_imported("torch.utils.data._utils.pin_memory", mark_pinned)
 
     def copied(name: str) -> None:
         tell(f"batches are copied with {name}(..., non_blocking=True)")
 
     copy_marked_without_waiting(torch.Tensor, copied, training.surrounds)
+
+
+def _why_not(_made: Made) -> str | None:
+    """Asked only now: looking for devices before the script does could spoil its forks."""
+    import torch
+
+    return None if torch.cuda.is_available() else "there is no CUDA device"
 
 
 def mark_pinned(module: Any) -> None:

@@ -30,5 +30,6 @@ WHATIF = WhatIf(
     for_several_ranks=True,
     is_goal=True,
     keeps_peak=True,
-    remedies={"bandwidth": ("2",)},
+    # bf16 gradients are half the bytes of fp32 ones.
+    remedies={"bandwidth": ("2",), "compress-gradients": ("2",)},
 )

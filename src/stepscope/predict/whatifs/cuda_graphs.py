@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
 
 SPACING_NS = 1_000.0  # between kernels of a graph, as measured on an H200
-_LAUNCH_NS = 30_000.0  # of the host, per graph
-_PER_NODE_NS = 60.0
+LAUNCH_NS = 30_000.0  # of the host, per graph
+PER_NODE_NS = 60.0
 _LATENCY_NS = 5_000.0
 _KERNELS_PER_LAUNCH = 20  # more, and the step is a graph already
 
@@ -82,8 +82,8 @@ WHATIF = WhatIf(
 def _one_launch(tasks: int) -> Calls:
     return Calls(
         kind=np.array([CallKind.LAUNCH], np.int8),
-        gap_ns=np.array([_LAUNCH_NS]),
-        call_ns=np.array([_PER_NODE_NS * tasks]),
+        gap_ns=np.array([LAUNCH_NS]),
+        call_ns=np.array([PER_NODE_NS * tasks]),
         tail_ns=np.zeros(1),
         phase=np.zeros(1, np.int8),
         row=np.full(1, -1, np.int32),

@@ -67,7 +67,7 @@ WHATIF = WhatIf(
     apply=apply,
     usual=("fused",),
     keeps_peak=True,
-    remedies={"fused-optimizer": ("fused",)},
+    remedies={"fused-optimizer": ("fused",), "foreach-optimizer": ("foreach",)},
 )
 
 

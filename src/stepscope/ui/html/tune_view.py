@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepscope.records.figures import interval, milliseconds, signed_percent, size
-from stepscope.records.tuning import TriedConfiguration, TuneResult
+from stepscope.records.tuning import FAILED, NOT_KNOWN, TriedConfiguration, TuneResult
 from stepscope.ui.words import one_line, or_dash
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ PARITY_WORDS = {
     "rounding": "losses equal up to rounding",
     "random": "other random numbers",
     "training": "another training",
-    "failed": "losses differ",
-    "not known": "no loss was seen",
+    FAILED: "losses differ",
+    NOT_KNOWN: "losses were not compared",
 }
 _MOST_NAME = 80
 _WIDEST_INTERVAL = 1.3  # times the longest step: what lies beyond ends at the picture's edge
@@ -131,7 +131,7 @@ def _bars(result: TuneResult, baseline_ms: float, longest: float) -> list[TuneBa
 def _tone(trial: TriedConfiguration) -> str:
     if trial.kept:
         return "kept"
-    return "failed" if trial.parity == "failed" else "still"
+    return "failed" if trial.parity == FAILED else "still"
 
 
 def _bar(trial: TriedConfiguration, baseline_ms: float, longest: float, *, tone: str) -> TuneBar:

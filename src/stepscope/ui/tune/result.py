@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.fix.chosen import choose
-from stepscope.records.tuning import RemedyLeftOut, TriedConfiguration, TuneResult
+from stepscope.records.tuning import (
+    FAILED,
+    NOT_KNOWN,
+    RemedyLeftOut,
+    TriedConfiguration,
+    TuneResult,
+)
 from stepscope.ui.tune.journal import TRIALS
 from stepscope.ui.tune.patch import make_patch
 from stepscope.ui.tune.rules import control_words, peak_bytes
-from stepscope.ui.tune.search import BASELINE
+from stepscope.ui.tune.search import BASELINE, OUT_OF_TIME
 from stepscope.ui.tune.words import configuration_words, gain_words, verdict_words
 from stepscope.verify.mean_change import mean_step
 from stepscope.verify.trial_steps import without_pauses
@@ -163,11 +169,16 @@ class _Rows:
         return next((test for test in tests if test.pairs), None)
 
     def _tested(self, test: PairTest) -> TriedConfiguration:
+        """One that was cut short has the gain of its single run before, if there was one."""
         counts = test.kept or test is self._search.final
         kept = counts and set(test.challenger) <= set(self._search.kept)
-        return self._row(
-            test.challenger, test.base, test.gain, why=test.why, checked=test.checked, kept=kept
+        gain, once = test.gain, self._search.rescreened.get(test.challenger)
+        if gain is None and once is not None and once.base == test.base:
+            gain = once.screening.gain
+        row = self._row(
+            test.challenger, test.base, gain, why=test.why, checked=test.checked, kept=kept
         )
+        return replace(row, parity=NOT_KNOWN) if _was_cut_short(test) else row
 
     def _row(
         self,
@@ -186,12 +197,17 @@ class _Rows:
             low_ms=base_ms * (1 - gain.high) if gain else None,
             high_ms=base_ms * (1 - gain.low) if gain else None,
             peak_bytes=checked.peak_bytes if checked else None,
-            parity=checked.parity if checked else ("not known" if gain else "failed"),
+            parity=checked.parity if checked else (NOT_KNOWN if gain else FAILED),
             parity_detail=checked.detail if checked else "",
             kept=kept,
             why=why,
             runs=tuple(f"{TRIALS}/{name}" for name in self._search.folders_of(configuration)),
         )
+
+
+def _was_cut_short(test: PairTest) -> bool:
+    """The budget ended before its losses were looked at."""
+    return test.checked is None and test.why == OUT_OF_TIME
 
 
 def _with_patch(result: TuneResult, facts: ScriptFacts, proposals: tuple[str, ...]) -> TuneResult:

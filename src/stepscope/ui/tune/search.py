@@ -43,7 +43,7 @@ Configuration = tuple[str, ...]
 BASELINE: Configuration = ()
 _BETWEEN_BASES = 3  # candidates that run between two runs of the base
 _CONFIRMED = 3  # candidates that there must be time to confirm while others are screened
-_OUT_OF_TIME = "the budget was spent before it was sure"
+OUT_OF_TIME = "the budget was spent before it was sure"
 _NO_TIME = "the budget was spent before it was tried"
 _STOPPED = "tune was stopped before it was tried"
 
@@ -87,7 +87,7 @@ class PairTest:
     pairs: list[tuple[TrialRun, TrialRun]] = field(default_factory=list)
     verdict: GainVerdict | None = None
     checked: CheckedTrial | None = None
-    why: str = _OUT_OF_TIME
+    why: str = OUT_OF_TIME
     kept: bool = False
 
     @property
