@@ -34,6 +34,7 @@ def _counting(script: str) -> str:
     )
 
 
+@pytest.mark.slow
 def test_losses_are_the_same_to_the_bit(tmp_path: Path) -> None:
     """With dropout in the blocks, whose random numbers are drawn again."""
     plain = run_injected(tmp_path, _counting(CLIPS))
@@ -47,6 +48,7 @@ def test_losses_are_the_same_to_the_bit(tmp_path: Path) -> None:
     assert plain.facts.block_list == "blocks"
 
 
+@pytest.mark.slow
 def test_the_patch_stands_before_training(tmp_path: Path) -> None:
     """In a class, the model is called by a name of its own in the outermost function with it."""
     plain = run_injected(tmp_path, TRAINER)

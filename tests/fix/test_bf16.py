@@ -29,6 +29,7 @@ def test_losses_differ_from_fp32_and_agree_with_the_patch(tmp_path: Path) -> Non
     assert plain.values == pytest.approx(injected.values, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", [TRAINER, HOOKS, ADVERSARIAL], ids=["trainer", "hooks", "gan"])
 def test_scripts_of_other_make(tmp_path: Path, script: str) -> None:
     source = assert_patch_trains_the_same(tmp_path, script, "bf16")

@@ -21,6 +21,7 @@ def test_model_and_images_are_converted(tmp_path: Path) -> None:
     assert "model((images - 0.5).to(memory_format=torch.channels_last))" in source
 
 
+@pytest.mark.slow
 def test_together_with_bf16(tmp_path: Path) -> None:
     assert_patch_trains_the_same(tmp_path, CONVOLUTIONS, "channels-last", "bf16")
 

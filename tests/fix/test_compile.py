@@ -39,12 +39,14 @@ def test_one_graph_and_no_recompilation(tmp_path: Path) -> None:
     assert run.facts.compiled
 
 
+@pytest.mark.slow
 def test_what_is_tried_together_trains_as_the_patch(tmp_path: Path) -> None:
     script = EAGER + CONVOLUTIONS
     source = assert_patch_trains_the_same(tmp_path, script, "channels-last", "bf16", "compile")
     assert "\nmodel.to(memory_format=torch.channels_last)\nmodel.forward = torch.compile(" in source
 
 
+@pytest.mark.slow
 def test_two_ranks(tmp_path: Path) -> None:
     source = assert_patch_trains_the_same(tmp_path, EAGER + DDP, "compile", "bf16", ranks=2)
     assert "\nmodel.compile()\nfor x, y in" in source

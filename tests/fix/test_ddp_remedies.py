@@ -57,6 +57,7 @@ def why_not(name: str, facts: ScriptFacts) -> str | None:
     return chosen.remedy.fits(facts, chosen.value)
 
 
+@pytest.mark.slow
 def test_other_buckets_and_views_train_as_their_patches(tmp_path: Path) -> None:
     names = ("bucket-mb=0.005", "bucket-view", "no-buffer-broadcast")
     source = assert_patch_trains_the_same(tmp_path, PLAIN, *names, steps=8, ranks=2)
@@ -66,6 +67,7 @@ def test_other_buckets_and_views_train_as_their_patches(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_smaller_first_bucket_and_a_static_graph_only_change_the_buckets(tmp_path: Path) -> None:
     names = ("first-bucket-mb=0.001", "static-graph")
     plain = run_injected(tmp_path, PLAIN, steps=8, ranks=2)

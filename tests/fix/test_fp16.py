@@ -33,6 +33,7 @@ def test_the_patch_makes_a_scaler(tmp_path: Path) -> None:
     ) in source
 
 
+@pytest.mark.slow
 def test_clipping_sees_unscaled_gradients(tmp_path: Path) -> None:
     source = assert_patch_trains_the_same(tmp_path, CLIPS, "fp16")
     assert "        scaler.unscale_(optimizer)\n        clip_grad_norm_(" in source
@@ -41,6 +42,7 @@ def test_clipping_sees_unscaled_gradients(tmp_path: Path) -> None:
     assert plain.values == pytest.approx(injected.values, rel=0.02)
 
 
+@pytest.mark.slow
 def test_accumulated_passes(tmp_path: Path) -> None:
     """The two statements are in different functions of one file."""
     assert_patch_trains_the_same(tmp_path, TRAINER, "fp16")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 FILE = "/home/u/train.py"
 
 
+@pytest.mark.slow
 def test_objects_are_frozen_bit_for_bit_the_same(tmp_path: Path) -> None:
     plain = run_injected(tmp_path, TRAINING)
     assert plain.facts.collects

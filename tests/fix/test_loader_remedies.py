@@ -109,6 +109,7 @@ def test_workers_trains_as_its_patch_does_even_with_random_data(tmp_path: Path) 
     assert run_injected(tmp_path, RANDOM, "loader-workers=2").losses != plain.losses
 
 
+@pytest.mark.slow
 def test_all_of_a_loaders_remedies_together_in_any_order(tmp_path: Path) -> None:
     together = ("prefetch-factor=4", "persistent-workers", "loader-workers=1")
     source = assert_patch_trains_the_same(tmp_path, LOADED, *together, steps=8)

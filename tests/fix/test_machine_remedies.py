@@ -60,6 +60,7 @@ def test_where_pinning_can_help() -> None:
     assert "fewer" in str(why("pin-ranks", local_ranks=9, **shared))
 
 
+@pytest.mark.slow
 @needs_affinity
 def test_each_rank_gets_cores_of_its_own(tmp_path: Path) -> None:
     script = TRAINING.replace("import torch\n", "import os, torch\n", 1) + (
@@ -122,6 +123,7 @@ DENORMAL = TRAINING.replace(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
 def test_denormal_values_become_zero_as_in_the_patch(tmp_path: Path) -> None:
     plain = run_injected(tmp_path, DENORMAL)

@@ -26,11 +26,13 @@ def test_a_guarded_step_trains_as_its_patch(tmp_path: Path) -> None:
     assert "with contextlib.nullcontext() if (i + 1) % 4 == 0 else model.no_sync():" in source
 
 
+@pytest.mark.slow
 def test_a_loop_of_passes_trains_as_its_patch(tmp_path: Path) -> None:
     source = assert_patch_trains_the_same(tmp_path, COUNTED, "sync-once=3", ranks=2)
     assert "with contextlib.nullcontext() if part + 1 == passes else net.no_sync():" in source
 
 
+@pytest.mark.slow
 def test_a_step_that_comes_early_gets_averaged_gradients(tmp_path: Path) -> None:
     plain = run_injected(tmp_path, LEFT_OVER, ranks=2)
     changed = run_injected(tmp_path, LEFT_OVER, "sync-once=4", ranks=2)

@@ -79,6 +79,7 @@ def test_a_script_that_sets_threads_itself(tmp_path: Path) -> None:
     assert b"torch.set_num_threads(1)" in text
 
 
+@pytest.mark.slow
 def test_the_patch_of_a_scripts_own_call_trains_the_same(tmp_path: Path) -> None:
     source = assert_patch_trains_the_same(tmp_path, SET_BY_SCRIPT, "threads=2")
     assert "torch.set_num_threads(2)" in source
@@ -94,6 +95,7 @@ def test_a_library_that_sets_threads_is_named() -> None:
     assert proposal.by_hand == (f"call torch.set_num_threads(1) (see {file}:1)",)
 
 
+@pytest.mark.slow
 def test_a_shell_that_sets_too_many(tmp_path: Path) -> None:
     users = {"OMP_NUM_THREADS": "7"}
     plain = run_injected(tmp_path, SHOWN, variables=users)

@@ -33,7 +33,13 @@ REMEDIES = {
 }
 
 
-@pytest.mark.parametrize("name", REMEDIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "plain_loop" else pytest.mark.slow)
+        for name in REMEDIES
+    ],
+)
 def test_injected_and_patched_train_the_same(tmp_path: Path, name: str) -> None:
     script, remedies = SCRIPTS[name], REMEDIES[name]
     how = {"steps": 8, "ranks": script.ranks}

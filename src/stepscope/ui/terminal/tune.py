@@ -86,9 +86,17 @@ def _print_reasons(console: Console, result: TuneResult) -> None:
         console.print()
     if result.left_out:
         console.print(Text("not tried", style="bold"))
-        for left in result.left_out:
-            console.print(Text(f"  {left.remedy}: {left.why}"), soft_wrap=True)
+        for why, remedies in _by_reason(result).items():
+            console.print(Text(f"  {', '.join(remedies)}: {why}"), soft_wrap=True)
         console.print()
+
+
+def _by_reason(result: TuneResult) -> dict[str, list[str]]:
+    """Many remedies need a GPU or several ranks: one line each would hide the others."""
+    reasons: dict[str, list[str]] = {}
+    for left in result.left_out:
+        reasons.setdefault(left.why, []).append(left.remedy)
+    return reasons
 
 
 def _print_change(console: Console, result: TuneResult) -> None:

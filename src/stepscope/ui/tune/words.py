@@ -26,6 +26,11 @@ AS_IT_IS = "the command as it is"
 STOPPED = "stopped before anything was kept"
 NOTHING = f"nothing tried makes this training faster by {trimmed(percent(WORTH))} or more"
 
+_NOTHING_TRIED = {
+    "finished": "no remedy fits this training: nothing was tried",
+    "out of time": "the budget was spent before any remedy was tried",
+}
+
 
 def configuration_words(remedies: tuple[str, ...]) -> str:
     return " + ".join(remedies) or AS_IT_IS
@@ -40,6 +45,8 @@ def gain_words(gain: Gain) -> str:
 
 
 def _signed(share: float) -> str:
+    if share < -1:
+        return "more than twice as slow"
     return f"-{unsigned_percent(share)}" if share < 0 else unsigned_percent(share)
 
 
@@ -49,10 +56,9 @@ def progress_words(
     """What is being tried, how far it is, the best so far and the time left."""
     best = f"best so far: {configuration_words(search.kept)}" if search.kept else "nothing kept yet"
     left = long_duration(bench.left_s * 1e9)
-    return (
-        f"trial {number}: {configuration_words(remedies)} ({search.doing}); {best}; "
-        f"{left} of the budget left"
-    )
+    tried = configuration_words(remedies)
+    doing = f" ({search.doing})" if search.doing != tried else ""
+    return f"trial {number}: {tried}{doing}; {best}; {left} of the budget left"
 
 
 def verdict_words(result: TuneResult) -> str:
@@ -60,7 +66,9 @@ def verdict_words(result: TuneResult) -> str:
         what = "stopped" if result.status == "interrupted" else "the budget ended"
         return f"{what} before anything was measured"
     if not result.kept or result.best_ms is None or result.speedup is None:
-        return STOPPED if result.status == "interrupted" else NOTHING
+        if result.status == "interrupted":
+            return STOPPED
+        return NOTHING if result.trials else _NOTHING_TRIED[result.status]
     names = configuration_words(result.kept)
     steps = f"{significant(result.baseline_ms)} -> {milliseconds(result.best_ms)}"
     if result.best_low_ms is not None and result.best_high_ms is not None:
