@@ -68,7 +68,7 @@ def verdict_words(result: TuneResult) -> str:
     if not result.kept or result.best_ms is None or result.speedup is None:
         if result.status == "interrupted":
             return STOPPED
-        return NOTHING if result.trials else _NOTHING_TRIED[result.status]
+        return NOTHING if result.trials else _NOTHING_TRIED.get(result.status, NOTHING)
     names = configuration_words(result.kept)
     steps = f"{significant(result.baseline_ms)} -> {milliseconds(result.best_ms)}"
     if result.best_low_ms is not None and result.best_high_ms is not None:
