@@ -31,5 +31,11 @@ def patch(script: Script, value: str) -> Proposal:
 
 
 FIX = Fix(
-    id="bf16", effect=Effect.ROUNDING, family="precision", fits=fits, apply=apply, patch=patch
+    id="bf16",
+    effect=Effect.RANDOM,  # dropout's kernels of 16 bits draw others
+    may_be=Effect.ROUNDING,
+    family="precision",
+    fits=fits,
+    apply=apply,
+    patch=patch,
 )

@@ -67,7 +67,8 @@ def patch(script: Script, value: str) -> Proposal:
 
 FIX = Fix(
     id="compile",
-    effect=Effect.ROUNDING,
+    effect=Effect.RANDOM,  # it draws the random numbers of dropout in its own way
+    may_be=Effect.ROUNDING,
     fits=fits,
     apply=apply,
     patch=patch,

@@ -129,5 +129,11 @@ def _uses(source: PythonSource, name: str) -> bool:
 
 
 FIX = Fix(
-    id="fp16", effect=Effect.ROUNDING, family="precision", fits=fits, apply=apply, patch=patch
+    id="fp16",
+    effect=Effect.RANDOM,  # dropout's kernels of 16 bits draw others
+    may_be=Effect.ROUNDING,
+    family="precision",
+    fits=fits,
+    apply=apply,
+    patch=patch,
 )
