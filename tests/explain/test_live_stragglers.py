@@ -99,6 +99,7 @@ def test_a_rank_that_computes_longer(tmp_path: Path) -> None:
     expect_in_most_windows(run, ("found", "compute", 2), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_rank_whose_data_comes_late(tmp_path: Path) -> None:
     run = capture(tmp_path / "run", "--slow-input", "1")
     expect_in_most_windows(run, ("found", "input", 1), tmp_path)
@@ -165,6 +166,7 @@ def two_hosts() -> Iterator[tuple[str, str]]:
         _network(f"ip netns del {a} || true", f"ip netns del {b} || true")
 
 
+@pytest.mark.slow
 def test_a_slow_link_between_two_hosts(
     tmp_path: Path, two_hosts: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_library_model_uses_its_own_switch(tmp_path: Path) -> None:
     assert injected.facts.checkpointed
 
 
+@pytest.mark.slow
 def test_blocks_with_running_statistics_are_refused(tmp_path: Path) -> None:
     script = CLIPS.replace("self.drop = nn.Dropout(0.1)", "self.drop = nn.BatchNorm1d(width)")
     run = run_injected(tmp_path, script, ID)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import json, sys
 import stepscope
@@ -33,6 +35,7 @@ def run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_what_is_built_afterwards_is_changed(tmp_path: Path) -> None:
     done = run(tmp_path, SCRIPT)
     assert done.returncode == 0, done.stderr
@@ -42,6 +45,7 @@ def test_what_is_built_afterwards_is_changed(tmp_path: Path) -> None:
     assert [each["refused"] for each in answer["told"]] == [None, None]
 
 
+@pytest.mark.slow
 def test_an_id_that_nothing_has_is_an_error(tmp_path: Path) -> None:
     done = run(tmp_path, 'import stepscope\nstepscope.fix.apply("no-such-remedy")\n')
     assert done.returncode != 0

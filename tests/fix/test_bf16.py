@@ -36,6 +36,7 @@ def test_scripts_of_other_make(tmp_path: Path, script: str) -> None:
     assert source.count("torch.autocast") == script.count(".backward()")
 
 
+@pytest.mark.slow
 def test_evaluation_is_left_alone(tmp_path: Path) -> None:
     run = run_injected(tmp_path, EVALUATES, "bf16", steps=9)
     assert run.output.splitlines() == [
@@ -46,6 +47,7 @@ def test_evaluation_is_left_alone(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_an_autocast_of_the_script_is_not_wrapped(tmp_path: Path) -> None:
     own = TRAINING.replace(
         "    logits = model(x)\n",
@@ -56,6 +58,7 @@ def test_an_autocast_of_the_script_is_not_wrapped(tmp_path: Path) -> None:
     assert "backward starts at" in proposal.by_hand[0]
 
 
+@pytest.mark.slow
 def test_forward_and_backward_in_one_statement_are_left_to_the_user(tmp_path: Path) -> None:
     short = TRAINING.replace(
         "    logits = model(x)\n    loss = F.cross_entropy(logits, y)\n    loss.backward()\n",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_model_and_images_are_converted(tmp_path: Path) -> None:
     source = assert_patch_trains_the_same(tmp_path, CONVOLUTIONS, "channels-last")
     assert "\nmodel.to(memory_format=torch.channels_last)\nfor step" in source
@@ -26,6 +27,7 @@ def test_together_with_bf16(tmp_path: Path) -> None:
     assert_patch_trains_the_same(tmp_path, CONVOLUTIONS, "channels-last", "bf16")
 
 
+@pytest.mark.slow
 def test_layout_seen_inside_the_model(tmp_path: Path) -> None:
     script = CONVOLUTIONS.replace(
         "optimizer =",

@@ -30,6 +30,7 @@ GRAPHS = """
 """
 
 
+@pytest.mark.slow
 def test_one_graph_and_no_recompilation(tmp_path: Path) -> None:
     run = run_injected(tmp_path, EAGER + TRAINING + GRAPHS, "compile", "bf16", steps=8)
     forward = "model.forward = torch.compile(model.forward)"
@@ -52,6 +53,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert "\nmodel.compile()\nfor x, y in" in source
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "lines"),
     [

@@ -80,6 +80,7 @@ def test_a_smaller_first_bucket_and_a_static_graph_only_change_the_buckets(tmp_p
     assert f"{first}model = DDP(model, static_graph=True)" in text.decode()
 
 
+@pytest.mark.slow
 def test_a_hook_of_the_script_and_a_changing_graph_are_left_alone(tmp_path: Path) -> None:
     run = run_injected(tmp_path, BRANCHES, "compress-gradients", ranks=2)
     own = "the script registers a communication hook of its own"

@@ -20,6 +20,7 @@ OPTIMIZER = Built(kind="optimizer", type="SGD", options={}, given=(), frames=())
 SCALER = Built(kind="scaler", type="GradScaler", options={}, given=(), frames=())
 
 
+@pytest.mark.slow
 def test_the_patch_makes_a_scaler(tmp_path: Path) -> None:
     source = assert_patch_trains_the_same(tmp_path, TRAINING, "fp16")
     assert 'scaler = torch.amp.GradScaler("cpu")\n' in source
@@ -48,6 +49,7 @@ def test_accumulated_passes(tmp_path: Path) -> None:
     assert_patch_trains_the_same(tmp_path, TRAINER, "fp16")
 
 
+@pytest.mark.slow
 def test_a_step_with_infinite_gradients_is_skipped(tmp_path: Path) -> None:
     script = TRAINING.replace(
         "    optimizer.step()\n",
@@ -69,11 +71,13 @@ def _unchanged(tmp_path: Path, script: str) -> TrialRun:
     return run
 
 
+@pytest.mark.slow
 def test_several_optimizers_are_refused(tmp_path: Path) -> None:
     run = _unchanged(tmp_path, ADVERSARIAL)
     assert run.refused == {"fp16": "the script has several optimizers"}
 
 
+@pytest.mark.slow
 def test_a_scaler_of_the_script_is_refused(tmp_path: Path) -> None:
     script = TRAINING.replace(
         "for step", 'own = torch.amp.GradScaler("cpu", enabled=False)\nfor step', 1
@@ -82,6 +86,7 @@ def test_a_scaler_of_the_script_is_refused(tmp_path: Path) -> None:
     assert run.refused == {"fp16": "the script has a GradScaler of its own"}
 
 
+@pytest.mark.slow
 def test_a_closure_is_refused(tmp_path: Path) -> None:
     script = TRAINING.replace(
         "    optimizer.zero_grad()\n"
@@ -101,6 +106,7 @@ def test_a_closure_is_refused(tmp_path: Path) -> None:
     assert run.facts.closure
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_is_not_torchs_gets_unscaled_gradients(tmp_path: Path) -> None:
     """It was not seen when it was built: torch's optimizer beside it was."""
     own = """
@@ -123,6 +129,7 @@ class Own(torch.optim.Optimizer):
     assert run.refused == {"fp16": "Own steps, which is not torch's own"}
 
 
+@pytest.mark.slow
 def test_half_a_patch_is_none(tmp_path: Path) -> None:
     """The optimizer steps in an expression: only the autocast could be written."""
     script = TRAINING.replace("optimizer.step()", "result = optimizer.step()")

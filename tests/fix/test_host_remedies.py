@@ -32,6 +32,7 @@ def test_objects_are_frozen_bit_for_bit_the_same(tmp_path: Path) -> None:
     assert "gc.collect()\ngc.freeze()\nfor step in range(8):" in source
 
 
+@pytest.mark.slow
 def test_a_script_without_collections_is_left_as_it_is(tmp_path: Path) -> None:
     script = TRAINING.replace("import torch\n", "import gc, torch\ngc.disable()\n", 1)
     run = run_injected(tmp_path, script, "gc-freeze")

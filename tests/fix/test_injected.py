@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from injected import TRAINING, assert_patch_trains_the_same, run_injected
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_a_run_on_trial_is_the_script_itself(tmp_path: Path) -> None:
     shown = TRAINING + "    print(loss.item().hex())\n"
     run = run_injected(tmp_path, shown, steps=6)

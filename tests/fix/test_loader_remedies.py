@@ -93,6 +93,7 @@ def test_workers_need_to_be_there_for_the_rest() -> None:
         assert FIXES[name].after == {"loader-workers"}
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_batches_if_nothing_is_random(tmp_path: Path) -> None:
     plain = run_injected(tmp_path, LOADED, steps=8)
     (built,) = plain.facts.of_kind("loader")
@@ -102,6 +103,7 @@ def test_workers_give_the_same_batches_if_nothing_is_random(tmp_path: Path) -> N
     assert run.losses == plain.losses
 
 
+@pytest.mark.slow
 def test_workers_trains_as_its_patch_does_even_with_random_data(tmp_path: Path) -> None:
     plain = run_injected(tmp_path, RANDOM)
     source = assert_patch_trains_the_same(tmp_path, RANDOM, "loader-workers=2")
@@ -148,6 +150,7 @@ ACCELERATED = LOADED.replace(
 ).replace("loss.backward()", "accelerator.backward(loss)")
 
 
+@pytest.mark.slow
 def test_the_users_own_loader_is_found_behind_accelerates(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     run = run_injected(tmp_path, ACCELERATED, "loader-workers=1")
@@ -166,6 +169,7 @@ ITERABLE = LOADED.replace("DataLoader, Dataset", "DataLoader, IterableDataset").
 )
 
 
+@pytest.mark.slow
 def test_a_dataset_that_only_yields_would_be_read_several_times(tmp_path: Path) -> None:
     script = ITERABLE.replace(", shuffle=True", "")
     plain = run_injected(tmp_path, script)

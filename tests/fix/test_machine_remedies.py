@@ -109,6 +109,7 @@ def test_a_library_is_found_in_a_conda_environment(
     assert cpu_allocator.find_library("jemalloc") == f"{tmp_path}/lib/libjemalloc.so.2"
 
 
+@pytest.mark.slow
 def test_an_allocator_that_was_not_loaded_is_refused(tmp_path: Path) -> None:
     run = run_injected(tmp_path, TRAINING, "cpu-allocator=jemalloc")
     if "cpu-allocator=jemalloc" in run.refused:
@@ -147,6 +148,7 @@ needs_onednn = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_onednn
 @pytest.mark.parametrize("inside", [False, True])
 def test_onednn_is_turned_on_again(tmp_path: Path, *, inside: bool) -> None:
@@ -167,6 +169,7 @@ def test_onednn_is_turned_on_again(tmp_path: Path, *, inside: bool) -> None:
     assert b"False" not in text
 
 
+@pytest.mark.slow
 @needs_onednn
 def test_onednn_is_on_by_default(tmp_path: Path) -> None:
     run = run_injected(tmp_path, TRAINING, "onednn")
@@ -175,6 +178,7 @@ def test_onednn_is_on_by_default(tmp_path: Path) -> None:
     assert why("onednn", onednn=None) == "this torch was built without oneDNN"
 
 
+@pytest.mark.slow
 def test_a_capability_that_the_shell_sets_is_unset(tmp_path: Path) -> None:
     script = TRAINING + (
         "    import os; print('capability', os.environ.get('ATEN_CPU_CAPABILITY'))\n"
@@ -189,6 +193,7 @@ def test_a_capability_that_the_shell_sets_is_unset(tmp_path: Path) -> None:
     assert "not set" in str(FIXES["vectors"].fits(run.facts, ""))
 
 
+@pytest.mark.slow
 def test_a_capability_that_the_script_sets_is_unset_too(tmp_path: Path) -> None:
     script = (
         "import os\nos.environ['ATEN_CPU_CAPABILITY'] = 'default'\n"
@@ -233,6 +238,7 @@ def test_where_segments_can_be_expandable(monkeypatch: pytest.MonkeyPatch) -> No
     assert proposal.variables == {name: "max_split_size_mb:64,expandable_segments:True"}
 
 
+@pytest.mark.slow
 def test_a_variable_that_the_script_changes_again_is_not_taken_for_set(tmp_path: Path) -> None:
     script = (
         "import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'max_split_size_mb:64'\n" + TRAINING

@@ -70,6 +70,7 @@ def test_fused_trains_as_its_patch_does(tmp_path: Path, call: str) -> None:
     assert "foreach=True" not in source
 
 
+@pytest.mark.slow
 def test_foreach_trains_as_its_patch_does(tmp_path: Path) -> None:
     call = "torch.optim.Adagrad(model.parameters(), 0.1, 0, 0, 0, 1e-10, False)"
     source = assert_patch_trains_the_same(
@@ -78,6 +79,7 @@ def test_foreach_trains_as_its_patch_does(tmp_path: Path) -> None:
     assert "1e-10, True)" in source
 
 
+@pytest.mark.slow
 def test_a_group_keeps_what_it_was_given(tmp_path: Path) -> None:
     groups = (
         'torch.optim.SGD([{"params": model[0].parameters(), "fused": False}, '
@@ -92,6 +94,7 @@ def test_a_group_keeps_what_it_was_given(tmp_path: Path) -> None:
 SPARSE = TRAINING.replace("nn.Linear(16, 32)", "nn.EmbeddingBag(50, 32, sparse=True)")
 
 
+@pytest.mark.slow
 def test_sparse_gradients_are_found_before_torch_would_raise(tmp_path: Path) -> None:
     script = SPARSE.replace(ADAMW, "torch.optim.SGD(model.parameters(), lr=0.1)").replace(
         "torch.randn(8, 16)", "torch.randint(50, (8, 16))"
@@ -111,6 +114,7 @@ SCALED = (
 )
 
 
+@pytest.mark.slow
 def test_fused_with_a_grad_scaler_trains_the_same_up_to_rounding(tmp_path: Path) -> None:
     plain = run_injected(tmp_path, SCALED)
     fused = run_injected(tmp_path, SCALED, "fused-optimizer")
@@ -128,6 +132,7 @@ class Signed(torch.optim.SGD):
 optimizer = Signed(model.parameters(), lr=1e-3)"""
 
 
+@pytest.mark.slow
 def test_a_subclass_with_an_update_of_its_own_is_left_alone(tmp_path: Path) -> None:
     """A GradScaler would take it for one that unscales gradients itself."""
     script = SCALED.replace(f"optimizer = {ADAMW}", OWN_STEP)
@@ -136,6 +141,7 @@ def test_a_subclass_with_an_update_of_its_own_is_left_alone(tmp_path: Path) -> N
     assert run.losses == run_injected(tmp_path, script).losses
 
 
+@pytest.mark.slow
 def test_a_subclass_is_fused_where_it_calls_torchs_constructor(
     tmp_path: Path,
 ) -> None:
@@ -181,12 +187,14 @@ def test_gradients_are_dropped_bit_for_bit_the_same(tmp_path: Path, call: str) -
     assert run_patched(tmp_path, script, "set-to-none").losses == plain.losses
 
 
+@pytest.mark.slow
 def test_a_default_zero_grad_has_nothing_to_drop(tmp_path: Path) -> None:
     run = run_injected(tmp_path, TRAINING, "set-to-none")
     assert run.did["set-to-none"] == []
     assert "keeps the memory" in str(FIXES["set-to-none"].fits(run.facts, ""))
 
 
+@pytest.mark.slow
 def test_a_parameter_without_gradient_in_some_steps_keeps_its_zeros(tmp_path: Path) -> None:
     """Weight decay would otherwise pass it over."""
     script = KEPT.replace("lr=1e-2", "lr=1e-2, weight_decay=0.5").replace(

@@ -25,6 +25,7 @@ def test_it_needs_a_gpu_and_a_loader() -> None:
     assert "DataLoader" in str(fix.fits(ScriptFacts(device="cuda"), ""))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_it_is_refused(tmp_path: Any) -> None:
     from test_loader_remedies import LOADED

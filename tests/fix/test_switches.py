@@ -22,6 +22,7 @@ SHOWS = """\
 """
 
 
+@pytest.mark.slow
 def test_switches_are_on_when_training_begins(tmp_path: Path) -> None:
     run = run_injected(tmp_path, TRAINING + SHOWS, "tf32", "cudnn-benchmark")
     assert run.output.splitlines() == ["high True", "True"]
@@ -31,6 +32,7 @@ def test_switches_are_on_when_training_begins(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_lines_at_the_top(tmp_path: Path) -> None:
     plain = run_injected(tmp_path, CONVOLUTIONS)
     _, text = patch_of(plain, "tf32", "cudnn-benchmark")
@@ -44,6 +46,7 @@ def test_lines_at_the_top(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_the_script_sets_is_replaced(tmp_path: Path) -> None:
     script = TRAINING.replace(
         "model =",
@@ -60,6 +63,7 @@ def test_what_the_script_sets_is_replaced(tmp_path: Path) -> None:
     assert text.decode() == script.replace('"highest"', '"high"').replace("= False", "= True")
 
 
+@pytest.mark.slow
 def test_torchs_newer_switches_are_respected(tmp_path: Path) -> None:
     """Torch raises where it is asked about both kinds."""
     script = TRAINING.replace(

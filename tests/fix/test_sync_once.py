@@ -44,6 +44,7 @@ def test_a_step_that_comes_early_gets_averaged_gradients(tmp_path: Path) -> None
     assert changed.values == pytest.approx(plain.values, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_passes_that_the_script_keeps_to_itself_stay_as_they_are(tmp_path: Path) -> None:
     run = run_injected(tmp_path, OWN_NO_SYNC, "sync-once", ranks=2, steps=4)
     assert (run.facts.passes_per_step, run.facts.synced_passes) == (3, 1)

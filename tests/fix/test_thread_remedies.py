@@ -68,6 +68,7 @@ def test_a_variable_of_mkl_is_changed_where_the_user_has_set_it() -> None:
     assert environment(choose_all(["threads=half"]), {}) == {}
 
 
+@pytest.mark.slow
 def test_a_script_that_sets_threads_itself(tmp_path: Path) -> None:
     run = run_injected(tmp_path, SET_BY_SCRIPT, "one-thread")
     assert "1 thread per operator" in run.did["one-thread"]
@@ -108,6 +109,7 @@ def test_a_shell_that_sets_too_many(tmp_path: Path) -> None:
     assert_patch_trains_the_same(tmp_path, SHOWN, "one-thread", variables=users)
 
 
+@pytest.mark.slow
 def test_variables_reach_the_workers_of_torchrun(tmp_path: Path) -> None:
     script = SHOWN.replace("import torch\n", "import os, torch\n", 1).replace(
         'print("threads",', 'print(os.environ["OMP_NUM_THREADS"],'

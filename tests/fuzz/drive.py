@@ -31,6 +31,7 @@ ANSWERED, REFUSED = "answered", "refused"
 _VALUES = {
     "precision": ("bf16", "tf32", "fp16", "fp32"),
     "optimizer": ("fused", "foreach", "loop"),
+    "compile": ("", "default", "reduce-overhead"),
     "threads": ("1", "fit", "8"),
     "batch": ("x2", "x0.5", "1"),
     "accumulate": ("2",),
@@ -47,7 +48,7 @@ _VALUES = {
 }
 _WITHOUT_VALUE = {name for name, whatif in WHATIFS.items() if not whatif.takes_value}
 CHANGES = [
-    *(f"{name}={value}" for name, values in _VALUES.items() for value in values),
+    *(f"{name}={value}" if value else name for name, values in _VALUES.items() for value in values),
     *sorted(_WITHOUT_VALUE),
 ]
 

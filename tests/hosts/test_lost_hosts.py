@@ -62,6 +62,7 @@ def test_the_first_host_dies(lab: Lab, tmp_path: Path) -> None:
     assert "not-closed" in {note["id"] for note in answer["quality"]}
 
 
+@pytest.mark.slow
 def test_a_folder_that_one_host_cannot_write(
     lab: Lab, bare: Mapping[str, HostOutcome], tmp_path: Path
 ) -> None:

@@ -229,6 +229,7 @@ def test_no_step_is_typical(tmp_path: Path) -> None:
     assert not PLANTED & {*planted.findings}
 
 
+@pytest.mark.slow
 def test_one_rank_saves_and_the_other_waits(tmp_path: Path) -> None:
     planted = run_planted(
         tmp_path / "run", "rank_0_saves", launch=(*TORCHRUN, "--nproc-per-node=2")
@@ -248,6 +249,7 @@ def test_one_rank_saves_and_the_other_waits(tmp_path: Path) -> None:
         assert run["times"]["mean_ms"] == near(planted.own_mean_ms(rank=rank), 0.02)
 
 
+@pytest.mark.slow
 def test_a_restarted_job_has_two_attempts(tmp_path: Path) -> None:
     launch = (*TORCHRUN, "--nproc-per-node=1", "--max-restarts=1")
     planted = run_planted(tmp_path / "run", "restarts", launch=launch)

@@ -51,4 +51,5 @@ class Settings:
             return None
         values = json.loads(text if text.startswith("{") else base64.b64decode(text))
         known = {field.name for field in fields(cls)}
+        values["remedies"] = tuple(values.get("remedies", ()))  # JSON knows lists only
         return cls(**{key: value for key, value in values.items() if key in known})
