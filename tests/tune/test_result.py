@@ -93,7 +93,7 @@ def test_what_was_not_tried_is_listed_with_the_reason() -> None:
     )
     left = {row.remedy: row.why for row in result_of(search).left_out}
     assert left["tf32"] == "it needs a CUDA device"
-    assert left["h"] == "the budget was spent before it was tried"
+    assert left["h"] == "the budget leaves no time to try it and to confirm it"
     assert result_of(search).status == "out of time"
 
 

@@ -44,7 +44,7 @@ BASELINE: Configuration = ()
 _BETWEEN_BASES = 3  # candidates that run between two runs of the base
 _CONFIRMED = 3  # candidates that there must be time to confirm while others are screened
 OUT_OF_TIME = "the budget was spent before it was sure"
-_NO_TIME = "the budget was spent before it was tried"
+_NO_TIME = "the budget leaves no time to try it and to confirm it"
 _STOPPED = "tune was stopped before it was tried"
 
 

@@ -28,7 +28,7 @@ NOTHING = f"nothing tried makes this training faster by {trimmed(percent(WORTH))
 
 _NOTHING_TRIED = {
     "finished": "no remedy fits this training: nothing was tried",
-    "out of time": "the budget was spent before any remedy was tried",
+    "out of time": "the budget leaves no time to try a remedy and to confirm it",
 }
 
 
