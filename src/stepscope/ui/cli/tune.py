@@ -75,7 +75,7 @@ def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
     type=click.Path(path_type=Path, file_okay=False),
     help="Go on with the tune in this folder, as it was asked for; only --budget may change.",
 )
-@out_option("Folder for all trials (default: stepscope-runs/<time>-tune-<script>).")
+@out_option("Folder for all trials (default: stepscope-runs/<time>-<script>).")
 @step_on_option
 @click.option(
     "--apply", is_flag=True, help="Make the change in your files, if git can bring them back."
