@@ -15,6 +15,8 @@ from stepscope.ui.tune.journal import Journal, LeftOut, TunePlan, TuneStart
 from stepscope.ui.tune.result import tune_result
 from stepscope.ui.tune.rules import control_words
 from stepscope.ui.tune.search import Contender, Search
+from stepscope.ui.tune.words import gain_words
+from stepscope.verify.tuned_gain import Gain
 
 START = TuneStart(
     command=("python", "my train.py"), folder="/w", steps=60, budget_s=600.0, allow="rounding"
@@ -141,3 +143,10 @@ def test_a_command_that_is_over_the_limit_itself_is_named() -> None:
     bases = searched_ab().bases
     assert control_words(bases, 2000) == "its losses repeat to the bit"
     assert "the command as it is needs 1.00 kB on the host" in control_words(bases, 900)
+
+
+def test_gains_and_losses_in_words() -> None:
+    assert gain_words(Gain(value=0.12, low=0.11, high=0.135)) == "saves 12.0% (11.0% to 13.5%)"
+    assert gain_words(Gain(value=-3.29, low=-3.57, high=-3.04)) == "329% slower (304% to 357%)"
+    wide = gain_words(Gain(value=-0.1, low=-9.0, high=0.3))
+    assert wide == "10.0% slower (saves less than -100% to 30%)"

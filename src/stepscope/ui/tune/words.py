@@ -37,7 +37,10 @@ def configuration_words(remedies: tuple[str, ...]) -> str:
 
 
 def gain_words(gain: Gain) -> str:
-    """Saves 12.3% (11.0% to 13.5%); is 4.2% slower (...)."""
+    """Saves 12.3% (11.0% to 13.5%); 4.2% slower (3.1% to 5.3%)."""
+    if gain.high < 0:
+        ends = f"{unsigned_percent(gain.high)} to {unsigned_percent(gain.low)}"
+        return f"{unsigned_percent(gain.value)} slower ({ends})"
     ends = f"{_signed(gain.low)} to {_signed(gain.high)}"
     if gain.value < 0:
         return f"{unsigned_percent(gain.value)} slower (saves {ends})"
@@ -46,7 +49,7 @@ def gain_words(gain: Gain) -> str:
 
 def _signed(share: float) -> str:
     if share < -1:
-        return "more than twice as slow"
+        return "less than -100%"
     return f"-{unsigned_percent(share)}" if share < 0 else unsigned_percent(share)
 
 
