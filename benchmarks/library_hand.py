@@ -1,10 +1,9 @@
 """Combinations that a good engineer tries by hand on the library models, without stepscope.
 
     python benchmarks/library_hand.py [--models llama,swin] [--seconds 560] --out hand.json
-    python benchmarks/library_hand.py --warm       # only fill the compiler's cache, six at once
 
-Each model has a process of its own, in which every combination builds the model anew, takes 15
-steps to warm up and is timed over 40, in blocks of ten with the device waited for at the ends. fp32
+Each model has a process of its own, in which every combination builds the model anew, takes 12
+steps to warm up and is timed over 30, in blocks of ten with the device waited for at the ends. fp32
 eager comes first and, as a control, once more at the end. Results of models that --out already
 holds are kept.
 """
@@ -15,10 +14,10 @@ import argparse
 import contextlib
 import gc
 import importlib
-import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,11 +27,12 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import library_results
+from library_turn import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-WARM_UP, BLOCKS, BLOCK = 15, 4, 10
+WARM_UP, BLOCKS, BLOCK = 12, 3, 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,18 +81,6 @@ THOROUGH = (
     Combination(precision="tf32", fused=True, compile="reduce-overhead"),
     Combination(precision="bf16", fused=True, compile="max-autotune-no-cudagraphs"),
 )
-# Compiled code depends on the precision, not on the optimizer: these are what tune meets, too.
-TO_WARM = (
-    Combination(precision="bf16", compile="default"),
-    Combination(compile="default"),
-    Combination(precision="bf16", compile="reduce-overhead"),
-    Combination(compile="reduce-overhead"),
-    Combination(precision="tf32", compile="default"),
-)
-IMAGES_TO_WARM = (
-    Combination(precision="bf16", images=True, compile="default"),
-    Combination(precision="tf32", images=True, compile="default"),
-)
 
 
 def main() -> None:
@@ -103,8 +91,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/library_hand.json"))
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for all models")
     parser.add_argument("--per-model", type=float, default=240.0, help="seconds at most for one")
-    parser.add_argument("--warm", action="store_true", help="compile only, several at a time")
-    parser.add_argument("--at-once", type=int, default=6, help="models at a time with --warm")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="models beside each other; each is timed alone"
+    )
+    parser.add_argument(
+        "--turns", type=Path, default=Path(tempfile.gettempdir()) / "library-hand-turns"
+    )
     parser.add_argument("--thorough", action="store_true", help="rarer combinations too")
     parser.add_argument("--combinations", default="", help="only these, with commas between")
     parser.add_argument("--again", action="store_true", help="models that --out holds too")
@@ -121,18 +113,18 @@ def main() -> None:
 
 def _all_models(options: argparse.Namespace) -> None:
     end = time.monotonic() + options.seconds
-    done = {} if options.again or options.warm else library_results.read(options.out)
+    done = {} if options.again else library_results.read(options.out)
     names = [
         name
         for name in library_results.chosen(options.models)
         if name not in done or not done[name].get("finished")
     ]
-    with ThreadPoolExecutor(options.at_once if options.warm else 1) as pool:
+    turns = Turns(options.turns)
+    with turns.kept_going(), ThreadPoolExecutor(options.at_once) as pool:
         for name, failure in pool.map(lambda name: (name, _child(name, options, end)), names):
             if failure:
                 print(f"{name}: {failure}", flush=True)
-    if not options.warm:
-        print_best(library_results.read(options.out))
+    print_best(library_results.read(options.out))
 
 
 def _child(name: str, options: argparse.Namespace, end: float) -> str | None:
@@ -140,12 +132,7 @@ def _child(name: str, options: argparse.Namespace, end: float) -> str | None:
     limit_s = min(options.per_model, end - time.monotonic())
     if limit_s < 20:
         return "not tried: no time left"
-    environment = dict(os.environ)
-    if options.warm:
-        environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "4")
-    child = subprocess.Popen(
-        [sys.executable, __file__, *sys.argv[1:], "--one", name], env=environment
-    )
+    child = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--one", name])
     try:
         code = child.wait(limit_s)
     except subprocess.TimeoutExpired:
@@ -161,6 +148,7 @@ def _one_model(name: str, options: argparse.Namespace) -> None:
     began = time.perf_counter()
     script = importlib.import_module(f"library_models.{name}")
     batch = options.batch or script.BATCH
+    Turns(options.turns).enter()
     torch.manual_seed(0)
     batches = script.make_batches(batch, options.device, options.tiny)
     measured: dict[str, dict[str, Any]] = {}
@@ -174,19 +162,14 @@ def _one_model(name: str, options: argparse.Namespace) -> None:
             lines = str(error).splitlines() or [""]
             measured[words] = {"failure": f"{type(error).__name__}: {lines[0][:200]}"}
         print(f"{name:12} {words:60} {_outcome(measured[words])}", flush=True)
-        if not options.warm:
-            library_results.save(options.out, name, result)
+        library_results.save(options.out, name, result)
     result["finished"] = True
     result["seconds"] = time.perf_counter() - began
-    if not options.warm:
-        library_results.save(options.out, name, result)
+    library_results.save(options.out, name, result)
     print(f"{name}: {result['seconds']:.0f} s", flush=True)
 
 
 def _plan(options: argparse.Namespace, *, images: bool) -> Iterator[tuple[str, Combination]]:
-    if options.warm:
-        yield from ((one.words, one) for one in TO_WARM + IMAGES_TO_WARM * images)
-        return
     wanted = options.combinations.split(",") if options.combinations else None
     for combination in FOR_ALL + FOR_IMAGES * images + THOROUGH * options.thorough:
         if wanted is None or combination.words in wanted:
@@ -213,20 +196,19 @@ def _measure(
     wait = torch.cuda.synchronize if is_cuda else (lambda: None)
     began = time.perf_counter()
     step = _step(script, batches, combination, options)
-    warm_up = 3 if options.warm or options.tiny else WARM_UP
+    warm_up = 3 if options.tiny else WARM_UP
     for number in range(warm_up):
         step(number)
     wait()
     ready_s = time.perf_counter() - began
-    if options.warm:
-        return {"ready_s": ready_s}
     blocks_ms = []
-    for block in range(BLOCKS):
-        start = time.perf_counter()
-        for number in range(BLOCK):
-            loss = step(warm_up + block * BLOCK + number)
-        wait()
-        blocks_ms.append((time.perf_counter() - start) * 1e3 / BLOCK)
+    with Turns(options.turns).alone():
+        for block in range(BLOCKS):
+            start = time.perf_counter()
+            for number in range(BLOCK):
+                loss = step(warm_up + block * BLOCK + number)
+            wait()
+            blocks_ms.append((time.perf_counter() - start) * 1e3 / BLOCK)
     return {
         "ms": statistics.median(blocks_ms),
         "low_ms": min(blocks_ms),
@@ -284,8 +266,6 @@ def _channels_last(batch: Any) -> tuple[Any, ...]:
 def _outcome(measured: dict[str, Any]) -> str:
     if "failure" in measured:
         return str(measured["failure"])
-    if "ms" not in measured:
-        return f"compiled in {measured['ready_s']:.0f} s"
     spread = f"({measured['low_ms']:.2f} to {measured['high_ms']:.2f})"
     return f"{measured['ms']:8.2f} ms {spread}, ready in {measured['ready_s']:.0f} s"
 

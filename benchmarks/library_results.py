@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,10 +37,13 @@ def _is_whole(result: dict[str, Any]) -> bool:
 
 
 def save(path: Path, name: str, result: dict[str, Any]) -> None:
+    """Several processes may save at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(read(path) | {name: result}, indent=1))
-    new.replace(path)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(read(path) | {name: result}, indent=1))
+        new.replace(path)
 
 
 def chosen(models: str) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ sys.path.append(str(Path(__file__).parent.parent / "src"))
 
 import library_results
 from library_table import print_tables
+from library_turn import Turns
 
 ROOT = Path(__file__).parent.parent
 LEAST_S = 60  # no tune is begun with less
@@ -47,7 +48,8 @@ def main() -> None:
         for name in library_results.chosen(options.models)
         if not _is_done(known.get(name), options)
     ]
-    with ThreadPoolExecutor(options.at_once) as pool:
+    turns = Turns(options.work.absolute() / "turns")
+    with turns.kept_going(), ThreadPoolExecutor(options.at_once) as pool:
         for name in names:
             pool.submit(_tune_in_time, name, end, options, for_tune)
     print_tables(library_results.read(options.out), library_results.merged(options.hand))
@@ -95,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, default=150.0, help="seconds for one model")
     parser.add_argument("--steps", type=int, default=40, help="of each trial")
     parser.add_argument(
-        "--at-once", type=int, default=1, help="tunes beside each other; they train in turns"
+        "--at-once", type=int, default=1, help="tunes beside each other; each is timed alone"
     )
     parser.add_argument("--hand", type=Path, action="append", default=[], help="to compare with")
     parser.add_argument("--again", action="store_true", help="models that --out holds too")
@@ -137,7 +139,7 @@ def _command(
     script = [sys.executable, str(library_results.script(name))]
     if options.at_once > 1:
         turn = Path(__file__).with_name("library_turn.py")
-        script[1:1] = [str(turn), str(options.work.absolute() / "turn")]
+        script[1:1] = [str(turn), str(options.work.absolute() / "turns")]
     if options.tiny:
         script.append("--tiny")
     if options.device != "cuda":

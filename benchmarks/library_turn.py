@@ -1,37 +1,142 @@
-"""Run a training script whose turn on the device comes when no other such script has it.
+"""Share one GPU between trainings whose step times count.
 
-    python benchmarks/library_turn.py LOCK SCRIPT [ARGUMENTS]
+    python benchmarks/library_turn.py FOLDER SCRIPT [ARGUMENTS]
 
-Several tunes can then share a machine: they start Python and import beside each other, and train
-one after the other. The turn begins where the script seeds its random numbers, before it builds
-anything, and ends with the process.
+Trainings start, build, compile and warm up beside each other. From its sixth step on a training has
+the device to itself until it ends: all others that use the same folder are stopped (SIGSTOP), with
+the processes that compile for them. `keep_going` in the process that starts them lets them go on
+when nobody is being timed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import runpy
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WARM_UP = 6  # steps
+_DRAIN_S = 0.1  # until what the others have launched is done
+_LOOK_S = 0.05
+
+
+class Turns:
+    """The trainings that share a device, by a folder with a file for each and a lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def enter(self) -> None:
+        """This process will use the device; wait while another one is timed."""
+        (self._folder / str(os.getpid())).touch()
+        with self._locked():
+            pass
+
+    def begin(self) -> int:
+        """Have the device alone from now on; closing what is returned, or the end, ends it."""
+        lock = self._open()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        self._signal_others(signal.SIGSTOP)
+        time.sleep(_DRAIN_S)
+        return lock
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        lock = self.begin()
+        try:
+            yield
+        finally:
+            self._signal_others(signal.SIGCONT)
+            os.close(lock)
+
+    def keep_going(self, stop: threading.Event) -> None:
+        """Wake all whenever nobody is being timed: one that ended could not."""
+        while not stop.wait(_LOOK_S):
+            lock = self._open()
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._signal_others(signal.SIGCONT)
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(lock)
+
+    @contextlib.contextmanager
+    def kept_going(self) -> Iterator[None]:
+        stop = threading.Event()
+        thread = threading.Thread(target=self.keep_going, args=(stop,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        lock = self._open()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+    def _open(self) -> int:
+        return os.open(self._folder / "lock", os.O_CREAT | os.O_RDWR)
+
+    def _signal_others(self, number: signal.Signals) -> None:
+        for entry in self._folder.iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                if not Path("/proc", entry.name).exists():
+                    entry.unlink(missing_ok=True)
+                    continue
+                for process in _with_children(int(entry.name)):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, number)
+
+
+def _with_children(process: int) -> list[int]:
+    processes = [process]
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in task.read_text().split():
+                processes += _with_children(int(child))
+    return processes
 
 
 def main() -> None:
-    lock, script = sys.argv[1:3]
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    folder, script = sys.argv[1:3]
     sys.argv = sys.argv[2:]
     sys.path[0] = str(Path(script).absolute().parent)
-    seed = torch.manual_seed
+    turns, seed, steps = Turns(Path(folder)), torch.manual_seed, [0]
 
-    def wait_and_seed(number: int) -> Any:
+    def enter_and_seed(number: int) -> Any:
         torch.manual_seed = seed
-        # Stays open: the process's end ends the turn.
-        fcntl.flock(os.open(lock, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX)
+        turns.enter()
         return seed(number)
 
-    torch.manual_seed = wait_and_seed
+    def count(*_: Any) -> None:
+        steps[0] += 1
+        if steps[0] == _WARM_UP:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            turns.begin()
+
+    torch.manual_seed = enter_and_seed
+    register_optimizer_step_post_hook(count)
     runpy.run_path(script, run_name="__main__")
 
 

@@ -31,6 +31,7 @@ class SimulatedCommand:
     crashes: frozenset[str] = frozenset()
     idle: frozenset[str] = frozenset()  # remedies that find nothing to change
     bytes: dict[str, int] = field(default_factory=dict)
+    slow: dict[str, float] = field(default_factory=dict)  # seconds that each takes to start
     off: dict[str, float] = field(default_factory=dict)  # share by which losses are off
     redrawn: frozenset[str] = frozenset()  # remedies that draw other random numbers
     unseeded: bool = False  # every run draws other random numbers
@@ -50,7 +51,7 @@ class SimulatedCommand:
             "number": number,
             "remedies": tuple(remedies),
             "folder": f"{number:04d}",
-            "took_s": TOOK_S,
+            "took_s": TOOK_S + sum(self.slow.get(name, 0.0) for name in remedies),
         }
         if broken := self.crashes.intersection(remedies):
             return TrialRun(**known, failed=f"exit code 1 with {min(broken)}", output=("boom",))

@@ -59,7 +59,12 @@ def test_tune(tmp_path: Path, name: str) -> None:
         assert kept == []
         assert answer["patch"] is None
     assert (tmp_path / "train.py").read_text() == script.text, "tune changed the script"
-    assert {entry.name for entry in tmp_path.iterdir()} <= {"train.py", "tune", "cache"}
+    assert {entry.name for entry in tmp_path.iterdir()} <= {
+        "train.py",
+        "tune",
+        "cache",
+        "stepscope-record",  # where the fixture puts the track record
+    }
     if kept:
         check_patch(tmp_path, script, kept, answer)
 

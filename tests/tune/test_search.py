@@ -14,6 +14,7 @@ from simulated_runs import (
 from stepscope.errors import NotCapturedError
 from stepscope.fix.declaration import Effect
 from stepscope.ui.tune.rules import TrialRules
+from stepscope.ui.tune.search import OUT_OF_TIME
 from stepscope.verify.tuned_gain import FEWEST_PAIRS
 
 
@@ -190,6 +191,14 @@ def test_no_trial_is_started_that_would_not_end_in_time() -> None:
     search = searched(command, contenders(*map(made_up_fix, "abcdefgh")), budget_s=8.5 * TOOK_S)
     assert len(command.asked) <= 8
     assert [name for name, _ in search.not_tried()]
+
+
+def test_one_that_takes_long_to_start_does_not_use_up_the_time_of_the_others() -> None:
+    command = SimulatedCommand({"a": 0.5, "b": 0.8}, slow={"a": 15 * TOOK_S})
+    search = searched(command, contenders(*map(made_up_fix, "ab")), budget_s=30 * TOOK_S)
+    assert search.kept == ("b",)
+    assert search.out_of_time
+    assert [test.why for test in search.tests if test.challenger == ("a",)] == [OUT_OF_TIME]
 
 
 def test_what_is_predicted_not_to_help_is_skipped_where_time_is_short() -> None:

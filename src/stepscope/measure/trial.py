@@ -97,6 +97,14 @@ def _peak() -> dict[str, int | None]:
     return {"device": device, "host": host * (_KILO if sys.platform == "linux" else 1)}
 
 
+@never_raise
+def await_device() -> None:
+    """Until everything that was launched is done."""
+    torch: Any = sys.modules["torch"]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
 def end_process(folder: Path, world_size: int) -> None:
     """Every rank has seen enough once this rank and all others have: end without the rest of the
     script, which would evaluate, save or train on. `folder` is this rank's."""

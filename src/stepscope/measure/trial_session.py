@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.session import Session
-from stepscope.measure.trial import TrialLog, end_process
+from stepscope.measure.trial import TrialLog, await_device, end_process
 
 if TYPE_CHECKING:
     from stepscope.fix.begin import ChangedTraining
@@ -28,6 +28,7 @@ class TrialSession(Session):
 
     def _act(self, parts: RankParts) -> None:
         if self.number >= self.trial.stop_after:
+            await_device()  # the host may be many steps ahead: their times would not be known
             self.close()
             end_process(parts.folder, rank_and_world()[1])
         super()._act(parts)

@@ -1,14 +1,13 @@
 """Runs a command to its end, with its output in a file, and leaves no process running.
 
 The command gets a session of its own. However stepscope ends, it ends the command's processes too:
-its group, and every process with this run's folder in its environment (a launcher's workers have
+its group, and every process with this start's mark in its environment (a launcher's workers have
 other groups). If stepscope itself is killed, a warden does it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -24,7 +23,7 @@ from stepscope.ui.job_environment import job_environment
 from stepscope.ui.job_process import raising_on_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import IO, NoReturn
 
     from stepscope.measure.settings import Settings
@@ -36,6 +35,7 @@ _MOST_ENVIRONMENT = 8 << 20  # bytes; systems allow a quarter of that
 _AFTER_ENOUGH_S = 20.0
 _STARTING_S = 1.0
 _DISMISSED = b"."
+_STARTED = "STEPSCOPE_STARTED"  # tells a command from the next one with the same folder
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -61,15 +61,15 @@ def run_to_end(
     """
     stop = raising_on_signals(_ENDING[1:], lambda number: SystemExit(128 + number))
     processes: _Processes | None = None
-    with (folder / OUTPUT).open("wb") as output, stop, _Warden(settings.folder) as warden:
+    mark = f"{os.getpid()}-{time.time_ns()}"
+    with (folder / OUTPUT).open("wb") as output, stop, _Warden(mark) as warden:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         try:
             try:
-                process = _start(command, settings, output, mask)
+                environment = {**job_environment(settings, command), _STARTED: mark}
+                process = _start(command, environment, output, mask)
                 warden.tell_group(process.pid)
-                processes = _Processes(
-                    process.pid, settings.folder, lambda: process.poll() is not None
-                )
+                processes = _Processes(process.pid, mark, lambda: process.poll() is not None)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # what came meanwhile raises here
             return _wait(process, limit_s, enough)
@@ -80,13 +80,16 @@ def run_to_end(
 
 
 def _start(
-    command: Sequence[str], settings: Settings, output: IO[bytes], mask: set[int | signal.Signals]
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: IO[bytes],
+    mask: set[int | signal.Signals],
 ) -> subprocess.Popen[bytes]:
     """With the signals that we hold back let through, as `mask` has them."""
     try:
         return subprocess.Popen(
             command,
-            env=job_environment(settings, command),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -137,10 +140,10 @@ def _wait(
 
 @dataclass(frozen=True, slots=True)
 class _Processes:
-    """All processes of one command: its group, and those that carry its folder's name."""
+    """All processes of one command: its group, and those that carry its mark."""
 
     group: int
-    folder: str
+    mark: str
     leader_has_ended: Callable[[], bool]
 
     def end(self) -> None:
@@ -172,9 +175,8 @@ class _Processes:
                     os.kill(pid, number)
 
     def _carriers(self) -> list[int]:
-        """Processes with this run's folder in their environment; known on Linux only."""
-        # As Settings.to_environment writes it.
-        mark = f'"folder":{json.dumps(self.folder)}'.encode()
+        """Known on Linux only."""
+        mark = f"{_STARTED}={self.mark}".encode()
         pids = []
         for place in Path("/proc").glob("[0-9]*"):
             if int(place.name) == os.getpid():
@@ -200,8 +202,8 @@ class _Warden:
 
     It is not dismissed if we are killed, or if a signal cuts the command's end short."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
         self._pid = 0  # none could be started: the command is then ended by us alone
         self._tells = -1
 
@@ -217,7 +219,7 @@ class _Warden:
             return self
         if self._pid == 0:
             os.close(self._tells)
-            _guard(hears, self._folder)
+            _guard(hears, self._mark)
         os.close(hears)
         return self
 
@@ -240,7 +242,7 @@ class _Warden:
                 os.write(self._tells, message)
 
 
-def _guard(hears: int, folder: str) -> NoReturn:
+def _guard(hears: int, mark: str) -> NoReturn:
     """Runs in the warden, which keeps no file of ours open and skips our exit handlers."""
     try:
         os.setsid()
@@ -256,6 +258,6 @@ def _guard(hears: int, folder: str) -> NoReturn:
             group = int(heard) if heard.strip() else 0
             if not group:
                 time.sleep(_STARTING_S)  # the command may be about to start
-            _Processes(group, folder, lambda: not _group_lives(group)).end()
+            _Processes(group, mark, lambda: not _group_lives(group)).end()
     finally:
         os._exit(0)

@@ -162,7 +162,7 @@ class Search:
         """Those that ran just now. What is predicted not to help comes last, and not in the time
         that confirming needs."""
         first = not any(contender.alone for contender in self.contenders)
-        self._bench.reserve((_CONFIRMED if first else 1) * 2 * FEWEST_PAIRS)
+        self._bench.reserve(*_pairs(BASELINE, BASELINE) * (_CONFIRMED if first else 1))
         screened: list[Contender] = []
         since_base = 0
         for number, contender in enumerate(self.contenders, 1):
@@ -180,8 +180,8 @@ class Search:
                     self._run_base()
             except OutOfTimeError:
                 break
-        self._bench.reserve(0 if self.kept == BASELINE else 2 * FEWEST_PAIRS)
-        if since_base and self._bench.affords(1):
+        self._reserve_confirmation()
+        if since_base and self._bench.affords(BASELINE):
             self._run_base()
         self._compare_screened(screened)
         return screened
@@ -210,7 +210,10 @@ class Search:
         waiting = promising
         while waiting:
             for contender in self._one_per_family_first(waiting):
-                self._challenge(contender)
+                try:
+                    self._challenge(contender)
+                except OutOfTimeError:  # the next one may take less
+                    self.out_of_time = True
             waiting = self._worth_another_try()
 
     def _one_per_family_first(self, contenders: Iterable[Contender]) -> list[Contender]:
@@ -239,7 +242,7 @@ class Search:
         self._run_pairs(test, level_of_next_test(outcomes, self._expected))
         if test.kept:
             self.kept = challenger
-            self._bench.reserve(2 * FEWEST_PAIRS)  # for the final confirmation
+            self._reserve_confirmation()
 
     def _run_pairs(self, test: PairTest, level: float) -> None:
         while True:
@@ -277,7 +280,11 @@ class Search:
                 continue
             self.doing = f"{_words(challenger)} once"
             base = [test_run for test_run in self._bench.trials if self._is_kept(test_run)]
-            trial = self._bench.run(challenger)
+            try:
+                trial = self._bench.run(challenger)
+            except OutOfTimeError:
+                self.out_of_time = True
+                continue
             why, _ = self._why_out(trial, self._members(challenger))
             if why is not None:
                 contender.tested_on.add(self.kept)
@@ -314,9 +321,13 @@ class Search:
 
     # 4. The answer.
 
+    def _reserve_confirmation(self) -> None:
+        """Time to confirm what is kept against the command as it is."""
+        self._bench.reserve(*() if self.kept == BASELINE else _pairs(BASELINE, self.kept))
+
     def _confirm_combination(self) -> None:
         """One remedy was confirmed against the command as it is already."""
-        self._bench.reserve(0)
+        self._bench.reserve()
         if self.kept == BASELINE:
             return
         self.final = self._direct_test(self.kept)
@@ -416,6 +427,11 @@ def in_declared_order(names: Iterable[str]) -> Configuration:
         return (declared.index(remedy) if remedy in declared else len(declared)), name
 
     return tuple(sorted(names, key=place))
+
+
+def _pairs(base: Configuration, challenger: Configuration) -> list[Configuration]:
+    """The fewest runs that can be sure."""
+    return [base, challenger] * FEWEST_PAIRS
 
 
 def _timed(trial: TrialRun) -> TimedTrial:

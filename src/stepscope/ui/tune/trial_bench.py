@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stepscope.ui.tune.journal import Journal
     from stepscope.ui.tune.trial_run import TrialRun
 
-_RECENT = 5  # trials that say how long the next one takes
-
 
 class OutOfTimeError(Exception):
     """The budget has no room for another trial."""
@@ -60,33 +58,43 @@ class TrialBench:
         if self._finished[wanted]:
             trial = self._runner.read(self._finished[wanted].popleft())
         else:
-            if not self.affords(1):
+            if not self.affords(wanted):
                 raise OutOfTimeError
             trial = self._run_now(wanted)
         self.trials.append(trial)
         self.spent_s += trial.took_s
         return trial
 
-    def affords(self, trials: int) -> bool:
-        """Whether so many more would end in time."""
-        return self.spent_s + trials * self.trial_s + self._reserve_s <= self._budget_s
+    def affords(self, remedies: Sequence[str]) -> bool:
+        """Whether one more trial with these would end in time."""
+        return self.spent_s + self.expected_s(remedies) + self._reserve_s <= self._budget_s
 
-    def reserve(self, trials: int) -> None:
-        """Keep time for so many later ones, at most half of the budget."""
-        self._reserve_s = min(trials * self.trial_s, self._budget_s / 2)
+    def reserve(self, *later: Sequence[str]) -> None:
+        """Keep time for these trials, at most half of the budget."""
+        self._reserve_s = min(sum(map(self.expected_s, later)), self._budget_s / 2)
 
     def affords_half(self) -> bool:
-        """Whether one more would leave half of the budget for what comes later."""
-        return self.spent_s + self.trial_s <= self._budget_s / 2
+        """Whether a run of the command as it is would leave half of the budget for later."""
+        return self.spent_s + self.expected_s(()) <= self._budget_s / 2
 
     @property
     def left_s(self) -> float:
         return max(0.0, self._budget_s - self.spent_s)
 
-    @property
-    def trial_s(self) -> float:
-        """How long the next trial may take: as long as the longest of the last ones."""
-        return max((trial.took_s for trial in self.trials[-_RECENT:]), default=0.0)
+    def expected_s(self, remedies: Sequence[str]) -> float:
+        """How long a trial with these takes: as long as the last one with the same, else as the
+        command as it is and what each of them took longer alone, such as to compile."""
+        wanted = tuple(remedies)
+        plain_s = self._last_s(()) or 0.0
+        known_s = self._last_s(wanted)
+        if known_s is not None:
+            return known_s
+        alone = (self._last_s((remedy,)) for remedy in wanted)
+        return plain_s + sum(max(0.0, took_s - plain_s) for took_s in alone if took_s is not None)
+
+    def _last_s(self, remedies: tuple[str, ...]) -> float | None:
+        same = (trial.took_s for trial in reversed(self.trials) if trial.remedies == remedies)
+        return next(same, None)
 
     def _run_now(self, remedies: tuple[str, ...]) -> TrialRun:
         self._announce(self._number, remedies)
