@@ -1,0 +1,65 @@
+"""Train one workload: an ordinary training script, which knows nothing of capture.
+
+python -m stepscope.bench.train NAME [--size tiny] [--steps N] [--seed 0] [--set batch=4]
+torchrun --nproc-per-node=2 -m stepscope.bench.train NAME ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from stepscope.bench.catalogue import load
+from stepscope.bench.workload import SIZES, TrainingPlace
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    workload = load(options.name)
+    changes = dict(change.split("=", 1) for change in options.set)
+    config = workload.config(options.size, changes)
+    steps = options.steps or workload.targets[options.size].steps
+    place = _place(options.device, options.seed)
+    torch.manual_seed(options.seed)
+    step = workload.build(config, place)
+    # Losses stay on the device: reading each would make the host wait for it.
+    losses = [step(number).detach() for number in range(steps)]
+    values = torch.stack([loss.reshape(()) for loss in losses]).tolist()
+    if place.rank == 0:
+        print(f"{workload.name}: loss {values[0]:.4g} -> {values[-1]:.4g} in {steps} steps")  # noqa: T201
+        if options.losses:
+            options.losses.write_text(json.dumps({"losses": values}))
+    if place.ranks > 1:
+        dist.destroy_process_group()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="stepscope.bench.train", description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--steps", type=int, help="default: as many as the target allows")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", help="default: cuda where there is one, else cpu")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--losses", type=Path, help="write the loss of every step here")
+    return parser
+
+
+def _place(wanted: str | None, seed: int) -> TrainingPlace:
+    ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+    if ranks > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    return TrainingPlace(device, rank=rank, ranks=ranks, seed=seed)
+
+
+if __name__ == "__main__":
+    main()

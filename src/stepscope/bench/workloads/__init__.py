@@ -1,0 +1,1 @@
+"""The suite: one file for each workload."""
