@@ -2,9 +2,9 @@
 
     python benchmarks/library_turn.py FOLDER SCRIPT [ARGUMENTS]
 
-Trainings start, build, compile and warm up beside each other. From its sixth step on a training has
-the device to itself until it ends: all others that use the same folder are stopped (SIGSTOP), with
-the processes that compile for them. `keep_going` in the process that starts them lets them go on
+Trainings start, build, compile and warm up beside each other. From its sixth step on (a training
+that is profiled: from its beginning) a training has the device to itself until it ends: all others
+that use the same folder are stopped (SIGSTOP), with the processes that compile for them. `keep_going` in the process that starts them lets them go on
 when nobody is being timed.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import runpy
 import signal
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _WARM_UP = 6  # steps
 _DRAIN_S = 0.1  # until what the others have launched is done
 _LOOK_S = 0.05
+_NEVER = 1_000_000_000  # the step of a window that a trial never opens
 
 
 class Turns:
@@ -114,6 +116,12 @@ def _with_children(process: int) -> list[int]:
     return processes
 
 
+def _is_profiled() -> bool:
+    """Whether stepscope opens a window in this training: its early steps count then."""
+    settings = json.loads(os.environ.get("STEPSCOPE_CAPTURE") or "{}")
+    return bool(settings) and settings.get("wait", 0) < _NEVER
+
+
 def main() -> None:
     import torch
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -126,6 +134,9 @@ def main() -> None:
     def enter_and_seed(number: int) -> Any:
         torch.manual_seed = seed
         turns.enter()
+        if _is_profiled():
+            turns.begin()
+            steps[0] = _WARM_UP
         return seed(number)
 
     def count(*_: Any) -> None:

@@ -26,9 +26,10 @@ from process import environment
 from stepscope.fix.chosen import ChosenFix
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.proposal import Proposal
+from stepscope.ui.tune.contenders import Contender
 from stepscope.ui.tune.journal import FinishedTrial, PlannedRemedy
 from stepscope.ui.tune.rules import TrialRules
-from stepscope.ui.tune.search import Contender, Search
+from stepscope.ui.tune.search import Search
 from stepscope.ui.tune.trial_bench import TrialBench
 from stepscope.ui.tune.trial_run import TrialRun
 from stepscope.verify.step_lists import read_step_list

@@ -14,6 +14,7 @@ import library_hand
 import library_results
 import library_table
 import library_tune
+import library_turn
 from library_models import MODELS
 
 FOLDER = Path(library_results.__file__).parent / "library_models"
@@ -179,27 +180,30 @@ def test_a_tune_with_a_journal_is_resumed(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_scripts_that_share_a_lock_train_in_turns(tmp_path: Path) -> None:
-    """Each notes when its turn began and when it ended; both import first."""
+def test_of_trainings_that_share_a_folder_one_at_a_time_is_timed(tmp_path: Path) -> None:
+    """From its sixth step on each has the device alone; the other is stopped meanwhile."""
     pytest.importorskip("torch")
     script = tmp_path / "train.py"
     script.write_text(
         "import sys, time\n"
         "import torch\n"
         "torch.manual_seed(0)\n"
-        "began = time.monotonic()\n"
-        "time.sleep(0.5)\n"
-        "torch.manual_seed(1)\n"
+        "weight = torch.nn.Parameter(torch.zeros(1))\n"
+        "optimizer = torch.optim.SGD([weight])\n"
+        "for step in range(12):\n"
+        "    optimizer.step()\n"
+        "    if step == 6: began = time.monotonic()\n"
+        "    time.sleep(0.05)\n"
         "print(began, time.monotonic(), sys.argv[1])\n"
     )
     turn = Path(library_tune.__file__).with_name("library_turn.py")
-    both = [
-        subprocess.Popen(
-            [sys.executable, turn, tmp_path / "lock", script, word], stdout=-1, text=True
-        )
-        for word in ("a", "b")
-    ]
-    lines = [child.communicate(timeout=120)[0].split() for child in both]
+    folder = tmp_path / "turns"
+    with library_turn.Turns(folder).kept_going():
+        both = [
+            subprocess.Popen([sys.executable, turn, folder, script, word], stdout=-1, text=True)
+            for word in ("a", "b")
+        ]
+        lines = [child.communicate(timeout=120)[0].split() for child in both]
     assert [line[2] for line in lines] == ["a", "b"]
     first, second = sorted((float(line[0]), float(line[1])) for line in lines)
     assert first[1] <= second[0]

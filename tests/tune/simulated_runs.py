@@ -11,9 +11,10 @@ from stepscope.fix.chosen import ChosenFix
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.proposal import Proposal
 from stepscope.records.script_facts import ScriptFacts
+from stepscope.ui.tune.contenders import Configuration, Contender
 from stepscope.ui.tune.journal import FinishedTrial, Journal, PlannedRemedy
 from stepscope.ui.tune.rules import TrialRules
-from stepscope.ui.tune.search import Configuration, Contender, Search
+from stepscope.ui.tune.search import Search
 from stepscope.ui.tune.trial_bench import TrialBench
 from stepscope.ui.tune.trial_run import TrialRun
 from stepscope.verify.trial_file import Loss, RankPeak, RankTrial
@@ -34,6 +35,7 @@ class SimulatedCommand:
     slow: dict[str, float] = field(default_factory=dict)  # seconds that each takes to start
     off: dict[str, float] = field(default_factory=dict)  # share by which losses are off
     redrawn: frozenset[str] = frozenset()  # remedies that draw other random numbers
+    chaos: float = 0.0  # share by which weights that are nudged move the losses
     unseeded: bool = False  # every run draws other random numbers
     seed: int = 0
     starts: float = 0.003  # deviation from start to start
@@ -81,6 +83,8 @@ class SimulatedCommand:
         drawn = number if self.unseeded else len(self.redrawn.intersection(remedies))
         noise = np.random.default_rng((7, drawn)).normal(0, 0.05, STEPS)
         off = 1 + sum(self.off.get(name, 0.0) for name in remedies)
+        if any(name.startswith("nudged-weights") for name in remedies):
+            off += self.chaos * (-1) ** number
         curve = (np.exp(-np.arange(STEPS) / 40) + 1 + noise) * off
         return tuple(Loss(step, float(value).hex()) for step, value in enumerate(curve))
 

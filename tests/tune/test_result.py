@@ -11,10 +11,11 @@ from simulated_runs import SimulatedCommand, contenders, made_up_fix, searched
 from stepscope.fix.declaration import Effect
 from stepscope.records.tuning import TriedConfiguration, TuneResult
 from stepscope.ui.terminal.tune import print_tune
+from stepscope.ui.tune.contenders import Contender
 from stepscope.ui.tune.journal import Journal, LeftOut, TunePlan, TuneStart
 from stepscope.ui.tune.result import tune_result
 from stepscope.ui.tune.rules import control_words
-from stepscope.ui.tune.search import Contender, Search
+from stepscope.ui.tune.search import Search
 from stepscope.ui.tune.words import gain_words
 from stepscope.verify.tuned_gain import Gain
 

@@ -13,8 +13,8 @@ from simulated_runs import (
 
 from stepscope.errors import NotCapturedError
 from stepscope.fix.declaration import Effect
+from stepscope.ui.tune.contenders import OUT_OF_TIME
 from stepscope.ui.tune.rules import TrialRules
-from stepscope.ui.tune.search import OUT_OF_TIME
 from stepscope.verify.tuned_gain import FEWEST_PAIRS
 
 
@@ -218,6 +218,23 @@ def test_one_that_claims_to_change_no_number_and_does_is_out() -> None:
     assert search.kept == ()
     assert search.contenders[0].checked is not None
     assert search.contenders[0].checked.parity == "failed"
+
+
+def test_losses_that_look_wrong_are_compared_with_those_of_nudged_weights() -> None:
+    rounds = made_up_fix("a", effect=Effect.ROUNDING)
+    calm = SimulatedCommand({"a": 0.5}, off={"a": 0.02})
+    refused = searched(calm, contenders(rounds))
+    assert refused.kept == ()
+    assert ("nudged-weights=fp32:2",) in calm.asked
+    wild = SimulatedCommand({"a": 0.5}, off={"a": 0.02}, chaos=0.02)
+    assert searched(wild, contenders(rounds)).kept == ("a",)
+    assert wild.asked.count(("nudged-weights=fp32:1",)) == 1
+
+
+def test_what_changes_no_number_gets_no_control() -> None:
+    command = SimulatedCommand({"a": 0.5}, off={"a": 0.02})
+    searched(command, contenders(made_up_fix("a")))
+    assert not [names for names in command.asked if names and names[0].startswith("nudged")]
 
 
 def test_rounding_is_kept_only_where_it_is_allowed() -> None:

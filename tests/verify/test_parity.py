@@ -104,6 +104,35 @@ def test_other_random_numbers_are_no_rounding() -> None:
     assert check(falling(seed=7) + 0.1, declared="training").parity == "training"
 
 
+def test_what_nudged_weights_do_rounding_may_do() -> None:
+    base, nudged = falling(), [run(falling() * factor) for factor in (1.02, 0.98)]
+    both = [run(base), run(base)]
+    off = check_parity(both, [run(base * 1.03)], declared="rounding")
+    assert (off.parity, off.observed) == ("failed", "training")
+    explained = check_parity(both, [run(base * 1.03)], declared="rounding", nudged=nudged)
+    assert explained.parity == "rounding"
+    beyond = check_parity(both, [run(base * 1.2)], declared="rounding", nudged=nudged)
+    assert beyond.parity == "failed"
+
+
+def test_what_other_draws_do_is_random_not_rounding() -> None:
+    base, redrawn = falling(), [run(falling() * factor) for factor in (1.02, 0.98)]
+    both = [run(base), run(base)]
+    explained = check_parity(both, [run(base * 1.03)], declared="random", redrawn=redrawn)
+    assert (explained.parity, explained.observed) == ("random", "random")
+    declared_less = check_parity(both, [run(base * 1.03)], declared="rounding", redrawn=redrawn)
+    assert declared_less.parity == "failed"
+
+
+def test_a_control_that_was_cut_or_broke_says_nothing() -> None:
+    base = falling()
+    both, broken = [run(base), run(base)], np.where(np.arange(STEPS) == 9, math.nan, base * 1.2)
+    short = base[:20] * 1.2
+    controls = [run(broken), run(short)]
+    off = check_parity(both, [run(base * 1.03)], declared="rounding", nudged=controls)
+    assert off.parity == "failed"
+
+
 def test_nan_fails_whatever_was_declared() -> None:
     losses = falling()
     losses[40] = math.nan

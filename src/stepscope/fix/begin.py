@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.chosen import choose_all
+from stepscope.fix.controls import CONTROLS
 from stepscope.fix.refusal import RefusedError
 from stepscope.fix.remedies import FIXES
 from stepscope.fix.training_process import TrainingProcess
@@ -45,7 +46,7 @@ def begin(
     """`watch`: also note what the script is made of."""
     training = TrainingProcess(when_imported, surrounds)
     watching = ScriptWatch(training) if watch else None
-    order = list(FIXES)  # whatever order the user named them in
+    order = [*FIXES, *CONTROLS]  # whatever order the user named them in
     for chosen in sorted(choose_all(names), key=lambda chosen: order.index(chosen.remedy.id)):
         _apply_one(training, chosen)
     return ChangedTraining(training, watching)

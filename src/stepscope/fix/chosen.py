@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepscope.errors import UsageError
+from stepscope.fix.controls import CONTROLS
 from stepscope.fix.remedies import FIXES
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class ChosenFix:
 def choose(text: str) -> ChosenFix:
     """UsageError for an id that nothing has, or a value it does not take."""
     name, _, value = text.strip().partition("=")
-    if name not in FIXES:
+    if name not in FIXES and name not in CONTROLS:
         from difflib import get_close_matches
 
         near = get_close_matches(name, list(FIXES), 1)
@@ -41,7 +42,7 @@ def choose(text: str) -> ChosenFix:
             f"there is no remedy {name!r} that can be applied{hint} there are "
             f"{', '.join(sorted(FIXES))}"
         )
-    remedy = FIXES[name]
+    remedy = CONTROLS[name] if name in CONTROLS else FIXES[name]
     takes_value = remedy.values != ("",) or remedy.values_of is not None
     if value and not takes_value:
         raise UsageError(f"{text}: {name} takes no value")

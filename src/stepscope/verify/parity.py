@@ -13,6 +13,10 @@ random         More than that, but the mean of the differences is small beside t
                (RANDOM_SCATTER), as with other batches or other random numbers.
 training       More than that.
 
+Training can make rounding large very fast. Where losses look wrong, the baseline is run with its
+weights nudged by the size of rounding, or with other random numbers: what these controls do, a
+remedy may do too.
+
 A remedy has failed if it does more than it declared, if losses are missing, or if they are NaN or
 infinite where the baseline's are not. If the baseline's own runs differ, weaker tests are left, and
 `control` says so. docs/tune-statistics.md says where the numbers come from and what such a test
@@ -22,7 +26,7 @@ cannot see.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -80,19 +84,23 @@ def check_parity(
     *,
     declared: str,
     precision: Precision = "fp32",
+    nudged: Sequence[RunLosses] = (),
+    redrawn: Sequence[RunLosses] = (),
 ) -> Parity:
     """Compare runs of the candidate with runs of the baseline, of which two are needed.
 
     `declared` is the largest effect that the applied remedies declare (a level of LEVELS),
-    `precision` the coarsest that they or the script compute in (`coarsest_precision`).
+    `precision` the coarsest that they or the script compute in (`coarsest_precision`). `nudged` are
+    runs of the baseline with weights off by rounding, `redrawn` those with other random numbers.
     """
     unknown = _why_unknown(baseline, candidate)
     if unknown:
         return _not_known(unknown)
     worst: Parity | None = None
     for rank in sorted({rank for run in baseline for rank in run}):
-        runs = [[run.get(rank, ()) for run in side] for side in (baseline, candidate)]
-        found = _check_rank(runs[0], runs[1], declared, precision)
+        sides = (baseline, candidate, nudged, redrawn)
+        runs = _RankLosses(*([run.get(rank, ()) for run in side] for side in sides))
+        found = _check_rank(runs, declared, precision)
         if len(baseline[0]) > 1:
             found = replace(found, why=f"rank {rank}: {found.why}")
         if worst is None or _severity(found) > _severity(worst):
@@ -130,12 +138,23 @@ def _severity(found: Parity) -> tuple[bool, int, float]:
     return found.parity == "failed", LEVELS.index(found.observed), found.largest or 0.0
 
 
-def _check_rank(
-    baseline: Sequence[tuple[Loss, ...]],
-    candidate: Sequence[tuple[Loss, ...]],
-    declared: str,
-    precision: Precision,
-) -> Parity:
+class _RankLosses(NamedTuple):
+    """One rank's losses in each run."""
+
+    baseline: Sequence[tuple[Loss, ...]]
+    candidate: Sequence[tuple[Loss, ...]]
+    nudged: Sequence[tuple[Loss, ...]]
+    redrawn: Sequence[tuple[Loss, ...]]
+
+    def controls(self, length: int) -> list[Floats]:
+        """Of each kind those that are whole and finite."""
+        kinds = ([run for run in runs if len(run) >= length] for runs in self[2:])
+        values = (_values(runs, length) for runs in kinds)
+        return [rows[np.isfinite(rows).all(axis=1)] if len(rows) else rows for rows in values]
+
+
+def _check_rank(runs: _RankLosses, declared: str, precision: Precision) -> Parity:
+    baseline, candidate = runs.baseline, runs.candidate
     control: Observed = "not known"
     if not all(baseline):
         return _not_known("no loss was caught in a run of the baseline")
@@ -161,7 +180,8 @@ def _check_rank(
     steps = [
         loss.step for loss, good in zip(baseline[0][:length], finite.tolist(), strict=True) if good
     ]
-    curves = _Curves(before[:, finite], after[:, finite], steps, precision)
+    nudged, redrawn = (rows[:, finite] for rows in runs.controls(length))
+    curves = _Curves(before[:, finite], after[:, finite], steps, precision, nudged, redrawn)
     if same_controls:
         control = "bit-identical"
     else:
@@ -191,7 +211,8 @@ def _bits(run: Sequence[Loss], length: int) -> list[str]:
 
 
 def _values(side: Sequence[Sequence[Loss]], length: int) -> Floats:
-    return np.array([[loss.value for loss in run[:length]] for run in side])
+    rows = [[loss.value for loss in run[:length]] for run in side]
+    return np.array(rows, np.float64).reshape(len(rows), length)
 
 
 def _where_finite(runs: Floats) -> Flags:
@@ -204,9 +225,17 @@ class _Curves:
     """One rank's losses, one row per run, where the baseline's are finite."""
 
     def __init__(
-        self, baseline: Floats, candidate: Floats, steps: Sequence[int], precision: Precision
+        self,
+        baseline: Floats,
+        candidate: Floats,
+        steps: Sequence[int],
+        precision: Precision,
+        nudged: Floats,
+        redrawn: Floats,
     ) -> None:
         self.control: Control = control_of(baseline)
+        self.rounding: Control = control_of(np.vstack([baseline, nudged]))
+        self.chance: Control = control_of(np.vstack([baseline, nudged, redrawn]))
         self.runs = [compare_curves(baseline, run) for run in candidate]
         self.together = compare_curves(baseline, candidate.mean(axis=0))
         self.steps = steps
@@ -240,7 +269,7 @@ class _Curves:
             return "rounding", f"differences are of the size of rounding{own}"
         if not self.together.has_later_half:
             return "not known", f"too few losses ({len(self.steps)}) to compare their mean"
-        limit = RANDOM_SCATTER * self.together.scatter + _CONTROLS * self.control.gap
+        limit = RANDOM_SCATTER * self.together.scatter + _CONTROLS * self.chance.gap
         if abs(self.together.gap) > limit:
             mean = _off_on_average(self.together.gap, "chance", limit)
             return "training", f"{beyond}; {mean}" if beyond else mean
@@ -252,19 +281,19 @@ class _Curves:
     def beyond_rounding(self, run: CurveDifference) -> str | None:
         """What is too large to be rounding."""
         size = np.abs(run.values)
-        allowed = FIRST[self.precision] + _CONTROLS * float(self.control.reach[0])
+        allowed = FIRST[self.precision] + _CONTROLS * float(self.rounding.reach[0])
         if size[0] > allowed:
             return f"the first loss is {_off(size[0], 'rounding', allowed)}"
         early = size[:EARLY_PASSES]
         grown = np.sqrt(1.0 + np.arange(len(early)))
         bounds = max(EARLY[self.precision], 2 * float(size[0])) * grown
-        bounds += _CONTROLS * self.control.reach[: len(early)]
+        bounds += _CONTROLS * self.rounding.reach[: len(early)]
         places = np.flatnonzero(early > bounds)
         if len(places):
             place = int(places[0])
             off = _off(early[place], "rounding", bounds[place])
             return f"the loss in step {self.steps[place]} is {off}"
-        limit = GAP[self.precision] + SCATTER * run.scatter + _CONTROLS * self.control.gap
+        limit = GAP[self.precision] + SCATTER * run.scatter + _CONTROLS * self.rounding.gap
         if run.has_later_half and abs(run.gap) > limit:
             return _off_on_average(run.gap, "rounding", limit)
         return None

@@ -17,20 +17,21 @@ from stepscope.records.tuning import (
     TriedConfiguration,
     TuneResult,
 )
+from stepscope.ui.tune.contenders import BASELINE, OUT_OF_TIME
 from stepscope.ui.tune.journal import TRIALS
 from stepscope.ui.tune.patch import make_patch
 from stepscope.ui.tune.rules import control_words, peak_bytes
-from stepscope.ui.tune.search import BASELINE, OUT_OF_TIME
 from stepscope.ui.tune.words import configuration_words, gain_words, verdict_words
 from stepscope.verify.mean_change import mean_step
 from stepscope.verify.trial_steps import without_pauses
 
 if TYPE_CHECKING:
     from stepscope.records.script_facts import ScriptFacts
+    from stepscope.ui.tune.contenders import Configuration, Contender, PairTest
     from stepscope.ui.tune.journal import Journal
     from stepscope.ui.tune.patch import TunePatch
     from stepscope.ui.tune.rules import CheckedTrial
-    from stepscope.ui.tune.search import Configuration, Contender, PairTest, Search
+    from stepscope.ui.tune.search import Search
     from stepscope.verify.tuned_gain import Gain
 
 

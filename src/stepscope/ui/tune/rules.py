@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from stepscope.fix.controls import NUDGED, REDRAWN
 from stepscope.fix.declaration import Effect
 from stepscope.records.script_facts import ScriptFacts
 from stepscope.ui.tune.plan import EFFECT_WORDS
@@ -31,6 +32,17 @@ class CheckedTrial:
     detail: str
     peak_bytes: int | None
     why_out: str | None
+    control: str | None = None  # what might explain its losses: run the command as it is with it
+
+
+@dataclass(slots=True)
+class Controls:
+    """Runs of the command as it is in which chance alone was changed, by what was changed."""
+
+    runs: dict[str, list[TrialRun]] = field(default_factory=dict)
+
+    def losses(self, kind: str) -> list[Any]:
+        return [losses_of(trial.ranks) for trial in self.runs.get(kind, ())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +53,33 @@ class TrialRules:
     memory_limit: int | None = None  # bytes of one rank
 
     def look(
-        self, bases: Sequence[TrialRun], trial: TrialRun, members: Sequence[ChosenFix]
+        self,
+        bases: Sequence[TrialRun],
+        trial: TrialRun,
+        members: Sequence[ChosenFix],
+        controls: Controls,
     ) -> CheckedTrial:
         """`bases` are runs of the command as it is; `members` are the remedies applied."""
         declared = max((member.remedy.effect for member in members), key=lambda one: one.level)
         facts = bases[0].facts or ScriptFacts()
+        precision = coarsest_precision(facts, trial.remedies)
+        nudged = f"{NUDGED}={precision.replace(' ', '-')}"
         parity = check_parity(
             [losses_of(base.ranks) for base in bases[:_CONTROLS]],
             [losses_of(trial.ranks)],
             declared=declared.value,
-            precision=coarsest_precision(facts, trial.remedies),
+            precision=precision,
+            nudged=controls.losses(nudged),
+            redrawn=controls.losses(REDRAWN),
         )
+        why = self._why_numbers(parity, declared)
         peak = compare_peaks([base.ranks for base in bases], [trial.ranks], self.memory_limit)
         return CheckedTrial(
             parity=parity.parity,
             detail=parity.why,
             peak_bytes=peak.peak_bytes,
-            why_out=self._why_numbers(parity, declared) or peak.refused,
+            why_out=why or peak.refused,
+            control=_control_wanted(parity, declared, nudged, controls) if why else None,
         )
 
     def _why_numbers(self, parity: Parity, declared: Effect) -> str | None:
@@ -72,6 +94,16 @@ class TrialRules:
             return None
         effect = list(Effect)[observed]
         return f"it {EFFECT_WORDS[effect]}; --allow {effect} keeps it"
+
+
+def _control_wanted(
+    parity: Parity, declared: Effect, nudged: str, controls: Controls
+) -> str | None:
+    """Rounding first; other random numbers only where the remedy may draw others."""
+    if parity.observed not in ("random", "training") or declared == Effect.BIT_IDENTICAL:
+        return None
+    wanted = [nudged, REDRAWN] if declared.level >= Effect.RANDOM.level else [nudged]
+    return next((kind for kind in wanted if kind not in controls.runs), None)
 
 
 def control_words(bases: Sequence[TrialRun], memory_limit: int | None = None) -> str:

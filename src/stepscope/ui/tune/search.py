@@ -13,12 +13,19 @@ verify.tuned_gain decides what is promising and what is sure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from stepscope.errors import NotCapturedError
 from stepscope.fix.remedies import FIXES
+from stepscope.ui.tune.contenders import (
+    BASELINE,
+    Configuration,
+    Contender,
+    PairTest,
+    Rescreened,
+)
 from stepscope.ui.tune.journal import PlannedRemedy
+from stepscope.ui.tune.rules import Controls
 from stepscope.ui.tune.trial_bench import OutOfTimeError
 from stepscope.verify.tuned_gain import (
     FALSE_KEEPS,
@@ -37,69 +44,11 @@ if TYPE_CHECKING:
     from stepscope.ui.tune.rules import CheckedTrial, TrialRules
     from stepscope.ui.tune.trial_bench import TrialBench
     from stepscope.ui.tune.trial_run import TrialRun
-    from stepscope.verify.tuned_gain import Gain, GainVerdict, Screening
 
-Configuration = tuple[str, ...]
-BASELINE: Configuration = ()
 _BETWEEN_BASES = 3  # candidates that run between two runs of the base
 _CONFIRMED = 3  # candidates that there must be time to confirm while others are screened
-OUT_OF_TIME = "the budget was spent before it was sure"
 _NO_TIME = "the budget leaves no time to try it and to confirm it"
 _STOPPED = "tune was stopped before it was tried"
-
-
-@dataclass(slots=True, kw_only=True)
-class Contender:
-    """One remedy with its value, and what is known of it so far."""
-
-    planned: PlannedRemedy
-    chosen: ChosenFix
-    alone: TrialRun | None = None
-    screening: Screening | None = None
-    checked: CheckedTrial | None = None  # what its numbers and its memory show
-    out: str | None = None  # why it cannot be kept, whatever its pace
-    tested_on: set[Configuration] = field(default_factory=set)
-
-    @property
-    def name(self) -> str:
-        return str(self.chosen)
-
-    @property
-    def gain(self) -> float:
-        return self.screening.gain.value if self.screening else 0.0
-
-    @property
-    def is_promising(self) -> bool:
-        return self.out is None and self.screening is not None and self.screening.promising
-
-    @property
-    def is_open(self) -> bool:
-        """It may still help together with others: alone it was not clearly worse."""
-        return self.out is None and self.screening is not None and self.screening.gain.high >= 0
-
-
-@dataclass(slots=True, kw_only=True)
-class PairTest:
-    """Fresh pairs of a base and the same with one remedy more, or another one of its family."""
-
-    base: Configuration
-    challenger: Configuration
-    pairs: list[tuple[TrialRun, TrialRun]] = field(default_factory=list)
-    verdict: GainVerdict | None = None
-    checked: CheckedTrial | None = None
-    why: str = OUT_OF_TIME
-    kept: bool = False
-
-    @property
-    def gain(self) -> Gain | None:
-        return self.verdict.gain if self.verdict else None
-
-
-class Rescreened(NamedTuple):
-    """One run of what was kept at the time with one remedy more."""
-
-    base: Configuration
-    screening: Screening
 
 
 class Search:
@@ -117,7 +66,7 @@ class Search:
         self.contenders = list(contenders)
         self._late = list(late)
         self._by_name = {contender.name: contender for contender in contenders}
-        self._bench, self._rules = bench, rules
+        self._bench, self._rules, self._controls = bench, rules, Controls()
         self.bases: list[TrialRun] = []  # the command as it is
         self.tests: list[PairTest] = []
         self._expected = 0  # tests that the tune is likely to make
@@ -385,8 +334,24 @@ class Search:
         if trial.unapplied:
             name, why = next(iter(trial.unapplied.items()))
             return (why if len(members) == 1 else f"{name}: {why}"), None
-        checked = self._rules.look(self.bases, trial, members)
+        checked = self._rules.look(self.bases, trial, members, self._controls)
+        while checked.control is not None:
+            self._measure_control(checked.control)
+            checked = self._rules.look(self.bases, trial, members, self._controls)
         return checked.why_out, checked
+
+    def _measure_control(self, kind: str) -> None:
+        """What chance does to the losses; without time for it, it stays unknown."""
+        doing, self.doing = self.doing, "what chance does to the losses"
+        runs = self._controls.runs.setdefault(kind, [])
+        try:
+            for number in (1, 2):
+                trial = self._bench.run((f"{kind}{':' if '=' in kind else '='}{number}",))
+                if trial.counts and not trial.unapplied:
+                    runs.append(trial)
+        except OutOfTimeError:
+            pass
+        self.doing = doing
 
     def _timed_trials(self) -> list[TimedTrial]:
         return [_timed(trial) for trial in self._bench.trials if trial.counts]

@@ -13,8 +13,9 @@ from stepscope.verify.track_record import open_promises
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stepscope.ui.tune.contenders import Contender
     from stepscope.ui.tune.journal import TunePlan
-    from stepscope.ui.tune.search import Contender, Search
+    from stepscope.ui.tune.search import Search
 
 
 def answer_promises(plan: TunePlan, search: Search, trials: Path) -> None:

@@ -20,12 +20,13 @@ from stepscope.trace.tune_files import BASELINE, TUNE
 from stepscope.ui.captured_command import capture_to_end
 from stepscope.ui.command_to_end import OUTPUT, last_lines
 from stepscope.ui.job_process import raising_on_signals
+from stepscope.ui.tune.contenders import Contender
 from stepscope.ui.tune.journal import TRIALS, Journal, TunePlan, TuneStart
 from stepscope.ui.tune.plan import WantedRemedies, fitting_remedies, in_order
 from stepscope.ui.tune.predictions import predict_remedies
 from stepscope.ui.tune.result import tune_result
 from stepscope.ui.tune.rules import TrialRules
-from stepscope.ui.tune.search import Contender, Search
+from stepscope.ui.tune.search import Search
 from stepscope.ui.tune.track import answer_promises
 from stepscope.ui.tune.trial_bench import TrialBench
 from stepscope.ui.tune.trial_run import TrialCommand, all_reached
