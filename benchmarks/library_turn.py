@@ -4,8 +4,8 @@
 
 Trainings start, build, compile and warm up beside each other. From its sixth step on (a training
 that is profiled: from its beginning) a training has the device to itself until it ends: all others
-that use the same folder are stopped (SIGSTOP), with the processes that compile for them. `keep_going` in the process that starts them lets them go on
-when nobody is being timed.
+that use the same folder are stopped (SIGSTOP), with the processes that compile for them.
+`keep_going` in the process that starts them lets them go on when nobody is being timed.
 """
 
 from __future__ import annotations
