@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def main() -> None:
     if place.rank == 0:
         print(f"{workload.name}: loss {values[0]:.4g} -> {values[-1]:.4g} in {steps} steps")  # noqa: T201
         if options.losses:
-            options.losses.write_text(json.dumps({"losses": values}))
+            finite = [value if math.isfinite(value) else None for value in values]
+            options.losses.write_text(json.dumps({"losses": finite}))
     if place.ranks > 1:
         dist.destroy_process_group()
 
