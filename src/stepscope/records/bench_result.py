@@ -67,7 +67,7 @@ class BenchMachine(msgspec.Struct, frozen=True, kw_only=True):
     peak_source: str = ""
 
 
-class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
+class StudyPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One place of a study: so many samples a step and rank, on so many ranks."""
 
     batch: int
@@ -87,7 +87,7 @@ class ScalingStudy(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # of the workload
     size: str
     samples: str = "samples"
-    points: tuple[ScalingPoint, ...] = ()
+    points: tuple[StudyPoint, ...] = ()
     saturates_at: int | None = None  # the batch from which more samples a step buy little
 
 
