@@ -61,6 +61,34 @@ class BenchMachine(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     clocks: dict[str, float] = {}  # MHz, before and after: "cpu_before", "sm_after", ...
     load: float | None = None  # of others on this machine when it began
+    # The roofline's ceilings of one device: as calibrated, else from its data sheet.
+    peak_flops: dict[str, float] = {}  # dtype -> FLOP/s
+    peak_bytes_s: float | None = None  # memory traffic
+    peak_source: str = ""
+
+
+class StudyPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One place of a study: so many samples a step and rank, on so many ranks."""
+
+    batch: int
+    ranks: int = 1
+    samples_per_s: float | None = None  # of the whole job; None where it was not measured
+    low: float | None = None
+    high: float | None = None
+    predicted_samples_per_s: float | None = None  # from a smaller place; None where that cannot be
+    predicted_low: float | None = None
+    predicted_high: float | None = None
+    why: str | None = None  # it was not measured: "needs 96 GB, 80 GB are free"
+
+
+class ScalingStudy(msgspec.Struct, frozen=True, kw_only=True):
+    """Throughput of one workload against its batch and its ranks."""
+
+    name: str  # of the workload
+    size: str
+    samples: str = "samples"
+    points: tuple[StudyPoint, ...] = ()
+    saturates_at: int | None = None  # the batch from which more samples a step buy little
 
 
 class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,3 +102,4 @@ class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
     broken_rules: tuple[str, ...] = ()  # "only 1 run: no claim", "the machine was busy"
     machine: BenchMachine | None = None
     workloads: tuple[WorkloadResult, ...] = ()
+    scaling: tuple[ScalingStudy, ...] = ()
