@@ -5,6 +5,7 @@ What was not captured stays None or empty, never zero.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stepscope.bench.rules import mean_step
@@ -19,32 +20,39 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.bench.task import BenchTask
-    from stepscope.records.efficiency import Efficiency
+    from stepscope.records.efficiency import Ceilings, Efficiency
     from stepscope.records.explanation import Explanation
     from stepscope.ui.bench.runs import BenchRun
 
 _WORKING = ("compute", "exposed_comm", "exposed_memory")  # parts in which the device works
 
 
-def explain_run(run: BenchRun) -> dict[str, Any]:
-    """What the trace, the memory step and the counters of a run say, as fields of its result.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedRun:
+    """What the trace, the memory step and the counters of one run say."""
 
-    `shares` are those of the budget; StepscopeError if the trace cannot be read.
-    """
+    fields: dict[str, Any] = field(default_factory=dict)  # of WorkloadResult
+    shares: dict[str, float] = field(default_factory=dict)  # of the step, by part of the budget
+    ceilings: Ceilings | None = None
+
+
+def explain_run(run: BenchRun) -> ExplainedRun:
+    """StepscopeError if the trace cannot be read."""
     from stepscope.explain.explain_job import JobTraces
     from stepscope.explain.pool_engine import Here
 
     explanation, _ = JobTraces([run.folder], cache=False, engine=Here()).explain()
     shares = {part.id: part.share for part in explanation.budget.parts if part.share}
     uses = [rank.efficiency for rank in explanation.ranks if rank.efficiency is not None]
-    return {
+    fields = {
         "verdict": explanation.verdict,
-        "shares": shares,
         "busy": sum(shares.get(part, 0.0) for part in _WORKING) if shares else None,
         "cpu": processor_use(run.folder),
         **_efficiency(uses, run.captured_per_step),
         **_memory(explanation),
     }
+    ceilings = next((use.ceilings for use in uses if use.ceilings is not None), None)
+    return ExplainedRun(fields=fields, shares=shares, ceilings=ceilings)
 
 
 def _efficiency(uses: Sequence[Efficiency], captured_per_step: float) -> dict[str, Any]:
@@ -109,9 +117,9 @@ def processor_use(folder: Path) -> float | None:
 
 
 def workload_result(
-    task: BenchTask, runs: Sequence[BenchRun], explained: dict[str, Any]
+    task: BenchTask, runs: Sequence[BenchRun], explained: ExplainedRun | None
 ) -> WorkloadResult:
-    """`explained` is what `explain_run` said of the first run; it may be empty."""
+    """`explained` is the first run, None if it could not be explained."""
     known = {**_of_task(task), "seconds": sum(run.seconds for run in runs) if runs else None}
     measured = [run for run in runs if run.failed is None]
     failures = [run for run in runs if run.failed is not None]
@@ -121,13 +129,12 @@ def workload_result(
         status = "failed" if failures else "not run"
         return WorkloadResult(**known, status=status, why=why, folder=folder)
     step = mean_step([run.steps_ms for run in measured])
-    fields = dict(explained)
-    shares = fields.pop("shares", {})
+    explained = explained or ExplainedRun()
     losses = measured[0].losses
     outcome = reach_target(losses, task.target, step.ms)
     return WorkloadResult(
         **known,
-        **fields,
+        **explained.fields,
         status="failed" if failures else "measured",
         why=failures[0].failed if failures else None,
         samples_per_s=task.samples / step.ms * 1e3,
@@ -136,12 +143,16 @@ def workload_result(
         step_ms=step.ms,
         runs_ms=tuple(float(run.steps_ms.mean()) for run in measured),
         steps_ms=tuple(tuple(run.steps_ms.tolist()) for run in measured),
-        budget_ms={part: share * step.ms for part, share in shares.items()},
+        calibration_ms=tuple(
+            run.calibration_ms for run in measured if run.calibration_ms is not None
+        ),
+        budget_ms={part: share * step.ms for part, share in explained.shares.items()},
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
         target_reached=outcome.reached,
         steps_to_target=outcome.steps,
         time_to_target_s=outcome.seconds,
+        notes=tuple(dict.fromkeys(note for run in measured for note in run.notes)),
         folder=str(measured[0].folder),
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.errors import StepscopeError
+from stepscope.errors import StepscopeError, UnreadableInputError
 from stepscope.measure.settings import Settings
 from stepscope.records.words import counted
 from stepscope.trace.regular_files import read_whole
@@ -44,10 +44,11 @@ _ERROR = re.compile(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Interrupt)\b.
 _LAUNCHERS_OWN = "ChildFailedError"
 
 
-class Losses(msgspec.Struct, frozen=True, kw_only=True):
+class TrainedLosses(msgspec.Struct, frozen=True, kw_only=True):
     """losses.json, as bench/train.py writes it; None for a loss that is no finite number."""
 
     losses: tuple[float | None, ...] = ()
+    calibration_ms: float | None = None  # the machine's pace before the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,8 @@ class BenchRun:
     steps_ms: Floats = field(default_factory=lambda: np.empty(0))  # steady ones, in order
     captured_per_step: float = 1.0  # steps that capture saw, for each of the workload's
     losses: tuple[float | None, ...] = ()
+    calibration_ms: float | None = None
+    notes: tuple[str, ...] = ()  # remedies that were not applied, and why
 
 
 def run_once(task: BenchTask, number: int, home: Path) -> BenchRun:
@@ -95,28 +98,34 @@ def _wait(task: BenchTask) -> int:
 
 def _read(task: BenchTask, ranks: list[dict[str, Any]], known: dict[str, Any]) -> BenchRun:
     folder: Path = known["folder"]
-    losses = read_losses(folder)
+    trained = read_losses(folder)
     seen = max((rank.get("steps") or 0 for rank in ranks), default=0)
-    per_step = _captured_per_step(seen, task.all_steps)
-    steps = whole_steps(steady_steps(find_runs(str(folder))[0].step_ms), per_step)
+    per_step = captured_per_step(seen, task.all_steps)
+    run = find_runs(str(folder))[0]
+    steps = whole_steps(steady_steps(run.step_ms), per_step)
     if len(steps) < FEWEST_STEPS:
         why = f"only {counted(len(steps), 'steady step')}; {FEWEST_STEPS} are needed (--steps)"
-        return BenchRun(**known, failed=why, losses=losses)
-    return BenchRun(**known, steps_ms=steps, captured_per_step=per_step, losses=losses)
+        return BenchRun(**known, failed=why)
+    return BenchRun(
+        **known,
+        steps_ms=steps,
+        captured_per_step=per_step,
+        losses=trained.losses,
+        calibration_ms=trained.calibration_ms,
+        notes=tuple(one.words for one in run.facts["remedies"] if one.outcome != "applied"),
+    )
 
 
-def read_losses(folder: Path) -> tuple[float | None, ...]:
+def read_losses(folder: Path) -> TrainedLosses:
     """UnreadableInputError without them."""
-    from stepscope.errors import UnreadableInputError
-
     content = read_whole(folder / LOSSES, _MOST_LOSSES_BYTES)
     try:
-        return msgspec.json.decode(content, type=Losses).losses
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        return msgspec.json.decode(content, type=TrainedLosses)
+    except msgspec.MsgspecError as error:
         raise UnreadableInputError(f"{folder / LOSSES}: {error}") from None
 
 
-def _captured_per_step(seen: int, trained: int) -> float:
+def captured_per_step(seen: int, trained: int) -> float:
     """Capture ends steps at optimizers: a step that trains a critic five times is five of them."""
     if not seen:
         return 1.0

@@ -6,7 +6,7 @@ import gc
 import signal
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from stepscope.bench.task import BenchTask
     from stepscope.records.bench_result import WorkloadResult
+    from stepscope.ui.bench.metrics import ExplainedRun
     from stepscope.ui.bench.runs import BenchRun
 
 BENCH = "bench.json"
@@ -46,7 +47,7 @@ class TaskRow:
 
     task: BenchTask
     runs: list[BenchRun] = field(default_factory=list)
-    explained: dict[str, Any] = field(default_factory=dict)
+    explained: ExplainedRun | None = None
     not_run: str | None = None  # why
 
     @property
