@@ -7,6 +7,7 @@ torchrun --nproc-per-node=2 -m stepscope.bench.train NAME ...
 from __future__ import annotations
 
 import json
+import math
 import os
 
 import torch
@@ -34,7 +35,9 @@ def main() -> None:
     if place.rank == 0:
         print(f"{workload.name}: loss {values[0]:.4g} -> {values[-1]:.4g} in {steps} steps")  # noqa: T201
         if options.losses:
-            options.losses.write_text(json.dumps({"losses": values, "calibration_ms": pace_ms}))
+            finite = [value if math.isfinite(value) else None for value in values]
+            content = {"losses": finite, "calibration_ms": pace_ms}
+            options.losses.write_text(json.dumps(content))
     if place.ranks > 1:
         dist.destroy_process_group()
 
