@@ -27,6 +27,7 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fa
     step_ms: float | None = None  # mean of steady steps
     runs_ms: tuple[float, ...] = ()  # each run's mean step, in the order they ran; all of them
     steps_ms: tuple[tuple[float, ...], ...] = ()  # each run's steady steps, for later comparisons
+    calibration_ms: tuple[float, ...] = ()  # fixed arithmetic before each run: the machine's pace
     mfu: float | None = None
     busy: float | None = None  # share of the step in which the device works
     cpu: float | None = None  # processor time over wall time and cores
@@ -43,7 +44,12 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fa
     target_reached: bool | None = None
     steps_to_target: int | None = None
     time_to_target_s: float | None = None  # of training, without start-up
+    # Beside the same workload without remedies, in turns: samples_per_s over its; 95% interval.
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
     verdict: str | None = None
+    notes: tuple[str, ...] = ()  # "tf32 was refused: it needs a CUDA device"
     folder: str | None = None  # the run that was explained
     seconds: float | None = None  # that all runs took
 
@@ -91,6 +97,16 @@ class ScalingStudy(msgspec.Struct, frozen=True, kw_only=True):
     saturates_at: int | None = None  # the batch from which more samples a step buy little
 
 
+class Rerun(msgspec.Struct, frozen=True, kw_only=True):
+    """The command of a saved file was run again (`bench --again`)."""
+
+    started_unix: float
+    host: str = ""
+    stepscope: str = ""
+    agrees: bool | None = None  # no workload surely differs; None: nothing could be compared
+    differs: tuple[str, ...] = ()  # "gpt2: 6.1% slower"
+
+
 class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
     """The file that --save writes and --against reads."""
 
@@ -103,3 +119,4 @@ class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
     machine: BenchMachine | None = None
     workloads: tuple[WorkloadResult, ...] = ()
     scaling: tuple[ScalingStudy, ...] = ()
+    reruns: tuple[Rerun, ...] = ()  # empty: nobody has run this file's command again
