@@ -30,7 +30,6 @@ class MemoryLedger(TorchDispatchMode):
         super().__init__()
         self.held_bytes = 0
         self.peak_bytes = 0
-        self.operators: set[str] = set()  # that ran, such as "aten::addmm"
         self._kind = kind
         self._block = _CUDA_BLOCK if kind == "cuda" else 1
         self._needs = needs
@@ -58,7 +57,6 @@ class MemoryLedger(TorchDispatchMode):
             if not self._reads_zero or operator is not torch.ops.aten._local_scalar_dense.default:
                 raise
             return _zero(args[0].dtype)
-        self.operators.add(operator.name().partition(".")[0])
         tensors = [value for value in tree_leaves(results) if isinstance(value, torch.Tensor)]
         sizes = needs.results if needs and len(needs.results) == len(tensors) else ()
         for place, tensor in enumerate(tensors):

@@ -7,6 +7,7 @@ do not tell them. A call that cannot be measured is noted and counts by its shap
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,16 +27,18 @@ _MEASURED = (
     "aten::_flash_attention",
     "aten::_scaled_dot_product",
     "aten::_thnn_fused",
+    "aten::baddbmm",
+    "aten::bmm",
     "aten::convolution",
     "aten::cudnn_",
     "aten::embedding_dense_backward",
     "aten::index_put",
+    "aten::mkldnn_rnn",
     "aten::native_batch_norm",
     "aten::scatter",
     "aten::sort",
     "aten::topk",
 )
-_MATMULS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class MeasuredNeeds:
     """Runs calls that were made with fake tensors once with real ones."""
 
     meter: Meter
+    most_bytes: int  # of arguments: a larger call is not run
     notes: set[str] = field(default_factory=set)
     _known: dict[str, OperatorNeeds | None] = field(default_factory=dict)
 
@@ -62,6 +66,9 @@ class MeasuredNeeds:
         return self._known[call]
 
     def _measure(self, operator: Any, args: Any, kwargs: Any) -> OperatorNeeds | None:
+        if sum(map(_bytes, _tensors((args, kwargs)))) > self.most_bytes:
+            self.notes.add(f"workspace of {operator.name()} not known: too large to try")
+            return None
         try:
             with unset_fake_temporarily(), torch.no_grad():
                 given = tree_map(_zeros_like, (args, kwargs))
@@ -82,7 +89,7 @@ def meter_on_host(call: Callable[[], Any]) -> tuple[Any, int]:
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         results = call()
-    recorded = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    recorded = profiler.profiler.kineto_results.events()
     changes = [event for event in recorded if event.name() == "[memory]"]
     held = highest = 0
     for change in sorted(changes, key=lambda event: event.start_ns()):
@@ -101,16 +108,19 @@ def meter_on_cuda(call: Callable[[], Any]) -> tuple[Any, int]:
     return results, torch.cuda.max_memory_allocated() - before
 
 
-def matmul_workspaces(device: torch.device, operators: set[str]) -> int:
-    """Bytes that the matrix library keeps once it was used forward and backward; none on a CPU."""
-    if device.type != "cuda" or not operators & _MATMULS:
+@cache
+def matmul_workspaces(device: torch.device) -> int:
+    """Bytes that the matrix library keeps once it was used forward and backward; none on a CPU.
+
+    Ask before anything else runs on the device: the first use allocates them."""
+    if device.type != "cuda":
         return 0
-    before = torch.cuda.memory_allocated(device)
+    before = int(torch.cuda.memory_allocated(device))
     layer = torch.nn.Linear(8, 8, device=device)
     layer(torch.ones(8, 8, device=device, requires_grad=True)).sum().backward()
     torch.cuda.synchronize(device)
     del layer
-    return torch.cuda.memory_allocated(device) - before
+    return int(torch.cuda.memory_allocated(device)) - before
 
 
 def _describe(value: Any) -> Any:
@@ -134,8 +144,8 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return int(tensor.untyped_storage().data_ptr())
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().nbytes()
+    return int(tensor.untyped_storage().nbytes())

@@ -10,7 +10,9 @@ may hold a GPU and must give it back.
 from __future__ import annotations
 
 import gc
+import signal
 import sys
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +24,13 @@ from stepscope.bench.catalogue import load
 from stepscope.bench.fake_training import train_fake, train_small
 from stepscope.bench.free_memory import free_bytes
 from stepscope.bench.workload import Config
-from stepscope.records.predicted_peak import PeakRequest, PredictedPeak
+from stepscope.records.figures import long_duration
+from stepscope.records.predicted_peak import LIMIT_S, PeakRequest, PredictedPeak
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
     from stepscope.bench.workload import TrainingWorkload
 
 _SMALL = 8  # the smaller of two small batches is this part of the real one
@@ -36,7 +42,9 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for line in sys.stdin.buffer:
         request = msgspec.json.decode(line, type=PeakRequest)
-        sys.stdout.buffer.write(msgspec.json.encode(predict(request, device)) + b"\n")
+        with redirect_stdout(sys.stderr):  # what a workload prints is no answer
+            answer = predict(request, device)
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
         sys.stdout.buffer.flush()
 
 
@@ -52,13 +60,19 @@ def predict(request: PeakRequest, device: torch.device) -> PredictedPeak:
         "batch": int(config.batch),
         "ranks": request.ranks,
     }
+    answer = PredictedPeak(**known)
     try:
-        answer = replace(peaks.at(int(config.batch)), **known)
-    except Exception as error:
-        return PredictedPeak(**known, notes=(_describe(error),))
-    if answer.fits is not False or free is None:
-        return answer
-    return replace(answer, fitting_batch=_largest_fitting(peaks, answer))
+        with _time_limit(LIMIT_S):
+            answer = replace(peaks.at(int(config.batch)), **known)
+            if answer.fits is False:
+                answer = replace(answer, fitting_batch=_largest_fitting(peaks, answer))
+    except (Exception, _TimeIsUp) as error:
+        return replace(answer, notes=(*answer.notes, _describe(error)))
+    return answer
+
+
+class _TimeIsUp(BaseException):
+    """Not an Exception: nobody who tries another way may catch it."""
 
 
 @dataclass(slots=True)
@@ -132,7 +146,25 @@ def _where_it_fits(tried: list[tuple[int, int]], room: int) -> int:
     return max(1, batch + int((room - peak) / per_sample))
 
 
-def _describe(error: Exception) -> str:
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises when they are over."""
+
+    def give_up(_signal: int, _frame: FrameType | None) -> None:
+        raise _TimeIsUp(f"no prediction within {long_duration(seconds * 1e9)}")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, _TimeIsUp):
+        return str(error)
     text = str(error).splitlines()[0] if str(error) else ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

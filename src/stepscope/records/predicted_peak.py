@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+LIMIT_S = 90.0  # that a prediction may take
 _MARGIN = 0.02  # of free memory: rounding and fragments
 
 
