@@ -7,11 +7,11 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from stepscope.bench.catalogue import load
-from stepscope.bench.results_file import read_results
 from stepscope.bench.training_options import options_parser
 from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.records.bench_result import BenchResults, WorkloadResult
-from stepscope.trace.regular_files import is_folder, may_exist
+from stepscope.trace.decode import NotJsonError, decode
+from stepscope.trace.regular_files import is_folder, may_exist, read_whole
 from stepscope.verify.runs import find_runs
 from stepscope.verify.trial_steps import steady_steps
 
@@ -22,19 +22,32 @@ if TYPE_CHECKING:
 
     from stepscope.verify.runs import ComparedRun
 
+SCHEMA = 1
 RESULTS = "bench.json"  # in the folder of a bench
+_MOST_BYTES = 256 << 20
 _MODULE = "stepscope.bench.train"
 
 
-def find_results(path: Path) -> BenchResults:
+def read_results(path: Path) -> BenchResults:
     """UnreadableInputError or NotCapturedError if there are none."""
     if is_folder(path):
-        if not may_exist(path / RESULTS):
-            return _of_run(path)
-        path /= RESULTS
-    results = read_results(path)
+        return _of_file(path / RESULTS) if may_exist(path / RESULTS) else _of_run(path)
+    return _of_file(path)
+
+
+def _of_file(file: Path) -> BenchResults:
+    try:
+        results = decode(read_whole(file, _MOST_BYTES), BenchResults)
+    except NotJsonError as error:
+        raise UnreadableInputError(
+            f"{file} is not what stepscope bench --save writes: {error}"
+        ) from None
+    if results.schema != SCHEMA:
+        raise UnreadableInputError(
+            f"{file} has schema {results.schema}, this stepscope reads {SCHEMA}: save it again"
+        )
     if any(ms <= 0 for row in results.workloads for ms in (*row.runs_ms, *row.calibration_ms)):
-        raise UnreadableInputError(f"{path} has a run that takes no time: measure it again")
+        raise UnreadableInputError(f"{file} has a run that takes no time: save it again")
     return results
 
 
