@@ -12,10 +12,11 @@ from stepscope.ui.answer import Answer
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from stepscope.records.bench_comparison import WorkloadChange
     from stepscope.records.bench_result import BenchResults, WorkloadResult
 
 
-def row_name(row: WorkloadResult) -> str:
+def row_name(row: WorkloadResult | WorkloadChange) -> str:
     """gpt2, gpt2 with bf16 + fused-optimizer."""
     return f"{row.name} with {' + '.join(row.remedies)}" if row.remedies else row.name
 
