@@ -10,6 +10,7 @@ from stepscope.bench.catalogue import load
 from stepscope.bench.training_options import options_parser
 from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.records.bench_result import BenchResults, WorkloadResult
+from stepscope.records.encode_json import encode_json
 from stepscope.trace.decode import NotJsonError, decode
 from stepscope.trace.regular_files import is_folder, may_exist, read_whole
 from stepscope.verify.runs import find_runs
@@ -33,6 +34,13 @@ def read_results(path: Path) -> BenchResults:
     if is_folder(path):
         return _of_file(path / RESULTS) if may_exist(path / RESULTS) else _of_run(path)
     return _of_file(path)
+
+
+def write_results(results: BenchResults, path: Path) -> None:
+    """All of it or nothing; OSError if it cannot be written."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(encode_json(results))
+    temporary.replace(path)
 
 
 def _of_file(file: Path) -> BenchResults:
