@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope.errors import UsageError
+from stepscope.ui.cli.bench_against import (
+    against_options,
+    compare_with,
+    read_base,
+    stop_if_slower,
+)
 from stepscope.ui.cli.options import check_html, html_option, json_option, out_option, writing_html
 from stepscope.ui.run_folder import claim_or_refuse
 from stepscope.ui.say import say
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stepscope.bench.request import BenchRequest
+    from stepscope.records.bench_comparison import BenchComparison
     from stepscope.records.bench_result import BenchResults
     from stepscope.ui.bench.suite import SuiteEnd
 
@@ -97,7 +104,7 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
 @click.option(
     "--runs",
     type=click.IntRange(1),
-    help="Runs of each workload (default: 1; with --save 5, which a claim needs).",
+    help="Runs of each workload (default: 1; with --save and --against 5, which a claim needs).",
 )
 @_file_option("--save", "Write all results to this file, to compare later ones with it.")
 @click.option(
@@ -105,6 +112,7 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
     type=click.Path(path_type=Path, dir_okay=False),
     help="Run what this saved file holds again, as it was run, and note there what came of it.",
 )
+@against_options
 @_file_option("--csv", "Write a table to this file, one line for each workload.")
 @html_option("Write a page with all workloads side by side to this file. It needs no network.")
 @out_option("Folder for all runs (default: stepscope-runs/<time>-bench).")
@@ -118,6 +126,8 @@ def command(
     again: Path | None,
     only_list: bool,
     save: Path | None,
+    against: Path | None,
+    fail_on_slower: float | None,
     csv: Path | None,
     html: Path | None,
     out: Path | None,
@@ -133,13 +143,19 @@ def command(
     check_html(html)
     if only_list:
         return _list(asked["names"], as_json=as_json)
+    older = read_base(against, fail_on_slower)
     base = _read_saved(context, again) if again else None
-    request = _request(_asked_before(base, again) if base and again else asked, claim=bool(save))
+    options = _asked_before(base, again) if base and again else asked
+    request = _request(options, claim=bool(save or against))
     end = _run(request, out, quiet=quiet)
     if base is not None and again is not None and end.code < _SIGNALS:
         _note_rerun(base, again, end.results)
     _write_files(end.results, save=save, csv=csv, html=html)
-    _print(end.results, {"saved": save, "table": csv, "page": html}, as_json=as_json)
+    comparison = compare_with(older, end.results, against) if older and against else None
+    files = {"saved": save, "table": csv, "page": html}
+    _print(end.results, comparison, files, as_json=as_json)
+    if comparison is not None and not end.code:
+        stop_if_slower(comparison, fail_on_slower)
     return end.code
 
 
@@ -179,6 +195,8 @@ def _list(names: tuple[str, ...], *, as_json: bool) -> int:
 
     require_torch()
     workloads, code = [], 0
+    for problem in catalogue.problems():
+        say(problem)
     for name in names or catalogue.names():
         try:
             workloads.append(catalogue.load(name))
@@ -260,14 +278,25 @@ def _writing(option: str, path: Path, write: Callable[[], None]) -> None:
         raise UsageError(f"{option} {path} could not be written: {error.strerror}") from None
 
 
-def _print(results: BenchResults, files: dict[str, Path | None], *, as_json: bool) -> None:
+def _print(
+    results: BenchResults,
+    comparison: BenchComparison | None,
+    files: dict[str, Path | None],
+    *,
+    as_json: bool,
+) -> None:
     if as_json:
         import msgspec
 
         from stepscope.ui.json_text import write_json
 
-        write_json(msgspec.to_builtins(results))
+        compared = {"against": msgspec.to_builtins(comparison)} if comparison else {}
+        write_json({**msgspec.to_builtins(results), **compared})
         return
     from stepscope.ui.terminal.bench import print_bench
 
     print_bench(results, files)
+    if comparison is not None:
+        from stepscope.ui.terminal.bench_against import print_against
+
+        print_against(comparison)
