@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from stepscope.ui.bench_words import bench_answer, machine_facts, rules_words, when_words
-from stepscope.ui.html.bench_changes import find_changes
+from stepscope.bench.against import compare_results
+from stepscope.ui.bench.words import bench_answer, not_run_again, row_name
+from stepscope.ui.html.bench_changes import compared_columns, earlier_rows
+from stepscope.ui.html.bench_head import machine_facts, rules_words, when_words
 from stepscope.ui.html.bench_roofline import draw_bench_roofline
 from stepscope.ui.html.bench_rows import bench_rows, short_name, shown_metrics
 from stepscope.ui.html.bench_scaling import scaling_figures
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from stepscope.records.bench_comparison import BenchComparison
     from stepscope.records.bench_result import BenchResults, WorkloadResult
 
 STYLES = ("report.css", "efficiency.css", "memory.css", "bench.css")
@@ -36,15 +39,23 @@ class UnmeasuredWorkload:
 
 
 def write_bench_page(
-    results: BenchResults, path: Path, against: BenchResults | None = None
+    results: BenchResults,
+    path: Path,
+    against: BenchResults | None = None,
+    comparison: BenchComparison | None = None,
 ) -> None:
-    """`against`: earlier results; each workload is shown beside its earlier self."""
+    """`against`: saved results that each workload is shown beside.
+
+    `comparison` is of both, where it has been made already.
+    """
+    if against is not None and comparison is None:
+        comparison = compare_results(against, results, "the saved results")
     measured = {
         str(place): result
         for place, result in enumerate(results.workloads)
         if result.status == "measured"
     }
-    view = _view(results, measured, against)
+    view = _view(results, measured, against, comparison)
     sections = {
         "workloads": ("Workloads", view["rows"]),
         "roofline": ("Roofline", view["roofline"]),
@@ -69,9 +80,11 @@ def _view(
     results: BenchResults,
     measured: Mapping[str, WorkloadResult],
     against: BenchResults | None,
+    comparison: BenchComparison | None,
 ) -> dict[str, Any]:
-    changes = find_changes(measured, against)
-    rows = bench_rows(measured, changes)
+    before = earlier_rows(measured, against)
+    compared = compared_columns(measured, comparison)
+    rows = bench_rows(measured, before, compared)
     return {
         "answer": bench_answer(results),
         "facts": _facts(results, against),
@@ -81,15 +94,32 @@ def _view(
         "unmeasured": _unmeasured(results),
         "metrics": shown_metrics(list(measured.values())),
         "rows": rows,
-        "compared": "" if not changes else "the earlier file" if against else "as it is",
+        "compared": compared,
+        "before": "" if not before else "before" if against else "without remedies",
+        "outcome": comparison_words(comparison) if comparison else "",
+        "comparison": comparison,
+        "notes": [
+            f"{one_line(row_name(row))}: {one_line(note)}"
+            for row in measured.values()
+            for note in row.notes
+        ],
+        "again": not_run_again(results),
         "verdicts": any(row.verdict for row in rows),
         "roofline": draw_bench_roofline(measured, results.machine),
         "budget": budget_chart(measured),
         "memory": memory_chart(measured),
         "losses": loss_rows(measured),
         "scaling": scaling_figures(results.scaling),
-        "data": Markup(json_block({"tables": [numbers_table(measured, changes)]})),
+        "data": Markup(json_block({"tables": [numbers_table(measured, _changes(measured, comparison))]})),
     }
+
+
+def _changes(
+    measured: Mapping[str, WorkloadResult], comparison: BenchComparison | None
+) -> dict[str, float | None]:
+    if comparison is None:
+        return {}
+    return {key: comparison.workloads[int(key)].change for key in measured}
 
 
 def _facts(results: BenchResults, against: BenchResults | None) -> list[tuple[str, str]]:
@@ -97,8 +127,6 @@ def _facts(results: BenchResults, against: BenchResults | None) -> list[tuple[st
     facts.append(("Measured", when_words(results.started_unix)))
     if against is not None:
         facts.append(("Against results of", when_words(against.started_unix)))
-        if against.machine is not None and against.machine != results.machine:
-            facts.append(("They are from", one_line(against.machine.host)))
     facts.append(("stepscope", one_line(results.stepscope)))
     return facts
 

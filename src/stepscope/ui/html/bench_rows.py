@@ -11,7 +11,7 @@ from stepscope.records.figures import (
     long_duration,
     milliseconds,
     percent,
-    signed_percent,
+    rate,
     significant,
     size,
     unsigned_percent,
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from stepscope.records.bench_result import WorkloadResult
-    from stepscope.ui.html.bench_changes import WorkloadChange
+    from stepscope.ui.html.bench_changes import ComparedCell, ComparedColumn
 
 _EDGE = 3.0  # percent of a track's width that no dot comes nearer to its ends
 _LONGEST_NAME = 60
+_MILLION = 999_500.0  # from here on numbers are too long to read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,19 +57,6 @@ class MetricCell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChangeCell:
-    """The step against before; zero lies in the middle of the track."""
-
-    value: float
-    words: str
-    between: str
-    reach: tuple[float, float] | None
-    at: float
-    tone: str  # less time, more, or still
-    tip: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRow:
     """One workload that was measured."""
 
@@ -78,11 +66,13 @@ class BenchRow:
     verdict: str
     tip: str
     cells: tuple[MetricCell, ...]
-    change: ChangeCell | None
+    compared: tuple[ComparedCell | None, ...]  # one for each column of comparisons
 
 
 def _throughput(row: WorkloadResult, value: float) -> str:
-    return f"{significant(value)} {row.samples}/s"
+    """847 images/s, 19.6 M ratings/s."""
+    unit = f" {one_line(row.samples)}/s"
+    return rate(value, unit) if value >= _MILLION else f"{significant(value)}{unit}"
 
 
 METRICS = (
@@ -152,33 +142,29 @@ def shown_metrics(results: Sequence[WorkloadResult]) -> list[BenchMetric]:
 
 
 def bench_rows(
-    measured: Mapping[str, WorkloadResult], changes: Mapping[str, WorkloadChange]
+    measured: Mapping[str, WorkloadResult],
+    before: Mapping[str, WorkloadResult],
+    compared: Sequence[ComparedColumn],
 ) -> list[BenchRow]:
-    """`measured` and `changes` by key."""
+    """Everything by key; `before` are the rows that each is shown beside."""
     metrics = shown_metrics(list(measured.values()))
-    olds = [change.before for change in changes.values()]
-    scales = [_scale(metric, [*measured.values(), *olds]) for metric in metrics]
-    widest = max((_widest(change) for change in changes.values()), default=0.0)
+    scales = [_scale(metric, [*measured.values(), *before.values()]) for metric in metrics]
     abouts = distinctions(list(measured.values()))
-    rows = []
-    for (key, result), about in zip(measured.items(), abouts, strict=True):
-        change = changes.get(key)
-        cells = [
-            _cell(metric, result, change, scale)
-            for metric, scale in zip(metrics, scales, strict=True)
-        ]
-        rows.append(
-            BenchRow(
-                key=key,
-                name=short_name(result.name),
-                about=about,
-                verdict=sentence(one_line(result.verdict or "")),
-                tip=describe(result),
-                cells=tuple(cells),
-                change=_change_cell(change, widest) if change else None,
-            )
+    return [
+        BenchRow(
+            key=key,
+            name=short_name(result.name),
+            about=about,
+            verdict=sentence(one_line(result.verdict or "")),
+            tip=describe(result),
+            cells=tuple(
+                _cell(metric, result, before.get(key), scale)
+                for metric, scale in zip(metrics, scales, strict=True)
+            ),
+            compared=tuple(column.cells.get(key) for column in compared),
         )
-    return rows
+        for (key, result), about in zip(measured.items(), abouts, strict=True)
+    ]
 
 
 def distinctions(results: Sequence[WorkloadResult]) -> list[str]:
@@ -224,9 +210,8 @@ def describe(result: WorkloadResult) -> str:
         lines.append(f"{counted(len(result.runs_ms), 'run')}, mean step each: {runs} ms")
     shares = {**result.compute_share, **result.counters}
     lines += [f"{one_line(name)}: {percent(share)}" for name, share in shares.items()]
-    if result.verdict:
-        lines.append(sentence(one_line(result.verdict)))
-    return "\n".join(lines)
+    lines += [one_line(note) for note in (result.verdict or "", *result.notes) if note]
+    return "\n".join(map(sentence, lines))
 
 
 def _between(result: WorkloadResult) -> str:
@@ -260,10 +245,10 @@ def _place(metric: BenchMetric, value: float, scale: Scale) -> float:
 
 
 def _cell(
-    metric: BenchMetric, result: WorkloadResult, change: WorkloadChange | None, scale: Scale
+    metric: BenchMetric, result: WorkloadResult, before: WorkloadResult | None, scale: Scale
 ) -> MetricCell:
     value = metric.value(result)
-    old = metric.value(change.before) if change else None
+    old = metric.value(before) if before else None
     if value is None:
         missed = metric.id == "target" and result.target_reached is False
         return MetricCell(
@@ -282,29 +267,4 @@ def _cell(
         at=_place(metric, value, scale),
         reach=reach,
         before=None if old is None else _place(metric, old, scale),
-    )
-
-
-def _widest(change: WorkloadChange) -> float:
-    ends = (change.change, change.low, change.high)
-    return max(abs(end) for end in ends if end is not None)
-
-
-def _change_cell(change: WorkloadChange, widest: float) -> ChangeCell:
-    def at(share: float) -> float:
-        return 50 + 48 * (share / widest if widest else 0.0)
-
-    words, reach, between = signed_percent(change.change), None, ""
-    if change.low is not None and change.high is not None:
-        reach = (at(change.low), at(change.high))
-        between = f"{signed_percent(change.low)} to {signed_percent(change.high)}"
-    lines = [f"Step {words}" + (f" ({between})" if between else ""), *change.lines]
-    return ChangeCell(
-        value=change.change,
-        words=words,
-        between=between,
-        reach=reach,
-        at=at(change.change),
-        tone={"faster": "less", "slower": "more"}.get(change.verdict, "still"),
-        tip="\n".join(lines),
     )

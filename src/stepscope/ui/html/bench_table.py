@@ -11,11 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from stepscope.records.bench_result import WorkloadResult
-    from stepscope.ui.html.bench_changes import WorkloadChange
 
 _COLUMNS = (
     "Workload:text | Size:text | Ranks:count | Remedies:text | Samples/s:number | "
-    "from:number | to:number | Step:ns | Change:change | Busy:share | MFU:share | CPU:share | "
+    "from:number | to:number | Step:ns | Busy:share | MFU:share | CPU:share | "
     "Peak memory:bytes | FLOPs of a step:flops | Bytes of a step:bytes | First loss:number | "
     "Last loss:number | Target:number | Steps to it:count | Time to it:ns | Runs:count"
 )
@@ -23,18 +22,22 @@ _LAST = "All runs took:ns"
 
 
 def numbers_table(
-    measured: Mapping[str, WorkloadResult], changes: Mapping[str, WorkloadChange]
+    measured: Mapping[str, WorkloadResult], changes: Mapping[str, float | None]
 ) -> dict[str, Any]:
-    """With one more column for each kind of compute share and counter that any workload has."""
+    """`changes` of the step by key, empty where nothing is compared. With one more column for each kind of compute share and counter that any workload has."""
     results = measured.values()
     shares = list(dict.fromkeys(name for row in results for name in row.compute_share))
     counters = list(dict.fromkeys(name for row in results for name in row.counters))
-    more = [f"{_plain(name)} peak:share" for name in shares]
+    more = ["Change of the step:change"] if changes else []
+    more += ["Times as fast:times"] if any(row.speedup for row in results) else []
+    more += [f"{_plain(name)} peak:share" for name in shares]
     more += [f"{_plain(name)}:share" for name in counters]
     columns = " | ".join([_COLUMNS, *more, _LAST])
     rows = [
         (
-            *_row(result, changes.get(key)),
+            *_row(result),
+            *([changes.get(key)] if changes else []),
+            *([result.speedup] if any(row.speedup for row in results) else []),
             *(result.compute_share.get(name) for name in shares),
             *(result.counters.get(name) for name in counters),
             None if result.seconds is None else result.seconds * 1e9,
@@ -49,7 +52,7 @@ def _plain(name: str) -> str:
     return one_line(name).replace("|", "/").replace(":", " ").replace("_", " ")
 
 
-def _row(result: WorkloadResult, change: WorkloadChange | None) -> tuple[Any, ...]:
+def _row(result: WorkloadResult) -> tuple[Any, ...]:
     seconds = result.time_to_target_s
     return (
         one_line(result.name),
@@ -60,7 +63,6 @@ def _row(result: WorkloadResult, change: WorkloadChange | None) -> tuple[Any, ..
         result.low,
         result.high,
         None if result.step_ms is None else result.step_ms * 1e6,
-        change.change if change else None,
         result.busy,
         result.mfu,
         result.cpu,
