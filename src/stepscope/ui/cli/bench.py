@@ -150,8 +150,10 @@ def command(
     end = _run(request, out, quiet=quiet)
     if base is not None and again is not None and end.code < _SIGNALS:
         _note_rerun(base, again, end.results)
-    _write_files(end.results, save=save, csv=csv, html=html)
     comparison = compare_with(older, end.results, against) if older and against else None
+    _write_files(end.results, save=save, csv=csv)
+    if html is not None:
+        _write_page(html, end.results, older, comparison)
     files = {"saved": save, "table": csv, "page": html}
     _print(end.results, comparison, files, as_json=as_json)
     if comparison is not None and not end.code:
@@ -253,9 +255,7 @@ def _note_rerun(base: BenchResults, path: Path, results: BenchResults) -> None:
     say(f"{path}: {rerun_words(updated)}")
 
 
-def _write_files(
-    results: BenchResults, *, save: Path | None, csv: Path | None, html: Path | None
-) -> None:
+def _write_files(results: BenchResults, *, save: Path | None, csv: Path | None) -> None:
     if save is not None:
         from stepscope.bench.saved_results import write_results
 
@@ -264,11 +264,18 @@ def _write_files(
         from stepscope.ui.bench.csv_table import write_csv
 
         _writing("--csv", csv, lambda: write_csv(results, csv))
-    if html is not None:
-        from stepscope.ui.html.bench_page import write_bench_page
 
-        with writing_html(html):
-            write_bench_page(results, html)
+
+def _write_page(
+    html: Path,
+    results: BenchResults,
+    older: BenchResults | None,
+    comparison: BenchComparison | None,
+) -> None:
+    from stepscope.ui.html.bench_page import write_bench_page
+
+    with writing_html(html):
+        write_bench_page(results, html, older, comparison)
 
 
 def _writing(option: str, path: Path, write: Callable[[], None]) -> None:
