@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 TRIMMED_FROM = 5  # runs
 BETWEEN_SESSIONS = 0.005  # standard deviation of a machine's pace from one day to another
+# Degrees of freedom for each side whose ends are left out: with them, the far tails of Yuen's test
+# are those of Student's distribution within 2%, from five normal runs on (400,000 simulations).
+_TRIMMING_COSTS = 0.25
 
 
 def run_change(
@@ -39,18 +42,24 @@ def run_change(
     if freedom < 1:
         return None
     variance = sum(side.squares for side in sides) / freedom
-    chance = variance * sum(1 / side.kept for side in sides)
-    sessions = 2 * BETWEEN_SESSIONS**2
-    deviation = math.sqrt(chance + sessions)
-    # Welch and Satterthwaite: the sessions' part is taken as known.
-    freedom = min(freedom * (1 + sessions / chance) ** 2, 1e6) if chance else 1e6
+    freedom -= sum(_TRIMMING_COSTS for side in sides if side.trimmed)
+    chance = math.sqrt(variance * sum(1 / side.kept for side in sides))
+    level = 1 - (1 - CONFIDENCE) / 2 / comparisons
+    reach = _reach(freedom, level, chance)
     value = sides[1].mean - sides[0].mean
-    reach = student_quantile(freedom, 1 - (1 - CONFIDENCE) / 2 / comparisons)
     return Estimate(
         value=value,
-        low=value - reach * deviation,
-        high=value + reach * deviation,
-        smallest=(reach + student_quantile(freedom, POWER)) * deviation,
+        low=value - reach,
+        high=value + reach,
+        smallest=reach + _reach(freedom, POWER, chance),
+    )
+
+
+def _reach(freedom: float, level: float, chance: float) -> float:
+    """What runs differ by chance is estimated from few; what sessions do is taken as known."""
+    sessions = math.sqrt(2) * BETWEEN_SESSIONS
+    return math.hypot(
+        student_quantile(freedom, level) * chance, student_quantile(math.inf, level) * sessions
     )
 
 
@@ -64,7 +73,7 @@ class _Runs:
 
     def __init__(self, runs_ms: Sequence[float]) -> None:
         logs: Floats = np.sort(np.log(np.asarray(runs_ms, np.float64)))
-        trims = len(logs) >= TRIMMED_FROM
+        self.trimmed = trims = len(logs) >= TRIMMED_FROM
         self.kept = len(logs) - 2 if trims else len(logs)
         self.mean = float((logs[1:-1] if trims else logs).mean())
         shortened = np.clip(logs, logs[1], logs[-2]) if trims else logs
