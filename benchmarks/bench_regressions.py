@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("what", choices=("simulate", "real"))
     parser.add_argument("workloads", nargs="*", default=["ncf", "dlrm"])
     parser.add_argument("--tries", type=int, default=20)
-    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--runs", type=int, default=7)
     parser.add_argument("--benches", type=int, default=2000, help="simulated ones for each number")
     parser.add_argument("--json", type=Path, help="write every change of every try here")
     options = parser.parse_args()
