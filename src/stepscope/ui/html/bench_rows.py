@@ -252,7 +252,9 @@ def _cell(
     if value is None:
         missed = metric.id == "target" and result.target_reached is False
         return MetricCell(
-            value=None, words="not reached" if missed else "–", tone="bad" if missed else "nothing"
+            value=None,
+            words="not reached" if missed else "–",
+            tone="missed" if missed else "nothing",
         )
     aside, reach = "", None
     if metric.id == "throughput" and result.low is not None and result.high is not None and value:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from stepscope.records.bench_result import ScalingStudy, StudyPoint
     from stepscope.ui.html.svg import Point
 
-_WIDTH, _HEIGHT = 560, 330
-_BOX = {"left": 66, "right": _WIDTH - 14, "top": 16, "bottom": _HEIGHT - 44}
+_WIDTH, _HEIGHT = 460, 290
+_BOX = {"left": 56, "right": _WIDTH - 14, "top": 16, "bottom": _HEIGHT - 44}
 _MOST_LEVELS = 7
 _MOST_TICKS = 9
 _DODGE = 5.0  # pixels between dots of neighbouring lines
