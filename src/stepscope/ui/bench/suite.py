@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 import stepscope
-from stepscope.bench.results_file import write_results
 from stepscope.bench.rules import CLAIM_RUNS, broken_rules, in_turns
+from stepscope.bench.saved_results import RESULTS, write_results
 from stepscope.errors import StepscopeError
 from stepscope.records.bench_result import BenchResults
 from stepscope.ui.bench.machine import describe_machine, read_clocks
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from stepscope.ui.bench.metrics import ExplainedRun
     from stepscope.ui.bench.runs import BenchRun
 
-BENCH = "bench.json"
 _INTERRUPTED, _FAILED = 130, 1
 
 
@@ -180,7 +179,7 @@ class _Suite:
             workloads=with_speedups([row.result() for row in self._rows]),
             broken_rules=broken_rules(self._runs, self._results.machine, changed=self._changed()),
         )
-        write_results(results, self._folder / BENCH)
+        write_results(results, self._folder / RESULTS)
         return results
 
     def _changed(self) -> list[str]:

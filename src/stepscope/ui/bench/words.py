@@ -85,7 +85,7 @@ def _next(results: BenchResults) -> str:
     return f"stepscope explain {shlex.quote(slowest.folder or '')} looks into {row_name(slowest)}"
 
 
-def not_run_again(results: BenchResults) -> str:
+def rerun_words(results: BenchResults) -> str:
     """Whether anybody has run a saved file's command again, and what came of it."""
     if not results.reruns:
         return "nobody has run this again yet: stepscope bench --again FILE does"

@@ -13,7 +13,7 @@ from stepscope.ui.terminal.tables import answer_grid, fitting_table, titled_tabl
 from stepscope.ui.words import or_dash
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from rich.table import Table
@@ -29,7 +29,7 @@ _SPARE = ("verdict", "loss", "CPU", "interval", "MFU", "step ms")
 
 
 def print_bench(
-    results: BenchResults, folder: Path | None, *, width: int | None = None, **files: Path | None
+    results: BenchResults, files: Mapping[str, Path | None], *, width: int | None = None
 ) -> None:
     """Everything, to stdout; `files` are those that were written, by what they are."""
     console = make_console(width)
@@ -47,7 +47,6 @@ def print_bench(
             console.print(Text(line), soft_wrap=True)
     for rule in results.broken_rules:
         console.print(note_line(rule), soft_wrap=True)
-    print_path(console, "folder  ", folder)
     for label, path in files.items():
         print_path(console, f"{label:<8}", path)
 
