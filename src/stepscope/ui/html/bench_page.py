@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from stepscope.bench.against import compare_results
 from stepscope.ui.bench.against_words import against_answer
-from stepscope.ui.bench.words import bench_answer, not_run_again, row_name
+from stepscope.ui.bench.words import bench_answer, rerun_words, row_name
 from stepscope.ui.html.bench_changes import compared_columns, earlier_rows
 from stepscope.ui.html.bench_head import machine_facts, rules_words, when_words
 from stepscope.ui.html.bench_roofline import draw_bench_roofline
@@ -105,7 +105,7 @@ def _view(
             for row in measured.values()
             for note in row.notes
         ],
-        "again": not_run_again(results),
+        "again": rerun_words(results),
         "verdicts": any(row.verdict for row in rows),
         "roofline": draw_bench_roofline(measured, results.machine),
         "budget": budget_chart(measured),
