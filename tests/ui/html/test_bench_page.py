@@ -61,6 +61,13 @@ def test_shares_are_bars_of_the_whole_and_amounts_dots_between_smallest_and_larg
     assert [cell(row, "busy").at for row in (first, middle, last)] == pytest.approx([20, 40, 90])
 
 
+def test_nearly_equal_values_do_not_lie_at_opposite_ends() -> None:
+    rows = rows_of(made_workload(0, step_ms=100.0), made_workload(1, step_ms=101.0))
+    near = [cell(row, "step").at for row in rows]
+    assert near[0] < near[1] < near[0] + 1
+    assert near[0] == pytest.approx(50, abs=1)
+
+
 def test_throughput_has_its_interval_and_large_numbers_are_short() -> None:
     (row,) = rows_of(made_workload(samples_per_s=200.0, low=190.0, high=210.0, samples="images"))
     throughput = cell(row, "throughput")

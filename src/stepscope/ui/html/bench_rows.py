@@ -230,8 +230,16 @@ def _scale(metric: BenchMetric, results: Sequence[WorkloadResult]) -> Scale:
         return 0.0, max([metric.whole, *values])
     if not metric.logarithmic:
         return 0.0, max(values, default=0.0) or 1.0
+    if metric.id == "throughput":
+        values += [end for result in results for end in (result.low, result.high) if end]
     positive = [value for value in values if value > 0] or [1.0]
-    return min(positive), max(positive)
+    return _at_least_tenfold(min(positive), max(positive))
+
+
+def _at_least_tenfold(low: float, high: float) -> Scale:
+    """Values that are nearly equal must not lie at opposite ends."""
+    wider = math.sqrt(max(10 * low / high, 1.0))
+    return low / wider, high * wider
 
 
 def _place(metric: BenchMetric, value: float, scale: Scale) -> float:
