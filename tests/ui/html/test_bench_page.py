@@ -98,6 +98,10 @@ def test_rows_say_only_what_tells_them_apart() -> None:
     assert distinctions([plain, fast]) == ["as it is", "bf16 + fused-optimizer"]
     assert distinctions([plain, replace(plain, ranks=2)]) == ["1 rank", "2 ranks"]
     assert distinctions([plain, replace(plain, size="tiny")]) == ["small", "tiny"]
+    batches = [replace(plain, settings={"lr": 1, "batch": batch}) for batch in (8, 16)]
+    assert distinctions([*batches, made_workload(1)]) == ["batch 8", "batch 16", ""]
+    other_size = replace(plain, size="tiny", settings={"batch": 2})
+    assert distinctions([plain, other_size]) == ["small", "tiny"]
 
 
 def test_against_saved_results_uses_the_terminal_s_statistics() -> None:
