@@ -1,4 +1,4 @@
-"""Two steps of a workload without data: what they would hold, counted and not allocated.
+"""Two steps of a workload: what they hold, counted without allocating it, or for real.
 
 Fake tensors have shapes and no memory. Operators whose needs a library chooses run for real, one
 at a time.
@@ -84,10 +84,10 @@ def train_fake(workload: TrainingWorkload, config: Config, device: torch.device)
     )
 
 
-def train_small(
+def train_for_real(
     workload: TrainingWorkload, config: Config, device: torch.device
 ) -> TrainingMemory:
-    """For real."""
+    """Two steps with real tensors."""
     kept, place = matmul_workspaces(device), RecordedPlace(device)
 
     def train() -> int:

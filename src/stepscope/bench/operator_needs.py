@@ -33,12 +33,12 @@ _MEASURED = (
     "aten::cudnn_",
     "aten::embedding_dense_backward",
     "aten::index_put",
-    "aten::mkldnn_rnn",
     "aten::native_batch_norm",
     "aten::scatter",
     "aten::sort",
     "aten::topk",
 )
+_UNKNOWABLE = ("aten::mkldnn_rnn",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,10 @@ class MeasuredNeeds:
     _known: dict[str, OperatorNeeds | None] = field(default_factory=dict)
 
     def of(self, operator: Any, args: Any, kwargs: Any) -> OperatorNeeds | None:
-        """None for an operator that allocates its results only."""
+        """None for an operator that allocates its results only; raises for one that has results
+        of a size that only its library knows, and cannot be run on its own."""
+        if operator.name().startswith(_UNKNOWABLE):
+            raise NotImplementedError(f"{operator.name()} hides what it keeps")
         if not operator.name().startswith(_MEASURED):
             return None
         call = f"{operator.name()} {tree_map(_describe, (args, kwargs))}"
@@ -133,9 +136,7 @@ def _zeros_like(value: Any) -> Any:
     """Zeros, so that indices are valid."""
     if not isinstance(value, torch.Tensor):
         return value
-    real = torch.empty_strided(
-        value.shape, value.stride(), dtype=value.dtype, device=value.device
-    )
+    real = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     return real.zero_()
 
 

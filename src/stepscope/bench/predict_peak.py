@@ -2,9 +2,9 @@
 
 python -m stepscope.bench.predict_peak < requests   (JSON, one PeakRequest a line)
 
-A workload that reads values from its tensors cannot be run so: it is trained for real with two
-small batches, and the straight line through them gives the peak. A program of its own, because it
-may hold a GPU and must give it back.
+A workload that reads values from its tensors cannot be run so: two steps are trained for real, with
+smaller batches if there is little room. A program of its own, because it may hold a GPU and must
+give it back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from msgspec.structs import replace
 
 from stepscope.bench.catalogue import load
-from stepscope.bench.fake_training import train_fake, train_small
+from stepscope.bench.fake_training import train_fake, train_for_real
 from stepscope.bench.free_memory import free_bytes
 from stepscope.bench.workload import Config
 from stepscope.records.figures import long_duration
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from stepscope.bench.workload import TrainingWorkload
+    from stepscope.records.predicted_peak import Method
 
-_SMALL = 8  # the smaller of two small batches is this part of the real one
+_FEWEST = 2  # samples: norms over a batch refuse one
+_EASY = 0.5  # of free memory: what needs no more is tried
 _TRIES = 6  # batches looked at to find one that fits
 
 
@@ -96,22 +98,27 @@ class _Peaks:
                 return PredictedPeak(peak_bytes=peak, notes=memory.notes)
             finally:
                 gc.collect()
-        return self._from_line(batch)
+        peak, method = self._trained(batch)
+        return PredictedPeak(peak_bytes=peak, method=method, notes=(self._unfit_for_fakes,))
 
-    def _from_line(self, batch: int) -> PredictedPeak:
-        least = max(2, int(self.config.batch) // _SMALL)
-        small, larger = (
-            train_small(self.workload, self._config(size), self.device)
-            for size in (least, 2 * least)
-        )
+    def _trained(self, batch: int) -> tuple[int, Method]:
+        """Twice the batch takes at most twice the memory, so half of it tells whether it can be
+        tried."""
+        half = max(_FEWEST, batch // 2)
+        at_half = self._train(half)
+        free = free_bytes(self.device)
+        if half >= batch:
+            return at_half, "trained"
+        if free is not None and batch / half * at_half <= _EASY * free:
+            return self._train(batch), "trained"
+        quarter = max(1, half // 2)
+        per_sample = (at_half - self._train(quarter)) / max(1, half - quarter)
+        return at_half + round((batch - half) * per_sample), "smaller batches"
+
+    def _train(self, batch: int) -> int:
+        memory = train_for_real(self.workload, self._config(batch), self.device)
         gc.collect()
-        per_sample = (larger.peak_bytes - small.peak_bytes) / least
-        peak = small.peak_bytes + round((batch - least) * per_sample)
-        return PredictedPeak(
-            peak_bytes=peak + self._buckets(small.gradient_bytes),
-            method="two small batches",
-            notes=(self._unfit_for_fakes or "",),
-        )
+        return memory.peak_bytes + self._buckets(memory.gradient_bytes)
 
     def _buckets(self, gradient_bytes: int) -> int:
         """DistributedDataParallel keeps a copy of all gradients to exchange."""

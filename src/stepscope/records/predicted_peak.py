@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 LIMIT_S = 90.0  # that a prediction may take
 _MARGIN = 0.02  # of free memory: rounding and fragments
+# From shapes alone, from two real steps, or from a straight line through smaller real ones.
+Method = Literal["shapes", "trained", "smaller batches"]
 
 
 class PeakRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +30,7 @@ class PredictedPeak(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int = 1
     batch: int | None = None  # of one rank
     fitting_batch: int | None = None  # if `batch` does not fit: the largest found that does
-    method: str = "shapes"  # or "two small batches": it was trained with them for real
+    method: Method = "shapes"
     notes: tuple[str, ...] = ()
 
     @property

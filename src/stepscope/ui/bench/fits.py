@@ -27,18 +27,13 @@ _START_S = 120.0  # that importing torch and starting CUDA may take
 
 @dataclass(frozen=True, slots=True)
 class PredictedPeaks:
-    """Of the tasks of one bench. What is not known refuses nothing."""
+    """Of the tasks of one bench."""
 
     by_request: dict[bytes, PredictedPeak] = field(default_factory=dict)
 
     def of(self, task: BenchTask) -> PredictedPeak | None:
         """None with remedies, which change what is held."""
         return None if task.remedies else self.by_request.get(_encode(task))
-
-    def refuse(self, task: BenchTask) -> str | None:
-        """Why it does not run here: what it needs, what is free, what would fit."""
-        peak = self.of(task)
-        return too_large(peak) if peak is not None and peak.fits is False else None
 
 
 def worth_predicting(task: BenchTask) -> bool:
