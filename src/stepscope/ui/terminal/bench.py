@@ -25,7 +25,7 @@ _COLUMNS = (
     *("workload", ">samples/s", ">interval", ">times as fast", ">step ms", ">busy", ">MFU"),
     *(">CPU", ">memory", ">loss", ">to target", "verdict"),
 )
-_SPARE = ("verdict", "loss", "CPU", "interval", "MFU", "step ms")
+_SPARE = ("loss", "interval", "step ms", "CPU", "memory", "verdict")
 
 
 def print_bench(
