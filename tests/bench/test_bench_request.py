@@ -84,15 +84,26 @@ def test_the_command_of_a_request_asks_for_the_same() -> None:
         names=("gpt2",),
         size="small",
         everything=True,
-        changes={"batch": "4"},
+        changes={"length": "8"},
         remedies=((), ("bf16", "fused-optimizer")),
-        ranks=2,
+        ranks=(1, 2),
+        sweep=(4, 8),
         steps=40,
         runs=3,
     )
     params = command.make_context("bench", list(request.command[2:])).params
     assert request.command[:2] == ("stepscope", "bench")
-    fields = ("names", "size", "everything", "changes", "remedies", "ranks", "steps", "runs")
+    fields = (
+        "names",
+        "size",
+        "everything",
+        "changes",
+        "remedies",
+        "ranks",
+        "sweep",
+        "steps",
+        "runs",
+    )
     assert {name: params[name] for name in fields} == {
         name: getattr(request, name) for name in fields
     }

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from stepscope.bench.counts import parse_counts
 from stepscope.errors import UsageError
+from stepscope.ui.cli.bench_against import (
+    against_options,
+    compare_with,
+    read_base,
+    stop_if_slower,
+)
 from stepscope.ui.cli.options import check_html, html_option, json_option, out_option, writing_html
 from stepscope.ui.run_folder import claim_or_refuse
 from stepscope.ui.say import say
@@ -17,12 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stepscope.bench.request import BenchRequest
+    from stepscope.records.bench_comparison import BenchComparison
     from stepscope.records.bench_result import BenchResults
     from stepscope.ui.bench.suite import SuiteEnd
 
 _FAILED, _SIGNALS = 1, 128
 _DECIDES_WHAT_RUNS = (
-    *("names", "size", "everything", "changes", "remedies", "ranks", "steps", "runs"),
+    *("names", "size", "everything", "changes", "remedies", "ranks", "sweep", "steps", "runs"),
 )
 
 
@@ -47,6 +56,19 @@ def _changes(_context: Any, _parameter: Any, texts: tuple[str, ...]) -> dict[str
             raise UsageError(f"--set {text}: write NAME=VALUE, such as --set batch=16")
         changes[name] = value
     return changes
+
+
+def _ranks(_context: Any, _parameter: Any, text: str) -> tuple[int, ...]:
+    return parse_counts(text, f"--ranks {text}: give numbers of processes, such as 1,2,4")
+
+
+def _sweep(_context: Any, _parameter: Any, text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    name, _, values = (part.strip() for part in text.partition("="))
+    if name != "batch":
+        raise UsageError(f"--sweep {text}: only the batch can be swept, such as batch=8,16,32")
+    return parse_counts(values, f"--sweep {text}: give batches, such as batch=8,16,32")
 
 
 def _file_option(name: str, help_text: str) -> Callable[[Any], Any]:
@@ -89,7 +111,18 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
     "--with none is the workload as it is.",
 )
 @click.option(
-    "--ranks", default=1, show_default=True, type=click.IntRange(1), help="Processes, by torchrun."
+    "--ranks",
+    default="1",
+    show_default=True,
+    metavar="N[,N]",
+    callback=_ranks,
+    help="Processes, by torchrun. Several numbers: a scaling study, throughput against ranks.",
+)
+@click.option(
+    "--sweep",
+    metavar="batch=N,N,...",
+    callback=_sweep,
+    help="A scaling study: throughput against the batch, measured and predicted.",
 )
 @click.option(
     "--steps", type=click.IntRange(24), help="Steps of each run (default: as the target allows)."
@@ -97,7 +130,7 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
 @click.option(
     "--runs",
     type=click.IntRange(1),
-    help="Runs of each workload (default: 1; with --save 5, which a claim needs).",
+    help="Runs of each workload (default: 1; with --save and --against 5, which a claim needs).",
 )
 @_file_option("--save", "Write all results to this file, to compare later ones with it.")
 @click.option(
@@ -105,6 +138,7 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
     type=click.Path(path_type=Path, dir_okay=False),
     help="Run what this saved file holds again, as it was run, and note there what came of it.",
 )
+@against_options
 @_file_option("--csv", "Write a table to this file, one line for each workload.")
 @html_option("Write a page with all workloads side by side to this file. It needs no network.")
 @out_option("Folder for all runs (default: stepscope-runs/<time>-bench).")
@@ -118,6 +152,8 @@ def command(
     again: Path | None,
     only_list: bool,
     save: Path | None,
+    against: Path | None,
+    fail_on_slower: float | None,
     csv: Path | None,
     html: Path | None,
     out: Path | None,
@@ -133,13 +169,22 @@ def command(
     check_html(html)
     if only_list:
         return _list(asked["names"], as_json=as_json)
+    older = read_base(against, fail_on_slower)
     base = _read_saved(context, again) if again else None
-    request = _request(_asked_before(base, again) if base and again else asked, claim=bool(save))
+    options = _asked_before(base, again) if base and again else asked
+    request = _request(options, claim=bool(save or against))
     end = _run(request, out, quiet=quiet)
+    end = replace(end, results=_with_studies(end.results))
     if base is not None and again is not None and end.code < _SIGNALS:
         _note_rerun(base, again, end.results)
-    _write_files(end.results, save=save, csv=csv, html=html)
-    _print(end.results, {"saved": save, "table": csv, "page": html}, as_json=as_json)
+    comparison = compare_with(older, end.results, against) if older and against else None
+    _write_files(end.results, save=save, csv=csv)
+    if html is not None:
+        _write_page(html, end.results, older, comparison)
+    files = {"saved": save, "table": csv, "page": html}
+    _print(end.results, comparison, files, as_json=as_json)
+    if comparison is not None and not end.code:
+        stop_if_slower(comparison, fail_on_slower)
     return end.code
 
 
@@ -172,6 +217,13 @@ def _run(request: BenchRequest, out: Path | None, *, quiet: bool) -> SuiteEnd:
     return SuiteEnd(results=end.results, code=end.code or (_FAILED if problems else 0))
 
 
+def _with_studies(results: BenchResults) -> BenchResults:
+    from stepscope.ui.bench.scaling import with_studies
+    from stepscope.ui.slowest_bench import open_slowest
+
+    return with_studies(results, lambda folder: open_slowest(folder, cache=True)[0])
+
+
 def _list(names: tuple[str, ...], *, as_json: bool) -> int:
     from stepscope.bench import catalogue
     from stepscope.errors import StepscopeError
@@ -179,6 +231,8 @@ def _list(names: tuple[str, ...], *, as_json: bool) -> int:
 
     require_torch()
     workloads, code = [], 0
+    for problem in catalogue.problems():
+        say(problem)
     for name in names or catalogue.names():
         try:
             workloads.append(catalogue.load(name))
@@ -235,9 +289,7 @@ def _note_rerun(base: BenchResults, path: Path, results: BenchResults) -> None:
     say(f"{path}: {rerun_words(updated)}")
 
 
-def _write_files(
-    results: BenchResults, *, save: Path | None, csv: Path | None, html: Path | None
-) -> None:
+def _write_files(results: BenchResults, *, save: Path | None, csv: Path | None) -> None:
     if save is not None:
         from stepscope.bench.saved_results import write_results
 
@@ -246,11 +298,18 @@ def _write_files(
         from stepscope.ui.bench.csv_table import write_csv
 
         _writing("--csv", csv, lambda: write_csv(results, csv))
-    if html is not None:
-        from stepscope.ui.html.bench_page import write_bench_page
 
-        with writing_html(html):
-            write_bench_page(results, html)
+
+def _write_page(
+    html: Path,
+    results: BenchResults,
+    older: BenchResults | None,
+    comparison: BenchComparison | None,
+) -> None:
+    from stepscope.ui.html.bench_page import write_bench_page
+
+    with writing_html(html):
+        write_bench_page(results, html, older, comparison)
 
 
 def _writing(option: str, path: Path, write: Callable[[], None]) -> None:
@@ -260,14 +319,25 @@ def _writing(option: str, path: Path, write: Callable[[], None]) -> None:
         raise UsageError(f"{option} {path} could not be written: {error.strerror}") from None
 
 
-def _print(results: BenchResults, files: dict[str, Path | None], *, as_json: bool) -> None:
+def _print(
+    results: BenchResults,
+    comparison: BenchComparison | None,
+    files: dict[str, Path | None],
+    *,
+    as_json: bool,
+) -> None:
     if as_json:
         import msgspec
 
         from stepscope.ui.json_text import write_json
 
-        write_json(msgspec.to_builtins(results))
+        compared = {"against": msgspec.to_builtins(comparison)} if comparison else {}
+        write_json({**msgspec.to_builtins(results), **compared})
         return
     from stepscope.ui.terminal.bench import print_bench
 
     print_bench(results, files)
+    if comparison is not None:
+        from stepscope.ui.terminal.bench_against import print_against
+
+        print_against(comparison)

@@ -24,7 +24,10 @@ _LAST = "All runs took:ns"
 def numbers_table(
     measured: Mapping[str, WorkloadResult], changes: Mapping[str, float | None]
 ) -> dict[str, Any]:
-    """`changes` of the step by key, empty where nothing is compared. With one more column for each kind of compute share and counter that any workload has."""
+    """`changes` of the step are by key; empty where nothing is compared.
+
+    Each kind of compute share and counter that any workload has is a column too.
+    """
     results = measured.values()
     shares = list(dict.fromkeys(name for row in results for name in row.compute_share))
     counters = list(dict.fromkeys(name for row in results for name in row.counters))
