@@ -1,4 +1,4 @@
-"""Runs of a workload -> its result: from captured runs with known answers, and from made-up numbers."""
+"""Runs of a workload -> its result: from captured runs, and from made-up numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def test_the_budget_of_a_captured_run_adds_up_to_the_step(name: str) -> None:
     explained = explain_run(made_run(1, 12.5, folder=GOLDEN / name))
     result = workload_result(TASK, [made_run(1, 12.5)], explained)
     assert sum(result.budget_ms.values()) == pytest.approx(12.5)
-    assert result.busy is not None and 0 < result.busy <= 1
+    assert result.busy is not None
+    assert 0 < result.busy <= 1
     assert result.verdict
 
 
@@ -48,7 +49,8 @@ def test_a_run_on_a_known_device_has_its_share_of_the_peak() -> None:
     kinds = fields["compute_share"]
     assert "tensor" in kinds
     assert 0 <= kinds["tensor"] <= sum(kinds.values()) - kinds["tensor"] + 1e-9
-    assert explained.ceilings is not None and explained.ceilings.bytes_s
+    assert explained.ceilings is not None
+    assert explained.ceilings.bytes_s
 
 
 def test_flops_count_all_optimizer_steps_of_a_workloads_step() -> None:
@@ -65,20 +67,24 @@ def test_throughput_is_that_of_all_ranks() -> None:
     assert result.samples_per_s == pytest.approx(4 * 2 / 0.020)
     assert result.settings["batch"] == 4
     assert result.step_ms == 20.0
-    assert result.mfu is None and result.peak_bytes is None and result.budget_ms == {}
+    assert result.mfu is None
+    assert result.peak_bytes is None
+    assert result.budget_ms == {}
 
 
 def test_time_to_target_counts_steps_not_start_up() -> None:
     result = workload_result(TASK, [made_run(1, 20.0)], None)
     assert result.target_reached
-    assert result.steps_to_target == 5 and result.time_to_target_s == pytest.approx(0.1)
+    assert result.steps_to_target == 5
+    assert result.time_to_target_s == pytest.approx(0.1)
 
 
 def test_a_row_that_failed_says_why_and_has_no_numbers() -> None:
     run = made_run(1, 20.0, failed="ValueError: no", steps_ms=np.empty(0))
     result = workload_result(TASK, [run], None)
     assert (result.status, result.why, result.samples_per_s) == ("failed", "ValueError: no", None)
-    assert result.target_loss is not None and result.target_reached is None
+    assert result.target_loss is not None
+    assert result.target_reached is None
 
 
 def test_a_later_run_that_fails_does_not_take_the_numbers_away() -> None:

@@ -97,13 +97,16 @@ def test_a_workload_that_raises_is_said_and_the_others_go_on(home: Path) -> None
     assert quick["low"] <= quick["samples_per_s"] <= quick["high"]
     assert sum(quick["budget_ms"].values()) == pytest.approx(quick["step_ms"])
     assert quick["loss_last"] < quick["loss_first"]
-    assert quick["peak_bytes"] and quick["verdict"] and quick["flops"] == 2 * 32 * 16 * 2
+    assert quick["peak_bytes"]
+    assert quick["verdict"]
+    assert quick["flops"] == 2 * 32 * 16 * 2
     assert "not the suite's own settings: steps=24" in results["broken_rules"]
     assert json.loads((home / "runs/bench.json").read_text()) == results
     with (home / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == ["raises", "quick"]
-    assert float(rows[1]["settings.batch"]) == 32 and rows[0]["step_ms"] == ""
+    assert float(rows[1]["settings.batch"]) == 32
+    assert rows[0]["step_ms"] == ""
 
 
 @pytest.mark.slow
@@ -111,7 +114,8 @@ def test_ctrl_c_prints_what_is_known(home: Path) -> None:
     process = start(home, "quick", "sleeps", "--json", "--out=runs")
     until = time.monotonic() + 120
     while not list((home / "runs").glob("sleeps-1/rank-*/steps.jsonl")):
-        assert time.monotonic() < until and process.poll() is None
+        assert time.monotonic() < until
+        assert process.poll() is None
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     code, out, _ = finish(process)
@@ -142,9 +146,11 @@ def test_two_ranks_and_two_sets_of_remedies_take_turns(home: Path) -> None:
     code, out, err = finish(start(home, *words, "--out=runs"))
     assert code == 0, err
     plain, changed = json.loads(out)["workloads"]
-    assert plain["ranks"] == 2 and plain["remedies"] == []
+    assert plain["ranks"] == 2
+    assert plain["remedies"] == []
     assert plain["samples_per_s"] == pytest.approx(64e3 / plain["step_ms"])
-    assert changed["remedies"] == ["set-to-none"] and changed["speedup"] is not None
+    assert changed["remedies"] == ["set-to-none"]
+    assert changed["speedup"] is not None
 
 
 @pytest.mark.parametrize(
@@ -164,7 +170,9 @@ def test_bad_input_is_refused_before_anything_runs(
     home: Path, words: tuple[str, ...], message: str
 ) -> None:
     code, out, err = finish(start(home, *words))
-    assert code == 2 and out == "" and message in err
+    assert code == 2
+    assert out == ""
+    assert message in err
     assert not (home / "stepscope-runs").exists()
 
 
