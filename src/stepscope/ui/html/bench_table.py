@@ -16,7 +16,8 @@ _COLUMNS = (
     "Workload:text | Size:text | Ranks:count | Remedies:text | Samples/s:number | "
     "from:number | to:number | Step:ns | Busy:share | MFU:share | CPU:share | "
     "Peak memory:bytes | predicted:bytes | FLOPs of a step:flops | Bytes of a step:bytes | "
-    "First loss:number | Last loss:number | Target:number | Steps to it:count | Time to it:ns | Runs:count"
+    "First loss:number | Last loss:number | Target:number | Steps to it:count | "
+    "Time to it:ns | Runs:count"
 )
 _LAST = "All runs took:ns"
 
