@@ -243,8 +243,14 @@ def test_a_study_has_a_line_for_each_number_of_ranks_and_of_samples() -> None:
     assert ranks.lines == ("batch 4", "batch 8", "batch 16")
     assert batches.picture.count('class="spot"') == 6
     assert batches.picture.count('class="promised"') == 2
-    assert "5 predictions: off by" in figure.promises
+    assert any(line.startswith("5 predictions: off by") for line in figure.summary)
     assert figure.not_measured == ("batch 32, 1 rank: needs 161 GB, 141 GB are free",)
+
+
+def test_each_batch_on_its_own_number_of_ranks_is_one_chart() -> None:
+    points = [StudyPoint(batch=4 * ranks, ranks=ranks, samples_per_s=10.0) for ranks in (1, 2)]
+    (figure,) = scaling_figures([replace(made_study(), points=tuple(points))])
+    assert [chart.title for chart in figure.charts] == ["Against the batch"]
 
 
 def test_a_study_of_one_place_is_no_curve() -> None:

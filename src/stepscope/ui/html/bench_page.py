@@ -14,7 +14,7 @@ from stepscope.ui.bench.words import bench_answer, rerun_words, row_name
 from stepscope.ui.html.bench_changes import compared_columns, earlier_rows
 from stepscope.ui.html.bench_head import machine_facts, rules_words, when_words
 from stepscope.ui.html.bench_roofline import draw_bench_roofline
-from stepscope.ui.html.bench_rows import bench_rows, short_name, shown_metrics
+from stepscope.ui.html.bench_rows import bench_rows, distinctions, short_name, shown_metrics
 from stepscope.ui.html.bench_scaling import scaling_figures
 from stepscope.ui.html.bench_stacks import budget_chart, loss_rows, memory_chart
 from stepscope.ui.html.bench_table import numbers_table
@@ -34,7 +34,7 @@ STYLES = ("report.css", "efficiency.css", "memory.css", "bench.css")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmeasuredWorkload:
     name: str
-    size: str
+    about: str
     status: str
     why: str
 
@@ -150,13 +150,14 @@ def _facts(results: BenchResults, against: BenchResults | None) -> list[tuple[st
 
 
 def _unmeasured(results: BenchResults) -> list[UnmeasuredWorkload]:
+    abouts = distinctions(results.workloads)
     return [
         UnmeasuredWorkload(
             name=short_name(result.name),
-            size=one_line(result.size),
+            about=about or one_line(result.size),
             status=result.status,
             why=one_line(result.why or "the reason is not known"),
         )
-        for result in results.workloads
+        for result, about in zip(results.workloads, abouts, strict=True)
         if result.status != "measured"
     ]

@@ -229,6 +229,8 @@ def describe(result: WorkloadResult) -> str:
     if result.runs_ms:
         runs = ", ".join(map(significant, result.runs_ms))
         lines.append(f"{counted(len(result.runs_ms), 'run')}, mean step each: {runs} ms")
+    if result.predicted_peak_bytes is not None:
+        lines.append(f"peak memory said before the run: {size(result.predicted_peak_bytes)}")
     shares = {**result.compute_share, **result.counters}
     lines += [f"{one_line(name)}: {percent(share)}" for name, share in shares.items()]
     lines += [one_line(note) for note in (result.verdict or "", *result.notes) if note]
