@@ -6,6 +6,9 @@ import contextlib
 import io
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
+from stepscope.bench.captured_steps import captured_per_step, whole_steps
 from stepscope.bench.catalogue import load
 from stepscope.bench.training_options import options_parser
 from stepscope.errors import NotCapturedError, UnreadableInputError
@@ -18,9 +21,10 @@ from stepscope.verify.trial_steps import steady_steps
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
+    from stepscope.bench.workload import TrainingWorkload
     from stepscope.verify.runs import ComparedRun
 
 SCHEMA = 1
@@ -62,9 +66,24 @@ def _of_file(file: Path) -> BenchResults:
 def _of_run(folder: Path) -> BenchResults:
     """One run: `stepscope run -- python -m stepscope.bench.train NAME`."""
     runs = find_runs(str(folder))
-    rows = tuple(_row(run) for run in runs)
     command = runs[-1].facts.get("command") or ()
+    rows = _together(_row(run) for run in runs)
     return BenchResults(stepscope="", command=tuple(command), started_unix=0.0, workloads=rows)
+
+
+def _together(rows: Iterable[WorkloadResult]) -> tuple[WorkloadResult, ...]:
+    """Runs of one workload, size, settings and remedies become one row."""
+    found: list[WorkloadResult] = []
+    for row in rows:
+        like = replace(row, runs_ms=(), steps_ms=(), folder=None)
+        for place, known in enumerate(found):
+            if replace(known, runs_ms=(), steps_ms=(), folder=None) == like:
+                runs_ms, steps_ms = known.runs_ms + row.runs_ms, known.steps_ms + row.steps_ms
+                found[place] = replace(known, runs_ms=runs_ms, steps_ms=steps_ms)
+                break
+        else:
+            found.append(row)
+    return tuple(found)
 
 
 def _row(run: ComparedRun) -> WorkloadResult:
@@ -73,15 +92,17 @@ def _row(run: ComparedRun) -> WorkloadResult:
         raise NotCapturedError(
             f"{run.path} is no run of a workload: its command does not start {_MODULE}"
         )
-    steps = steady_steps(run.step_ms)
+    workload = load(options.name)
+    trained = options.steps or workload.targets[options.size].steps
+    per_step = captured_per_step(run.facts.get("steps") or 0, trained)
+    steps = whole_steps(steady_steps(run.step_ms), per_step)
     if not len(steps):
         raise NotCapturedError(f"{run.path} has no steady step outside the profiler's window")
-    changes = dict(change.split("=", 1) for change in options.set if "=" in change)
     return WorkloadResult(
         name=options.name,
         size=options.size,
         ranks=run.facts.get("world_size") or 1,
-        settings=_settings(options, changes),
+        settings=_settings(workload, options),
         remedies=tuple(remedy.id for remedy in run.facts.get("remedies", ())),
         runs_ms=(float(steps.mean()),),
         steps_ms=(tuple(steps.tolist()),),
@@ -89,11 +110,12 @@ def _row(run: ComparedRun) -> WorkloadResult:
     )
 
 
-def _settings(options: argparse.Namespace, changes: dict[str, str]) -> dict[str, Any]:
+def _settings(workload: TrainingWorkload, options: argparse.Namespace) -> dict[str, Any]:
+    changes = dict(change.split("=", 1) for change in options.set if "=" in change)
     try:
-        return dict(load(options.name).config(options.size, changes))
+        return dict(workload.config(options.size, changes))
     except KeyError as error:
-        raise NotCapturedError(f"{options.name} no longer has the setting {error}") from None
+        raise NotCapturedError(f"{workload.name} no longer has the setting {error}") from None
 
 
 def _options(command: Sequence[str]) -> argparse.Namespace | None:

@@ -11,6 +11,12 @@ import click
 
 from stepscope.bench.counts import parse_counts
 from stepscope.errors import UsageError
+from stepscope.ui.cli.bench_against import (
+    against_options,
+    compare_with,
+    read_base,
+    stop_if_slower,
+)
 from stepscope.ui.cli.options import check_html, html_option, json_option, out_option, writing_html
 from stepscope.ui.run_folder import claim_or_refuse
 from stepscope.ui.say import say
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stepscope.bench.request import BenchRequest
+    from stepscope.records.bench_comparison import BenchComparison
     from stepscope.records.bench_result import BenchResults
     from stepscope.ui.bench.suite import SuiteEnd
 
@@ -123,7 +130,7 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
 @click.option(
     "--runs",
     type=click.IntRange(1),
-    help="Runs of each workload (default: 1; with --save 5, which a claim needs).",
+    help="Runs of each workload (default: 1; with --save and --against 5, which a claim needs).",
 )
 @_file_option("--save", "Write all results to this file, to compare later ones with it.")
 @click.option(
@@ -131,6 +138,7 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
     type=click.Path(path_type=Path, dir_okay=False),
     help="Run what this saved file holds again, as it was run, and note there what came of it.",
 )
+@against_options
 @_file_option("--csv", "Write a table to this file, one line for each workload.")
 @html_option("Write a page with all workloads side by side to this file. It needs no network.")
 @out_option("Folder for all runs (default: stepscope-runs/<time>-bench).")
@@ -144,6 +152,8 @@ def command(
     again: Path | None,
     only_list: bool,
     save: Path | None,
+    against: Path | None,
+    fail_on_slower: float | None,
     csv: Path | None,
     html: Path | None,
     out: Path | None,
@@ -159,14 +169,24 @@ def command(
     check_html(html)
     if only_list:
         return _list(asked["names"], as_json=as_json)
+    older = read_base(against, fail_on_slower)
     base = _read_saved(context, again) if again else None
-    request = _request(_asked_before(base, again) if base and again else asked, claim=bool(save))
+    options = _asked_before(base, again) if base and again else asked
+    request = _request(options, claim=bool(save or against))
     end = _run(request, out, quiet=quiet)
     end = replace(end, results=_with_studies(end.results))
     if base is not None and again is not None and end.code < _SIGNALS:
         _note_rerun(base, again, end.results)
-    _write_files(end.results, save=save, csv=csv, html=html)
-    _print(end.results, {"saved": save, "table": csv, "page": html}, as_json=as_json)
+    comparison = compare_with(older, end.results, against) if older and against else None
+    try:
+        _write_files(end.results, save=save, csv=csv)
+        if html is not None:
+            _write_page(html, end.results, older, comparison)
+    finally:  # a file that cannot be written takes no answer away
+        files = {"saved": save, "table": csv, "page": html}
+        _print(end.results, comparison, files, as_json=as_json)
+    if comparison is not None and not end.code:
+        stop_if_slower(comparison, fail_on_slower)
     return end.code
 
 
@@ -213,6 +233,8 @@ def _list(names: tuple[str, ...], *, as_json: bool) -> int:
 
     require_torch()
     workloads, code = [], 0
+    for problem in catalogue.problems():
+        say(problem)
     for name in names or catalogue.names():
         try:
             workloads.append(catalogue.load(name))
@@ -269,9 +291,7 @@ def _note_rerun(base: BenchResults, path: Path, results: BenchResults) -> None:
     say(f"{path}: {rerun_words(updated)}")
 
 
-def _write_files(
-    results: BenchResults, *, save: Path | None, csv: Path | None, html: Path | None
-) -> None:
+def _write_files(results: BenchResults, *, save: Path | None, csv: Path | None) -> None:
     if save is not None:
         from stepscope.bench.saved_results import write_results
 
@@ -280,11 +300,18 @@ def _write_files(
         from stepscope.ui.bench.csv_table import write_csv
 
         _writing("--csv", csv, lambda: write_csv(results, csv))
-    if html is not None:
-        from stepscope.ui.html.bench_page import write_bench_page
 
-        with writing_html(html):
-            write_bench_page(results, html)
+
+def _write_page(
+    html: Path,
+    results: BenchResults,
+    older: BenchResults | None,
+    comparison: BenchComparison | None,
+) -> None:
+    from stepscope.ui.html.bench_page import write_bench_page
+
+    with writing_html(html):
+        write_bench_page(results, html, older, comparison)
 
 
 def _writing(option: str, path: Path, write: Callable[[], None]) -> None:
@@ -294,14 +321,25 @@ def _writing(option: str, path: Path, write: Callable[[], None]) -> None:
         raise UsageError(f"{option} {path} could not be written: {error.strerror}") from None
 
 
-def _print(results: BenchResults, files: dict[str, Path | None], *, as_json: bool) -> None:
+def _print(
+    results: BenchResults,
+    comparison: BenchComparison | None,
+    files: dict[str, Path | None],
+    *,
+    as_json: bool,
+) -> None:
     if as_json:
         import msgspec
 
         from stepscope.ui.json_text import write_json
 
-        write_json(msgspec.to_builtins(results))
+        compared = {"against": msgspec.to_builtins(comparison)} if comparison else {}
+        write_json({**msgspec.to_builtins(results), **compared})
         return
     from stepscope.ui.terminal.bench import print_bench
 
     print_bench(results, files)
+    if comparison is not None:
+        from stepscope.ui.terminal.bench_against import print_against
+
+        print_against(comparison)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from stepscope.records.figures import interval, signed_percent, significant
-from stepscope.records.words import counted
+from stepscope.records.figures import interval, percent, signed_percent, significant
+from stepscope.records.words import counted, sentence
 from stepscope.ui.bench.scaling_words import (
     efficiency_words,
+    prediction_error,
     prediction_words,
     saturation_words,
 )
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from stepscope.records.bench_result import ScalingStudy, StudyPoint
     from stepscope.ui.html.svg import Point
 
-_WIDTH, _HEIGHT = 560, 330
-_BOX = {"left": 66, "right": _WIDTH - 14, "top": 16, "bottom": _HEIGHT - 44}
+_WIDTH, _HEIGHT = 460, 290
+_BOX = {"left": 56, "right": _WIDTH - 14, "top": 16, "bottom": _HEIGHT - 44}
 _MOST_LEVELS = 7
 _MOST_TICKS = 9
 _DODGE = 5.0  # pixels between dots of neighbouring lines
@@ -48,10 +49,9 @@ class ScalingFigure:
     """One workload's study."""
 
     name: str
-    summary: str
+    summary: tuple[str, ...]  # sentences
     charts: tuple[ScalingChart, ...]
     not_measured: tuple[str, ...]
-    promises: str
 
 
 def scaling_figures(studies: Sequence[ScalingStudy]) -> list[ScalingFigure]:
@@ -89,17 +89,30 @@ def _figure(study: ScalingStudy) -> ScalingFigure:
         lines = _lines(points, lambda point: point.batch)
         lines = {batch: line for batch, line in lines.items() if len(line) > 1}
         names = [f"batch {batch:,}" for batch in lines]
-        charts.append(
-            _chart(study, "Against the ranks", "ranks", list(lines.values()),
-                   names, lambda point: point.ranks, ideal=True)
-        )  # fmt: skip
+        if lines:
+            charts.append(
+                _chart(study, "Against the ranks", "ranks", list(lines.values()),
+                       names, lambda point: point.ranks, ideal=True)
+            )  # fmt: skip
     return ScalingFigure(
-        name=short_name(study.name),
-        summary="; ".join(filter(None, (saturation_words(study), efficiency_words(study)))),
+        name=_name(study),
+        summary=tuple(_summary(study)),
         charts=tuple(charts),
         not_measured=tuple(_not_measured(point) for point in study.points if point.why),
-        promises=prediction_words(points),
     )
+
+
+def _name(study: ScalingStudy) -> str:
+    """gpt2, tiny, with bf16."""
+    words = [short_name(study.name), one_line(study.size)]
+    if study.remedies:
+        words.append(f"with {one_line(' + '.join(study.remedies))}")
+    return ", ".join(words)
+
+
+def _summary(study: ScalingStudy) -> list[str]:
+    words = (saturation_words(study), efficiency_words(study), prediction_words(study.points))
+    return [sentence(line) for line in (*words, *map(one_line, study.notes)) if line]
 
 
 def _lines(
@@ -226,6 +239,8 @@ def _tip(point: StudyPoint, rate: float) -> str:
         between = ""
         if point.predicted_low is not None and point.predicted_high is not None:
             between = f" ({interval(point.predicted_low, point.predicted_high)})"
-        off = signed_percent(promise / rate - 1)
+        off = signed_percent(prediction_error(point) or 0.0)
         lines.append(f"predicted {significant(promise)}/s{between}, {off}")
+    if point.efficiency is not None:
+        lines.append(f"{percent(point.efficiency)} of each rank's throughput is kept")
     return "\n".join(lines)
