@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LOSSES = "losses.json"
 _MOST_LOSSES_BYTES = 64 << 20
 _WARMUP, _ACTIVE = 2, 3  # of the window
-_AFTER_WINDOW = 3  # a plain step, the memory step, and one more so that its end is seen
+_AFTER_WINDOW = 4  # a plain step, the memory step, and two more so that its end is seen
 _SIGNALS = 128
 _READ_LINES = 200
 _ERROR = re.compile(r"^(?:\[rank\d+\]: )?([\w.]*(?:Error|Exception|Interrupt)\b.*)")

@@ -90,7 +90,7 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
     default="tiny",
     show_default=True,
     metavar="tiny|small|paper",
-    help="tiny: seconds on a CPU. small: seconds on one GPU. paper: the published shape.",
+    help="How large: seconds on a CPU, seconds on one GPU, or the published shape.",
 )
 @click.option("--all", "everything", is_flag=True, help="Also the workloads outside the suite.")
 @click.option(
