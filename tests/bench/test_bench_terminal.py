@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from made_results import failed, made_results, made_workload
 
+from stepscope.bench.catalogue import load
 from stepscope.records.bench_result import Rerun
 from stepscope.ui.bench.words import bench_answer, rerun_words
-from stepscope.ui.terminal.bench import print_bench
+from stepscope.ui.terminal.bench import print_bench, print_list
 
 
 def printed(capsys: pytest.CaptureFixture[str], width: int = 100, **changes: object) -> str:
@@ -82,3 +85,13 @@ def test_a_saved_file_says_whether_anybody_ran_it_again() -> None:
     assert rerun_words(made_results(1, reruns=(same, other))).endswith(
         "on node-9, does not agree: gpt2 is 6% slower"
     )
+
+
+def test_the_list_has_one_line_for_each_and_cuts_no_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    workload = replace(load("gpt2"), name="a-name-that-is-rather-long", source="words " * 40)
+    print_list([workload, load("gpt2")], width=80)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert "a-name-that-is-rather-long  language model  words" in lines[1]

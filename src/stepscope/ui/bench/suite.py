@@ -14,6 +14,7 @@ import stepscope
 from stepscope.bench.rules import CLAIM_RUNS, broken_rules, in_turns
 from stepscope.bench.saved_results import RESULTS, write_results
 from stepscope.errors import StepscopeError
+from stepscope.measure import folder as layout
 from stepscope.records.bench_result import BenchResults
 from stepscope.records.words import counted
 from stepscope.ui.bench.fits import predict_peaks, too_large, worth_predicting
@@ -78,6 +79,7 @@ def run_suite(
     folder: Path,
     command: tuple[str, ...],
     progress: BenchProgress,
+    check_memory: bool = True,
 ) -> SuiteEnd:
     """Ctrl-C and SIGTERM end it with what is known. What needs too much memory is not run."""
     suite = _Suite([TaskRow(task=task) for task in tasks], runs, folder, command, progress)
@@ -86,7 +88,7 @@ def run_suite(
         with raising_on_signals(
             (signal.SIGTERM, signal.SIGHUP), lambda number: SystemExit(128 + number)
         ):
-            suite.run()
+            suite.run(check_memory=check_memory)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except SystemExit as stop:  # a signal
@@ -118,10 +120,11 @@ class _Suite:
             },
         )
 
-    def run(self) -> None:
+    def run(self, *, check_memory: bool) -> None:
         self._results = replace(self._results, machine=describe_machine())
         rows = {id(row.task): row for row in self._rows}
-        self._predict_memory()
+        if check_memory:
+            self._predict_memory()
         turns = list(in_turns([row.task for row in self._rows], self._runs))
         for place, (number, task) in enumerate(turns, 1):
             row = rows[id(task)]
@@ -188,12 +191,14 @@ class _Suite:
 
     def _write(self) -> BenchResults:
         """bench.json in the folder holds what is known at any time."""
-        results = replace(
-            self._results,
-            workloads=with_speedups([row.result() for row in self._rows]),
-            broken_rules=broken_rules(self._runs, self._results.machine, changed=self._changed()),
-        )
-        write_results(results, self._folder / RESULTS)
+        rows = with_speedups([row.result() for row in self._rows])
+        broken = broken_rules(rows, self._results.machine, changed=self._changed())
+        results = replace(self._results, workloads=rows, broken_rules=broken)
+        try:
+            write_results(results, self._folder / RESULTS)
+        except OSError as error:
+            why = layout.why_refused(error)
+            self._progress.news(f"{self._folder / RESULTS} could not be written: {why}")
         return results
 
     def _changed(self) -> list[str]:

@@ -90,7 +90,7 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
     default="tiny",
     show_default=True,
     metavar="tiny|small|paper",
-    help="tiny: seconds on a CPU. small: seconds on one GPU. paper: the published shape.",
+    help="How large: seconds on a CPU, seconds on one GPU, or the published shape.",
 )
 @click.option("--all", "everything", is_flag=True, help="Also the workloads outside the suite.")
 @click.option(
@@ -142,6 +142,11 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
 @_file_option("--csv", "Write a table to this file, one line for each workload.")
 @html_option("Write a page with all workloads side by side to this file. It needs no network.")
 @out_option("Folder for all runs (default: stepscope-runs/<time>-bench).")
+@click.option(
+    "--memory-check/--no-memory-check",
+    default=True,
+    help="Predict first whether workloads fit the memory (seconds each; not for plain tiny ones).",
+)
 @click.option("--list", "only_list", is_flag=True, help="List the workloads and run nothing.")
 @json_option
 @click.option("--quiet", is_flag=True, help="Print nothing while workloads run.")
@@ -157,6 +162,7 @@ def command(
     csv: Path | None,
     html: Path | None,
     out: Path | None,
+    memory_check: bool,
     as_json: bool,
     quiet: bool,
     **asked: Any,
@@ -173,7 +179,7 @@ def command(
     base = _read_saved(context, again) if again else None
     options = _asked_before(base, again) if base and again else asked
     request = _request(options, claim=bool(save or against))
-    end = _run(request, out, quiet=quiet)
+    end = _run(request, out, quiet=quiet, check_memory=memory_check)
     end = replace(end, results=_with_studies(end.results))
     if base is not None and again is not None and end.code < _SIGNALS:
         _note_rerun(base, again, end.results)
@@ -199,7 +205,7 @@ def _request(asked: dict[str, Any], *, claim: bool) -> BenchRequest:
     return BenchRequest(**{**asked, "size": parse_size(asked["size"]), "runs": runs})
 
 
-def _run(request: BenchRequest, out: Path | None, *, quiet: bool) -> SuiteEnd:
+def _run(request: BenchRequest, out: Path | None, *, quiet: bool, check_memory: bool) -> SuiteEnd:
     from stepscope.bench.request import choose_tasks
     from stepscope.ui.bench.machine import require_gpu, require_torch
     from stepscope.ui.bench.suite import SuiteEnd, run_suite
@@ -214,7 +220,12 @@ def _run(request: BenchRequest, out: Path | None, *, quiet: bool) -> SuiteEnd:
     with shown_trials(quiet=quiet) as progress:
         progress.news(f"bench folder {folder}")
         end = run_suite(
-            tasks, runs=request.runs, folder=folder, command=request.command, progress=progress
+            tasks,
+            runs=request.runs,
+            folder=folder,
+            command=request.command,
+            progress=progress,
+            check_memory=check_memory,
         )
     return SuiteEnd(results=end.results, code=end.code or (_FAILED if problems else 0))
 

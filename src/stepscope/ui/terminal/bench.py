@@ -111,9 +111,11 @@ def _about(name: str, row: WorkloadResult) -> list[str]:
 
 
 def print_list(workloads: Sequence[TrainingWorkload], *, width: int | None = None) -> None:
-    """The catalogue: names, tasks, sizes, where each comes from."""
+    """The catalogue, one line each: names, tasks, where each comes from."""
     console = make_console(width)
-    table: Table = titled_table("", "workload", "task", "sizes", "what")
+    table: Table = titled_table("", "workload", "task", "source")
     for workload in workloads:
-        table.add_row(workload.name, workload.task, ", ".join(workload.sizes), workload.source)
+        table.add_row(workload.name, workload.task, workload.source)
+    for column in table.columns[:2]:  # only the source may be cut
+        column.min_width = max(map(len, map(str, (column.header, *column.cells))))
     console.print(table)
