@@ -30,7 +30,8 @@ NO_NUMBERS = set(
     delivery description detail device doubt dtype dtypes evidence explain fastest file fits
     flops_source folder formula function group help hosts id ignored kind label limit_from
     line looked_at model module moment name named next not_offered notes open_promises
-    operator paired path peak_source phase profile promises recomputed reference refused saved
+    operator paired path peak_source phase points predicted_from profile promises recomputed
+    reference refused saved
     schema script seen sentence stall_ setting settings severity shapes signature source sources
     steady step steps_are steps_from summary title torch tried verdict whatifs when_unix where
     why words workload world_size
@@ -38,7 +39,9 @@ NO_NUMBERS = set(
     from link rack reach scope switch to
     allocator build collective compile data first_batch gc imports inputs logging memory_growth
     operating_system process_group times trend
-    by_hand control outcome parity parity_detail patch remedy trials try tune variables
+    not_run by_hand control outcome parity parity_detail patch remedy trials try tune variables
+    agrees broken_rules cuda differs interleaved machine processor reruns rules samples scaling
+    sizes stepscope tags target_reached task workloads
     """,
     )
 )

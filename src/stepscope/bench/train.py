@@ -6,25 +6,27 @@ torchrun --nproc-per-node=2 -m stepscope.bench.train NAME ...
 
 from __future__ import annotations
 
-import argparse
 import json
+import math
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from stepscope.bench.calibration import time_fixed_work
 from stepscope.bench.catalogue import load
-from stepscope.bench.workload import SIZES, TrainingPlace
+from stepscope.bench.training_options import options_parser
+from stepscope.bench.workload import TrainingPlace
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = options_parser(__doc__ or "").parse_args()
     workload = load(options.name)
     changes = dict(change.split("=", 1) for change in options.set)
     config = workload.config(options.size, changes)
     steps = options.steps or workload.targets[options.size].steps
     place = _place(options.device, options.seed)
+    pace_ms = time_fixed_work(place.device) if options.losses else None
     torch.manual_seed(options.seed)
     step = workload.build(config, place)
     # Losses stay on the device: reading each would make the host wait for it.
@@ -33,21 +35,11 @@ def main() -> None:
     if place.rank == 0:
         print(f"{workload.name}: loss {values[0]:.4g} -> {values[-1]:.4g} in {steps} steps")  # noqa: T201
         if options.losses:
-            options.losses.write_text(json.dumps({"losses": values}))
+            finite = [value if math.isfinite(value) else None for value in values]
+            content = {"losses": finite, "calibration_ms": pace_ms}
+            options.losses.write_text(json.dumps(content))
     if place.ranks > 1:
         dist.destroy_process_group()
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="stepscope.bench.train", description=__doc__)
-    parser.add_argument("name")
-    parser.add_argument("--size", choices=SIZES, default="tiny")
-    parser.add_argument("--steps", type=int, help="default: as many as the target allows")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", help="default: cuda where there is one, else cpu")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--losses", type=Path, help="write the loss of every step here")
-    return parser
 
 
 def _place(wanted: str | None, seed: int) -> TrainingPlace:
