@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ _BOX = {"left": 56, "right": _WIDTH - 14, "top": 16, "bottom": _HEIGHT - 44}
 _MOST_LEVELS = 7
 _MOST_TICKS = 9
 _DODGE = 5.0  # pixels between dots of neighbouring lines
+_LEAST_RANGE = 6.0  # from the bottom to the top: always two levels or more
 _EDGE = 1.25  # room beyond the outermost values, as a factor
 
 
@@ -41,6 +43,7 @@ class ScalingChart:
     title: str
     picture: Markup
     lines: tuple[str, ...]  # one colour each
+    promised: bool
     ideal: bool
 
 
@@ -160,6 +163,7 @@ def _chart(
         title=title,
         picture=drawing(_WIDTH, _HEIGHT, f"{title}: {study.name}", parts),
         lines=tuple(names),
+        promised=any(point.predicted_samples_per_s for line in lines for point in line),
         ideal=ideal,
     )
 
@@ -168,12 +172,13 @@ def _axes(lines: Sequence[Sequence[StudyPoint]], number: Callable[[StudyPoint], 
     points = [point for line in lines for point in line]
     across = [number(point) for point in points]
     upward = [value for point in points for value in _values(point)]
+    wider = max(_EDGE, math.sqrt(_LEAST_RANGE * min(upward) / max(upward)))
     return LogAxes(
         **_BOX,
         x_low=min(across) / _EDGE,
         x_high=max(across) * _EDGE,
-        y_low=min(upward) / _EDGE,
-        y_high=max(upward) * _EDGE,
+        y_low=min(upward) / wider,
+        y_high=max(upward) * wider,
     )
 
 
@@ -215,19 +220,22 @@ def _measured(
     number: Callable[[StudyPoint], int],
     aside: float,
 ) -> list[str]:
-    parts = []
+    """Dots joined by a line, each with its interval."""
+    parts, centres = [], []
     for point in line:
         rate = point.samples_per_s
         if not rate:
             continue
         x, y = axes.inside(number(point), rate)
         x += aside
+        centres.append((x, y))
         mark = circle("spot", x, y, 4.5)
         if point.low and point.high:
             ends = [axes.inside(1, end)[1] for end in (point.low, point.high)]
             mark = path("reach", [(x, ends[0]), (x, ends[1])]) + mark
         parts.append(f'<g data-tip="{escape(_tip(point, rate))}">{mark}</g>')
-    return parts
+    joined = [path("measured", centres)] if len(centres) > 1 else []
+    return joined + parts
 
 
 def _tip(point: StudyPoint, rate: float) -> str:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from stepscope.records.bench_result import WorkloadResult
 
 _COLUMNS = (
-    "Workload:text | Size:text | Ranks:count | Remedies:text | Samples/s:number | "
-    "from:number | to:number | Step:ns | Busy:share | MFU:share | CPU:share | "
+    "Workload:text | Size:text | Ranks:count | Batch:count | Remedies:text | "
+    "Samples/s:number | from:number | to:number | Step:ns | Busy:share | MFU:share | CPU:share | "
     "Peak memory:bytes | predicted:bytes | FLOPs of a step:flops | Bytes of a step:bytes | "
     "First loss:number | Last loss:number | Target:number | Steps to it:count | "
     "Time to it:ns | Runs:count"
@@ -56,12 +56,17 @@ def _plain(name: str) -> str:
     return one_line(name).replace("|", "/").replace(":", " ").replace("_", " ")
 
 
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
 def _row(result: WorkloadResult) -> tuple[Any, ...]:
     seconds = result.time_to_target_s
     return (
         one_line(result.name),
         one_line(result.size),
         result.ranks,
+        _number(result.settings.get("batch")),
         one_line(" + ".join(result.remedies)),
         result.samples_per_s,
         result.low,
