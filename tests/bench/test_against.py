@@ -54,6 +54,18 @@ def test_one_disturbed_run_makes_no_alarm_and_hides_no_change() -> None:
     assert only_change(row(), row(slower)).verdict == "slower"
 
 
+def test_a_pause_in_every_run_is_no_change() -> None:
+    steps = tuple((ms,) * 60 for ms in BASE_MS)
+    paused = tuple((*run[:30], 40.0, *run[31:]) for run in steps)
+    means = tuple(sum(run) / len(run) for run in paused)
+    assert only_change(row(), row(means)).verdict == "slower"  # means alone cannot tell
+    change = only_change(row(steps_ms=steps), row(means, steps_ms=paused))
+    assert change.verdict == "no difference seen"
+    stalled = tuple((*run[:20], *(40.0,) * 5, *run[25:]) for run in steps)
+    means = tuple(sum(run) / len(run) for run in stalled)
+    assert only_change(row(steps_ms=steps), row(means, steps_ms=stalled)).verdict == "slower"
+
+
 def test_runs_that_agree_by_luck_do_not_make_the_interval_too_narrow() -> None:
     equal = (10.0,) * 5
     change = only_change(row(equal), row((10.05,) * 5))

@@ -14,6 +14,7 @@ from stepscope.records.bench_comparison import BenchComparison, WorkloadChange
 from stepscope.records.comparison import PartChange
 from stepscope.records.figures import unsigned_percent
 from stepscope.verify.change import CONFIDENCE
+from stepscope.verify.trial_steps import without_pauses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ def compare_results(base: BenchResults, now: BenchResults, against: str) -> Benc
     pairs = [(_like(result, base.workloads), result) for result in now.workloads]
     reasons = [other or _why_not(then, result) for then, result in pairs]
     alike = [
-        (then.runs_ms, result.runs_ms)
+        _compared_runs(then, result)
         for (then, result), why in zip(pairs, reasons, strict=True)
         if then is not None and why is None
     ]
@@ -123,7 +124,8 @@ def _differences(base: BenchMachine, now: BenchMachine, names: Sequence[str]) ->
 def _change(
     then: WorkloadResult, now: WorkloadResult, comparisons: int, noise: float | None
 ) -> WorkloadChange:
-    estimate = run_change(then.runs_ms, now.runs_ms, comparisons=comparisons, usual_variance=noise)
+    before, after = _compared_runs(then, now)
+    estimate = run_change(before, after, comparisons=comparisons, usual_variance=noise)
     if estimate is None:
         return _not_comparable(now, "too few runs")
     pace = _pace(then, now)
@@ -133,8 +135,8 @@ def _change(
         ranks=now.ranks,
         remedies=now.remedies,
         verdict=_verdict(estimate),
-        base_ms=typical_ms(then.runs_ms),
-        now_ms=typical_ms(now.runs_ms),
+        base_ms=typical_ms(before),
+        now_ms=typical_ms(after),
         change=math.expm1(estimate.value),
         low=math.expm1(estimate.low),
         high=math.expm1(min(estimate.high, 700.0)),
@@ -145,6 +147,19 @@ def _change(
         pace_change=math.expm1(pace.value) if pace else None,
         notes=_pace_notes(estimate, pace),
     )
+
+
+def _compared_runs(
+    then: WorkloadResult, now: WorkloadResult
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Each run's mean step, in which a single pause of the machine counts as an ordinary step: a
+    run of a tiny workload takes a fraction of a second."""
+    if len(then.steps_ms) == len(then.runs_ms) and len(now.steps_ms) == len(now.runs_ms):
+        before, after = (
+            [float(without_pauses(steps).mean()) for steps in side.steps_ms] for side in (then, now)
+        )
+        return before, after
+    return then.runs_ms, now.runs_ms
 
 
 def _not_comparable(now: WorkloadResult, why: str) -> WorkloadChange:

@@ -58,9 +58,14 @@ def _of_file(file: Path) -> BenchResults:
         raise UnreadableInputError(
             f"{file} has schema {results.schema}, this stepscope reads {SCHEMA}: save it again"
         )
-    if any(ms <= 0 for row in results.workloads for ms in (*row.runs_ms, *row.calibration_ms)):
+    if any(_takes_no_time(row) for row in results.workloads):
         raise UnreadableInputError(f"{file} has a run that takes no time: save it again")
     return results
+
+
+def _takes_no_time(row: WorkloadResult) -> bool:
+    steps_ms = (sum(steps) for steps in row.steps_ms)
+    return any(ms <= 0 for ms in (*row.runs_ms, *row.calibration_ms, *steps_ms))
 
 
 def _of_run(folder: Path) -> BenchResults:
