@@ -1,0 +1,48 @@
+"""Rules by the name of the torch function they compute."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepscope.fix.fuse.stacked import Stacked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Rule = Callable[..., Any]
+
+RULES: dict[str, Rule] = {}
+
+
+def rule_for(*names: str) -> Callable[[Rule], Rule]:
+    """`rule(func, *args, **kwargs)` gets what was called; NotImplemented leaves it to vmap."""
+
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            assert name not in RULES, name
+            RULES[name] = rule
+        return rule
+
+    return register
+
+
+def count_of(*values: Any) -> int:
+    return next(value.count for value in values if isinstance(value, Stacked))
+
+
+def front_of(value: Any, count: int) -> torch.Tensor:
+    """[models, *shape], also of a tensor that all models share."""
+    if isinstance(value, Stacked):
+        return value.front()
+    shared: torch.Tensor = value
+    return shared.unsqueeze(0).expand(count, *shared.shape)
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def positive(dim: int, ndim: int) -> int:
+    return dim + ndim if dim < 0 else dim
