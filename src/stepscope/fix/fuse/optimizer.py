@@ -7,7 +7,7 @@ there, and they are read before every step. The update itself is computed for al
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -17,15 +17,21 @@ from stepscope.fix.fuse.updates import UPDATES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.fix.fuse.array import ModelArray
-
 State = dict[str, torch.Tensor]
+
+
+class StackedModels(Protocol):
+    """An array: its stacks by name, its models by number."""
+
+    def get_parameter(self, name: str) -> torch.Tensor: ...
+
+    def __getitem__(self, model: int) -> Any: ...
 
 
 class ArrayOptimizer:
     """Steps every model of the array."""
 
-    def __init__(self, array: ModelArray, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, array: StackedModels, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = list(optimizers)
         kinds = {type(optimizer) for optimizer in optimizers}
         if len(kinds) > 1:
@@ -135,7 +141,7 @@ class ArrayOptimizer:
 
 
 def _group_of_each(
-    array: ModelArray, optimizers: Sequence[torch.optim.Optimizer]
+    array: StackedModels, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, int]:
     """Stack -> the number of its parameter group, the same for every model."""
     groups: dict[str, int] = {}

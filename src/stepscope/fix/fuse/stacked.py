@@ -12,7 +12,7 @@ where vmap fails model by model.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
@@ -41,6 +41,7 @@ class NotFusableError(Exception):
 class Stacked(torch.Tensor):
     """One tensor of each of `count` models."""
 
+    compute: ClassVar[Callable[..., Any]]  # rules/ puts its own here
     physical: torch.Tensor
     order: Layout
     count: int
@@ -104,11 +105,9 @@ class Stacked(torch.Tensor):
         if name in _ANSWERS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        from stepscope.fix.fuse.rules import compute
-
         if name in _ONE_VALUE:
             raise NotFusableError(f"{name} asks for the values of one model")
-        return compute(func, name, args, kwargs)
+        return cls.compute(func, name, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(

@@ -99,3 +99,6 @@ def stack_results(results: Sequence[Any]) -> Any:
 
 def _wrapped(value: Any, count: int) -> Any:
     return Stacked(value, count) if isinstance(value, torch.Tensor) else value
+
+
+Stacked.compute = staticmethod(compute)

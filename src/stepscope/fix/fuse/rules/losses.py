@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from typing import Any
 
 from stepscope.fix.fuse.rules.registry import count_of, front_of, is_tensor, rule_for
 from stepscope.fix.fuse.stacked import Stacked
-
-if TYPE_CHECKING:
-    import torch
 
 
 @rule_for("cross_entropy", "nll_loss")
