@@ -120,7 +120,7 @@ def _train_alone(
 
 def assert_same(trained: Trained, tolerance: float = 1e-10) -> None:
     """Losses step for step, and every tensor of every model at the end, but for values whose
-    gradient is zero up to rounding, which Adam makes as large as any: a key's bias in attention, or one
+    gradient is zero up to rounding, which Adam makes as large as any: the bias of a key, or one
     before a norm. Their effect is in the losses."""
     torch.testing.assert_close(trained.fused, trained.alone, rtol=tolerance, atol=tolerance)
     for place, twin in enumerate(trained.twins):

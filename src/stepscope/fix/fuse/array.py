@@ -62,15 +62,15 @@ class ModelArray(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Each argument is one tensor that all models share, or a list with one for each model, or
         a Stacked; the result is Stacked."""
-        given = [self.stack(one) for one in inputs]
-        known = {name: self.stack(one) for name, one in named.items()}
+        given = self._shared([self.stack(one) for one in inputs])
+        known = self._shared({name: self.stack(one) for name, one in named.items()})
         with recording(self._ledger), self._streams.used():
             return self._template[0](*given, **known)
 
     def apply_each(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """A function of each model's tensors, such as a loss, computed for all at once."""
         with recording(self._ledger), self._streams.used():
-            return function(*(self.stack(one) for one in inputs))
+            return function(*self._shared([self.stack(one) for one in inputs]))
 
     def stack(self, value: Any) -> Any:
         """A list with one tensor for each model becomes a Stacked; all else stays as it is."""
@@ -173,6 +173,16 @@ class ModelArray(nn.Module):
         return {"models": len(self), "functions": ways, "one_by_one": dict(self._alone)}
 
     # Inside.
+
+    def _shared(self, values: Any) -> Any:
+        """Every other tensor in these is one that all models have in common."""
+
+        def share(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and not isinstance(value, Stacked):
+                return Stacked.share(value, len(self))
+            return value
+
+        return tree_map(share, values)
 
     def _join(self) -> None:
         """Stack all models' tensors, and make the models' own windows into the stacks."""

@@ -7,7 +7,8 @@ front    [models, *shape]
 channel  [batch, models * channels, *rest]: what grouped convolutions and their neighbours take
 
 Each torch function is computed for all models by a rule (rules/); where there is none by vmap, and
-where vmap fails model by model.
+where vmap fails model by model. What all models have in common, such as a batch that they share, is
+computed once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -45,6 +47,7 @@ class Stacked(torch.Tensor):
     physical: torch.Tensor
     order: Layout
     count: int
+    common: torch.Tensor | None  # the one tensor that all models have, where they share it
 
     @staticmethod
     def __new__(cls, physical: torch.Tensor, count: int, order: Layout = "front") -> Stacked:
@@ -60,6 +63,14 @@ class Stacked(torch.Tensor):
 
     def __init__(self, physical: torch.Tensor, count: int, order: Layout = "front") -> None:
         self.physical, self.count, self.order = physical, count, order
+        self.common = None
+
+    @classmethod
+    def share(cls, tensor: torch.Tensor, count: int) -> Stacked:
+        """The same tensor for every model; nothing is copied."""
+        stacked = cls(tensor.unsqueeze(0).expand(count, *tensor.shape), count)
+        stacked.common = tensor
+        return stacked
 
     def __repr__(self, **_: Any) -> str:
         return f"Stacked({self.count} models, shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -105,7 +116,7 @@ class Stacked(torch.Tensor):
         if name in _ANSWERS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if name in _ONE_VALUE:
+        if name in _ONE_VALUE and not all_common(args, kwargs):
             raise NotFusableError(f"{name} asks for the values of one model")
         return cls.compute(func, name, args, kwargs)
 
@@ -116,6 +127,12 @@ class Stacked(torch.Tensor):
         if func is torch.ops.aten.detach.default:
             return args[0]
         raise NotFusableError(f"{func} was called below torch's functions")
+
+
+def all_common(*values: Any) -> bool:
+    """Whether every tensor of the array in these is one that all models share."""
+    flat, _ = tree_flatten(values)
+    return all(one.common is not None for one in flat if isinstance(one, Stacked))
 
 
 def _read_property(func: Any, args: Sequence[Any]) -> Any:

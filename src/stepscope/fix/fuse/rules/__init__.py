@@ -9,8 +9,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from stepscope.fix.fuse.ledger import note
-from stepscope.fix.fuse.rules.registry import RULES
-from stepscope.fix.fuse.stacked import NotFusableError, Stacked
+from stepscope.fix.fuse.rules.registry import RULES, draws
+from stepscope.fix.fuse.stacked import NotFusableError, Stacked, all_common
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +34,10 @@ for _file in _FILES:
 def compute(
     func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """The first of the three ways that can."""
+    """Once, where all models would compute the same; else the first of three ways that can."""
+    if all_common(args, kwargs) and not draws(name, kwargs):
+        note(name, "once")
+        return _compute_once(func, args, kwargs)
     rule = RULES.get(name)
     if rule is not None:
         result = rule(func, *args, **kwargs)
@@ -53,6 +56,20 @@ def compute(
             return result
     note(name, "one by one")
     return one_by_one(func, args, kwargs)
+
+
+def _compute_once(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    flat, shape = tree_flatten((tuple(args), kwargs))
+    count = next(value.count for value in flat if isinstance(value, Stacked))
+    values = [value.common if isinstance(value, Stacked) else value for value in flat]
+    inner_args, inner_kwargs = tree_unflatten(values, shape)
+    result = func(*inner_args, **inner_kwargs)
+    if result is not None and any(result is value for value in values):  # in place
+        return next(one for one, value in zip(flat, values, strict=True) if value is result)
+    return tree_map(
+        lambda value: Stacked.share(value, count) if isinstance(value, torch.Tensor) else value,
+        result,
+    )
 
 
 def _by_vmap(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -28,12 +28,11 @@ def convolve(
     count = weight.count
     filters = weight.front().flatten(0, 1)
     flat = None if bias is None else front_of(bias, count).reshape(-1)
-    if isinstance(input, Stacked):
-        pictures, groups = input.channels(), groups * count
-    elif groups == 1:
-        pictures = input
+    shared = input if not isinstance(input, Stacked) else input.common
+    if shared is not None and groups == 1:
+        pictures = shared
     else:
-        pictures, groups = _for_each(input, count), groups * count
+        pictures, groups = _channels(input, count), groups * count
     return Stacked(
         func(pictures, filters, flat, stride, padding, dilation, groups), count, "channel"
     )
@@ -56,13 +55,15 @@ def convolve_transposed(
     count = weight.count
     filters = weight.front().flatten(0, 1)
     flat = None if bias is None else front_of(bias, count).reshape(-1)
-    pictures = input.channels() if isinstance(input, Stacked) else _for_each(input, count)
+    pictures = _channels(input, count)
     made = func(pictures, filters, flat, stride, padding, output_padding, groups * count, dilation)
     return Stacked(made, count, "channel")
 
 
-def _for_each(shared: torch.Tensor, count: int) -> torch.Tensor:
-    return shared.repeat(1, count, *(1,) * (shared.dim() - 2))
+def _channels(pictures: Any, count: int) -> torch.Tensor:
+    if isinstance(pictures, Stacked):
+        return pictures.channels()
+    return Stacked.share(pictures, count).channels()
 
 
 @rule_for("pixel_shuffle", "pixel_unshuffle", "channel_shuffle")

@@ -16,9 +16,10 @@ def linear(func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
     if not isinstance(weight, Stacked) or weight.dim() != 2:
         return NotImplemented
     count, (outputs, inputs) = weight.count, weight.shape
-    if not isinstance(x, Stacked):
+    shared = x if not isinstance(x, Stacked) else x.common
+    if shared is not None:
         flat = None if bias is None else front_of(bias, count).reshape(-1)
-        together = func(x, weight.front().reshape(count * outputs, inputs), flat)
+        together = func(shared, weight.front().reshape(count * outputs, inputs), flat)
         if together.dim() == 2:
             return Stacked(together, count, "channel")
         return Stacked(together.unflatten(-1, (count, outputs)).movedim(-2, 0), count)

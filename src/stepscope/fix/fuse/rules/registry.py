@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     Rule = Callable[..., Any]
 
 RULES: dict[str, Rule] = {}
+DRAWING = {
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "dropout_", "feature_dropout",
+    "alpha_dropout", "feature_alpha_dropout", "rrelu", "gumbel_softmax", "bernoulli", "bernoulli_",
+    "multinomial", "normal", "normal_", "uniform_", "random_", "exponential_", "rand_like",
+    "randn_like", "randint_like", "multi_head_attention_forward", "scaled_dot_product_attention",
+    "fractional_max_pool2d", "fractional_max_pool3d",
+}  # fmt: skip
 
 
 def rule_for(*names: str) -> Callable[[Rule], Rule]:
@@ -26,6 +33,11 @@ def rule_for(*names: str) -> Callable[[Rule], Rule]:
         return rule
 
     return register
+
+
+def draws(name: str, arguments: dict[str, Any]) -> bool:
+    """Whether the function draws random numbers, of which each model has its own."""
+    return name in DRAWING or bool(arguments.get("dropout_p"))
 
 
 def count_of(*values: Any) -> int:
