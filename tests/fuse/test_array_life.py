@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch.nn import functional
 from twins import assert_same, train_both
 
 from stepscope.errors import UsageError
-from stepscope.fix.fuse import ModelArray, fuse
+from stepscope.fix.fuse import ArrayScaler, ModelArray, fuse
 
 
 def net(width: int = 8) -> nn.Module:
@@ -178,3 +179,35 @@ def test_models_that_are_not_alike_are_refused() -> None:
 def test_the_last_model_stays() -> None:
     with pytest.raises(UsageError, match="last model"):
         made(1).evict(0)
+
+
+def test_training_goes_on_from_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
+    array, again = made(), made()
+    train(array)
+    torch.save(array.checkpoint(), tmp_path / "array.pt")
+    straight = train(array, seed=1)
+    again.resume(torch.load(tmp_path / "array.pt"))
+    assert torch.equal(train(again, seed=1), straight)
+    for place in range(3):
+        one, other = array.state_of(place), again.state_of(place)
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_an_overflow_in_one_model_skips_its_step_alone() -> None:
+    array, control = made(), made()
+    scaler = ArrayScaler(3, first_scale=4.0, interval=2)
+    draw = torch.Generator().manual_seed(0)
+    for step in range(3):
+        x = torch.randn(5, 3, 6, 6, generator=draw)
+        losses = functional.cross_entropy(array(x), torch.arange(5) % 4)
+        array.zero_grad()
+        array.backward(scaler.scale(losses))
+        if step == 1:
+            array.get_parameter("0/weight").grad[1] = float("inf")
+        before = array.state_of(1)
+        scaler.step(array)
+        scaler.update()
+        assert torch.equal(before["4.weight"], array.state_of(1)["4.weight"]) == (step == 1)
+    assert scaler.scales.tolist() == [8.0, 2.0, 8.0]
+    train(control)
+    torch.testing.assert_close(array.state_of(0), control.state_of(0))

@@ -89,11 +89,11 @@ class ModelArray(nn.Module):
         else:
             torch.stack([one.reshape(()) for one in loss]).sum().backward()
 
-    def step(self) -> None:
-        """Every model's optimizer, with its own settings."""
+    def step(self, skipped: Sequence[bool] | None = None) -> None:
+        """Every model's optimizer, with its own settings; `skipped` models stay as they are."""
         if self.optimizer is None:
             raise UsageError("this array was fused without optimizers: fuse(models, optimizers)")
-        self.optimizer.step()
+        self.optimizer.step(skipped)
 
     def step_schedulers(self, metrics: Sequence[float] | None = None) -> None:
         """Every model's scheduler; `metrics` are one for each, where they take one."""
@@ -164,6 +164,28 @@ class ModelArray(nn.Module):
             raise UsageError("give the new model an optimizer exactly if the array has some")
         self._take(list(range(len(self))), (model,), optimizer, scheduler, seed)
         return len(self) - 1
+
+    def checkpoint(self) -> dict[str, Any]:
+        """What training goes on from: weights, optimizers, schedulers, random numbers."""
+        every = range(len(self))
+        return {
+            "models": [self.state_of(model) for model in every],
+            "optimizer": self.optimizer.checkpoint() if self.optimizer is not None else None,
+            "schedulers": [copy.deepcopy(one.state_dict()) for one in self._schedulers],
+            "random": [list(states) for states in self._streams.states],
+        }
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Go on from a checkpoint, to the bit."""
+        if len(saved["models"]) != len(self):
+            raise UsageError(f"the checkpoint has {len(saved['models'])} models, not {len(self)}")
+        for model, state in enumerate(saved["models"]):
+            self.load(model, state)
+        if self.optimizer is not None:
+            self.optimizer.resume(saved["optimizer"])
+        for scheduler, state in zip(self._schedulers, saved["schedulers"], strict=True):
+            scheduler.load_state_dict(state)
+        self._streams.states = [list(states) for states in saved["random"]]
 
     def report(self) -> dict[str, Any]:
         """How each function was computed so far, and which modules compute one by one."""

@@ -7,6 +7,7 @@ there, and they are read before every step. The update itself is computed for al
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -103,6 +104,22 @@ class ArrayOptimizer:
                 stack = self._array.get_parameter(name.replace(".", "/"))
                 own.grad = None if stack.grad is None else stack.grad[number]
             optimizer.step()
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Copies of all states and settings."""
+        states, steps = self.states_of(range(len(self.optimizers)))
+        own = [copy.deepcopy(optimizer.state_dict()) for optimizer in self.optimizers]
+        return {"states": states, "steps": steps, "own": own}
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        for optimizer, state in zip(self.optimizers, saved["own"], strict=True):
+            optimizer.load_state_dict(state)
+        states = {
+            name: {kind: value.clone() for kind, value in state.items()}
+            for name, state in saved["states"].items()
+        }
+        self._states = {name: {} for name in self._groups}
+        self.restore((states, list(saved["steps"])))
 
     # The states, when models come and go.
 
