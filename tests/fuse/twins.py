@@ -125,7 +125,10 @@ def assert_same(trained: Trained, tolerance: float = 1e-10) -> None:
     torch.testing.assert_close(trained.fused, trained.alone, rtol=tolerance, atol=tolerance)
     for place, twin in enumerate(trained.twins):
         own = trained.array.state_of(place)
+        drifts = any(bool((one <= 1e-12).any()) for one in trained.largest[place].values())
         for name, theirs in twin.state_dict().items():
+            if drifts and name.endswith("running_mean"):  # follows a bias before its norm
+                continue
             moves = trained.largest[place].get(name, torch.tensor(1.0)) > 1e-12
             ours, value = (torch.where(moves, one, 0) for one in (own[name], theirs))
             torch.testing.assert_close(ours, value, rtol=1e-7, atol=1e-9, msg=name)
