@@ -1,0 +1,13 @@
+"""Train many small models of one architecture as one.
+
+    from stepscope.fix.fuse import fuse
+
+array.py is the array, stacked.py the tensors that its models compute with, rules/ how each torch
+function is computed for all of them, optimizer.py how they step.
+"""
+
+from stepscope.fix.fuse.array import ModelArray as ModelArray
+from stepscope.fix.fuse.array import fuse as fuse
+from stepscope.fix.fuse.scaler import ArrayScaler as ArrayScaler
+from stepscope.fix.fuse.stacked import NotFusableError as NotFusableError
+from stepscope.fix.fuse.stacked import Stacked as Stacked

@@ -1,0 +1,366 @@
+"""Many models of one architecture, trained as one.
+
+    array = fuse(models, optimizers)
+    loss = cross_entropy(array(x), y)      # one loss for each model
+    array.zero_grad()
+    array.backward(loss)
+    array.step()
+
+The models stay yours: their parameters and buffers are windows into the array, so each can be
+looked at, evaluated or saved at any time as if it trained alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from stepscope.errors import UsageError
+from stepscope.fix.fuse.architecture import check_alike, settle
+from stepscope.fix.fuse.ledger import recording
+from stepscope.fix.fuse.optimizer import ArrayOptimizer
+from stepscope.fix.fuse.randomness import Streams
+from stepscope.fix.fuse.rules import stack_results
+from stepscope.fix.fuse.stacked import NotFusableError, Stacked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class ModelArray(nn.Module):
+    """What `fuse` gives."""
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        schedulers: Sequence[Any] = (),
+        seeds: Sequence[int | None] | None = None,
+    ) -> None:
+        super().__init__()
+        check_alike(models)
+        _check_lengths(len(models), optimizers=optimizers, schedulers=schedulers, seeds=seeds or ())
+        self._models = tuple(models)  # a tuple: not this module's children
+        self._schedulers = list(schedulers)
+        self._streams = Streams(seeds or [None] * len(models))
+        self._ledger: Counter[tuple[str, str]] = Counter()
+        self._stacks: dict[str, torch.Tensor] = {}
+        self._alone: dict[str, str] = {}
+        self._proven: set[str] = set()
+        self._template = (_template(models[0]),)
+        self._join()
+        self.optimizer = ArrayOptimizer(self, optimizers) if optimizers else None
+
+    # Training.
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Each argument is one tensor that all models share, or a list with one for each model, or
+        a Stacked; the result is Stacked."""
+        given = self._shared([self.stack(one) for one in inputs])
+        known = self._shared({name: self.stack(one) for name, one in named.items()})
+        with recording(self._ledger), self._streams.used():
+            return self._template[0](*given, **known)
+
+    def apply_each(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """A function of each model's tensors, such as a loss, computed for all at once."""
+        with recording(self._ledger), self._streams.used():
+            return function(*self._shared([self.stack(one) for one in inputs]))
+
+    def stack(self, value: Any) -> Any:
+        """A list with one tensor for each model becomes a Stacked; all else stays as it is."""
+        if isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor):
+            if isinstance(value[0], Stacked):
+                return value
+            if len(value) != len(self):
+                raise UsageError(f"{len(value)} tensors for {len(self)} models: one each is needed")
+            return stack_results(list(value))
+        return value
+
+    def backward(self, loss: Any) -> None:
+        """From every model's own loss: a Stacked, or a list."""
+        if isinstance(loss, Stacked):
+            loss.front().sum().backward()
+        else:
+            torch.stack([one.reshape(()) for one in loss]).sum().backward()
+
+    def step(self, skipped: Sequence[bool] | None = None) -> None:
+        """Every model's optimizer, with its own settings; `skipped` models stay as they are."""
+        if self.optimizer is None:
+            raise UsageError("this array was fused without optimizers: fuse(models, optimizers)")
+        self.optimizer.step(skipped)
+
+    def step_schedulers(self, metrics: Sequence[float] | None = None) -> None:
+        """Every model's scheduler; `metrics` are one for each, where they take one."""
+        for model, scheduler in enumerate(self._schedulers):
+            scheduler.step(metrics[model]) if metrics is not None else scheduler.step()
+
+    def clip_grad_norm_(self, most: float | Sequence[float]) -> torch.Tensor:
+        """Each model's gradient on its own; returns every model's norm before."""
+        stacks = [stack for stack in self.parameters() if stack.grad is not None]
+        squares = [stack.grad.flatten(1).square().sum(1) for stack in stacks]
+        norms = torch.stack(squares).sum(0).sqrt()
+        limits = torch.as_tensor(most, dtype=norms.dtype, device=norms.device)
+        factors = (limits / (norms + 1e-6)).clamp(max=1.0)
+        for stack in stacks:
+            assert stack.grad is not None
+            stack.grad.mul_(factors.reshape(-1, *(1,) * (stack.dim() - 1)))
+        return norms
+
+    def train(self, mode: bool = True) -> ModelArray:
+        super().train(mode)
+        for model in (*self._models, *self._template):
+            model.train(mode)
+        return self
+
+    # The models.
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def __getitem__(self, model: int) -> nn.Module:
+        """One model, as it is now; a window into the array."""
+        return self._models[model]
+
+    def state_of(self, model: int) -> dict[str, torch.Tensor]:
+        """A plain state dict that loads into the unfused program."""
+        own = self._models[model].state_dict()
+        return {name: value.detach().clone() for name, value in own.items()}
+
+    def export(self, model: int) -> nn.Module:
+        """A copy of one model with tensors of its own."""
+        return copy.deepcopy(self._models[model])
+
+    def load(self, model: int, state: dict[str, Any]) -> None:
+        self._models[model].load_state_dict(state)
+
+    def evict(self, model: int) -> nn.Module:
+        """Take one model out of the array; the others go on, and memory shrinks."""
+        if len(self) == 1:
+            raise UsageError("the last model cannot leave its array")
+        gone = self._models[model]
+        kept = [number for number in range(len(self)) if number != model]
+        if self.optimizer is not None:
+            self.optimizer.export(model)
+        _own_tensors(gone)
+        self._take(kept, ())
+        return gone
+
+    def admit(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        seed: int | None = None,
+    ) -> int:
+        """Add a model at the end; its place."""
+        check_alike([self._models[0], model])
+        if (self.optimizer is None) != (optimizer is None):
+            raise UsageError("give the new model an optimizer exactly if the array has some")
+        self._take(list(range(len(self))), (model,), optimizer, scheduler, seed)
+        return len(self) - 1
+
+    def checkpoint(self) -> dict[str, Any]:
+        """What training goes on from: weights, optimizers, schedulers, random numbers."""
+        every = range(len(self))
+        return {
+            "models": [self.state_of(model) for model in every],
+            "optimizer": self.optimizer.checkpoint() if self.optimizer is not None else None,
+            "schedulers": [copy.deepcopy(one.state_dict()) for one in self._schedulers],
+            "random": [list(states) for states in self._streams.states],
+        }
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Go on from a checkpoint, to the bit."""
+        if len(saved["models"]) != len(self):
+            raise UsageError(f"the checkpoint has {len(saved['models'])} models, not {len(self)}")
+        for model, state in enumerate(saved["models"]):
+            self.load(model, state)
+        if self.optimizer is not None:
+            self.optimizer.resume(saved["optimizer"])
+        for scheduler, state in zip(self._schedulers, saved["schedulers"], strict=True):
+            scheduler.load_state_dict(state)
+        self._streams.states = [list(states) for states in saved["random"]]
+
+    def report(self) -> dict[str, Any]:
+        """How each function was computed so far, and which modules compute one by one."""
+        ways: dict[str, dict[str, int]] = {}
+        for (name, way), times in sorted(self._ledger.items()):
+            ways.setdefault(way, {})[name] = times
+        return {"models": len(self), "functions": ways, "one_by_one": dict(self._alone)}
+
+    # Inside.
+
+    def _shared(self, values: Any) -> Any:
+        """Every other tensor in these is one that all models have in common."""
+
+        def share(value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and not isinstance(value, Stacked):
+                return Stacked.share(value, len(self))
+            return value
+
+        return tree_map(share, values)
+
+    def _join(self) -> None:
+        """Stack all models' tensors, and make the models' own windows into the stacks."""
+        template = self._template[0]
+        self._alone |= settle(template, self._models)
+        for name in list(self._parameters):
+            del self._parameters[name]
+        self._stacks = {}
+        made: dict[int, torch.Tensor] = {}
+        for path, module in self._models[0].named_modules():
+            for kind in ("_parameters", "_buffers"):
+                for name, first in getattr(module, kind).items():
+                    if first is None:
+                        continue
+                    full = f"{path}.{name}".lstrip(".")
+                    if id(first) not in made:
+                        made[id(first)] = self._stack_one(full, path, kind, name)
+                    stacked = Stacked(made[id(first)], len(self))
+                    getattr(template.get_submodule(path), kind)[name] = stacked
+        for path, module in template.named_modules():
+            _refresh_flat_weights(module)
+            if "forward" not in vars(module):
+                module.forward = partial(self._compute, path, module.forward)
+
+    def _stack_one(self, full: str, path: str, kind: str, name: str) -> torch.Tensor:
+        own = [getattr(model.get_submodule(path), kind)[name] for model in self._models]
+        stack = torch.stack([one.detach() for one in own])
+        if kind == "_parameters":
+            parameter = nn.Parameter(stack, requires_grad=own[0].requires_grad)
+            self.register_parameter(full.replace(".", "/"), parameter)
+            stack = parameter
+        self._stacks[full] = stack
+        for one, window in zip(own, stack.detach().unbind(0), strict=True):
+            one.data = window
+        return stack
+
+    def _take(
+        self,
+        kept: list[int],
+        new: tuple[nn.Module, ...],
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        seed: int | None = None,
+    ) -> None:
+        """Go on with these models, and new ones after them."""
+        joined = self.optimizer
+        states = joined.states_of(kept) if joined is not None else None
+        optimizers = [joined.optimizers[model] for model in kept] if joined is not None else []
+        streams = [self._streams.states[model] for model in kept]
+        self._models = (*(self._models[model] for model in kept), *new)
+        if self._schedulers:
+            self._schedulers = [self._schedulers[model] for model in kept]
+            self._schedulers += [scheduler] * len(new)
+        fresh = Streams([seed] * len(new))
+        self._streams.states = streams + fresh.states
+        self._join()
+        if joined is not None:
+            assert states is not None
+            optimizers += [optimizer] if optimizer is not None else []
+            self.optimizer = ArrayOptimizer(self, optimizers)
+            self.optimizer.restore(states)
+
+    def _compute(self, path: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """One module of the template: for all models at once, or else one by one."""
+        if path in self._alone:
+            return self._compute_alone(path, args, kwargs)
+        if path in self._proven:
+            return forward(*args, **kwargs)
+        before = self._changing(path)
+        try:
+            result = forward(*args, **kwargs)
+        except NotFusableError as error:
+            self._undo(before)
+            self._alone[path] = str(error)
+            return self._compute_alone(path, args, kwargs)
+        self._proven.add(path)
+        return result
+
+    def _changing(self, path: str) -> tuple[dict[str, torch.Tensor], list[Any]]:
+        """What a forward pass may change before it fails: buffers and random numbers."""
+        buffers = dict(self._template[0].get_submodule(path).named_buffers())
+        saved = {
+            name: one.physical.clone() for name, one in buffers.items() if isinstance(one, Stacked)
+        }
+        return {f"{path}.{name}".lstrip("."): one for name, one in saved.items()}, [
+            list(states) for states in self._streams.states
+        ]
+
+    def _undo(self, before: tuple[dict[str, torch.Tensor], list[Any]]) -> None:
+        for name, values in before[0].items():
+            self._stacks[name].copy_(values)
+        self._streams.states = before[1]
+
+    def _compute_alone(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        results = []
+        for number, model in enumerate(self._models):
+            module = model.get_submodule(path)
+            own_args, own_kwargs = tree_map(partial(_own, number), (args, kwargs))
+            tensors = self._own_tensors(module, path, number)
+            with self._streams.of(number):
+                results.append(torch.func.functional_call(module, tensors, own_args, own_kwargs))
+        return stack_results(results)
+
+    def _own_tensors(self, module: nn.Module, path: str, number: int) -> dict[str, torch.Tensor]:
+        """Slices of the stacks, so that gradients reach them."""
+        names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+        names += [name for name, _ in module.named_buffers(remove_duplicate=False)]
+        template = self._template[0].get_submodule(path)
+        slices = {}
+        for name in names:
+            owner, _, last = name.rpartition(".")
+            place = template.get_submodule(owner)
+            held = place._parameters.get(last)
+            stacked: Any = held if held is not None else place._buffers[last]
+            slices[name] = stacked.physical[number]
+        return slices
+
+
+def fuse(
+    models: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer] = (),
+    schedulers: Sequence[Any] = (),
+    seeds: Sequence[int | None] | None = None,
+) -> ModelArray:
+    """Train models of one architecture together, each with its own optimizer and scheduler.
+
+    `seeds`: what torch.manual_seed would get before each model trains alone; it then draws the
+    same numbers here.
+    """
+    return ModelArray(models, optimizers, schedulers, seeds)
+
+
+def _check_lengths(count: int, **given: Sequence[Any]) -> None:
+    for name, values in given.items():
+        if values and len(values) != count:
+            raise UsageError(f"{len(values)} {name} for {count} models: give one for each")
+
+
+def _template(model: nn.Module) -> nn.Module:
+    """The model's code and settings without its tensors, which come from the stacks."""
+    with torch.no_grad():
+        memo = {id(one): one for one in (*model.parameters(), *model.buffers())}
+        return copy.deepcopy(model, memo)
+
+
+def _refresh_flat_weights(module: nn.Module) -> None:
+    """Recurrent modules keep a list of their weights beside the weights themselves."""
+    if isinstance(module, nn.RNNBase):
+        names = module._flat_weights_names
+        module._flat_weights = [module._parameters.get(name) for name in names]
+
+
+def _own_tensors(model: nn.Module) -> None:
+    for one in (*model.parameters(), *model.buffers()):
+        one.data = one.data.clone()
+
+
+def _own(number: int, value: Any) -> Any:
+    return value.of(number) if isinstance(value, Stacked) else value

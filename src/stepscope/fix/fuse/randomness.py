@@ -1,0 +1,65 @@
+"""A stream of random numbers for each model, as it would have alone."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_current: list[Streams] = []
+
+
+class Streams:
+    """States of torch's generators by model. `seeds` begin them; None: where torch's own is."""
+
+    def __init__(self, seeds: Sequence[int | None]) -> None:
+        self.states: list[list[Any]] = [_started(seed) for seed in seeds]
+
+    @contextmanager
+    def of(self, model: int) -> Iterator[None]:
+        """Meanwhile torch draws from this model's stream."""
+        outer = states_now()
+        restore(self.states[model])
+        try:
+            yield
+        finally:
+            self.states[model] = states_now()
+            restore(outer)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        _current.append(self)
+        try:
+            yield
+        finally:
+            _current.pop()
+
+
+def streams() -> Streams:
+    """Those of the array that computes now."""
+    return _current[-1]
+
+
+def _started(seed: int | None) -> list[Any]:
+    if seed is None:
+        return states_now()
+    outer = states_now()
+    torch.manual_seed(seed)
+    begun = states_now()
+    restore(outer)
+    return begun
+
+
+def states_now() -> list[Any]:
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *devices]
+
+
+def restore(states: list[Any]) -> None:
+    torch.set_rng_state(states[0])
+    for number, state in enumerate(states[1:]):
+        torch.cuda.set_rng_state(state, number)

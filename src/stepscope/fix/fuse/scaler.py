@@ -1,0 +1,76 @@
+"""A GradScaler for each model of an array: an overflow in one does not skip the others' steps.
+
+    scaler = ArrayScaler(len(array))
+    array.backward(scaler.scale(loss))
+    scaler.step(array)
+    scaler.update()
+
+Scales grow and shrink as those of torch.amp.GradScaler do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepscope.fix.fuse.stacked import Stacked
+
+if TYPE_CHECKING:
+    from stepscope.fix.fuse.array import ModelArray
+
+
+class ArrayScaler:
+    """One scale for each model."""
+
+    def __init__(
+        self,
+        models: int,
+        *,
+        first_scale: float = 2.0**16,
+        growth: float = 2.0,
+        backoff: float = 0.5,
+        interval: int = 2000,
+    ) -> None:
+        self.scales = torch.full((models,), first_scale)
+        self._growth, self._backoff, self._interval = growth, backoff, interval
+        self._good = torch.zeros(models, dtype=torch.long)
+        self._overflowed = torch.zeros(models, dtype=torch.bool)
+        self._unscaled = False
+
+    def scale(self, loss: Stacked) -> Stacked:
+        """Each model's loss times its own scale."""
+        return Stacked(loss.front() * self.scales.to(loss.device), loss.count)
+
+    def unscale_(self, array: ModelArray) -> None:
+        """Before clipping; `step` does it otherwise."""
+        if self._unscaled:
+            return
+        self._overflowed = torch.zeros_like(self._overflowed)
+        for stack in array.parameters():
+            if stack.grad is None:
+                continue
+            column = (1 / self.scales.double()).to(stack.device, stack.grad.dtype)
+            stack.grad.mul_(column.reshape(-1, *(1,) * (stack.dim() - 1)))
+            finite = torch.isfinite(stack.grad.flatten(1)).all(1)
+            self._overflowed |= ~finite.cpu()
+        self._unscaled = True
+
+    def step(self, array: ModelArray) -> None:
+        """Models whose gradients are not finite stay as they are."""
+        self.unscale_(array)
+        array.step(self._overflowed.tolist() if bool(self._overflowed.any()) else None)
+
+    def update(self) -> None:
+        self._good = torch.where(self._overflowed, 0, self._good + 1)
+        grows = self._good == self._interval
+        self._good = torch.where(grows, 0, self._good)
+        factor = torch.where(self._overflowed, self._backoff, torch.where(grows, self._growth, 1.0))
+        self.scales = self.scales * factor
+        self._unscaled = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scales": self.scales.clone(), "good": self._good.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scales, self._good = state["scales"].clone(), state["good"].clone()

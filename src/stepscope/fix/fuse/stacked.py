@@ -1,0 +1,152 @@
+"""A tensor that stands for one tensor of each model in an array.
+
+A model's own code computes with it as with its own tensor: `shape` is that of one model. Behind it
+one tensor holds all models, in one of two layouts:
+
+front    [models, *shape]
+channel  [batch, models * channels, *rest]: what grouped convolutions and their neighbours take
+
+Each torch function is computed for all models by a rule (rules/); where there is none by vmap, and
+where vmap fails model by model. What all models have in common, such as a batch that they share, is
+computed once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+Layout = Literal["front", "channel"]
+_TELLS = {
+    "shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse", "is_quantized",
+    "is_nested", "is_mkldnn", "is_meta", "names", "is_mps", "is_xpu", "is_cpu",
+}  # fmt: skip
+_ANSWERS = {
+    "size", "dim", "ndimension", "numel", "is_floating_point", "is_complex", "get_device",
+    "__len__", "element_size", "nelement", "is_same_size", "is_signed",
+}  # fmt: skip
+_ONE_VALUE = {
+    "item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__",
+    "__contains__", "__iter__", "nonzero", "unique", "masked_select", "equal", "allclose",
+}  # fmt: skip
+
+
+class NotFusableError(Exception):
+    """This cannot be computed for all models at once; each can still compute it alone."""
+
+
+class Stacked(torch.Tensor):
+    """One tensor of each of `count` models."""
+
+    compute: ClassVar[Callable[..., Any]]  # rules/ puts its own here
+    physical: torch.Tensor
+    order: Layout
+    count: int
+    common: torch.Tensor | None  # the one tensor that all models have, where they share it
+
+    @staticmethod
+    def __new__(cls, physical: torch.Tensor, count: int, order: Layout = "front") -> Stacked:
+        if order == "front":
+            shape = physical.shape[1:]
+        else:
+            batch, channels, *rest = physical.shape
+            shape = torch.Size((batch, channels // count, *rest))
+        stacked: Stacked = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=physical.dtype, device=physical.device
+        )
+        return stacked
+
+    def __init__(self, physical: torch.Tensor, count: int, order: Layout = "front") -> None:
+        self.physical, self.count, self.order = physical, count, order
+        self.common = None
+
+    @classmethod
+    def share(cls, tensor: torch.Tensor, count: int) -> Stacked:
+        """The same tensor for every model; nothing is copied."""
+        stacked = cls(tensor.unsqueeze(0).expand(count, *tensor.shape), count)
+        stacked.common = tensor
+        return stacked
+
+    def __repr__(self, **_: Any) -> str:
+        return f"Stacked({self.count} models, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def front(self) -> torch.Tensor:
+        """[models, *shape]."""
+        if self.order == "front":
+            return self.physical
+        batch, channels, *rest = self.physical.shape
+        apart = self.physical.reshape(batch, self.count, channels // self.count, *rest)
+        return apart.transpose(0, 1)
+
+    def channels(self) -> torch.Tensor:
+        """[batch, models * channels, *rest]."""
+        if self.order == "channel":
+            return self.physical
+        if self.physical.dim() < 3:
+            raise NotFusableError("a tensor of one dimension has no channels")
+        batch = self.physical.shape[1]
+        return self.physical.transpose(0, 1).reshape(batch, -1, *self.physical.shape[3:])
+
+    def of(self, model: int) -> torch.Tensor:
+        """One model's tensor."""
+        return self.front()[model]
+
+    def each(self) -> tuple[torch.Tensor, ...]:
+        """Every model's tensor, in order."""
+        parts: tuple[torch.Tensor, ...] = self.front().unbind(0)
+        return parts
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            return _read_property(func, args)
+        if name in _ANSWERS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if name in _ONE_VALUE and not all_common(args, kwargs):
+            raise NotFusableError(f"{name} asks for the values of one model")
+        return cls.compute(func, name, args, kwargs)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # what reaches it has no Python function that a rule could replace
+        if func is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotFusableError(f"{func} was called below torch's functions")
+
+
+def all_common(*values: Any) -> bool:
+    """Whether every tensor of the array in these is one that all models share."""
+    flat, _ = tree_flatten(values)
+    return all(one.common is not None for one in flat if isinstance(one, Stacked))
+
+
+def _read_property(func: Any, args: Sequence[Any]) -> Any:
+    name = func.__self__.__name__
+    tensor: Stacked = args[0]
+    if name in _TELLS:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args)
+    if name in ("T", "mT"):
+        return tensor.transpose(-1, -2) if tensor.dim() > 1 else tensor
+    if name == "data":
+        return Stacked(tensor.physical.data, tensor.count, tensor.order)
+    if name in ("requires_grad", "is_leaf", "grad_fn"):
+        return getattr(tensor.physical, name)
+    if name == "grad":
+        return None
+    raise NotFusableError(f"{name} of an array's tensor is not known")
