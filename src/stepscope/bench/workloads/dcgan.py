@@ -146,8 +146,8 @@ WORKLOAD = TrainingWorkload(
     },
     targets={
         "tiny": Target(loss=0.5, steps=70),
-        "small": Target(loss=0.6, steps=60),
-        "paper": Target(loss=0.6, steps=60),
+        "small": Target(loss=0.52, steps=60),
+        "paper": Target(loss=0.52, steps=60),
     },
     build=build,
     tags=frozenset({"convolutional", "adversarial"}),
