@@ -140,14 +140,14 @@ WORKLOAD = TrainingWorkload(
     source="Radford et al., Unsupervised Representation Learning with DCGANs, 2016",
     samples="images",
     sizes={
-        "tiny": {**DCGAN, "batch": 16, "image": 16, "width": 8, "noise": 16, "lr": 3e-3},
+        "tiny": {**DCGAN, "batch": 16, "image": 16, "width": 8, "noise": 16, "lr": 4e-3},
         "small": {**DCGAN, "width": 64},
         "paper": DCGAN,
     },
     targets={
-        "tiny": Target(loss=0.4, steps=40),
-        "small": Target(loss=0.6, steps=60),
-        "paper": Target(loss=0.6, steps=60),
+        "tiny": Target(loss=0.5, steps=70),
+        "small": Target(loss=0.52, steps=60),
+        "paper": Target(loss=0.52, steps=60),
     },
     build=build,
     tags=frozenset({"convolutional", "adversarial"}),

@@ -194,7 +194,7 @@ WORKLOAD = TrainingWorkload(
         "paper": DDPM,
     },
     targets={
-        "tiny": Target(loss=0.6, steps=40),
+        "tiny": Target(loss=0.75, steps=30),
         "small": Target(loss=0.9, steps=60),
         "paper": Target(loss=0.9, steps=60),
     },

@@ -178,8 +178,8 @@ WORKLOAD = TrainingWorkload(
     },
     targets={
         "tiny": Target(loss=0.4, steps=30),
-        "small": Target(loss=0.65, steps=60),
-        "paper": Target(loss=0.65, steps=60),
+        "small": Target(loss=0.52, steps=60),
+        "paper": Target(loss=0.52, steps=60),
     },
     build=build,
     tags=frozenset({"convolutional", "adversarial"}),
