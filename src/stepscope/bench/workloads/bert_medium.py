@@ -24,7 +24,8 @@ class Bert(nn.Module):
         super().__init__()
         width = config.width
         self.words = nn.Embedding(config.words, width)
-        self.places, self.sentences = nn.Embedding(512, width), nn.Embedding(2, width)
+        self.places = nn.Embedding(max(512, config.length), width)
+        self.sentences = nn.Embedding(2, width)
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(config.dropout)
         layers = (EncoderLayer(config, nn.GELU()) for _ in range(config.layers))
         self.layers = nn.Sequential(*layers)
@@ -70,7 +71,7 @@ def make_batch(config: Config, draw: torch.Generator) -> MaskedPairs:
     follows = (random(pairs) < 0.5).long()
     topics[:, 1] = torch.where(follows == 1, topics[:, 0], topics[:, 1])
     sentences = (torch.arange(length, device=device) >= half).long().expand(pairs, -1)
-    a_topic = (config.words - SPECIAL) // config.topics
+    a_topic = config.known // config.topics
     rare = (random(pairs, length) ** 4 * a_topic).long()
     ids = SPECIAL + topics.gather(1, sentences) * a_topic + rare
     ids[:, 0], ids[:, half - 1], ids[:, -1] = BEGIN, END, END
@@ -106,6 +107,7 @@ MEDIUM = {
     "length": 128,  # as in nine tenths of the published training
     "masked": 20,
     "words": 30522,
+    "known": 2000,  # that texts use
     "topics": 16,
     "width": 512,
     "heads": 8,
@@ -119,6 +121,7 @@ TINY = {
     "length": 32,
     "masked": 5,
     "words": 67,
+    "known": 64,
     "topics": 8,
     "width": 64,
     "heads": 4,

@@ -97,7 +97,7 @@ GPT2_SMALL = {
     "batches": 8,  # that training goes round
     "length": 512,
     "words": 50257,
-    "known": 1000,
+    "known": 1000,  # that texts use
     "width": 768,
     "heads": 12,
     "layers": 12,

@@ -54,11 +54,11 @@ class Experts(nn.Module):
     def slots(self, chosen: torch.Tensor, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Each choice's slot, all first choices before all second; and experts' shares of first."""
         numbers = torch.arange(self.experts, device=chosen.device)
-        wants = chosen.t().reshape(-1, 1) == numbers
-        order = (wants.int().cumsum(0) * wants).sum(1) - 1
+        wants = chosen.t().flatten() == numbers.unsqueeze(1)
+        order = (wants.cumsum(1, dtype=torch.int32) * wants).sum(0) - 1
         slots = chosen.t().flatten() * capacity + order
         slots = slots.where(order < capacity, self.experts * capacity)
-        return slots, wants[: len(chosen)].float().mean(0)
+        return slots, wants[:, : len(chosen)].float().mean(1)
 
 
 class ExpertBlock(Block):
@@ -119,7 +119,7 @@ GLAM = {
     "batches": 8,  # that training goes round
     "length": 1024,
     "words": 50257,
-    "known": 1000,
+    "known": 1000,  # that texts use
     "width": 768,
     "heads": 12,
     "layers": 12,

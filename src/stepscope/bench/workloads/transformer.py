@@ -123,7 +123,7 @@ BASE = {
     "batches": 4,  # that training goes round
     "length": 32,
     "words": 37000,
-    "known": 1000,
+    "known": 1000,  # that texts use
     "width": 512,
     "heads": 8,
     "layers": 6,
