@@ -1,0 +1,57 @@
+"""FLOPs of training steps as torch's own counter has them, for any model.
+
+The counter does not know fused attention on a CPU, nor layers that a library runs whole (LSTM in
+cuDNN or oneDNN). So attention is computed by plain products here and recurrent layers step by step,
+which the counter sees. It also counts the weight's gradient of a grouped convolution once for each
+group too often: that one is corrected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import flop_counter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_BACKWARD = torch.ops.aten.convolution_backward
+
+
+def count_flops(step: Callable[[int], Any], numbers: Iterable[int]) -> list[int]:
+    """Of each of these steps."""
+    return [_count_one(step, number) for number in numbers]
+
+
+def _count_one(step: Callable[[int], Any], number: int) -> int:
+    mapping = {_BACKWARD: _convolution_backward}
+    with (
+        _only_known_operators(),
+        flop_counter.FlopCounterMode(display=False, custom_mapping=mapping) as counter,
+    ):
+        step(number)
+    return int(counter.get_total_flops())
+
+
+@contextlib.contextmanager
+def _only_known_operators() -> Iterator[None]:
+    onednn = torch.backends.mkldnn.set_flags(_enabled=False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+            yield
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=onednn[0])
+
+
+def _convolution_backward(*args: Any, **kwargs: Any) -> int:
+    gradient, given, weight, *_, transposed, _, groups, mask = args
+    if groups == 1:
+        return int(flop_counter.flop_registry[_BACKWARD](*args, **kwargs))
+    shapes = (tuple(tensor.shape) for tensor in (given, weight, gradient))
+    return int(flop_counter.conv_flop_count(*shapes, transposed=transposed)) * sum(mask[:2])
+
+
+_convolution_backward._get_raw = True  # type: ignore[attr-defined]  # tensors, not their shapes
