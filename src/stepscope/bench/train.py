@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from stepscope.bench.calibration import time_fixed_work
 from stepscope.bench.catalogue import load
 from stepscope.bench.workload import SIZES, TrainingPlace
 
@@ -25,6 +27,7 @@ def main() -> None:
     config = workload.config(options.size, changes)
     steps = options.steps or workload.targets[options.size].steps
     place = _place(options.device, options.seed)
+    pace_ms = time_fixed_work(place.device) if options.losses else None
     torch.manual_seed(options.seed)
     step = workload.build(config, place)
     # Losses stay on the device: reading each would make the host wait for it.
@@ -33,7 +36,9 @@ def main() -> None:
     if place.rank == 0:
         print(f"{workload.name}: loss {values[0]:.4g} -> {values[-1]:.4g} in {steps} steps")  # noqa: T201
         if options.losses:
-            options.losses.write_text(json.dumps({"losses": values}))
+            finite = [value if math.isfinite(value) else None for value in values]
+            content = {"losses": finite, "calibration_ms": pace_ms}
+            options.losses.write_text(json.dumps(content))
     if place.ranks > 1:
         dist.destroy_process_group()
 
@@ -46,7 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", help="default: cuda where there is one, else cpu")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument("--losses", type=Path, help="write the loss of every step here")
+    parser.add_argument(
+        "--losses", type=Path, help="write the loss of every step and the machine's pace here"
+    )
     return parser
 
 

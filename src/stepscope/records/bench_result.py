@@ -27,6 +27,7 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fa
     step_ms: float | None = None  # mean of steady steps
     runs_ms: tuple[float, ...] = ()  # each run's mean step, in the order they ran; all of them
     steps_ms: tuple[tuple[float, ...], ...] = ()  # each run's steady steps, for later comparisons
+    calibration_ms: tuple[float, ...] = ()  # fixed arithmetic before each run: the machine's pace
     mfu: float | None = None
     busy: float | None = None  # share of the step in which the device works
     cpu: float | None = None  # processor time over wall time and cores
@@ -43,7 +44,12 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fa
     target_reached: bool | None = None
     steps_to_target: int | None = None
     time_to_target_s: float | None = None  # of training, without start-up
+    # Beside the same workload without remedies, in turns: samples_per_s over its; 95% interval.
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
     verdict: str | None = None
+    notes: tuple[str, ...] = ()  # "tf32 was refused: it needs a CUDA device"
     folder: str | None = None  # the run that was explained
     seconds: float | None = None  # that all runs took
 
@@ -61,6 +67,44 @@ class BenchMachine(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""
     clocks: dict[str, float] = {}  # MHz, before and after: "cpu_before", "sm_after", ...
     load: float | None = None  # of others on this machine when it began
+    # The roofline's ceilings of one device: as calibrated, else from its data sheet.
+    peak_flops: dict[str, float] = {}  # dtype -> FLOP/s
+    peak_bytes_s: float | None = None  # memory traffic
+    peak_source: str = ""
+
+
+class StudyPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One place of a study: so many samples a step and rank, on so many ranks."""
+
+    batch: int
+    ranks: int = 1
+    samples_per_s: float | None = None  # of the whole job; None where it was not measured
+    low: float | None = None
+    high: float | None = None
+    predicted_samples_per_s: float | None = None  # from a smaller place; None where that cannot be
+    predicted_low: float | None = None
+    predicted_high: float | None = None
+    why: str | None = None  # it was not measured: "needs 96 GB, 80 GB are free"
+
+
+class ScalingStudy(msgspec.Struct, frozen=True, kw_only=True):
+    """Throughput of one workload against its batch and its ranks."""
+
+    name: str  # of the workload
+    size: str
+    samples: str = "samples"
+    points: tuple[StudyPoint, ...] = ()
+    saturates_at: int | None = None  # the batch from which more samples a step buy little
+
+
+class Rerun(msgspec.Struct, frozen=True, kw_only=True):
+    """The command of a saved file was run again (`bench --again`)."""
+
+    started_unix: float
+    host: str = ""
+    stepscope: str = ""
+    agrees: bool | None = None  # no workload surely differs; None: nothing could be compared
+    differs: tuple[str, ...] = ()  # "gpt2: 6.1% slower"
 
 
 class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,3 +118,5 @@ class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
     broken_rules: tuple[str, ...] = ()  # "only 1 run: no claim", "the machine was busy"
     machine: BenchMachine | None = None
     workloads: tuple[WorkloadResult, ...] = ()
+    scaling: tuple[ScalingStudy, ...] = ()
+    reruns: tuple[Rerun, ...] = ()  # empty: nobody has run this file's command again

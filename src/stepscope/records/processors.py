@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -14,6 +15,29 @@ _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 _NODES = Path("/sys/devices/system/node")
 _CPUS = Path("/sys/devices/system/cpu")
+
+
+def processor_name() -> str:
+    """As the processor calls itself; else its architecture."""
+    with contextlib.suppress(OSError):
+        for line in (_PROC / "cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine() or "cpu"
+
+
+def clock_mhz() -> float | None:
+    """The mean clock of all cores now; None where the system does not report it."""
+    clocks = []
+    for file in _CPUS.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"):
+        with contextlib.suppress(OSError, ValueError):
+            clocks.append(int(file.read_text()) / 1e3)
+    if not clocks:
+        with contextlib.suppress(OSError, ValueError):
+            rows = (_PROC / "cpuinfo").read_text().splitlines()
+            clocks = [float(row.partition(":")[2]) for row in rows if row.startswith("cpu MHz")]
+    return sum(clocks) / len(clocks) if clocks else None
 
 
 def local_ranks() -> int | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
 import socket
 import time
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from stepscope.measure.calibrate.collectives import Buffers, elements
 from stepscope.measure.calibrate.contention import ContentionTimer
 from stepscope.measure.calibrate.groups import gather_hosts, make_groups
 from stepscope.measure.calibrate.sweep import NotOfferedError, Sweeper
+from stepscope.records.processors import processor_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -191,11 +191,4 @@ def _kind(device: torch.device) -> str:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine() or "cpu"
+    return processor_name()

@@ -1,0 +1,74 @@
+"""One row of a bench: a workload in one size, with some remedies, on so many ranks."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stepscope.bench.workload import SIZES
+from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from stepscope.bench.workload import Config, Size, Target, TrainingWorkload
+
+# Fewer leave too few steady ones beside the profiler's window and the memory step.
+FEWEST_STEPS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchTask:
+    """What is trained, and how. `changes` are those of --set, as they were typed."""
+
+    workload: TrainingWorkload
+    size: Size
+    changes: Mapping[str, str] = field(default_factory=dict)
+    remedies: tuple[str, ...] = ()
+    ranks: int = 1
+    steps: int | None = None  # None: as many as the target allows
+    seed: int = 0
+
+    @property
+    def config(self) -> Config:
+        return self.workload.config(self.size, self.changes)
+
+    @property
+    def target(self) -> Target:
+        return self.workload.targets[self.size]
+
+    @property
+    def all_steps(self) -> int:
+        return max(self.steps or self.target.steps, FEWEST_STEPS)
+
+    @property
+    def samples(self) -> int:
+        """That one step of the whole job trains on."""
+        return int(self.config.batch) * self.ranks
+
+    @property
+    def name(self) -> str:
+        """gpt2, gpt2+bf16+fused-optimizer."""
+        return "+".join((self.workload.name, *self.remedies))
+
+
+def checked(task: BenchTask) -> BenchTask:
+    """UsageError for a size or a setting that the workload does not have, or a value it refuses."""
+    workload, size = task.workload, task.size
+    if size not in workload.sizes:
+        has = ", ".join(one for one in SIZES if one in workload.sizes)
+        raise UsageError(f"{workload.name} has no size {size}; it has {has}")
+    known = workload.sizes[size]
+    for name, value in task.changes.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 2, 0.5)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"it has {', '.join(known)}"
+            raise UsageError(f"--set {name}: {workload.name} has no such setting; {hint}")
+        kind = type(known[name])
+        try:
+            kind(value)
+        except (TypeError, ValueError):
+            raise UsageError(
+                f"--set {name}={value}: {workload.name} wants a value such as {known[name]}"
+            ) from None
+    return task

@@ -1,0 +1,177 @@
+"""All rows of a bench, in turns; what is known is kept when a row fails or somebody interrupts."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import replace
+
+import stepscope
+from stepscope.bench.rules import CLAIM_RUNS, broken_rules, in_turns
+from stepscope.errors import StepscopeError
+from stepscope.measure import folder as layout
+from stepscope.records.bench_result import BenchResults
+from stepscope.ui.bench.machine import describe_machine, read_clocks
+from stepscope.ui.bench.metrics import explain_run, workload_result
+from stepscope.ui.bench.runs import run_once
+from stepscope.ui.job_process import raising_on_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from stepscope.bench.task import BenchTask
+    from stepscope.records.bench_result import WorkloadResult
+    from stepscope.ui.bench.metrics import ExplainedRun
+    from stepscope.ui.bench.runs import BenchRun
+
+BENCH = "bench.json"
+_INTERRUPTED, _FAILED = 130, 1
+
+
+class BenchProgress(Protocol):
+    """Shows what is going on: `news` stays, what is being tried is replaced by the next run."""
+
+    def news(self, words: str) -> None: ...
+
+    def trying(self, words: str) -> None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskRow:
+    """A task and what is known of it so far."""
+
+    task: BenchTask
+    runs: list[BenchRun] = field(default_factory=list)
+    explained: ExplainedRun | None = None
+    not_run: str | None = None  # why
+
+    @property
+    def gave_up(self) -> bool:
+        """It failed: further runs would fail too."""
+        return self.not_run is not None or any(run.failed is not None for run in self.runs)
+
+    def result(self) -> WorkloadResult:
+        result = workload_result(self.task, self.runs, self.explained)
+        return replace(result, why=self.not_run) if result.status == "not run" else result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuiteEnd:
+    """The results, and the process's exit code."""
+
+    results: BenchResults
+    code: int
+
+
+def run_suite(
+    tasks: Sequence[BenchTask],
+    *,
+    runs: int,
+    folder: Path,
+    command: tuple[str, ...],
+    progress: BenchProgress,
+    refuse: Callable[[BenchTask], str | None] = lambda _task: None,
+) -> SuiteEnd:
+    """Ctrl-C and SIGTERM end it with what is known.
+
+    `refuse` says before the first run why a task cannot run here, such as too little memory.
+    """
+    suite = _Suite([TaskRow(task=task) for task in tasks], runs, folder, command, progress)
+    code = 0
+    try:
+        with raising_on_signals(
+            (signal.SIGTERM, signal.SIGHUP), lambda number: SystemExit(128 + number)
+        ):
+            suite.run(refuse)
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+    except SystemExit as stop:  # a signal
+        code = stop.code if isinstance(stop.code, int) else _FAILED
+    return suite.end(code)
+
+
+class _Suite:
+    def __init__(
+        self,
+        rows: list[TaskRow],
+        runs: int,
+        folder: Path,
+        command: tuple[str, ...],
+        progress: BenchProgress,
+    ) -> None:
+        self._rows, self._runs, self._folder = rows, runs, folder
+        self._progress = progress
+        self._results = BenchResults(
+            stepscope=stepscope.__version__,
+            command=command,
+            started_unix=time.time(),
+            rules={
+                "runs": runs,
+                "runs_for_a_claim": CLAIM_RUNS,
+                "dropped": 2 if runs >= CLAIM_RUNS else 0,
+                "interleaved": len(rows) > 1 and runs > 1,
+                "seed": rows[0].task.seed if rows else 0,
+            },
+        )
+
+    def run(self, refuse: Callable[[BenchTask], str | None]) -> None:
+        self._results = replace(self._results, machine=describe_machine())
+        rows = {id(row.task): row for row in self._rows}
+        for row in self._rows:
+            row.not_run = refuse(row.task)
+        turns = list(in_turns([row.task for row in self._rows], self._runs))
+        for place, (number, task) in enumerate(turns, 1):
+            row = rows[id(task)]
+            if not row.gave_up:
+                again = f", run {number} of {self._runs}" if self._runs > 1 else ""
+                self._progress.trying(f"{place} of {len(turns)}: {task.name}{again}")
+                self._run_once(row, number)
+
+    def _run_once(self, row: TaskRow, number: int) -> None:
+        run = run_once(row.task, number, self._folder)
+        row.runs.append(run)
+        if run.failed is not None:
+            self._progress.news(f"{row.task.name} failed: {run.failed}")
+        elif number == 1:
+            try:
+                row.explained = explain_run(run)
+            except StepscopeError as error:
+                self._progress.news(f"{row.task.name} could not be explained: {error}")
+            gc.collect()  # it is off while a verb runs, and a trace is large
+        self._write()
+
+    def end(self, code: int) -> SuiteEnd:
+        """With the clocks as they are now, right after the last run."""
+        machine = self._results.machine
+        if machine is not None:
+            after = {f"{name}_after": mhz for name, mhz in read_clocks().items()}
+            self._results = replace(
+                self._results, machine=replace(machine, clocks={**machine.clocks, **after})
+            )
+        results = self._write()
+        bad = any(row.status != "measured" for row in results.workloads)
+        return SuiteEnd(results=results, code=code or (_FAILED if bad else 0))
+
+    def _write(self) -> BenchResults:
+        """bench.json in the folder holds what is known at any time."""
+        import msgspec
+
+        results = replace(
+            self._results,
+            workloads=tuple(row.result() for row in self._rows),
+            broken_rules=broken_rules(self._runs, self._results.machine, changed=self._changed()),
+        )
+        layout.write_json(self._folder / BENCH, msgspec.to_builtins(results))
+        return results
+
+    def _changed(self) -> list[str]:
+        changes = {
+            f"{name}={value}" for row in self._rows for name, value in row.task.changes.items()
+        }
+        steps = {f"steps={row.task.steps}" for row in self._rows if row.task.steps is not None}
+        return sorted({*changes, *steps})
