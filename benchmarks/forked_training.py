@@ -22,6 +22,10 @@ from multiprocessing import Pipe
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from stepscope.bench.catalogue import load
 from stepscope.bench.workload import TrainingPlace
@@ -31,6 +35,7 @@ from stepscope.measure.dynamo import surrounds
 from stepscope.measure.hooks import install
 from stepscope.measure.session import Session
 from stepscope.measure.settings import Settings
+from stepscope.measure.steps import Anchor
 from stepscope.measure.trial_session import TrialSession
 
 if TYPE_CHECKING:
@@ -61,18 +66,29 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What is captured: so many steps, then the profiler's window and the memory's step."""
+    """What is captured, in the workload's steps: some plain ones, then those under the profiler."""
 
     folder: Path
     wait: int
     warmup: int = 2
     active: int = 3
+    per_step: int = 1  # steps that capture sees, for each of the workload's
 
     @property
     def traced(self) -> range:
         """The numbers of the traced steps."""
         first = self.wait + self.warmup
         return range(first, first + self.active)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingFacts:
+    """What is known once a training is built."""
+
+    batch: int
+    device: str
+    captured_per_step: int  # by the rule that capture has for optimizers that take turns
+    not_applied: str | None  # why a remedy changed nothing
 
 
 class ForkedTraining:
@@ -108,9 +124,9 @@ class ForkedTraining:
         counted: list[int] = self._ask("flops", numbers)
         return counted
 
-    def facts(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._ask("facts")
-        return found
+    def facts(self) -> TrainingFacts:
+        facts: TrainingFacts = self._ask("facts")
+        return facts
 
     def close(self) -> None:
         """End the capture and the process."""
@@ -236,7 +252,9 @@ class _Training:
         self._step = self._workload.build(self._config, TrainingPlace(self._device, seed=SEED))
         if self._way.graph:
             self._step = _graphed(self._step)
-        self.train(FIRST)
+        with _captured_steps() as ended:
+            self.train(FIRST)
+        self._captured = sum(ended)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
 
@@ -247,9 +265,9 @@ class _Training:
     def _capture(self, window: Window) -> None:
         settings = Settings(
             folder=str(window.folder),
-            wait=window.wait,
-            warmup=window.warmup,
-            active=window.active,
+            wait=window.wait * window.per_step,
+            warmup=window.warmup * window.per_step,
+            active=window.active * window.per_step,
             sample_hz=0,
             remedies=self._way.remedies,
         )
@@ -304,13 +322,15 @@ class _Training:
 
         return count_flops(self._step, numbers)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> TrainingFacts:
         is_cuda = self._device.type == "cuda"
-        return {
-            "batch": self._config.batch,
-            "device": torch.cuda.get_device_name() if is_cuda else "CPU",
-            "remedies": self._changed.content(),
-        }
+        idle = [remedy for remedy in self._changed.content() if not remedy["did"]]
+        return TrainingFacts(
+            batch=self._config.batch,
+            device=torch.cuda.get_device_name() if is_cuda else "CPU",
+            captured_per_step=max(1, round(self._captured / FIRST)),
+            not_applied=(idle[0]["refused"] or "nothing to change") if idle else None,
+        )
 
     def close(self) -> None:
         if self._session is not None:
@@ -322,13 +342,23 @@ class _Training:
 
 
 @contextlib.contextmanager
+def _captured_steps() -> Iterator[list[int]]:
+    """How many steps capture would end at each optimizer's step, meanwhile."""
+    anchor, ended = Anchor(), []
+
+    def stepped(optimizer: Any, *_: Any) -> None:
+        ended.append(anchor.ends_steps(optimizer))
+
+    hook = register_optimizer_step_post_hook(stepped)
+    try:
+        yield ended
+    finally:
+        hook.remove()
+
+
+@contextlib.contextmanager
 def _host_phases() -> Iterator[dict[str, float]]:
     """Seconds that the host spends in backward and in optimizers, meanwhile."""
-    from torch.optim.optimizer import (
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
-
     spent, began = {"backward": 0.0, "optimizer": 0.0}, [0.0]
     backward = torch.autograd.backward
 
