@@ -9,8 +9,9 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from stepscope.bench import workloads
-from stepscope.bench.workload import TrainingWorkload
+from stepscope.bench.workload import SIZES, TrainingWorkload
 from stepscope.errors import UsageError
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,21 +26,66 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> TrainingWorkload:
-    """UsageError for a name that nobody has, or a package that cannot be loaded."""
+    """UsageError for a name that nobody has, or a package that cannot be used."""
     if name in _own():
         module = importlib.import_module(f"{workloads.__name__}.{_own()[name]}")
         workload: TrainingWorkload = module.WORKLOAD
         return workload
-    others = _others()
-    if name not in others:
+    entries = _others().get(name)
+    if entries is None:
         raise UsageError(f"there is no workload {name}{_nearest(name, names())}")
+    if len(entries) > 1:
+        packages = " and ".join(sorted(map(_package, entries)))
+        raise UsageError(
+            f"{counted(len(entries), 'package')} have a workload {name}: {packages}. "
+            "Remove all but one, or rename theirs"
+        )
+    return _load_entry(entries[0])
+
+
+def problems() -> tuple[str, ...]:
+    """Names that other packages declare and nobody can run, in words; nothing is imported."""
+    own = _own()
+    taken = (entry for entry in entry_points(group=GROUP) if entry.name in own)
+    return tuple(
+        f"{_package(entry)} declares a workload {entry.name}, which is one of the suite's: "
+        "the suite's is run"
+        for entry in taken
+    )
+
+
+def _load_entry(entry: EntryPoint) -> TrainingWorkload:
+    where = f"workload {entry.name} of {_package(entry)} ({entry.value})"
     try:
-        found = others[name].load()
+        workload = entry.load()
     except Exception as error:
-        raise UsageError(f"workload {name} of {others[name].value}: {error}") from None
-    if not isinstance(found, TrainingWorkload):
-        raise UsageError(f"{others[name].value} is no stepscope.bench.workload.TrainingWorkload")
-    return found
+        raise UsageError(
+            f"{where} cannot be loaded: {type(error).__name__}: {error}. Repair or remove the "
+            "package"
+        ) from None
+    if not isinstance(workload, TrainingWorkload):
+        raise UsageError(f"{where} is no stepscope.bench.workload.TrainingWorkload")
+    if (fault := _fault(entry.name, workload)) is not None:
+        raise UsageError(f"{where}: {fault}")
+    return workload
+
+
+def _fault(name: str, workload: TrainingWorkload) -> str | None:
+    """What would break later, in the middle of a bench."""
+    if workload.name != name:
+        return f"it calls itself {workload.name}: the entry point must have the same name"
+    if not workload.sizes or not workload.sizes.keys() <= {*SIZES}:
+        return f"its sizes are {', '.join(workload.sizes) or 'none'}: there are {', '.join(SIZES)}"
+    for size, settings in workload.sizes.items():
+        if "batch" not in settings:
+            return f"size {size} has no batch"
+        if size not in workload.targets:
+            return f"size {size} has no target"
+    return None
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"package {entry.dist.name}" if entry.dist is not None else "a package without a name"
 
 
 def _own() -> dict[str, str]:
@@ -48,9 +94,14 @@ def _own() -> dict[str, str]:
     return {module.name.replace("_", "-"): module.name for module in found}
 
 
-def _others() -> dict[str, EntryPoint]:
+def _others() -> dict[str, list[EntryPoint]]:
+    """What other packages declare, without the suite's own names."""
     own = _own()
-    return {entry.name: entry for entry in entry_points(group=GROUP) if entry.name not in own}
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=GROUP):
+        if entry.name not in own:
+            found.setdefault(entry.name, []).append(entry)
+    return found
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from stepscope.explain.whole_run.mean_interval import mean_interval
 from stepscope.records.figures import significant
 from stepscope.records.words import counted
+from stepscope.verify.change import compare_value_pairs
 from stepscope.verify.student import student_quantile
 
 if TYPE_CHECKING:
@@ -59,6 +60,22 @@ def mean_step(runs: Sequence[Floats]) -> MeanStep:
     squares = float(((means - means.mean()) ** 2).sum())
     half = student_quantile(kept - 1, _LEVEL) * math.sqrt(squares / (kept * (kept - 1)))
     return MeanStep(mean, max(0.0, mean - half), mean + half)
+
+
+def speedup(
+    plain_ms: Sequence[float], changed_ms: Sequence[float]
+) -> tuple[float, float | None, float | None]:
+    """How many times as fast the changed runs are, and the 95% interval from pairs of runs.
+
+    The runs took turns: the first of one with the first of the other, and so on. One pair has no
+    interval.
+    """
+    pairs = list(zip(plain_ms, changed_ms, strict=False))
+    logs = [[math.log(ms) for ms in side] for side in zip(*pairs, strict=True)]
+    if len(pairs) < 2:
+        return math.exp(logs[0][0] - logs[1][0]), None, None
+    estimate = compare_value_pairs(logs[1], logs[0], 0.0)
+    return math.exp(estimate.value), math.exp(estimate.low), math.exp(estimate.high)
 
 
 def in_turns(tasks: Sequence[BenchTask], runs: int) -> Iterator[tuple[int, BenchTask]]:

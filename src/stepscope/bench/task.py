@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,8 @@ from stepscope.bench.workload import SIZES
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from stepscope.bench.workload import Config, Size, Target, TrainingWorkload
 
 # Fewer leave too few steady ones beside the profiler's window and the memory step.
@@ -52,7 +53,7 @@ class BenchTask:
         return "+".join((self.workload.name, *self.remedies))
 
 
-def checked(task: BenchTask) -> BenchTask:
+def check_task(task: BenchTask) -> BenchTask:
     """UsageError for a size or a setting that the workload does not have, or a value it refuses."""
     workload, size = task.workload, task.size
     if size not in workload.sizes:
@@ -64,11 +65,16 @@ def checked(task: BenchTask) -> BenchTask:
             close = difflib.get_close_matches(name, known, 2, 0.5)
             hint = f"did you mean {' or '.join(close)}?" if close else f"it has {', '.join(known)}"
             raise UsageError(f"--set {name}: {workload.name} has no such setting; {hint}")
-        kind = type(known[name])
-        try:
-            kind(value)
-        except (TypeError, ValueError):
-            raise UsageError(
-                f"--set {name}={value}: {workload.name} wants a value such as {known[name]}"
-            ) from None
+        _check_value(workload.name, name, value, known[name])
     return task
+
+
+def _check_value(workload: str, name: str, text: str, usual: object) -> None:
+    """A number must be one; lists and switches belong to the size."""
+    kind = type(usual)
+    if kind not in (int, float, str):
+        raise UsageError(f"--set {name}: {workload} has {usual!r} there, which cannot be changed")
+    try:
+        kind(text)
+    except ValueError:
+        raise UsageError(f"--set {name}={text}: {workload} wants a value such as {usual}") from None

@@ -6,22 +6,21 @@ torchrun --nproc-per-node=2 -m stepscope.bench.train NAME ...
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from stepscope.bench.calibration import time_fixed_work
 from stepscope.bench.catalogue import load
-from stepscope.bench.workload import SIZES, TrainingPlace
+from stepscope.bench.training_options import options_parser
+from stepscope.bench.workload import TrainingPlace
 
 
 def main() -> None:
-    options = _parser().parse_args()
+    options = options_parser(__doc__ or "").parse_args()
     workload = load(options.name)
     changes = dict(change.split("=", 1) for change in options.set)
     config = workload.config(options.size, changes)
@@ -41,20 +40,6 @@ def main() -> None:
             options.losses.write_text(json.dumps(content))
     if place.ranks > 1:
         dist.destroy_process_group()
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="stepscope.bench.train", description=__doc__)
-    parser.add_argument("name")
-    parser.add_argument("--size", choices=SIZES, default="tiny")
-    parser.add_argument("--steps", type=int, help="default: as many as the target allows")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", help="default: cuda where there is one, else cpu")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    parser.add_argument(
-        "--losses", type=Path, help="write the loss of every step and the machine's pace here"
-    )
-    return parser
 
 
 def _place(wanted: str | None, seed: int) -> TrainingPlace:

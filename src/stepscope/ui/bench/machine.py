@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import platform
 import socket
 import subprocess
 import time
+from typing import TYPE_CHECKING
 
+from stepscope.errors import UsageError
 from stepscope.measure.machine import counters, growth
 from stepscope.records.bench_result import BenchMachine
 from stepscope.records.processors import allowed_cores, clock_mhz, processor_name
+from stepscope.records.words import counted
+
+if TYPE_CHECKING:
+    from stepscope.bench.request import BenchRequest
 
 _LOOK_S = 0.3  # the system counts in hundredths of a second
 _ASK_S = 5.0
 _GPU_CLOCKS = ("sm", "mem")  # as nvidia-smi names them
 
 
-def has_gpu() -> bool:
-    """Whether torch can use a CUDA device; this process gets no context on it."""
-    return gpu_count() > 0
+def require_torch() -> None:
+    """UsageError without it."""
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("bench trains with torch, which is not installed here: pip install torch")
+
+
+def require_gpu(request: BenchRequest) -> None:
+    """UsageError for the published shape on a machine without a GPU."""
+    if request.size == "paper" and not gpu_count():
+        names = " ".join(request.names)
+        runs_here = " ".join(("stepscope bench", *filter(None, [names]), "--size tiny"))
+        raise UsageError(
+            "--size paper is the published shape and needs a GPU: torch sees none here",
+            f"{runs_here} runs on this machine's {counted(allowed_cores(), 'core')}",
+        )
 
 
 def gpu_count() -> int:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stepscope.bench.rules import mean_step
+from msgspec.structs import replace
+
+from stepscope.bench.rules import mean_step, speedup
 from stepscope.bench.targets import reach_target
 from stepscope.records.bench_result import WorkloadResult
 from stepscope.records.host_load import HostLoad
@@ -126,8 +128,9 @@ def workload_result(
     if not measured:
         why = failures[0].failed if failures else None
         folder = str(failures[0].folder) if failures else None
-        status = "failed" if failures else "not run"
-        return WorkloadResult(**known, status=status, why=why, folder=folder)
+        return WorkloadResult(
+            **known, status="failed" if failures else "not run", why=why, folder=folder
+        )
     step = mean_step([run.steps_ms for run in measured])
     explained = explained or ExplainedRun()
     losses = measured[0].losses
@@ -162,8 +165,31 @@ def _of_task(task: BenchTask) -> dict[str, Any]:
         "name": task.workload.name,
         "size": task.size,
         "ranks": task.ranks,
-        "settings": dict(task.config),
+        "settings": {name: _as_json(value) for name, value in task.config.items()},
         "remedies": task.remedies,
         "samples": task.workload.samples,
         "target_loss": task.target.loss,
     }
+
+
+def _as_json(value: Any) -> float | int | str:
+    if isinstance(value, bool):
+        return int(value)
+    return value if isinstance(value, int | float | str) else str(value)
+
+
+def with_speedups(results: Sequence[WorkloadResult]) -> tuple[WorkloadResult, ...]:
+    """Rows with remedies get their speed beside the row of the same workload without."""
+    plain = {
+        (row.name, row.size, row.ranks): row
+        for row in results
+        if not row.remedies and row.status == "measured"
+    }
+    return tuple(_with_speedup(row, plain.get((row.name, row.size, row.ranks))) for row in results)
+
+
+def _with_speedup(row: WorkloadResult, plain: WorkloadResult | None) -> WorkloadResult:
+    if plain is None or not row.remedies or row.status != "measured":
+        return row
+    value, low, high = speedup(plain.runs_ms, row.runs_ms)
+    return replace(row, speedup=value, speedup_low=low, speedup_high=high)

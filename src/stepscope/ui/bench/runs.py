@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from stepscope.bench.captured_steps import captured_per_step, whole_steps
 from stepscope.errors import StepscopeError, UnreadableInputError
 from stepscope.measure.settings import Settings
 from stepscope.records.words import counted
@@ -123,23 +124,6 @@ def read_losses(folder: Path) -> TrainedLosses:
         return msgspec.json.decode(content, type=TrainedLosses)
     except msgspec.MsgspecError as error:
         raise UnreadableInputError(f"{folder / LOSSES}: {error}") from None
-
-
-def captured_per_step(seen: int, trained: int) -> float:
-    """Capture ends steps at optimizers: a step that trains a critic five times is five of them."""
-    if not seen:
-        return 1.0
-    return float(round(seen / trained)) if seen >= 1.5 * trained else 1 / round(trained / seen)
-
-
-def whole_steps(steps_ms: Floats, captured_per_step: float) -> Floats:
-    """The workload's own steps from the captured ones."""
-    if captured_per_step <= 1:
-        return steps_ms * captured_per_step
-    size = round(captured_per_step)
-    whole = len(steps_ms) // size * size
-    steps: Floats = steps_ms[:whole].reshape(-1, size).sum(axis=1)
-    return steps
 
 
 def _why_failed(folder: Path, end: CommandEnd) -> str | None:

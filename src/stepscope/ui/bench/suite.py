@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 import stepscope
 from stepscope.bench.rules import CLAIM_RUNS, broken_rules, in_turns
+from stepscope.bench.saved_results import RESULTS, write_results
 from stepscope.errors import StepscopeError
-from stepscope.measure import folder as layout
 from stepscope.records.bench_result import BenchResults
 from stepscope.ui.bench.machine import describe_machine, read_clocks
-from stepscope.ui.bench.metrics import explain_run, workload_result
+from stepscope.ui.bench.metrics import explain_run, with_speedups, workload_result
 from stepscope.ui.bench.runs import run_once
 from stepscope.ui.job_process import raising_on_signals
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from stepscope.ui.bench.metrics import ExplainedRun
     from stepscope.ui.bench.runs import BenchRun
 
-BENCH = "bench.json"
 _INTERRUPTED, _FAILED = 130, 1
 
 
@@ -57,7 +56,7 @@ class TaskRow:
 
     def result(self) -> WorkloadResult:
         result = workload_result(self.task, self.runs, self.explained)
-        return replace(result, why=self.not_run) if result.status == "not run" else result
+        return replace(result, why=self.not_run) if not self.runs else result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +91,7 @@ def run_suite(
         code = _INTERRUPTED
     except SystemExit as stop:  # a signal
         code = stop.code if isinstance(stop.code, int) else _FAILED
-    return suite.end(code)
+    return suite.end(code)  # also of what was interrupted
 
 
 class _Suite:
@@ -138,15 +137,31 @@ class _Suite:
         if run.failed is not None:
             self._progress.news(f"{row.task.name} failed: {run.failed}")
         elif number == 1:
-            try:
-                row.explained = explain_run(run)
-            except StepscopeError as error:
-                self._progress.news(f"{row.task.name} could not be explained: {error}")
-            gc.collect()  # it is off while a verb runs, and a trace is large
+            self._explain(row, run)
         self._write()
+
+    def _explain(self, row: TaskRow, run: BenchRun) -> None:
+        try:
+            row.explained = explain_run(run)
+        except StepscopeError as error:
+            self._progress.news(f"{row.task.name} could not be explained: {error}")
+        gc.collect()  # it is off while a verb runs, and a trace is large
+        machine, ceilings = self._results.machine, row.explained and row.explained.ceilings
+        if machine is None or not ceilings or machine.peak_flops:
+            return
+        machine = replace(
+            machine,
+            peak_flops=ceilings.flops,
+            peak_bytes_s=ceilings.bytes_s,
+            peak_source=ceilings.source,
+        )
+        self._results = replace(self._results, machine=machine)
 
     def end(self, code: int) -> SuiteEnd:
         """With the clocks as they are now, right after the last run."""
+        for row in self._rows:
+            if not row.runs and row.not_run is None:
+                row.not_run = "interrupted"
         machine = self._results.machine
         if machine is not None:
             after = {f"{name}_after": mhz for name, mhz in read_clocks().items()}
@@ -159,14 +174,12 @@ class _Suite:
 
     def _write(self) -> BenchResults:
         """bench.json in the folder holds what is known at any time."""
-        import msgspec
-
         results = replace(
             self._results,
-            workloads=tuple(row.result() for row in self._rows),
+            workloads=with_speedups([row.result() for row in self._rows]),
             broken_rules=broken_rules(self._runs, self._results.machine, changed=self._changed()),
         )
-        layout.write_json(self._folder / BENCH, msgspec.to_builtins(results))
+        write_results(results, self._folder / RESULTS)
         return results
 
     def _changed(self) -> list[str]:

@@ -2,43 +2,70 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope.errors import UsageError
+from stepscope.ui.cli.bench_against import (
+    against_options,
+    compare_with,
+    read_base,
+    stop_if_slower,
+)
 from stepscope.ui.cli.options import check_html, html_option, json_option, out_option, writing_html
 from stepscope.ui.run_folder import claim_or_refuse
+from stepscope.ui.say import say
 
 if TYPE_CHECKING:
-    from stepscope.bench.task import BenchTask
+    from collections.abc import Callable
+
+    from stepscope.bench.request import BenchRequest
+    from stepscope.records.bench_comparison import BenchComparison
     from stepscope.records.bench_result import BenchResults
+    from stepscope.ui.bench.suite import SuiteEnd
 
-_SIZES = ("tiny", "small", "paper")
-_PLAIN = "none"
-_EXTRA = "extra"  # tag of workloads that run by name or with --all only
+_FAILED, _SIGNALS = 1, 128
+_DECIDES_WHAT_RUNS = (
+    *("names", "size", "everything", "changes", "remedies", "ranks", "steps", "runs"),
+)
 
 
-def _remedy_sets(_context: Any, _parameter: Any, texts: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _remedy_sets(
+    _context: Any, _parameter: Any, texts: tuple[str, ...]
+) -> tuple[tuple[str, ...], ...]:
     """Each --with is one set; UsageError for a remedy that nothing has."""
     if not texts:
-        return [()]
+        return ((),)
+    from stepscope.bench.request import PLAIN
     from stepscope.fix.chosen import choose_all
 
-    return [
-        () if text == _PLAIN else tuple(map(str, choose_all(text.split(",")))) for text in texts
-    ]
+    sets = (() if text == PLAIN else tuple(map(str, choose_all(text.split(",")))) for text in texts)
+    return tuple(dict.fromkeys(sets))
 
 
 def _changes(_context: Any, _parameter: Any, texts: tuple[str, ...]) -> dict[str, str]:
     changes = {}
     for text in texts:
-        name, sign, value = text.partition("=")
-        if not sign or not name or not value:
+        name, _, value = (part.strip() for part in text.partition("="))
+        if not name or not value:
             raise UsageError(f"--set {text}: write NAME=VALUE, such as --set batch=16")
-        changes[name.strip()] = value.strip()
+        changes[name] = value
     return changes
+
+
+def _file_option(name: str, help_text: str) -> Callable[[Any], Any]:
+    path = click.Path(path_type=Path, dir_okay=False)
+    return click.option(name, type=path, help=help_text, callback=_check_folder)
+
+
+def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Before anything is measured."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise UsageError(f"{parameter.opts[0]} {path}: its folder does not exist")
+    return path
 
 
 @click.command(name="bench")
@@ -47,17 +74,17 @@ def _changes(_context: Any, _parameter: Any, texts: tuple[str, ...]) -> dict[str
     "--size",
     default="tiny",
     show_default=True,
-    metavar="|".join(_SIZES),
+    metavar="tiny|small|paper",
     help="tiny: seconds on a CPU. small: seconds on one GPU. paper: the published shape.",
 )
-@click.option("--all", "everything", is_flag=True, help="Also the workloads beside the suite.")
+@click.option("--all", "everything", is_flag=True, help="Also the workloads outside the suite.")
 @click.option(
     "--set",
     "changes",
     multiple=True,
     metavar="NAME=VALUE",
     callback=_changes,
-    help="Change a setting of the workloads. The result is no longer the suite's.",
+    help="Change a setting of the workloads. The result is then no longer the suite's.",
 )
 @click.option(
     "--with",
@@ -65,76 +92,218 @@ def _changes(_context: Any, _parameter: Any, texts: tuple[str, ...]) -> dict[str
     multiple=True,
     metavar="ID[,ID]",
     callback=_remedy_sets,
-    help="Apply these remedies. Given several times, the sets take turns; none is one of them.",
+    help="Apply these remedies (docs/remedies.md). Several --with take turns and are compared; "
+    "--with none is the workload as it is.",
 )
-@click.option("--ranks", default=1, show_default=True, type=click.IntRange(1), help="Processes.")
-@click.option("--steps", type=click.IntRange(24), help="Steps of each run.")
+@click.option(
+    "--ranks", default=1, show_default=True, type=click.IntRange(1), help="Processes, by torchrun."
+)
+@click.option(
+    "--steps", type=click.IntRange(24), help="Steps of each run (default: as the target allows)."
+)
 @click.option(
     "--runs",
     type=click.IntRange(1),
-    help="Runs of each workload (default: 1; with --save 5, which a claim needs).",
+    help="Runs of each workload (default: 1; with --save and --against 5, which a claim needs).",
 )
+@_file_option("--save", "Write all results to this file, to compare later ones with it.")
 @click.option(
-    "--save",
+    "--again",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write all results to this file, to compare later ones with it.",
+    help="Run what this saved file holds again, as it was run, and note there what came of it.",
 )
-@click.option("--csv", type=click.Path(path_type=Path, dir_okay=False), help="Write a table.")
+@against_options
+@_file_option("--csv", "Write a table to this file, one line for each workload.")
 @html_option("Write a page with all workloads side by side to this file. It needs no network.")
 @out_option("Folder for all runs (default: stepscope-runs/<time>-bench).")
-@click.option("--list", "only_list", is_flag=True, help="List the workloads, run nothing.")
+@click.option("--list", "only_list", is_flag=True, help="List the workloads and run nothing.")
 @json_option
 @click.option("--quiet", is_flag=True, help="Print nothing while workloads run.")
+@click.pass_context
 def command(
-    names: tuple[str, ...],
-    size: str,
-    everything: bool,
-    changes: dict[str, str],
-    remedies: list[tuple[str, ...]],
-    ranks: int,
-    steps: int | None,
-    runs: int | None,
+    context: click.Context,
+    /,
+    again: Path | None,
+    only_list: bool,
     save: Path | None,
+    against: Path | None,
+    fail_on_slower: float | None,
     csv: Path | None,
     html: Path | None,
     out: Path | None,
-    only_list: bool,
     as_json: bool,
     quiet: bool,
+    **asked: Any,
 ) -> int:
     """Train the workloads NAMES (default: the suite), each in a process of its own, and print
     throughput, busy share, memory, loss and verdict of each.
 
     Hyper-parameters, seeds and warm-up are fixed: docs/bench.md has the rules.
     """
-    del only_list
     check_html(html)
-    tasks = _tasks(names, size, changes, remedies, ranks, steps)
-    folder = claim_or_refuse(out, ("bench",))
-    from stepscope.ui.bench.suite import run_suite
+    if only_list:
+        return _list(asked["names"], as_json=as_json)
+    older = read_base(against, fail_on_slower)
+    base = _read_saved(context, again) if again else None
+    options = _asked_before(base, again) if base and again else asked
+    request = _request(options, claim=bool(save or against))
+    end = _run(request, out, quiet=quiet)
+    if base is not None and again is not None and end.code < _SIGNALS:
+        _note_rerun(base, again, end.results)
+    comparison = compare_with(older, end.results, against) if older and against else None
+    _write_files(end.results, save=save, csv=csv)
+    if html is not None:
+        _write_page(html, end.results, older, comparison)
+    files = {"saved": save, "table": csv, "page": html}
+    _print(end.results, comparison, files, as_json=as_json)
+    if comparison is not None and not end.code:
+        stop_if_slower(comparison, fail_on_slower)
+    return end.code
+
+
+def _request(asked: dict[str, Any], *, claim: bool) -> BenchRequest:
+    """`claim`: the results are to be compared with later ones."""
+    from stepscope.bench.request import BenchRequest, parse_size
+    from stepscope.bench.rules import CLAIM_RUNS
+
+    runs = asked["runs"] or (CLAIM_RUNS if claim else 1)
+    return BenchRequest(**{**asked, "size": parse_size(asked["size"]), "runs": runs})
+
+
+def _run(request: BenchRequest, out: Path | None, *, quiet: bool) -> SuiteEnd:
+    from stepscope.bench.request import choose_tasks
+    from stepscope.ui.bench.machine import require_gpu, require_torch
+    from stepscope.ui.bench.suite import SuiteEnd, run_suite
     from stepscope.ui.terminal.tune_progress import shown_trials
 
+    require_torch()
+    tasks, problems = choose_tasks(request)
+    require_gpu(request)
+    for problem in problems:
+        say(problem)
+    folder = claim_or_refuse(out, ("bench",))
     with shown_trials(quiet=quiet) as progress:
         progress.news(f"bench folder {folder}")
-        end = run_suite(tasks, runs=runs or 1, folder=folder, command=(), progress=progress)
+        end = run_suite(
+            tasks, runs=request.runs, folder=folder, command=request.command, progress=progress
+        )
+    return SuiteEnd(results=end.results, code=end.code or (_FAILED if problems else 0))
+
+
+def _list(names: tuple[str, ...], *, as_json: bool) -> int:
+    from stepscope.bench import catalogue
+    from stepscope.errors import StepscopeError
+    from stepscope.ui.bench.machine import require_torch
+
+    require_torch()
+    workloads, code = [], 0
+    for problem in catalogue.problems():
+        say(problem)
+    for name in names or catalogue.names():
+        try:
+            workloads.append(catalogue.load(name))
+        except StepscopeError as error:
+            if names:
+                raise
+            say(str(error))
+            code = _FAILED
+    if as_json:
+        from stepscope.ui.bench.list_json import list_json
+        from stepscope.ui.json_text import write_json
+
+        write_json(list_json(workloads))
+    else:
+        from stepscope.ui.terminal.bench import print_list
+
+        print_list(workloads)
+    return code
+
+
+def _read_saved(context: click.Context, path: Path) -> BenchResults:
+    """UsageError if the command line asks for something of its own too."""
+    from stepscope.bench.saved_results import read_results
+
+    given = click.core.ParameterSource.COMMANDLINE
+    for name in _DECIDES_WHAT_RUNS:
+        if context.get_parameter_source(name) is given and context.params[name]:
+            raise UsageError(f"--again runs {path} as it was run: leave out everything else")
+    results = read_results(path)
+    if results.command[:2] != ("stepscope", "bench"):
+        raise UsageError(f"--again {path}: it does not say which command it came from")
+    return results
+
+
+def _asked_before(base: BenchResults, path: Path) -> dict[str, Any]:
+    """The options of the command that wrote the file."""
+    try:
+        params = command.make_context("bench", list(base.command[2:])).params
+    except click.ClickException as error:
+        raise UsageError(
+            f"--again {path}: {shlex.join(base.command)}: {error.format_message()}"
+        ) from None
+    return {name: params[name] for name in _DECIDES_WHAT_RUNS}
+
+
+def _note_rerun(base: BenchResults, path: Path, results: BenchResults) -> None:
+    """In the file itself, so that it says whether anybody could repeat it."""
+    from stepscope.bench.saved_results import write_results
+    from stepscope.ui.bench.rerun import with_rerun
+    from stepscope.ui.bench.words import rerun_words
+
+    updated = with_rerun(base, results, str(path))
+    _writing("--again", path, lambda: write_results(updated, path))
+    say(f"{path}: {rerun_words(updated)}")
+
+
+def _write_files(results: BenchResults, *, save: Path | None, csv: Path | None) -> None:
+    if save is not None:
+        from stepscope.bench.saved_results import write_results
+
+        _writing("--save", save, lambda: write_results(results, save))
+    if csv is not None:
+        from stepscope.ui.bench.csv_table import write_csv
+
+        _writing("--csv", csv, lambda: write_csv(results, csv))
+
+
+def _write_page(
+    html: Path,
+    results: BenchResults,
+    older: BenchResults | None,
+    comparison: BenchComparison | None,
+) -> None:
+    from stepscope.ui.html.bench_page import write_bench_page
+
+    with writing_html(html):
+        write_bench_page(results, html, older, comparison)
+
+
+def _writing(option: str, path: Path, write: Callable[[], None]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise UsageError(f"{option} {path} could not be written: {error.strerror}") from None
+
+
+def _print(
+    results: BenchResults,
+    comparison: BenchComparison | None,
+    files: dict[str, Path | None],
+    *,
+    as_json: bool,
+) -> None:
     if as_json:
         import msgspec
 
         from stepscope.ui.json_text import write_json
 
-        write_json(msgspec.to_builtins(end.results))
-    return end.code
+        compared = {"against": msgspec.to_builtins(comparison)} if comparison else {}
+        write_json({**msgspec.to_builtins(results), **compared})
+        return
+    from stepscope.ui.terminal.bench import print_bench
 
+    print_bench(results, files)
+    if comparison is not None:
+        from stepscope.ui.terminal.bench_against import print_against
 
-def _tasks(names, size, changes, remedies, ranks, steps) -> list[BenchTask]:  # type: ignore
-    from stepscope.bench import catalogue
-    from stepscope.bench.task import BenchTask, checked
-
-    workloads = [catalogue.load(name) for name in names or catalogue.names()]
-    return [
-        checked(
-            BenchTask(workload=w, size=size, changes=changes, remedies=r, ranks=ranks, steps=steps)
-        )
-        for w in workloads
-        for r in remedies
-    ]
+        print_against(comparison)

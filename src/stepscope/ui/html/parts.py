@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stepscope.ui.words import PARTS
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Budget, Part
+    from stepscope.records.explanation import Budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ _COLORS = {"exposed_comm": "comm", "exposed_memory": "memory"}
 
 def slices(budget: Budget) -> list[BudgetSlice]:
     """The budget's parts that took any time."""
-    return [_slice(part) for part in budget.parts if part.ms > 0]
+    return [slice_of(part.id, part.ms, part.share) for part in budget.parts if part.ms > 0]
 
 
 def gap_labels() -> dict[str, str]:
@@ -37,17 +37,18 @@ def gap_labels() -> dict[str, str]:
     return {_key(name): label for name, (label, idle, _) in PARTS.items() if idle}
 
 
-def _slice(part: Part) -> BudgetSlice:
-    key = _key(part.id)
-    label, idle, hint = PARTS[part.id]
+def slice_of(part_id: str, ms: float = 0.0, share: float = 0.0) -> BudgetSlice:
+    """How one part looks, however long it took."""
+    key = _key(part_id)
+    label, idle, hint = PARTS[part_id]
     return BudgetSlice(
         label=label,
         color=_COLORS.get(key, key),
         idle=idle,
         hint=hint,
-        stall=part.id.startswith("stall_"),
-        ms=part.ms,
-        share=max(part.share, 0.0),
+        stall=part_id.startswith("stall_"),
+        ms=ms,
+        share=max(share, 0.0),
     )
 
 

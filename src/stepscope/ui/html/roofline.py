@@ -16,25 +16,30 @@ from stepscope.explain.shapes import shape_words
 from stepscope.records.figures import byte_rate, duration, flop_rate, significant, size
 from stepscope.records.words import counted
 from stepscope.ui.efficiency import about, of_roof, operators, share_of_roof
-from stepscope.ui.html.svg import LogAxes, circle, drawing, log_levels, path, short_tick, text
+from stepscope.ui.html.roof_lines import (
+    UNDER_AXES,
+    around_ridges,
+    draw_roofs,
+    plain_level,
+    roof_axes,
+    roof_grid,
+    shown_peaks,
+)
+from stepscope.ui.html.svg import circle, drawing, path, short_tick, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from stepscope.records.efficiency import Ceilings, Efficiency, Spot
-    from stepscope.ui.html.svg import Point
+    from stepscope.ui.html.svg import LogAxes
 
 MOST_DOTS = 120
 LEAST_TIME = 0.001  # share of the time of all operators: shorter ones are not drawn
 _WIDTH, _HEIGHT = 640, 380
 _LEFT, _RIGHT = 86, 626
-_BOX = {"left": _LEFT, "right": _RIGHT, "top": 14, "bottom": 332}
+_BOX = (_LEFT, _RIGHT, 14, _HEIGHT - UNDER_AXES)
 _NUMBER_ROOM = 13  # between the centres of two numbers
 _SMALLEST, _LARGEST = 3.0, 14.0  # radius of a dot
-_SHOWN_PEAKS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
-_OFFERED = ("tf32", "fp16", "bf16")
-_MOST_LEVELS = 7
-_DECADES = 7  # the longest axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,31 +104,29 @@ def _dtypes(dots: list[_Dot]) -> list[str]:
 def _products(dots: list[_Dot], ceilings: Ceilings | None, longest: float) -> Markup:
     if not dots:
         return Markup("")
-    peaks = _peaks(ceilings, {dot.spot.dtype for dot in dots})
-    moved = ceilings.bytes_s if ceilings else None
-    ridges = [peak / moved for peak in peaks.values()] if moved else []
-    axes = _axes(
-        [*(dot.x for dot in dots), *_around(ridges)], [*(dot.y for dot in dots), *peaks.values()]
-    )
-    parts = _grid(axes, _plain, flop_rate, "FLOPs per byte", "FLOP/s reached")
     used = {dot.spot.dtype for dot in dots}
-    parts += _roofs(axes, peaks, moved, used)
+    peaks = shown_peaks(ceilings.flops if ceilings else {}, used)
+    moved = ceilings.bytes_s if ceilings else None
+    axes = roof_axes(
+        _BOX,
+        [*(dot.x for dot in dots), *around_ridges(peaks, moved)],
+        [*(dot.y for dot in dots), *peaks.values()],
+    )
+    parts = roof_grid(axes, plain_level, flop_rate, "FLOPs per byte", "FLOP/s reached")
+    parts += draw_roofs(axes, peaks, moved, used)
     parts += [_mark(dot, axes, longest, _about_product(dot.spot)) for dot in dots]
     parts += _numbers(dots, axes)
     return drawing(_WIDTH, _HEIGHT, "Roofline: FLOP/s against FLOPs per byte", parts)
-
-
-def _around(ridges: list[float]) -> list[float]:
-    """The chart always shows part of the memory's slope and of the flat roofs."""
-    return [min(ridges) / 5, max(ridges) * 2] if ridges else []
 
 
 def _moving(dots: list[_Dot], ceilings: Ceilings | None, longest: float) -> Markup:
     if not dots:
         return Markup("")
     moved = ceilings.bytes_s if ceilings else None
-    axes = _axes([dot.x for dot in dots], [*(dot.y for dot in dots), *([moved] if moved else [])])
-    parts = _grid(axes, _bytes, byte_rate, "bytes per call", "bytes/s reached")
+    axes = roof_axes(
+        _BOX, [dot.x for dot in dots], [*(dot.y for dot in dots), *([moved] if moved else [])]
+    )
+    parts = roof_grid(axes, _bytes, byte_rate, "bytes per call", "bytes/s reached")
     if moved:
         y = axes.y(moved)
         parts.append(path("roof is-memory", [(_LEFT, y), (_RIGHT, y)]))
@@ -131,54 +134,6 @@ def _moving(dots: list[_Dot], ceilings: Ceilings | None, longest: float) -> Mark
     parts += [_mark(dot, axes, longest, _about_move(dot.spot)) for dot in dots]
     parts += _numbers(dots, axes)
     return drawing(_WIDTH, _HEIGHT, "Bandwidth reached against bytes per call", parts)
-
-
-def _peaks(ceilings: Ceilings | None, used: set[str]) -> dict[str, float]:
-    """Peaks to draw: those used, and faster ones that a reader could move to."""
-    if ceilings is None:
-        return {}
-    known = {dtype: ceilings.flops[dtype] for dtype in _SHOWN_PEAKS if dtype in ceilings.flops}
-    least = min((peak for dtype, peak in known.items() if dtype in used), default=0.0)
-    return {
-        dtype: peak
-        for dtype, peak in known.items()
-        if dtype in used or (dtype in _OFFERED and peak >= least)
-    }
-
-
-def _roofs(
-    axes: LogAxes, peaks: dict[str, float], moved: float | None, used: set[str]
-) -> list[str]:
-    """The slope of the memory up to the highest peak; flat lines from there for each dtype."""
-    parts = []
-    if moved and peaks:
-        top = max(peaks.values())
-        foot = max(axes.x_low, axes.y_low / moved)
-        parts.append(_line("roof is-memory", axes, (foot, foot * moved), (top / moved, top)))
-        x = math.sqrt(foot * top / moved)
-        tilt = _tilt(axes, foot, top / moved, moved)
-        parts.append(
-            f'<g transform="translate({axes.x(x):.1f} {axes.y(x * moved) - 7:.1f}) '
-            f'rotate({tilt:.1f})"><text class="roof-name is-memory is-middle">'
-            f"memory, {escape(byte_rate(moved))}</text></g>"
-        )
-    by_peak: dict[float, list[str]] = {}
-    for dtype, peak in peaks.items():
-        by_peak.setdefault(peak, []).append(dtype)
-    for peak, dtypes in by_peak.items():
-        name = next((dtype for dtype in dtypes if dtype in used), dtypes[-1])
-        quiet = "" if name in used else " is-quiet"
-        start = max(axes.x_low, peak / moved) if moved else axes.x_low
-        parts.append(_line(f"roof d-{name}{quiet}", axes, (start, peak), (axes.x_high, peak)))
-        label = f"{', '.join(dtypes)}  {flop_rate(peak)}"
-        parts.append(text(f"roof-name d-{name}{quiet}", _RIGHT, axes.y(peak) - 6, label))
-    return parts
-
-
-def _tilt(axes: LogAxes, x0: float, x1: float, slope: float) -> float:
-    """The angle of the memory's slope on the page, in degrees."""
-    across = axes.x(x1) - axes.x(x0)
-    return math.degrees(math.atan2(axes.y(x1 * slope) - axes.y(x0 * slope), across))
 
 
 def _mark(dot: _Dot, axes: LogAxes, longest: float, words: str) -> str:
@@ -230,44 +185,5 @@ def _about(spot: Spot) -> list[str]:
     ]
 
 
-def _axes(x_values: Sequence[float], y_values: Sequence[float]) -> LogAxes:
-    (x_low, x_high), (y_low, y_high) = _ends(x_values), _ends(y_values)
-    return LogAxes(**_BOX, x_low=x_low, x_high=x_high, y_low=y_low, y_high=y_high)
-
-
-def _grid(
-    axes: LogAxes,
-    across: Callable[[float], str],
-    upward: Callable[[float], str],
-    x_name: str,
-    y_name: str,
-) -> list[str]:
-    x_levels = log_levels(axes.x_low, axes.x_high, _MOST_LEVELS)
-    y_levels = log_levels(axes.y_low, axes.y_high, _MOST_LEVELS)
-    return [
-        *axes.grid_x(x_levels, across),
-        *axes.grid_y(y_levels, lambda value: short_tick(upward(value))),
-        *axes.frame(_HEIGHT, x_name, y_name),
-    ]
-
-
-def _plain(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
-
-
 def _bytes(value: float) -> str:
     return short_tick(size(value))
-
-
-def _line(kind: str, axes: LogAxes, start: Point, end: Point) -> str:
-    return path(kind, [(axes.x(x), axes.y(y)) for x, y in (start, end)])
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """Both ends with some room: at least a power of ten apart, and at most `_DECADES`."""
-    high = max(values) * 2.0
-    low = max(min(values) / 2.0, high / 10**_DECADES)
-    if high < 30 * low:
-        middle = math.sqrt(low * high)
-        low, high = middle / math.sqrt(30), middle * math.sqrt(30)
-    return low, high

@@ -72,6 +72,14 @@ export function percent(share) {
   return `${fixed(value, positive && positive < 9.95 ? 1 : 0)}%`;
 }
 
+/** A change keeps the digits that an interval needs: -36%, +12.3%, +0.43%. @param {number} change */
+export function signedPercent(change) {
+  const value = 100 * change;
+  const positive = Math.abs(value);
+  if (positive < 0.005) return "0%";
+  return `${value > 0 ? "+" : ""}${fixed(value, positive >= 20 ? 0 : positive >= 2 ? 1 : 2)}%`;
+}
+
 /** Round values as such: 2%, not 2.0%. @param {string} text */
 export const trimmed = (text) => text.replace(/\.0+(?=[ %])/, "");
 

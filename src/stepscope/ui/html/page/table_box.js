@@ -1,7 +1,7 @@
 // Tables under tabs: sorted by a click on a heading, filtered by a word.
 
 import { button, element, inputIn, partIn } from "./dom.js";
-import { count, duration, factor, rate, significant, size } from "./format.js";
+import { count, duration, factor, percent, rate, signedPercent, significant, size } from "./format.js";
 
 const FIRST_ROWS = 25;
 
@@ -16,6 +16,10 @@ const NUMBERS = {
   error: (ns) => `±${duration(ns)}`,
   ppm: (value) => `${significant(value)} ppm`,
   times: (value) => `${factor(value)}×`,
+  number: significant,
+  share: percent,
+  change: signedPercent,
+  flops: (value) => rate(value, "FLOP"),
   wait: ([ns, error]) => (ns > error ? `${duration(ns)} ±${duration(error)}` : `not resolved (±${duration(error)})`),
 };
 

@@ -359,3 +359,12 @@ interface ScalingData {
 type Plan = { link: number; buckets: number; bandwidth: number; strong: boolean };
 type Replayed = { step: number; host: number; device: number; comm: number };
 type Tables = { times: number; stretches: Float64Array[] };
+
+// ---- a bench
+
+/** One workload's row: what it is sorted and found by. */
+interface BenchValues {
+  key: string;
+  words: string;
+  values: (number | null)[];
+}

@@ -1,0 +1,212 @@
+"""A bench against saved results: for each workload the change, its interval, and what moved.
+
+Only what was measured alike is compared: the same size, settings, remedies and ranks, on a machine
+of the same kind. Anything else is listed as not comparable, with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from stepscope.bench.run_change import run_change, typical_ms
+from stepscope.records.bench_comparison import BenchComparison, WorkloadChange
+from stepscope.records.comparison import PartChange
+from stepscope.records.figures import unsigned_percent
+from stepscope.verify.change import CONFIDENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from stepscope.records.bench_comparison import ChangeVerdict
+    from stepscope.records.bench_result import BenchMachine, BenchResults, WorkloadResult
+    from stepscope.verify.change import Estimate
+
+# Another one of these makes another machine; another one of the rest is only said.
+_MACHINE_IS = ("processor", "cores", "device", "devices")
+_MACHINE_HAS = ("host", "torch", "cuda", "python")
+_SEEN_ELSEWHERE = {"runs", "dropped", "interleaved"}  # rules that each row's counts show
+
+
+def compare_results(base: BenchResults, now: BenchResults, against: str) -> BenchComparison:
+    """Every workload of `now` with its like in `base`; `against` is where the base was read."""
+    other = _other_machine(base.machine, now.machine)
+    pairs = [(_like(result, base.workloads), result) for result in now.workloads]
+    reasons = [other or _why_not(then, result) for then, result in pairs]
+    comparisons = max(1, reasons.count(None))
+    changes = tuple(
+        _change(then, result, comparisons)
+        if then is not None and why is None
+        else _not_comparable(result, why or "")
+        for (then, result), why in zip(pairs, reasons, strict=True)
+    )
+    names = {result.name for result in now.workloads}
+    return BenchComparison(
+        against=against,
+        base_started_unix=base.started_unix,
+        confidence=CONFIDENCE,
+        workloads=changes,
+        not_run=tuple(dict.fromkeys(r.name for r in base.workloads if r.name not in names)),
+        notes=tuple(_notes(base, now)),
+    )
+
+
+def slower_by(comparison: BenchComparison, share: float) -> tuple[WorkloadChange, ...]:
+    """Workloads that are surely slower, and by more than `share` as measured."""
+    return tuple(
+        change
+        for change in comparison.workloads
+        if change.verdict == "slower" and change.change is not None and change.change > share
+    )
+
+
+def moved_part(change: WorkloadChange) -> PartChange | None:
+    """The part of the budget that changed most in the step's own direction."""
+    direction = change.change or 0.0
+    return next((part for part in change.parts if part.change_ms * direction > 0), None)
+
+
+def _like(result: WorkloadResult, base: Sequence[WorkloadResult]) -> WorkloadResult | None:
+    """The base's row of this workload that has most in common with it."""
+    same = [then for then in base if then.name == result.name]
+    return max(same, key=lambda then: -len(list(_unlike(then, result))), default=None)
+
+
+def _why_not(then: WorkloadResult | None, now: WorkloadResult) -> str | None:
+    if then is None:
+        return "the base has no such workload"
+    for side, result in (("the base's", then), ("this", now)):
+        if result.status != "measured" or not result.runs_ms:
+            return f"{side} run {'failed' if result.status == 'failed' else 'was not measured'}" + (
+                f": {result.why}" if result.why else ""
+            )
+    unlike = "; ".join(_unlike(then, now))
+    if not unlike and len(then.runs_ms) == len(now.runs_ms) == 1:
+        return "one run on each side: two starts of one command differ, run it again with --runs 5"
+    return unlike or None
+
+
+def _unlike(then: WorkloadResult, now: WorkloadResult) -> Iterator[str]:
+    if then.size != now.size:
+        yield f"size {now.size}, the base {then.size}"
+    if then.ranks != now.ranks:
+        yield f"ranks {now.ranks}, the base {then.ranks}"
+    if sorted(then.remedies) != sorted(now.remedies):
+        yield f"with {_listed(now.remedies)}, the base with {_listed(then.remedies)}"
+    for name in dict.fromkeys((*now.settings, *then.settings)):
+        before, after = then.settings.get(name), now.settings.get(name)
+        if before != after:
+            yield f"{name} {_said(after)}, the base {_said(before)}"
+
+
+def _other_machine(base: BenchMachine | None, now: BenchMachine | None) -> str | None:
+    if base is None or now is None:
+        return None
+    unlike = _differences(base, now, _MACHINE_IS)
+    return f"another machine: {'; '.join(unlike)}" if unlike else None
+
+
+def _differences(base: BenchMachine, now: BenchMachine, names: Sequence[str]) -> list[str]:
+    values = {name: (getattr(base, name), getattr(now, name)) for name in names}
+    return [
+        f"{name} {_said(after)}, the base's {_said(before)}"
+        for name, (before, after) in values.items()
+        if before != after
+    ]
+
+
+def _change(then: WorkloadResult, now: WorkloadResult, comparisons: int) -> WorkloadChange:
+    estimate = run_change(then.runs_ms, now.runs_ms, comparisons)
+    if estimate is None:
+        return _not_comparable(now, "too few runs")
+    pace = _pace(then, now)
+    return WorkloadChange(
+        name=now.name,
+        size=now.size,
+        ranks=now.ranks,
+        remedies=now.remedies,
+        verdict=_verdict(estimate),
+        base_ms=typical_ms(then.runs_ms),
+        now_ms=typical_ms(now.runs_ms),
+        change=math.expm1(estimate.value),
+        low=math.expm1(estimate.low),
+        high=math.expm1(min(estimate.high, 700.0)),
+        smallest_detectable=math.expm1(min(estimate.smallest, 700.0)),
+        base_runs=len(then.runs_ms),
+        now_runs=len(now.runs_ms),
+        parts=_parts(then.budget_ms, now.budget_ms),
+        pace_change=math.expm1(pace.value) if pace else None,
+        notes=_pace_notes(estimate, pace),
+    )
+
+
+def _not_comparable(now: WorkloadResult, why: str) -> WorkloadChange:
+    return WorkloadChange(
+        name=now.name,
+        size=now.size,
+        ranks=now.ranks,
+        remedies=now.remedies,
+        verdict="not comparable",
+        why=why,
+        now_runs=len(now.runs_ms),
+    )
+
+
+def _verdict(change: Estimate) -> ChangeVerdict:
+    if change.high < 0:
+        return "faster"
+    return "slower" if change.low > 0 else "no difference seen"
+
+
+def _parts(base: Mapping[str, float], now: Mapping[str, float]) -> tuple[PartChange, ...]:
+    if not base or not now:
+        return ()
+    rows = (
+        PartChange(
+            id=name,
+            a_ms=base.get(name, 0.0),
+            b_ms=now.get(name, 0.0),
+            change_ms=now.get(name, 0.0) - base.get(name, 0.0),
+        )
+        for name in dict.fromkeys((*base, *now))
+    )
+    return tuple(sorted(rows, key=lambda row: -abs(row.change_ms)))
+
+
+def _pace(then: WorkloadResult, now: WorkloadResult) -> Estimate | None:
+    if not then.calibration_ms or not now.calibration_ms:
+        return None
+    return run_change(then.calibration_ms, now.calibration_ms)
+
+
+def _pace_notes(change: Estimate, pace: Estimate | None) -> tuple[str, ...]:
+    """Where the machine's own pace changed by as much as the workload's step."""
+    if pace is None or abs(pace.value) < abs(change.value):
+        return ()
+    if _verdict(change) == "no difference seen" and pace.low <= 0 <= pace.high:
+        return ()
+    size, way = unsigned_percent(math.expm1(pace.value)), "longer" if pace.value > 0 else "shorter"
+    return (
+        f"the machine itself: fixed arithmetic takes {size} {way} than when the base was "
+        "measured, and the step changed by less. Measure the base again, or run both versions in "
+        "turns with stepscope ab",
+    )
+
+
+def _notes(base: BenchResults, now: BenchResults) -> Iterator[str]:
+    if base.machine is None or now.machine is None:
+        yield "one side does not say on which machine it was measured"
+    else:
+        yield from _differences(base.machine, now.machine, _MACHINE_HAS)
+    for name in sorted({*base.rules} & {*now.rules} - _SEEN_ELSEWHERE):
+        if base.rules[name] != now.rules[name]:
+            yield f"rule {name}: {_said(now.rules[name])}, the base {_said(base.rules[name])}"
+    yield from (f"the base: {broken}" for broken in base.broken_rules)
+
+
+def _listed(remedies: Sequence[str]) -> str:
+    return ", ".join(remedies) or "no remedy"
+
+
+def _said(value: object) -> str:
+    return "unknown" if value is None else str(value)

@@ -1,0 +1,91 @@
+"""What a bench was asked for, the command that asks for it again, and the tasks it comes to."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from stepscope.bench import catalogue
+from stepscope.bench.task import BenchTask, check_task
+from stepscope.bench.workload import SIZES, Size, TrainingWorkload
+from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EXTRA = "extra"  # the tag of workloads outside the suite: they run by name, or with --all
+PLAIN = "none"  # the set of no remedies, as --with has it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRequest:
+    """The options that decide what is measured."""
+
+    names: tuple[str, ...] = ()  # empty: the suite
+    size: Size = "tiny"
+    everything: bool = False
+    changes: Mapping[str, str] = field(default_factory=dict)
+    remedies: tuple[tuple[str, ...], ...] = ((),)  # sets that take turns
+    ranks: int = 1
+    steps: int | None = None
+    runs: int = 1
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What asks for the same again."""
+        words = ["stepscope", "bench", *self.names, f"--size={self.size}"]
+        words += ["--all"] if self.everything else []
+        words += [f"--set={name}={value}" for name, value in self.changes.items()]
+        if self.remedies != ((),):
+            words += [f"--with={','.join(remedies) or PLAIN}" for remedies in self.remedies]
+        words += [f"--ranks={self.ranks}"] if self.ranks > 1 else []
+        words += [f"--steps={self.steps}"] if self.steps is not None else []
+        return (*words, f"--runs={self.runs}")
+
+    def task(self, workload: TrainingWorkload, remedies: tuple[str, ...] = ()) -> BenchTask:
+        """UsageError for a size or setting that the workload does not have."""
+        return check_task(
+            BenchTask(
+                workload=workload,
+                size=self.size,
+                changes=self.changes,
+                remedies=remedies,
+                ranks=self.ranks,
+                steps=self.steps,
+            )
+        )
+
+
+class ChosenTasks(NamedTuple):
+    tasks: tuple[BenchTask, ...]
+    problems: tuple[str, ...] = ()  # workloads of other packages that cannot be used
+
+
+def parse_size(text: str) -> Size:
+    """UsageError with the nearest name."""
+    for size in SIZES:
+        if text == size:
+            return size
+    close = difflib.get_close_matches(text, SIZES, 1, 0.5)
+    hint = f": did you mean {close[0]}?" if close else ""
+    raise UsageError(f"there is no size {text}{hint} The sizes are {', '.join(SIZES)}")
+
+
+def choose_tasks(request: BenchRequest) -> ChosenTasks:
+    """UsageError for anything wrong with what was named; a workload that nobody named and that
+    cannot be used is a problem, and the others go on."""
+    tasks: list[BenchTask] = []
+    problems = []
+    for name in dict.fromkeys(request.names or catalogue.names()):
+        try:
+            workload = catalogue.load(name)
+            if request.names or request.everything or EXTRA not in workload.tags:
+                tasks += [request.task(workload, remedies) for remedies in request.remedies]
+        except UsageError as error:
+            if request.names or request.changes:
+                raise
+            problems.append(str(error))
+    if not tasks:
+        raise UsageError("; ".join(problems) or "there is no workload to run")
+    return ChosenTasks(tuple(tasks), tuple(problems))

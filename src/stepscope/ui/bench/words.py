@@ -1,0 +1,109 @@
+"""A bench's answer in sentences, for every surface."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from stepscope.records.figures import interval, percent, significant
+from stepscope.records.words import counted
+from stepscope.ui.answer import Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from stepscope.records.bench_comparison import WorkloadChange
+    from stepscope.records.bench_result import BenchResults, WorkloadResult
+
+
+def row_name(row: WorkloadResult | WorkloadChange) -> str:
+    """gpt2, gpt2 with bf16 + fused-optimizer."""
+    return f"{row.name} with {' + '.join(row.remedies)}" if row.remedies else row.name
+
+
+def bench_answer(results: BenchResults) -> Answer:
+    return Answer(verdict=_verdict(results), why=_why(results.workloads), next=_next(results))
+
+
+def _verdict(results: BenchResults) -> str:
+    rows = results.workloads
+    measured = [row for row in rows if row.status == "measured"]
+    missed = [row for row in measured if row.target_reached is False]
+    of_all = counted(len(rows), "row" if any(row.remedies for row in rows) else "workload")
+    if len(measured) < len(rows):
+        others = ", ".join(row_name(row) for row in rows if row.status != "measured")
+        return f"{len(measured)} of {of_all} measured; not: {others}"
+    if missed:
+        names = ", ".join(map(row_name, missed))
+        return f"{of_all} measured; the loss of {names} did not reach its target"
+    known = sum(row.target_reached is True for row in measured)
+    return f"{of_all} measured; {known} reached the target loss"
+
+
+def _why(rows: Sequence[WorkloadResult]) -> str:
+    """The range of each share over the workloads, with the names at its ends."""
+    sentences = [
+        _range("the device works for", rows, lambda row: row.busy, "of the step"),
+        _range("MFU is", rows, lambda row: row.mfu, ""),
+        _range("the processor's cores are busy for", rows, lambda row: row.cpu, ""),
+    ]
+    return "; ".join(filter(None, sentences)) or "nothing was measured"
+
+
+def _range(
+    words: str,
+    rows: Sequence[WorkloadResult],
+    of: Callable[[WorkloadResult], float | None],
+    after: str,
+) -> str:
+    known = sorted(
+        ((value, row_name(row)) for row in rows if (value := of(row)) is not None),
+        key=lambda pair: pair[0],
+    )
+    if not known:
+        return ""
+    (low, lowest), (high, highest) = known[0], known[-1]
+    share = percent(high)
+    if len(known) > 1:
+        share = f"{percent(low)} ({lowest}) to {percent(high)} ({highest})"
+    return f"{words} {share} {after}".rstrip()
+
+
+def _next(results: BenchResults) -> str:
+    failed = next((row for row in results.workloads if row.status == "failed" and row.folder), None)
+    if failed is not None:
+        return f"the output of {row_name(failed)} is in {failed.folder}/output.txt"
+    if results.broken_rules:
+        return f"no claim yet: {results.broken_rules[0]}"
+    slowest = min(
+        (row for row in results.workloads if row.busy is not None and row.folder),
+        key=lambda row: row.busy or 0.0,
+        default=None,
+    )
+    if slowest is None:
+        return "stepscope bench --list names the workloads"
+    return f"stepscope explain {shlex.quote(slowest.folder or '')} looks into {row_name(slowest)}"
+
+
+def rerun_words(results: BenchResults) -> str:
+    """Whether anybody has run a saved file's command again, and what came of it."""
+    if not results.reruns:
+        return "nobody has run this again yet: stepscope bench --again FILE does"
+    last = results.reruns[-1]
+    times = counted(len(results.reruns), "time")
+    if last.agrees is None:
+        return f"run again {times}; the last one could not be compared"
+    if last.agrees:
+        return f"run again {times}; the last one, on {last.host}, agrees"
+    return f"run again {times}; the last one, on {last.host}, does not agree: " + "; ".join(
+        last.differs
+    )
+
+
+def speed_words(row: WorkloadResult) -> str:
+    """1.34 (1.30 to 1.38): times as fast as without the remedies; "" where not compared."""
+    if row.speedup is None:
+        return ""
+    if row.speedup_low is None or row.speedup_high is None:
+        return significant(row.speedup)
+    return f"{significant(row.speedup)} ({interval(row.speedup_low, row.speedup_high)})"

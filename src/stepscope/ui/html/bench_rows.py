@@ -1,0 +1,270 @@
+"""The workloads of a bench side by side: one row each, one small chart per metric."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepscope.records.figures import (
+    interval,
+    long_duration,
+    milliseconds,
+    percent,
+    rate,
+    significant,
+    size,
+    unsigned_percent,
+)
+from stepscope.records.words import counted, sentence
+from stepscope.ui.words import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from stepscope.records.bench_result import WorkloadResult
+    from stepscope.ui.html.bench_changes import ComparedCell, ComparedColumn
+
+_EDGE = 3.0  # percent of a track's width that no dot comes nearer to its ends
+_LONGEST_NAME = 60
+_MILLION = 999_500.0  # from here on numbers are too long to read
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchMetric:
+    """A column. Amounts that differ by powers of ten lie on a logarithmic scale, as dots."""
+
+    id: str
+    title: str
+    hint: str
+    value: Callable[[WorkloadResult], float | None]
+    words: Callable[[WorkloadResult, float], str]
+    logarithmic: bool = False
+    whole: float | None = None  # what a full bar stands for; None: the largest value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricCell:
+    """A value of one workload; places are percentages of the track's width."""
+
+    value: float | None  # sorted by; None is not known
+    words: str
+    aside: str = ""  # smaller, behind the words
+    at: float | None = None
+    reach: tuple[float, float] | None = None
+    before: float | None = None
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRow:
+    """One workload that was measured."""
+
+    key: str  # the same in every chart of the page
+    name: str
+    about: str  # what tells it apart from others of the same name
+    verdict: str
+    tip: str
+    cells: tuple[MetricCell, ...]
+    compared: tuple[ComparedCell | None, ...]  # one for each column of comparisons
+
+
+def _throughput(row: WorkloadResult, value: float) -> str:
+    """847 images/s, 19.6 M ratings/s."""
+    unit = f" {one_line(row.samples)}/s"
+    return rate(value, unit) if value >= _MILLION else f"{significant(value)}{unit}"
+
+
+METRICS = (
+    BenchMetric(
+        id="throughput",
+        title="Throughput",
+        hint="Samples a second of the whole job, with its 95% interval.",
+        value=lambda row: row.samples_per_s,
+        words=_throughput,
+        logarithmic=True,
+    ),
+    BenchMetric(
+        id="step",
+        title="Step",
+        hint="Mean time of a steady step.",
+        value=lambda row: row.step_ms,
+        words=lambda _, ms: milliseconds(ms),
+        logarithmic=True,
+    ),
+    BenchMetric(
+        id="busy",
+        title="Device busy",
+        hint="Share of the step in which the device works.",
+        value=lambda row: row.busy,
+        words=lambda _, share: percent(share),
+        whole=1.0,
+    ),
+    BenchMetric(
+        id="mfu",
+        title="MFU",
+        hint="Model FLOPs utilisation: the model's arithmetic as a share of the device's peak.",
+        value=lambda row: row.mfu,
+        words=lambda _, share: percent(share),
+        whole=1.0,
+    ),
+    BenchMetric(
+        id="cpu",
+        title="CPU",
+        hint="Processor time over wall time and cores.",
+        value=lambda row: row.cpu,
+        words=lambda _, share: percent(share),
+        whole=1.0,
+    ),
+    BenchMetric(
+        id="memory",
+        title="Peak memory",
+        hint="Most bytes that were allocated at once.",
+        value=lambda row: row.peak_bytes,
+        words=lambda _, held: size(held),
+    ),
+    BenchMetric(
+        id="target",
+        title="Time to target",
+        hint="Training time until the loss reaches the workload's target, without start-up.",
+        value=lambda row: row.time_to_target_s,
+        words=lambda _, seconds: long_duration(seconds * 1e9),
+        logarithmic=True,
+    ),
+)
+
+
+def shown_metrics(results: Sequence[WorkloadResult]) -> list[BenchMetric]:
+    """Metrics that at least one workload has."""
+    return [
+        metric for metric in METRICS if any(metric.value(result) is not None for result in results)
+    ]
+
+
+def bench_rows(
+    measured: Mapping[str, WorkloadResult],
+    before: Mapping[str, WorkloadResult],
+    compared: Sequence[ComparedColumn],
+) -> list[BenchRow]:
+    """Everything by key; `before` are the rows that each is shown beside."""
+    metrics = shown_metrics(list(measured.values()))
+    scales = [_scale(metric, [*measured.values(), *before.values()]) for metric in metrics]
+    abouts = distinctions(list(measured.values()))
+    return [
+        BenchRow(
+            key=key,
+            name=short_name(result.name),
+            about=about,
+            verdict=sentence(one_line(result.verdict or "")),
+            tip=describe(result),
+            cells=tuple(
+                _cell(metric, result, before.get(key), scale)
+                for metric, scale in zip(metrics, scales, strict=True)
+            ),
+            compared=tuple(column.cells.get(key) for column in compared),
+        )
+        for (key, result), about in zip(measured.items(), abouts, strict=True)
+    ]
+
+
+def distinctions(results: Sequence[WorkloadResult]) -> list[str]:
+    """Per workload its size, ranks, batch and remedies, each only where workloads differ in it."""
+    facts = [
+        (
+            result.size,
+            counted(result.ranks, "rank"),
+            " + ".join(result.remedies) or ("as it is" if _remedies(results) else ""),
+        )
+        for result in results
+    ]
+    differ = [len(set(column)) > 1 for column in zip(*facts, strict=True)]
+    return [
+        " · ".join(one_line(word) for word, told in zip(row, differ, strict=True) if told and word)
+        for row in facts
+    ]
+
+
+def _remedies(results: Sequence[WorkloadResult]) -> bool:
+    return any(result.remedies for result in results)
+
+
+def short_name(name: str) -> str:
+    plain = one_line(name)
+    return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 1]}…"
+
+
+def describe(result: WorkloadResult) -> str:
+    """The tip on a workload: a title and lines under it."""
+    lines = [f"{short_name(result.name)}, size {one_line(result.size)}"]
+    if result.ranks > 1:
+        lines.append(counted(result.ranks, "rank"))
+    if result.remedies:
+        lines.append("with " + ", ".join(map(one_line, result.remedies)))
+    if result.settings:
+        pairs = (f"{name} {value}" for name, value in result.settings.items())
+        lines.append(one_line(", ".join(pairs)))
+    if result.samples_per_s is not None:
+        lines.append(_throughput(result, result.samples_per_s) + _between(result))
+    if result.runs_ms:
+        runs = ", ".join(map(significant, result.runs_ms))
+        lines.append(f"{counted(len(result.runs_ms), 'run')}, mean step each: {runs} ms")
+    shares = {**result.compute_share, **result.counters}
+    lines += [f"{one_line(name)}: {percent(share)}" for name, share in shares.items()]
+    lines += [one_line(note) for note in (result.verdict or "", *result.notes) if note]
+    return "\n".join(map(sentence, lines))
+
+
+def _between(result: WorkloadResult) -> str:
+    if result.low is None or result.high is None:
+        return ""
+    return f" ({interval(result.low, result.high)})"
+
+
+Scale = tuple[float, float]
+
+
+def _scale(metric: BenchMetric, results: Sequence[WorkloadResult]) -> Scale:
+    """The values at the ends of a column's track."""
+    values = [value for result in results if (value := metric.value(result)) is not None]
+    if metric.whole is not None:
+        return 0.0, max([metric.whole, *values])
+    if not metric.logarithmic:
+        return 0.0, max(values, default=0.0) or 1.0
+    positive = [value for value in values if value > 0] or [1.0]
+    return min(positive), max(positive)
+
+
+def _place(metric: BenchMetric, value: float, scale: Scale) -> float:
+    low, high = scale
+    if not metric.logarithmic:
+        return 100 * min(max(value / high, 0.0), 1.0)
+    if value <= 0 or high <= low:
+        return 50.0
+    share = math.log(value / low) / math.log(high / low)
+    return _EDGE + (100 - 2 * _EDGE) * min(max(share, 0.0), 1.0)
+
+
+def _cell(
+    metric: BenchMetric, result: WorkloadResult, before: WorkloadResult | None, scale: Scale
+) -> MetricCell:
+    value = metric.value(result)
+    old = metric.value(before) if before else None
+    if value is None:
+        missed = metric.id == "target" and result.target_reached is False
+        return MetricCell(
+            value=None, words="not reached" if missed else "–", tone="bad" if missed else "nothing"
+        )
+    aside, reach = "", None
+    if metric.id == "throughput" and result.low is not None and result.high is not None and value:
+        aside = f"±{unsigned_percent((result.high - result.low) / 2 / value)}"
+        reach = (_place(metric, result.low, scale), _place(metric, result.high, scale))
+    elif metric.id == "target" and result.steps_to_target is not None:
+        aside = counted(result.steps_to_target, "step")
+    return MetricCell(
+        value=value,
+        words=metric.words(result, value),
+        aside=aside,
+        at=_place(metric, value, scale),
+        reach=reach,
+        before=None if old is None else _place(metric, old, scale),
+    )

@@ -1,0 +1,107 @@
+"""A bench's answer in a terminal: the verdict, one table, what failed, which rules were broken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from stepscope.records.figures import interval, long_duration, percent, significant, size
+from stepscope.ui.bench.words import bench_answer, row_name, speed_words
+from stepscope.ui.terminal.console import make_console, note_line, print_path
+from stepscope.ui.terminal.tables import answer_grid, fitting_table, titled_table
+from stepscope.ui.words import or_dash
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from stepscope.bench.workload import TrainingWorkload
+    from stepscope.records.bench_result import BenchResults, WorkloadResult
+
+_COLUMNS = (
+    *("workload", ">samples/s", ">interval", ">times as fast", ">step ms", ">busy", ">MFU"),
+    *(">CPU", ">memory", ">loss", ">to target", "verdict"),
+)
+_SPARE = ("verdict", "loss", "CPU", "interval", "MFU", "step ms")
+
+
+def print_bench(
+    results: BenchResults, files: Mapping[str, Path | None], *, width: int | None = None
+) -> None:
+    """Everything, to stdout; `files` are those that were written, by what they are."""
+    console = make_console(width)
+    good = all(row.status == "measured" for row in results.workloads)
+    console.print(answer_grid(bench_answer(results), "bold green" if good else "bold"))
+    console.print()
+    rows = [_cells(row) for row in results.workloads]
+    columns = [column for column in _COLUMNS if _has(column, rows)]
+    places = [_COLUMNS.index(column) for column in columns]
+    shown = [[cells[place] for place in places] for cells in rows]
+    console.print(fitting_table("", columns, shown, width=console.width, spare=_SPARE))
+    console.print()
+    for row in results.workloads:
+        for line in _about(row):
+            console.print(Text(line), soft_wrap=True)
+    for rule in results.broken_rules:
+        console.print(note_line(rule), soft_wrap=True)
+    for label, path in files.items():
+        print_path(console, f"{label:<8}", path)
+
+
+def _has(column: str, rows: Sequence[Sequence[str]]) -> bool:
+    """A column that no row knows is left out."""
+    return any(cells[_COLUMNS.index(column)] not in ("", "-") for cells in rows)
+
+
+def _cells(row: WorkloadResult) -> list[str]:
+    known = row.low is not None and row.high is not None
+    return [
+        row_name(row),
+        or_dash(row.samples_per_s, significant) if row.status == "measured" else row.status,
+        interval(row.low or 0.0, row.high or 0.0) if known else "-",
+        speed_words(row),
+        or_dash(row.step_ms, significant),
+        or_dash(row.busy, percent),
+        or_dash(row.mfu, percent),
+        or_dash(row.cpu, percent),
+        or_dash(row.peak_bytes, size),
+        _losses(row),
+        _to_target(row),
+        _short_verdict(row.verdict or ""),
+    ]
+
+
+def _losses(row: WorkloadResult) -> str:
+    if row.loss_first is None or row.loss_last is None:
+        return "-"
+    return f"{significant(row.loss_first)} to {significant(row.loss_last)}"
+
+
+def _to_target(row: WorkloadResult) -> str:
+    if row.time_to_target_s is not None:
+        return long_duration(row.time_to_target_s * 1e9)
+    return "missed" if row.target_reached is False else "-"
+
+
+def _short_verdict(verdict: str) -> str:
+    """The finding's title alone: the whole sentence is in the JSON and in `explain`."""
+    return verdict.partition(": ")[0]
+
+
+def _about(row: WorkloadResult) -> list[str]:
+    lines = [f"{row_name(row)}: {note}" for note in row.notes]
+    if row.status != "measured":
+        lines.append(f"{row_name(row)}: {row.status}: {row.why or 'not known why'}")
+    return lines
+
+
+def print_list(workloads: Sequence[TrainingWorkload], *, width: int | None = None) -> None:
+    """The catalogue: names, tasks, sizes, where each comes from."""
+    console = make_console(width)
+    table: Table = titled_table("", "workload", "task", "sizes", "what")
+    for workload in workloads:
+        table.add_row(workload.name, workload.task, ", ".join(workload.sizes), workload.source)
+    console.print(table)
