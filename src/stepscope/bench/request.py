@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.bench import catalogue
@@ -12,7 +13,7 @@ from stepscope.bench.workload import SIZES, Size, TrainingWorkload
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 EXTRA = "extra"  # the tag of workloads outside the suite: they run by name, or with --all
 PLAIN = "none"  # the set of no remedies, as --with has it
@@ -27,7 +28,8 @@ class BenchRequest:
     everything: bool = False
     changes: Mapping[str, str] = field(default_factory=dict)
     remedies: tuple[tuple[str, ...], ...] = ((),)  # sets that take turns
-    ranks: int = 1
+    ranks: tuple[int, ...] = (1,)
+    sweep: tuple[int, ...] = ()  # batches; empty: the size's own
     steps: int | None = None
     runs: int = 1
 
@@ -39,22 +41,33 @@ class BenchRequest:
         words += [f"--set={name}={value}" for name, value in self.changes.items()]
         if self.remedies != ((),):
             words += [f"--with={','.join(remedies) or PLAIN}" for remedies in self.remedies]
-        words += [f"--ranks={self.ranks}"] if self.ranks > 1 else []
+        words += [f"--ranks={_listed(self.ranks)}"] if self.ranks != (1,) else []
+        words += [f"--sweep=batch={_listed(self.sweep)}"] if self.sweep else []
         words += [f"--steps={self.steps}"] if self.steps is not None else []
         return (*words, f"--runs={self.runs}")
 
-    def task(self, workload: TrainingWorkload, remedies: tuple[str, ...] = ()) -> BenchTask:
-        """UsageError for a size or setting that the workload does not have."""
-        return check_task(
-            BenchTask(
-                workload=workload,
-                size=self.size,
-                changes=self.changes,
-                remedies=remedies,
-                ranks=self.ranks,
-                steps=self.steps,
+    def tasks(self, workload: TrainingWorkload, remedies: tuple[str, ...]) -> Iterator[BenchTask]:
+        """One for each number of ranks and batch of the sweep; UsageError for a size or setting
+        that the workload does not have."""
+        if self.sweep and "batch" in self.changes:
+            raise UsageError("--sweep batch and --set batch: give one of them")
+        batches = [{"batch": str(batch)} for batch in self.sweep] or [{}]
+        for ranks, batch in product(self.ranks, batches):
+            yield check_task(
+                BenchTask(
+                    workload=workload,
+                    size=self.size,
+                    changes={**self.changes, **batch},
+                    remedies=remedies,
+                    ranks=ranks,
+                    steps=self.steps,
+                    in_study=len(self.ranks) * len(batches) > 1,
+                )
             )
-        )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 class ChosenTasks(NamedTuple):
@@ -81,7 +94,8 @@ def choose_tasks(request: BenchRequest) -> ChosenTasks:
         try:
             workload = catalogue.load(name)
             if request.names or request.everything or EXTRA not in workload.tags:
-                tasks += [request.task(workload, remedies) for remedies in request.remedies]
+                for remedies in request.remedies:
+                    tasks += request.tasks(workload, remedies)
         except UsageError as error:
             if request.names or request.changes:
                 raise

@@ -29,6 +29,7 @@ class BenchTask:
     ranks: int = 1
     steps: int | None = None  # None: as many as the target allows
     seed: int = 0
+    in_study: bool = False  # one of several places, which differ in batch or ranks
 
     @property
     def config(self) -> Config:
@@ -49,8 +50,9 @@ class BenchTask:
 
     @property
     def name(self) -> str:
-        """gpt2, gpt2+bf16+fused-optimizer."""
-        return "+".join((self.workload.name, *self.remedies))
+        """gpt2, gpt2+bf16+fused-optimizer, gpt2 batch=16 ranks=2."""
+        name = "+".join((self.workload.name, *self.remedies))
+        return f"{name} batch={self.config.batch} ranks={self.ranks}" if self.in_study else name
 
 
 def check_task(task: BenchTask) -> BenchTask:

@@ -34,6 +34,7 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fa
     compute_share: dict[str, float] = {}  # of the peak by kind: "fp32", "tf32", "bf16", "tensor"
     counters: dict[str, float] = {}  # "sm_active", "occupancy", "tensor_active", where readable
     peak_bytes: int | None = None
+    predicted_peak_bytes: int | None = None  # of one rank, said before the run
     memory: dict[str, int] = {}  # bytes at the peak by category
     budget_ms: dict[str, float] = {}  # the step's parts; they add up to step_ms
     flops: float | None = None  # of one step and rank
@@ -84,6 +85,7 @@ class StudyPoint(msgspec.Struct, frozen=True, kw_only=True):
     predicted_samples_per_s: float | None = None  # from a smaller place; None where that cannot be
     predicted_low: float | None = None
     predicted_high: float | None = None
+    efficiency: float | None = None  # throughput a rank, over that on the fewest ranks
     why: str | None = None  # it was not measured: "needs 96 GB, 80 GB are free"
 
 
@@ -94,7 +96,10 @@ class ScalingStudy(msgspec.Struct, frozen=True, kw_only=True):
     size: str
     samples: str = "samples"
     points: tuple[StudyPoint, ...] = ()
-    saturates_at: int | None = None  # the batch from which more samples a step buy little
+    remedies: tuple[str, ...] = ()
+    predicted_from: str | None = None  # the run folder: that of the first point
+    saturates_at: int | None = None  # the batch from which doubling it gains less than 10%
+    notes: tuple[str, ...] = ()  # why points have no prediction
 
 
 class Rerun(msgspec.Struct, frozen=True, kw_only=True):

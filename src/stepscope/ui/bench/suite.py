@@ -15,13 +15,15 @@ from stepscope.bench.rules import CLAIM_RUNS, broken_rules, in_turns
 from stepscope.bench.saved_results import RESULTS, write_results
 from stepscope.errors import StepscopeError
 from stepscope.records.bench_result import BenchResults
+from stepscope.records.words import counted
+from stepscope.ui.bench.fits import predict_peaks, too_large, worth_predicting
 from stepscope.ui.bench.machine import describe_machine, read_clocks
 from stepscope.ui.bench.metrics import explain_run, with_speedups, workload_result
 from stepscope.ui.bench.runs import run_once
 from stepscope.ui.job_process import raising_on_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from stepscope.bench.task import BenchTask
@@ -48,6 +50,7 @@ class TaskRow:
     runs: list[BenchRun] = field(default_factory=list)
     explained: ExplainedRun | None = None
     not_run: str | None = None  # why
+    predicted_peak_bytes: int | None = None
 
     @property
     def gave_up(self) -> bool:
@@ -56,6 +59,7 @@ class TaskRow:
 
     def result(self) -> WorkloadResult:
         result = workload_result(self.task, self.runs, self.explained)
+        result = replace(result, predicted_peak_bytes=self.predicted_peak_bytes)
         return replace(result, why=self.not_run) if not self.runs else result
 
 
@@ -74,19 +78,15 @@ def run_suite(
     folder: Path,
     command: tuple[str, ...],
     progress: BenchProgress,
-    refuse: Callable[[BenchTask], str | None] = lambda _task: None,
 ) -> SuiteEnd:
-    """Ctrl-C and SIGTERM end it with what is known.
-
-    `refuse` says before the first run why a task cannot run here, such as too little memory.
-    """
+    """Ctrl-C and SIGTERM end it with what is known. What needs too much memory is not run."""
     suite = _Suite([TaskRow(task=task) for task in tasks], runs, folder, command, progress)
     code = 0
     try:
         with raising_on_signals(
             (signal.SIGTERM, signal.SIGHUP), lambda number: SystemExit(128 + number)
         ):
-            suite.run(refuse)
+            suite.run()
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except SystemExit as stop:  # a signal
@@ -118,11 +118,10 @@ class _Suite:
             },
         )
 
-    def run(self, refuse: Callable[[BenchTask], str | None]) -> None:
+    def run(self) -> None:
         self._results = replace(self._results, machine=describe_machine())
         rows = {id(row.task): row for row in self._rows}
-        for row in self._rows:
-            row.not_run = refuse(row.task)
+        self._predict_memory()
         turns = list(in_turns([row.task for row in self._rows], self._runs))
         for place, (number, task) in enumerate(turns, 1):
             row = rows[id(task)]
@@ -130,6 +129,21 @@ class _Suite:
                 again = f", run {number} of {self._runs}" if self._runs > 1 else ""
                 self._progress.trying(f"{place} of {len(turns)}: {task.name}{again}")
                 self._run_once(row, number)
+
+    def _predict_memory(self) -> None:
+        tasks = [row.task for row in self._rows if worth_predicting(row.task)]
+        if not tasks:
+            return
+        self._progress.trying(f"predicting the memory of {counted(len(tasks), 'workload')}")
+        peaks = predict_peaks(tasks)
+        for row in self._rows:
+            peak = peaks.of(row.task)
+            if peak is None:
+                continue
+            row.predicted_peak_bytes = peak.peak_bytes
+            if peak.fits is False:
+                row.not_run = too_large(peak)
+                self._progress.news(f"{row.task.name} is not run: it {row.not_run}")
 
     def _run_once(self, row: TaskRow, number: int) -> None:
         run = run_once(row.task, number, self._folder)

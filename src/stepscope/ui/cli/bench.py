@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from stepscope.bench.counts import parse_counts
 from stepscope.errors import UsageError
 from stepscope.ui.cli.bench_against import (
     against_options,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 _FAILED, _SIGNALS = 1, 128
 _DECIDES_WHAT_RUNS = (
-    *("names", "size", "everything", "changes", "remedies", "ranks", "steps", "runs"),
+    *("names", "size", "everything", "changes", "remedies", "ranks", "sweep", "steps", "runs"),
 )
 
 
@@ -54,6 +56,19 @@ def _changes(_context: Any, _parameter: Any, texts: tuple[str, ...]) -> dict[str
             raise UsageError(f"--set {text}: write NAME=VALUE, such as --set batch=16")
         changes[name] = value
     return changes
+
+
+def _ranks(_context: Any, _parameter: Any, text: str) -> tuple[int, ...]:
+    return parse_counts(text, f"--ranks {text}: give numbers of processes, such as 1,2,4")
+
+
+def _sweep(_context: Any, _parameter: Any, text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    name, _, values = (part.strip() for part in text.partition("="))
+    if name != "batch":
+        raise UsageError(f"--sweep {text}: only the batch can be swept, such as batch=8,16,32")
+    return parse_counts(values, f"--sweep {text}: give batches, such as batch=8,16,32")
 
 
 def _file_option(name: str, help_text: str) -> Callable[[Any], Any]:
@@ -96,7 +111,18 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
     "--with none is the workload as it is.",
 )
 @click.option(
-    "--ranks", default=1, show_default=True, type=click.IntRange(1), help="Processes, by torchrun."
+    "--ranks",
+    default="1",
+    show_default=True,
+    metavar="N[,N]",
+    callback=_ranks,
+    help="Processes, by torchrun. Several numbers: a scaling study, throughput against ranks.",
+)
+@click.option(
+    "--sweep",
+    metavar="batch=N,N,...",
+    callback=_sweep,
+    help="A scaling study: throughput against the batch, measured and predicted.",
 )
 @click.option(
     "--steps", type=click.IntRange(24), help="Steps of each run (default: as the target allows)."
@@ -148,6 +174,7 @@ def command(
     options = _asked_before(base, again) if base and again else asked
     request = _request(options, claim=bool(save or against))
     end = _run(request, out, quiet=quiet)
+    end = replace(end, results=_with_studies(end.results))
     if base is not None and again is not None and end.code < _SIGNALS:
         _note_rerun(base, again, end.results)
     comparison = compare_with(older, end.results, against) if older and against else None
@@ -188,6 +215,13 @@ def _run(request: BenchRequest, out: Path | None, *, quiet: bool) -> SuiteEnd:
             tasks, runs=request.runs, folder=folder, command=request.command, progress=progress
         )
     return SuiteEnd(results=end.results, code=end.code or (_FAILED if problems else 0))
+
+
+def _with_studies(results: BenchResults) -> BenchResults:
+    from stepscope.ui.bench.scaling import with_studies
+    from stepscope.ui.slowest_bench import open_slowest
+
+    return with_studies(results, lambda folder: open_slowest(folder, cache=True)[0])
 
 
 def _list(names: tuple[str, ...], *, as_json: bool) -> int:

@@ -78,9 +78,7 @@ def _identity(row: WorkloadResult, against: BenchResults | None) -> tuple[object
     return row.name, row.size, row.ranks, settings, tuple(sorted(row.remedies)) if against else ()
 
 
-def _against(
-    comparison: BenchComparison, measured: Mapping[str, WorkloadResult]
-) -> ComparedColumn:
+def _against(comparison: BenchComparison, measured: Mapping[str, WorkloadResult]) -> ComparedColumn:
     """The comparison has one row for each of the results', in their order; keys are places."""
     rows = {key: comparison.workloads[int(key)] for key in measured}
     cells = _on_scale({key: change for key, row in rows.items() if (change := _change(row))})

@@ -110,7 +110,9 @@ def _view(
         "memory": memory_chart(measured),
         "losses": loss_rows(measured),
         "scaling": scaling_figures(results.scaling),
-        "data": Markup(json_block({"tables": [numbers_table(measured, _changes(measured, comparison))]})),
+        "data": Markup(
+            json_block({"tables": [numbers_table(measured, _changes(measured, comparison))]})
+        ),
     }
 
 

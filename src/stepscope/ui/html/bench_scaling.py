@@ -9,6 +9,11 @@ from markupsafe import Markup, escape
 
 from stepscope.records.figures import interval, signed_percent, significant
 from stepscope.records.words import counted
+from stepscope.ui.bench.scaling_words import (
+    efficiency_words,
+    prediction_words,
+    saturation_words,
+)
 from stepscope.ui.html.bench_roofline import COLORS
 from stepscope.ui.html.bench_rows import short_name
 from stepscope.ui.html.svg import LogAxes, circle, drawing, log_levels, path, short_tick
@@ -90,10 +95,10 @@ def _figure(study: ScalingStudy) -> ScalingFigure:
         )  # fmt: skip
     return ScalingFigure(
         name=short_name(study.name),
-        summary=_summary(study),
+        summary="; ".join(filter(None, (saturation_words(study), efficiency_words(study)))),
         charts=tuple(charts),
         not_measured=tuple(_not_measured(point) for point in study.points if point.why),
-        promises=_promises(points),
+        promises=prediction_words(points),
     )
 
 
@@ -106,32 +111,9 @@ def _lines(
     return dict(sorted(lines.items()))
 
 
-def _summary(study: ScalingStudy) -> str:
-    if study.saturates_at is None:
-        return "no batch here saturates the device: each doubling still gains 10% or more"
-    return f"from batch {study.saturates_at:,} on, doubling it gains less than 10%"
-
-
 def _not_measured(point: StudyPoint) -> str:
     place = f"batch {point.batch:,}, {counted(point.ranks, 'rank')}"
     return f"{place}: {one_line(point.why or '')}"
-
-
-def _promises(points: Sequence[StudyPoint]) -> str:
-    """How far predictions are from what was measured."""
-    ratios = [
-        point.predicted_samples_per_s / point.samples_per_s - 1
-        for point in points
-        if point.predicted_samples_per_s and point.samples_per_s
-    ]
-    if not ratios:
-        return ""
-    mean = sum(map(abs, ratios)) / len(ratios)
-    worst = max(ratios, key=abs)
-    return (
-        f"{counted(len(ratios), 'prediction')}: off by {signed_percent(mean).lstrip('+')} on "
-        f"average, {signed_percent(worst)} at worst"
-    )
 
 
 def _chart(

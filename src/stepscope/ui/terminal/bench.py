@@ -8,6 +8,7 @@ from rich.text import Text
 
 from stepscope.records.figures import interval, long_duration, percent, significant, size
 from stepscope.ui.bench.words import bench_answer, row_name, speed_words
+from stepscope.ui.terminal.bench_scaling import print_study
 from stepscope.ui.terminal.console import make_console, note_line, print_path
 from stepscope.ui.terminal.tables import answer_grid, fitting_table, titled_table
 from stepscope.ui.words import or_dash
@@ -42,6 +43,9 @@ def print_bench(
     shown = [[cells[place] for place in places] for cells in rows]
     console.print(fitting_table("", columns, shown, width=console.width, spare=_SPARE))
     console.print()
+    for study in results.scaling:
+        print_study(console, study)
+        console.print()
     for row in results.workloads:
         for line in _about(row):
             console.print(Text(line), soft_wrap=True)

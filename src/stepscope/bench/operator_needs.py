@@ -1,0 +1,152 @@
+"""What operators really allocate, measured: each kind of call once, alone, on the device.
+
+Libraries choose the workspace of a convolution or the reserve of a recurrent layer, so shapes alone
+do not tell them. A call that cannot be measured is noted and counts by its shapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_leaves, tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    # Runs the call; its results, and the bytes allocated meanwhile at the highest point.
+    Meter = Callable[[Callable[[], Any]], tuple[Any, int]]
+
+# Beginnings of the names of operators that may allocate more than their results.
+_MEASURED = (
+    "aten::_cudnn_rnn",
+    "aten::_efficient_attention",
+    "aten::_flash_attention",
+    "aten::_scaled_dot_product",
+    "aten::_thnn_fused",
+    "aten::baddbmm",
+    "aten::bmm",
+    "aten::convolution",
+    "aten::cudnn_",
+    "aten::embedding_dense_backward",
+    "aten::index_put",
+    "aten::native_batch_norm",
+    "aten::scatter",
+    "aten::sort",
+    "aten::topk",
+)
+_UNKNOWABLE = ("aten::mkldnn_rnn",)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorNeeds:
+    results: tuple[int, ...]  # bytes of each result's storage, in order
+    beside_bytes: int  # that it holds besides, at most, while it runs
+
+
+@dataclass(slots=True)
+class MeasuredNeeds:
+    """Runs calls that were made with fake tensors once with real ones."""
+
+    meter: Meter
+    most_bytes: int  # of arguments: a larger call is not run
+    notes: set[str] = field(default_factory=set)
+    _known: dict[str, OperatorNeeds | None] = field(default_factory=dict)
+
+    def of(self, operator: Any, args: Any, kwargs: Any) -> OperatorNeeds | None:
+        """None for an operator that allocates its results only; raises for one that has results
+        of a size that only its library knows, and cannot be run on its own."""
+        if operator.name().startswith(_UNKNOWABLE):
+            raise NotImplementedError(f"{operator.name()} hides what it keeps")
+        if not operator.name().startswith(_MEASURED):
+            return None
+        call = f"{operator.name()} {tree_map(_describe, (args, kwargs))}"
+        if call not in self._known:
+            self._known[call] = self._measure(operator, args, kwargs)
+        return self._known[call]
+
+    def _measure(self, operator: Any, args: Any, kwargs: Any) -> OperatorNeeds | None:
+        if sum(map(_bytes, _tensors((args, kwargs)))) > self.most_bytes:
+            self.notes.add(f"workspace of {operator.name()} not known: too large to try")
+            return None
+        try:
+            with unset_fake_temporarily(), torch.no_grad():
+                given = tree_map(_zeros_like, (args, kwargs))
+                results, highest = self.meter(lambda: operator(*given[0], **given[1]))
+                old = {_address(tensor) for tensor in _tensors(given)}
+                fresh = {_address(tensor): tensor for tensor in _tensors(results)}
+                kept = sum(_bytes(tensor) for at, tensor in fresh.items() if at not in old)
+                sizes = tuple(_bytes(tensor) for tensor in _tensors(results))
+                return OperatorNeeds(sizes, max(0, highest - kept))
+        except Exception as error:
+            self.notes.add(f"workspace of {operator.name()} not known: {type(error).__name__}")
+            return None
+
+
+def meter_on_host(call: Callable[[], Any]) -> tuple[Any, int]:
+    """By the profiler's account of the CPU allocator."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        results = call()
+    recorded = profiler.profiler.kineto_results.events()
+    changes = [event for event in recorded if event.name() == "[memory]"]
+    held = highest = 0
+    for change in sorted(changes, key=lambda event: event.start_ns()):
+        held += change.nbytes()
+        highest = max(highest, held)
+    return results, highest
+
+
+def meter_on_cuda(call: Callable[[], Any]) -> tuple[Any, int]:
+    """By the allocator's own counter."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    results = call()
+    torch.cuda.synchronize()
+    return results, torch.cuda.max_memory_allocated() - before
+
+
+@cache
+def matmul_workspaces(device: torch.device) -> int:
+    """Bytes that the matrix library keeps once it was used forward and backward; none on a CPU.
+
+    Ask before anything else runs on the device: the first use allocates them."""
+    if device.type != "cuda":
+        return 0
+    before = int(torch.cuda.memory_allocated(device))
+    layer = torch.nn.Linear(8, 8, device=device)
+    layer(torch.ones(8, 8, device=device, requires_grad=True)).sum().backward()
+    torch.cuda.synchronize(device)
+    del layer
+    return int(torch.cuda.memory_allocated(device)) - before
+
+
+def _describe(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return (tuple(value.shape), value.stride(), value.dtype, value.device.type)
+
+
+def _zeros_like(value: Any) -> Any:
+    """Zeros, so that indices are valid."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    real = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return real.zero_()
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().nbytes())

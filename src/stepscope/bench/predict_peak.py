@@ -1,0 +1,180 @@
+"""Predict the peak memory of workloads, each from two steps without data.
+
+python -m stepscope.bench.predict_peak < requests   (JSON, one PeakRequest a line)
+
+A workload that reads values from its tensors cannot be run so: two steps are trained for real, with
+smaller batches if there is little room. A program of its own, because it may hold a GPU and must
+give it back.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+from msgspec.structs import replace
+
+from stepscope.bench.catalogue import load
+from stepscope.bench.fake_training import train_fake, train_for_real
+from stepscope.bench.free_memory import free_bytes
+from stepscope.bench.workload import Config
+from stepscope.records.figures import long_duration
+from stepscope.records.predicted_peak import LIMIT_S, PeakRequest, PredictedPeak
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from stepscope.bench.workload import TrainingWorkload
+    from stepscope.records.predicted_peak import Method
+
+_FEWEST = 2  # samples: norms over a batch refuse one
+_EASY = 0.5  # of free memory: what needs no more is tried
+_TRIES = 6  # batches looked at to find one that fits
+
+
+def main() -> None:
+    """An answer for each request, in their order."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for line in sys.stdin.buffer:
+        request = msgspec.json.decode(line, type=PeakRequest)
+        with redirect_stdout(sys.stderr):  # what a workload prints is no answer
+            answer = predict(request, device)
+        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def predict(request: PeakRequest, device: torch.device) -> PredictedPeak:
+    """A workload that cannot be run has no peak; the notes say why."""
+    workload = load(request.name)
+    config = workload.config(request.size, request.changes)  # type: ignore[arg-type]
+    free = free_bytes(device)
+    peaks = _Peaks(workload, config, device, request.ranks)
+    known: dict[str, Any] = {
+        "device": device.type,
+        "free_bytes": free,
+        "batch": int(config.batch),
+        "ranks": request.ranks,
+    }
+    answer = PredictedPeak(**known)
+    try:
+        with _time_limit(LIMIT_S):
+            answer = replace(peaks.at(int(config.batch)), **known)
+            if answer.fits is False:
+                answer = replace(answer, fitting_batch=_largest_fitting(peaks, answer))
+    except (Exception, _TimeIsUp) as error:
+        return replace(answer, notes=(*answer.notes, _describe(error)))
+    return answer
+
+
+class _TimeIsUp(BaseException):
+    """Not an Exception: nobody who tries another way may catch it."""
+
+
+@dataclass(slots=True)
+class _Peaks:
+    """Peaks of one workload at several batches."""
+
+    workload: TrainingWorkload
+    config: Config
+    device: torch.device
+    ranks: int
+    _unfit_for_fakes: str | None = field(default=None)
+
+    def at(self, batch: int) -> PredictedPeak:
+        if self._unfit_for_fakes is None:
+            try:
+                memory = train_fake(self.workload, self._config(batch), self.device)
+            except Exception as error:
+                self._unfit_for_fakes = f"shapes are not enough: {_describe(error)}"
+            else:
+                peak = memory.peak_bytes + self._buckets(memory.gradient_bytes)
+                return PredictedPeak(peak_bytes=peak, notes=memory.notes)
+            finally:
+                gc.collect()
+        peak, method = self._trained(batch)
+        return PredictedPeak(peak_bytes=peak, method=method, notes=(self._unfit_for_fakes,))
+
+    def _trained(self, batch: int) -> tuple[int, Method]:
+        """Twice the batch takes at most twice the memory, so half of it tells whether it can be
+        tried."""
+        half = max(_FEWEST, batch // 2)
+        at_half = self._train(half)
+        free = free_bytes(self.device)
+        if half >= batch:
+            return at_half, "trained"
+        if free is not None and batch / half * at_half <= _EASY * free:
+            return self._train(batch), "trained"
+        quarter = max(1, half // 2)
+        per_sample = (at_half - self._train(quarter)) / max(1, half - quarter)
+        return at_half + round((batch - half) * per_sample), "smaller batches"
+
+    def _train(self, batch: int) -> int:
+        memory = train_for_real(self.workload, self._config(batch), self.device)
+        gc.collect()
+        return memory.peak_bytes + self._buckets(memory.gradient_bytes)
+
+    def _buckets(self, gradient_bytes: int) -> int:
+        """DistributedDataParallel keeps a copy of all gradients to exchange."""
+        return gradient_bytes if self.ranks > 1 else 0
+
+    def _config(self, batch: int) -> Config:
+        return Config({**self.config, "batch": batch})
+
+
+def _largest_fitting(peaks: _Peaks, too_large: PredictedPeak) -> int | None:
+    """Follow the straight line between batches until one fits; None if not even one sample does."""
+    assert too_large.batch is not None
+    batch, peak = too_large.batch, too_large
+    tried = [(batch, peak.peak_bytes or 0)]
+    while batch > 1 and len(tried) <= _TRIES:
+        batch = min(batch - 1, _where_it_fits(tried, peak.room_bytes or 0))
+        peak = replace(too_large, peak_bytes=peaks.at(batch).peak_bytes)
+        if peak.fits:
+            return batch
+        tried.append((batch, peak.peak_bytes or 0))
+    return None
+
+
+def _where_it_fits(tried: list[tuple[int, int]], room: int) -> int:
+    """By the line through the last two; half of the only one."""
+    if len(tried) == 1:
+        return max(1, tried[0][0] // 2)
+    (batch, peak), (other, other_peak) = tried[-1], tried[-2]
+    per_sample = (other_peak - peak) / (other - batch)
+    if per_sample <= 0:
+        return max(1, batch // 2)
+    return max(1, batch + int((room - peak) / per_sample))
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raises when they are over."""
+
+    def give_up(_signal: int, _frame: FrameType | None) -> None:
+        raise _TimeIsUp(f"no prediction within {long_duration(seconds * 1e9)}")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, _TimeIsUp):
+        return str(error)
+    text = str(error).splitlines()[0] if str(error) else ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""The rules of a bench: which runs count, how sure the mean is, who runs when."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stepscope.bench.catalogue import load
+from stepscope.bench.rules import broken_rules, in_turns, mean_step, speedup
+from stepscope.bench.targets import reach_target, steps_to_target
+from stepscope.bench.task import BenchTask
+from stepscope.bench.workload import Target
+from stepscope.records.bench_result import BenchMachine
+
+
+def run_of(ms: float, steps: int = 20) -> np.ndarray:
+    return np.full(steps, ms)
+
+
+def test_five_runs_leave_out_the_fastest_and_the_slowest() -> None:
+    step = mean_step([run_of(ms) for ms in (10.0, 11.0, 12.0, 5.0, 90.0)])
+    assert step.ms == pytest.approx(11.0)
+    assert step.low_ms < 11.0 < step.high_ms
+
+
+def test_fewer_than_five_runs_all_count() -> None:
+    assert mean_step([run_of(10.0), run_of(10.0), run_of(40.0)]).ms == pytest.approx(20.0)
+
+
+def test_one_run_has_the_interval_of_its_steps() -> None:
+    step = mean_step([np.array([10.0, 12.0] * 20)])
+    assert step.ms == pytest.approx(11.0)
+    assert 10.0 < step.low_ms <= 11.0 <= step.high_ms < 12.0
+
+
+@pytest.mark.parametrize("runs", [5, 7, 10])
+def test_the_interval_holds_the_true_mean_in_95_of_100_benches(runs: int) -> None:
+    draw, hits = np.random.default_rng(runs), 0
+    for _ in range(1000):
+        step = mean_step([run_of(ms) for ms in draw.normal(100.0, 3.0, runs)])
+        hits += step.low_ms <= 100.0 <= step.high_ms
+    assert hits >= 930
+
+
+def test_leaving_out_the_extremes_does_not_make_the_interval_narrower_than_the_runs_say() -> None:
+    """The middle three alone would: they are alike by choice."""
+    middle = np.array([99.0, 100.0, 101.0])
+    alone = 4.303 * middle.std(ddof=1) / np.sqrt(3)
+    step = mean_step([run_of(ms) for ms in (90.0, 99.0, 100.0, 101.0, 110.0)])
+    assert step.high_ms - step.ms > alone
+
+
+def test_runs_take_turns_and_each_round_goes_the_other_way() -> None:
+    plain = BenchTask(workload=load("gpt2"), size="tiny")
+    bf16 = BenchTask(workload=load("gpt2"), size="tiny", remedies=("bf16",))
+    order = [(number, task.name) for number, task in in_turns([plain, bf16], 3)]
+    assert order == [
+        (1, "gpt2"),
+        (1, "gpt2+bf16"),
+        (2, "gpt2+bf16"),
+        (2, "gpt2"),
+        (3, "gpt2"),
+        (3, "gpt2+bf16"),
+    ]
+
+
+def test_a_speed_beside_plain_runs_cancels_what_both_share() -> None:
+    """The machine became twice as slow in the second pair; the gain is 20% in each."""
+    value, low, high = speedup([120.0, 240.0, 121.0], [100.0, 200.0, 100.0])
+    assert value == pytest.approx(1.2, rel=0.01)
+    assert low is not None and high is not None and 1.1 < low < 1.2 < high < 1.3
+
+
+def test_one_pair_of_runs_has_no_interval() -> None:
+    assert speedup([120.0], [100.0]) == (pytest.approx(1.2), None, None)
+
+
+def test_few_runs_changed_settings_and_a_busy_machine_are_broken_rules() -> None:
+    machine = BenchMachine(host="a", processor="b", cores=4, load=2.0)
+    broken = broken_rules(1, machine, changed=["batch=4"])
+    assert [words.split(":")[0] for words in broken] == [
+        "only 1 run of each workload",
+        "not the suite's own settings",
+        "the machine was busy when it began",
+    ]
+
+
+def test_a_bench_by_the_rules_breaks_none() -> None:
+    assert broken_rules(5, BenchMachine(host="a", processor="b", cores=4, load=0.1)) == ()
+    assert broken_rules(5, BenchMachine(host="a", processor="b", cores=4, load=None)) == ()
+
+
+TARGET = Target(loss=1.0, steps=6, over=2)
+
+
+def test_the_target_is_reached_when_the_mean_of_the_last_losses_is_low_enough() -> None:
+    outcome = reach_target([5.0, 0.9, 1.3, 0.7, 0.5, 0.5], TARGET, step_ms=250.0)
+    assert outcome == (True, 4, 1.0)
+
+
+def test_a_target_that_is_reached_too_late_is_missed() -> None:
+    assert reach_target([5.0] * 6 + [0.1] * 6, TARGET, 1.0) == (False, None, None)
+
+
+def test_a_training_that_is_too_short_leaves_the_target_open() -> None:
+    assert reach_target([5.0, 5.0, 5.0], TARGET, 1.0).reached is None
+
+
+def test_a_loss_that_is_no_number_reaches_nothing() -> None:
+    assert steps_to_target([None, None, 0.5, None, 0.5, 0.5], TARGET) == 6
+    assert reach_target([None] * 6, TARGET, 1.0).reached is False
