@@ -54,7 +54,7 @@ def _largest_is_activations(tag: str) -> Callable[[Rows, Promises], Iterator[Cas
 
 
 def _activations_exceed_weights(rows: Rows, _: Promises) -> Iterator[Case]:
-    for name, row in _tagged(rows, "attention"):
+    for name, row in _tagged(rows, "attention", without="recurrent"):
         activations, weights = row.memory.get("activations"), row.memory.get("parameters")
         if activations is not None and weights:
             times = activations / weights
@@ -142,8 +142,11 @@ def _plain(rows: Rows) -> Iterator[tuple[str, WorkloadResult]]:
             yield name, ways[PLAIN]
 
 
-def _tagged(rows: Rows, tag: str) -> Iterator[tuple[str, WorkloadResult]]:
-    return ((name, row) for name, row in _plain(rows) if tag in load(name).tags)
+def _tagged(rows: Rows, tag: str, without: str = "") -> Iterator[tuple[str, WorkloadResult]]:
+    for name, row in _plain(rows):
+        tags = load(name).tags
+        if tag in tags and without not in tags:
+            yield name, row
 
 
 def print_observations(rows: Rows, promises: Promises) -> None:

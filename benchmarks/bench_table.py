@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "bf16+fused+compiled": ("bf16", "fused-optimizer", "compile"),
 }
 LEAST_WAIT, LARGEST_WAIT, PLAIN_S = 12, 40, 1.5  # captured steps before the window, and their time
+ROOM_BYTES = 20 << 30  # for the ways of one workload
 AFTER = 4  # a plain step, the memory step, and two more
 CATEGORIES = ("activations", "parameters", "gradients", "optimizer", "temporaries")
 
@@ -63,6 +65,16 @@ def main() -> None:
 # One workload
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayOfTask:
+    """A workload in one of the ways, and the process that trains it."""
+
+    label: str
+    task: BenchTask
+    training: ForkedTraining
+    window: Window
+
+
 def _one_workload(name: str, options: argparse.Namespace) -> None:
     from forked_training import Way, Window, forked
     from stepscope.bench.task import BenchTask
@@ -76,22 +88,27 @@ def _one_workload(name: str, options: argparse.Namespace) -> None:
     with forked(name, options.size, options.device, ways) as (plain, *trainings):
         plain.build()
         wait = _plain_steps(plain.train(3) / 3)
-        facts = plain.facts()
-        result["device"] = facts.device
-        windows = [
-            Window(folder=home / label, wait=wait, per_step=facts.captured_per_step)
-            for label in labels
-        ]
+        facts, peak_bytes = plain.facts(), plain.peak_bytes()
         plain.close()
-        with ThreadPoolExecutor(len(labels)) as pool:
-            failures = list(pool.map(_build, trainings, windows))
-        for label, training, window, failure in zip(
-            labels, trainings, windows, failures, strict=True
-        ):
-            task = BenchTask(workload=load(name), size=options.size, remedies=WAYS[label])
-            row = _measure(task, training, window, turns, failure)
-            result["ways"][label] = msgspec.to_builtins(row)
-            save(options.out, name, result)
+        result["device"] = facts.device
+        rows = [
+            WayOfTask(
+                label=label,
+                task=BenchTask(workload=load(name), size=options.size, remedies=WAYS[label]),
+                training=training,
+                window=Window(folder=home / label, wait=wait, per_step=facts.captured_per_step),
+            )
+            for label, training in zip(labels, trainings, strict=True)
+        ]
+        at_once = _built_at_once(peak_bytes, len(rows))
+        for first in range(0, len(rows), at_once):
+            some = rows[first : first + at_once]
+            with ThreadPoolExecutor(len(some)) as pool:
+                failures = list(pool.map(_build, some))
+            for row, failure in zip(some, failures, strict=True):
+                measured = _measure(row, turns, failure)
+                result["ways"][row.label] = msgspec.to_builtins(measured)
+                save(options.out, name, result)
     result["finished"] = True
     save(options.out, name, result)
 
@@ -100,24 +117,23 @@ def _plain_steps(step_s: float) -> int:
     return min(LARGEST_WAIT, max(LEAST_WAIT, round(PLAIN_S / max(step_s, 1e-6))))
 
 
-def _build(training: ForkedTraining, window: Window) -> str | None:
+def _built_at_once(peak_bytes: int | None, ways: int) -> int:
+    """Compilers work beside each other where there is room for what they compile."""
+    return ways if not peak_bytes else min(ways, max(1, ROOM_BYTES // peak_bytes))
+
+
+def _build(row: WayOfTask) -> str | None:
     """Why it cannot train in this way."""
     from forked_training import TrainingFailedError
 
     try:
-        training.build(window)
-        return training.facts().not_applied
+        row.training.build(row.window)
+        return row.training.facts().not_applied
     except TrainingFailedError as problem:
         return str(problem)
 
 
-def _measure(
-    task: BenchTask,
-    training: ForkedTraining,
-    window: Window,
-    turns: Turns,
-    failure: str | None,
-) -> WorkloadResult:
+def _measure(row: WayOfTask, turns: Turns, failure: str | None) -> WorkloadResult:
     from forked_training import FIRST, TrainingFailedError
     from stepscope.errors import StepscopeError
     from stepscope.ui.bench.metrics import explain_run, workload_result
@@ -125,6 +141,7 @@ def _measure(
     from stepscope.verify.runs import find_runs
     from stepscope.verify.trial_steps import steady_steps
 
+    window, training = row.window, row.training
     began = time.perf_counter()
     steps = window.traced.stop + AFTER
     try:
@@ -140,13 +157,13 @@ def _measure(
                 steps_ms=whole_steps(steady, window.per_step),
                 captured_per_step=window.per_step,
             )
-            return workload_result(task, [run], explain_run(run))
+            return workload_result(row.task, [run], explain_run(run))
     except (TrainingFailedError, StepscopeError) as problem:
         failure = str(problem)
     failed = BenchRun(
         number=1, folder=window.folder, seconds=time.perf_counter() - began, failed=failure
     )
-    return workload_result(task, [failed], None)
+    return workload_result(row.task, [failed], None)
 
 
 # All of them

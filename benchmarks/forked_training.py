@@ -115,6 +115,11 @@ class ForkedTraining:
         peak: int | None = self._ask("peak_bytes")
         return peak
 
+    def predicted_peak_bytes(self) -> int | None:
+        """As `stepscope bench` knows it before a run. To be asked instead of `build`."""
+        peak: int | None = self._ask("predicted_peak_bytes")
+        return peak
+
     def profile(self, file: Path, steps: int) -> None:
         """Write a trace of so many steps."""
         self._ask("profile", file, steps)
@@ -231,6 +236,7 @@ class _Training:
     def __init__(self, name: str, size: str, device: str, way: Way) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._workload, self._device, self._way = load(name), torch.device(device), way
+        self._size = size
         values = self._workload.sizes[size]  # type: ignore[index]
         batch = values["batch"] * way.batches
         self._config = self._workload.config(size, {"batch": batch})  # type: ignore[arg-type]
@@ -316,6 +322,14 @@ class _Training:
 
     def peak_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
+
+    def predicted_peak_bytes(self) -> int | None:
+        from stepscope.bench.predict_peak import predict
+        from stepscope.records.predicted_peak import PeakRequest
+
+        changes = {"batch": str(self._config.batch)}
+        request = PeakRequest(name=self._workload.name, size=self._size, changes=changes)
+        return predict(request, self._device).peak_bytes
 
     def flops(self, numbers: Sequence[int]) -> list[int]:
         from torchs_flops import count_flops

@@ -12,7 +12,12 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils import flop_counter
 
 if TYPE_CHECKING:
@@ -38,12 +43,32 @@ def _count_one(step: Callable[[int], Any], number: int) -> int:
 
 @contextlib.contextmanager
 def _only_known_operators() -> Iterator[None]:
-    onednn = torch.backends.mkldnn.set_flags(_enabled=False)
+    """Backward follows forward: only the forward of a recurrent layer has to be told."""
+    before = (torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled)
+
+    def begin(module: nn.Module, _: Any) -> None:
+        if isinstance(module, nn.RNNBase):
+            _use_libraries(cudnn=False, onednn=False)
+
+    def end(module: nn.Module, *_: Any) -> None:
+        if isinstance(module, nn.RNNBase):
+            _use_libraries(cudnn=before[0], onednn=before[1])
+
+    hooks = (
+        register_module_forward_pre_hook(begin),
+        register_module_forward_hook(end, always_call=True),
+    )
     try:
-        with sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=False):
+        with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mkldnn.set_flags(_enabled=onednn[0])
+        for hook in hooks:
+            hook.remove()
+
+
+def _use_libraries(*, cudnn: bool, onednn: bool) -> None:
+    torch.backends.cudnn.enabled = cudnn
+    torch.backends.mkldnn.set_flags(_enabled=onednn)
 
 
 def _convolution_backward(*args: Any, **kwargs: Any) -> int:

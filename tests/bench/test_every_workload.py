@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stepscope
-from stepscope.bench.catalogue import load, names
+from stepscope.bench.catalogue import extra_names, load, names
 from stepscope.bench.workload import TrainingPlace
 from stepscope.measure.settings import Settings
 from stepscope.measure.steps import Anchor
@@ -52,7 +52,7 @@ class CapturedTraining:
 @pytest.fixture(
     params=[
         pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.slow)
-        for name in names()
+        for name in (*names(), *extra_names())
     ],
     scope="module",
 )
