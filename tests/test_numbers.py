@@ -38,7 +38,7 @@ NO_NUMBERS = set(
     from link rack reach scope switch to
     allocator build collective compile data first_batch gc imports inputs logging memory_growth
     operating_system process_group times trend
-    by_hand control outcome parity parity_detail patch remedy trials try tune variables
+    not_run by_hand control outcome parity parity_detail patch remedy trials try tune variables
     agrees broken_rules cuda differs interleaved machine processor reruns rules samples scaling
     sizes stepscope tags target_reached task workloads
     """,

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.bench.against import compare_results, moved_part, slower_by
-from stepscope.bench.run_change import run_change
+from stepscope.bench.run_change import run_change, usual_variance
 from stepscope.records.bench_comparison import WorkloadChange
 from stepscope.records.bench_result import BenchMachine, BenchResults, WorkloadResult
 
@@ -148,23 +148,26 @@ def test_workloads_of_the_base_that_did_not_run_are_listed() -> None:
 
 
 def simulated(
-    count: int, runs: int, slower: float, *, workloads: int = 1, **noise: float
+    count: int, runs: int, slower: float, *, workloads: int = 1, unlike: float = 0.0, **noise: float
 ) -> tuple[float, float]:
-    """Shares of made-up benches with a verdict "slower", and with an alarm at 3%."""
+    """Shares of made-up benches with a verdict "slower", and of workloads with an alarm at 3%."""
     draw = np.random.default_rng(7)
-    found = alarms = 0
+    found, alarms = 0, []
     for _ in range(count):
-        verdicts = []
+        pairs = []
         for _ in range(workloads):
-            sides = [made_logs(draw, runs, **noise) for _ in range(2)]
-            change = run_change(
-                np.exp(sides[0]).tolist(), (np.exp(sides[1]) * (1 + slower)).tolist(), workloads
-            )
-            assert change is not None
-            verdicts.append((change.low > 0, change.low > 0 and change.value > np.log(1.03)))
-        found += any(slow for slow, _ in verdicts)
-        alarms += any(alarm for _, alarm in verdicts)
-    return found / count, alarms / count
+            restless = float(np.exp(draw.normal(0.0, unlike)))
+            base, now = (np.exp(restless * made_logs(draw, runs, **noise)) for _ in range(2))
+            pairs.append((base.tolist(), ((1 + slower) * now).tolist()))
+        usual = usual_variance(pairs)
+        changes = [run_change(*pair, comparisons=workloads, usual_variance=usual) for pair in pairs]
+        slow = [change is not None and change.low > 0 for change in changes]
+        found += any(slow)
+        alarms += [
+            one and change is not None and change.value > np.log(1.03)
+            for one, change in zip(slow, changes, strict=True)
+        ]
+    return found / count, float(np.mean(alarms))
 
 
 def made_logs(
@@ -197,8 +200,17 @@ def test_same_against_same_seldom_raises_an_alarm(noise: dict[str, float], runs:
 
 
 def test_the_whole_suite_seldom_raises_one_either() -> None:
-    found, _ = simulated(40, 5, 0.0, workloads=24, sessions=0.005)
+    found, _ = simulated(40, 5, 0.0, workloads=24, sessions=0.005, unlike=0.5)
     assert found <= 0.1
+
+
+def test_other_workloads_tell_how_much_runs_differ() -> None:
+    _, with_others = simulated(8, 5, 0.05, workloads=24)
+    assert with_others >= 0.7
+    assert usual_variance([(BASE_MS, BASE_MS)]) is None  # nothing to learn from itself
+    quiet, restless = (10.0, 10.01, 10.02, 9.99, 9.98), (10.0, 12.0, 9.0, 11.0, 8.0)
+    few = usual_variance([(quiet, quiet), (quiet, quiet), (restless, restless)])
+    assert few == pytest.approx(usual_variance([(quiet, quiet)] * 2))  # one restless changes little
 
 
 def test_five_per_cent_are_found_with_so_many_runs() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 from test_against import MACHINE, results, row, times
@@ -18,6 +20,8 @@ from stepscope.errors import NotCapturedError, SlowerError, UnreadableInputError
 from stepscope.records.bench_result import BenchResults
 from stepscope.ui.bench.suite import SuiteEnd
 from stepscope.ui.cli import bench
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -129,3 +133,15 @@ def test_a_run_of_something_else_is_no_base(
     write_training(tmp_path, 10.0, *words)
     with pytest.raises(NotCapturedError, match=said):
         read_results(tmp_path)
+
+
+def test_the_commands_of_the_example_action_are_ours() -> None:
+    action = yaml.safe_load((ROOT / "docs/examples/bench-action.yml").read_text())
+    steps = action["jobs"]["bench"]["steps"]
+    commands = [step["run"] for step in steps if "stepscope bench" in step.get("run", "")]
+    assert len(commands) == 2
+    for words in commands:
+        options = shlex.split(words.partition("stepscope bench ")[2])
+        with bench.command.make_context("bench", options) as context:
+            assert context.params["runs"] == 7
+    assert context.params["fail_on_slower"] == 0.03

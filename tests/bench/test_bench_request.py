@@ -1,4 +1,4 @@
-"""What a bench is asked for: names, sizes and settings that exist, and the command that repeats it."""
+"""What a bench is asked for: what exists, and the command that asks for the same again."""
 
 from __future__ import annotations
 

@@ -72,33 +72,36 @@ def test_wrong():
 
 
 def test_the_baseline_is_saved_compared_and_accepted(pytester: pytest.Pytester) -> None:
-    def test(ms: float) -> str:
-        return with_fixture("over_baseline='300%', baseline='steps.json'", ms)
-
-    missing = run(pytester, test(4))
+    test = with_fixture("over_baseline='3000%', baseline='steps.json'", 1)
+    missing = run(pytester, test)
     missing.assert_outcomes(failed=1)
     missing.stdout.fnmatch_lines(["*steps.json has no step of this test: save one with pytest *"])
-    run(pytester, test(4), "--stepscope-save").assert_outcomes(passed=1)
-    run(pytester, test(4)).assert_outcomes(passed=1)
-    slower = run(pytester, test(40))
+    run(pytester, test, "--stepscope-save").assert_outcomes(passed=1)
+    run(pytester, test).assert_outcomes(passed=1)
+    change_saved(pytester, rounds_ms=[0.001, 0.0011, 0.001, 0.0009, 0.001])
+    slower = run(pytester, test)
     slower.assert_outcomes(failed=1)
     slower.stdout.fnmatch_lines(
         [
-            "the step takes *against the baseline's * ms, surely more than the 300% that are *",
+            "the step takes *against the baseline's * ms, surely more than the 3000% that are *",
             "To accept it as the new baseline: pytest --stepscope-save test_step.py::test_step",
         ]
     )
-    run(pytester, test(40), "--stepscope-save").assert_outcomes(passed=1)
-    run(pytester, test(40)).assert_outcomes(passed=1)
+    run(pytester, test, "--stepscope-save").assert_outcomes(passed=1)
+    run(pytester, test).assert_outcomes(passed=1)
+
+
+def change_saved(pytester: pytest.Pytester, **fields: object) -> None:
+    file = pytester.path / "steps.json"
+    saved = json.loads(file.read_text())
+    saved["steps"]["test_step.py::test_step"] |= fields
+    file.write_text(json.dumps(saved))
 
 
 def test_a_baseline_of_another_machine_is_not_compared(pytester: pytest.Pytester) -> None:
     test = with_fixture("over_baseline='5%', baseline='steps.json'", 1)
     run(pytester, test, "--stepscope-save").assert_outcomes(passed=1)
-    file = pytester.path / "steps.json"
-    saved = json.loads(file.read_text())
-    saved["steps"]["test_step.py::test_step"]["processor"] = "another"
-    file.write_text(json.dumps(saved))
+    change_saved(pytester, processor="another")
     result = run(pytester, test, "-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*the baseline is of another machine: processor *"])

@@ -68,7 +68,9 @@ def test_a_speed_beside_plain_runs_cancels_what_both_share() -> None:
     """The machine became twice as slow in the second pair; the gain is 20% in each."""
     value, low, high = speedup([120.0, 240.0, 121.0], [100.0, 200.0, 100.0])
     assert value == pytest.approx(1.2, rel=0.01)
-    assert low is not None and high is not None and 1.1 < low < 1.2 < high < 1.3
+    assert low is not None
+    assert high is not None
+    assert 1.1 < low < 1.2 < high < 1.3
 
 
 def test_one_pair_of_runs_has_no_interval() -> None:

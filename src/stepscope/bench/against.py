@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from stepscope.bench.run_change import run_change, typical_ms
+from stepscope.bench.run_change import run_change, typical_ms, usual_variance
 from stepscope.records.bench_comparison import BenchComparison, WorkloadChange
 from stepscope.records.comparison import PartChange
 from stepscope.records.figures import unsigned_percent
@@ -33,9 +33,14 @@ def compare_results(base: BenchResults, now: BenchResults, against: str) -> Benc
     other = _other_machine(base.machine, now.machine)
     pairs = [(_like(result, base.workloads), result) for result in now.workloads]
     reasons = [other or _why_not(then, result) for then, result in pairs]
-    comparisons = max(1, reasons.count(None))
+    alike = [
+        (then.runs_ms, result.runs_ms)
+        for (then, result), why in zip(pairs, reasons, strict=True)
+        if then is not None and why is None
+    ]
+    noise = usual_variance(alike)
     changes = tuple(
-        _change(then, result, comparisons)
+        _change(then, result, len(alike), noise)
         if then is not None and why is None
         else _not_comparable(result, why or "")
         for (then, result), why in zip(pairs, reasons, strict=True)
@@ -115,8 +120,10 @@ def _differences(base: BenchMachine, now: BenchMachine, names: Sequence[str]) ->
     ]
 
 
-def _change(then: WorkloadResult, now: WorkloadResult, comparisons: int) -> WorkloadChange:
-    estimate = run_change(then.runs_ms, now.runs_ms, comparisons)
+def _change(
+    then: WorkloadResult, now: WorkloadResult, comparisons: int, noise: float | None
+) -> WorkloadChange:
+    estimate = run_change(then.runs_ms, now.runs_ms, comparisons=comparisons, usual_variance=noise)
     if estimate is None:
         return _not_comparable(now, "too few runs")
     pace = _pace(then, now)

@@ -37,7 +37,7 @@ def _verdict(results: BenchResults) -> str:
         names = ", ".join(map(row_name, missed))
         return f"{of_all} measured; the loss of {names} did not reach its target"
     known = sum(row.target_reached is True for row in measured)
-    return f"{of_all} measured; {known} reached the target loss"
+    return f"{of_all} measured" + (f"; {known} reached the target loss" if known else "")
 
 
 def _why(rows: Sequence[WorkloadResult]) -> str:

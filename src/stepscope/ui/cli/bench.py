@@ -178,11 +178,13 @@ def command(
     if base is not None and again is not None and end.code < _SIGNALS:
         _note_rerun(base, again, end.results)
     comparison = compare_with(older, end.results, against) if older and against else None
-    _write_files(end.results, save=save, csv=csv)
-    if html is not None:
-        _write_page(html, end.results, older, comparison)
-    files = {"saved": save, "table": csv, "page": html}
-    _print(end.results, comparison, files, as_json=as_json)
+    try:
+        _write_files(end.results, save=save, csv=csv)
+        if html is not None:
+            _write_page(html, end.results, older, comparison)
+    finally:  # a file that cannot be written takes no answer away
+        files = {"saved": save, "table": csv, "page": html}
+        _print(end.results, comparison, files, as_json=as_json)
     if comparison is not None and not end.code:
         stop_if_slower(comparison, fail_on_slower)
     return end.code

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.bench.against import moved_part
-from stepscope.records.figures import milliseconds, signed, signed_percent, significant
+from stepscope.records.figures import milliseconds, signed_percent, significant
+from stepscope.ui.bench.against_words import interval_words, moved_words
 from stepscope.ui.bench.words import speed_words
-from stepscope.ui.words import PARTS, one_line
+from stepscope.ui.words import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -98,15 +98,11 @@ def _change(row: WorkloadChange) -> _Change | None:
     if row.change is None:
         return None
     words = signed_percent(row.change)
-    lines = [f"{row.verdict}: {words}"]
-    if row.low is not None and row.high is not None:
-        lines[0] += f" ({signed_percent(row.low)} to {signed_percent(row.high)})"
+    lines = [f"{row.verdict}: {words} ({interval_words(row)})"]
     if row.base_ms is not None and row.now_ms is not None:
         lines.append(f"{milliseconds(row.base_ms)} before, {milliseconds(row.now_ms)} now")
-    part = moved_part(row)
-    if part is not None:
-        label = PARTS[part.id][0] if part.id in PARTS else one_line(part.id)
-        lines.append(f"{label}: {signed(part.change_ms)} ms")
+    if moved := moved_words(row):
+        lines.append(f"most of it {one_line(moved)}")
     return _Change(
         value=row.change,
         low=row.low,

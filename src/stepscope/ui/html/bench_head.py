@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 _RULES: dict[str, Callable[[object], str]] = {
     "runs": lambda runs: f"{counted(runs, 'run')} each" if isinstance(runs, int) else str(runs),
     "runs_for_a_claim": lambda runs: f"a claim needs {runs}",
-    "dropped": lambda many: f"dropped: {many or 'none'}",
+    "dropped": lambda many: (
+        f"{many or 'none'} dropped" + (" (fastest, slowest)" if many == 2 else "")
+    ),
     "interleaved": lambda yes: "runs take turns" if yes else "runs do not take turns",
     "seed": lambda seed: f"seed {seed}",
 }

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from stepscope.bench.against import compare_results
-from stepscope.ui.bench.words import bench_answer, not_run_again, row_name
+from stepscope.ui.bench.against_words import against_answer
+from stepscope.ui.bench.words import bench_answer, rerun_words, row_name
 from stepscope.ui.html.bench_changes import compared_columns, earlier_rows
 from stepscope.ui.html.bench_head import machine_facts, rules_words, when_words
 from stepscope.ui.html.bench_roofline import draw_bench_roofline
-from stepscope.ui.html.bench_rows import bench_rows, short_name, shown_metrics
+from stepscope.ui.html.bench_rows import bench_rows, distinctions, short_name, shown_metrics
 from stepscope.ui.html.bench_scaling import scaling_figures
 from stepscope.ui.html.bench_stacks import budget_chart, loss_rows, memory_chart
 from stepscope.ui.html.bench_table import numbers_table
@@ -33,7 +34,7 @@ STYLES = ("report.css", "efficiency.css", "memory.css", "bench.css")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmeasuredWorkload:
     name: str
-    size: str
+    about: str
     status: str
     why: str
 
@@ -96,14 +97,15 @@ def _view(
         "rows": rows,
         "compared": compared,
         "before": "" if not before else "before" if against else "without remedies",
-        "outcome": comparison_words(comparison) if comparison else "",
-        "comparison": comparison,
+        "against": against_answer(comparison) if comparison else None,
+        "against_tone": _against_tone(comparison),
+        "against_notes": _against_notes(comparison),
         "notes": [
             f"{one_line(row_name(row))}: {one_line(note)}"
             for row in measured.values()
             for note in row.notes
         ],
-        "again": not_run_again(results),
+        "again": rerun_words(results),
         "verdicts": any(row.verdict for row in rows),
         "roofline": draw_bench_roofline(measured, results.machine),
         "budget": budget_chart(measured),
@@ -114,6 +116,20 @@ def _view(
             json_block({"tables": [numbers_table(measured, _changes(measured, comparison))]})
         ),
     }
+
+
+def _against_tone(comparison: BenchComparison | None) -> str:
+    verdicts = {row.verdict for row in comparison.workloads} if comparison else set()
+    return "bad" if "slower" in verdicts else "good" if "faster" in verdicts else "still"
+
+
+def _against_notes(comparison: BenchComparison | None) -> list[str]:
+    if comparison is None:
+        return []
+    notes = [one_line(note) for note in comparison.notes]
+    if comparison.not_run:
+        notes.append(f"in the saved results only: {', '.join(map(one_line, comparison.not_run))}")
+    return notes
 
 
 def _changes(
@@ -134,13 +150,14 @@ def _facts(results: BenchResults, against: BenchResults | None) -> list[tuple[st
 
 
 def _unmeasured(results: BenchResults) -> list[UnmeasuredWorkload]:
+    abouts = distinctions(results.workloads)
     return [
         UnmeasuredWorkload(
             name=short_name(result.name),
-            size=one_line(result.size),
+            about=about or one_line(result.size),
             status=result.status,
             why=one_line(result.why or "the reason is not known"),
         )
-        for result in results.workloads
+        for result, about in zip(results.workloads, abouts, strict=True)
         if result.status != "measured"
     ]

@@ -19,7 +19,7 @@ from stepscope.ui.html.roof_lines import (
     roof_grid,
     shown_peaks,
 )
-from stepscope.ui.html.svg import circle, drawing, text
+from stepscope.ui.html.svg import circle, drawing, path, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +36,7 @@ _LETTER, _LINE = 6.5, 14.0  # width and height of a letter
 _BESIDE = 9.0  # from a dot's centre to its name
 COLORS = 6  # bench.css has so many
 _ROOF_NAME = 170.0
+_SLOPE_STEP = 8.0  # width of the boxes that cover the slope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +55,6 @@ class BenchRoofline:
 class _Spot:
     key: str
     name: str
-    label: str
     color: int
     intensity: float
     reached: float
@@ -133,7 +133,6 @@ def _spot(
     return _Spot(
         key=key,
         name=name,
-        label=name,
         color=series.index(_remedies(result)) % COLORS,
         intensity=intensity,
         reached=reached,
@@ -156,28 +155,63 @@ def _draw(
     )
     parts = roof_grid(axes, plain_level, flop_rate, "FLOPs per byte", "FLOP/s reached")
     parts += draw_roofs(axes, peaks, moved, used)
-    parts += _marks(spots, axes, peaks)
+    parts += _marks(spots, axes, peaks, moved)
     return drawing(width, height, "Roofline: FLOP/s of each workload against FLOPs per byte", parts)
 
 
-def _marks(spots: Sequence[_Spot], axes: LogAxes, peaks: Mapping[str, float]) -> list[str]:
-    """Dots with names; a name without room is shown when its workload is pointed at."""
-    centres = [axes.inside(spot.intensity, spot.reached) for spot in spots]
-    taken = [_around(centre) for centre in centres]
-    taken += [(axes.right - _ROOF_NAME, y - 20, axes.right, y) for y in map(axes.y, peaks.values())]
-    parts = []
-    for spot, centre in sorted(zip(spots, centres, strict=True), key=lambda pair: pair[1][1]):
-        place, crowded = _name_place(spot.label, centre, axes, taken)
-        if not crowded:
+def _marks(
+    spots: Sequence[_Spot], axes: LogAxes, peaks: Mapping[str, float], moved: float | None
+) -> list[str]:
+    """Dots with names; a name without room is shown when its workload is pointed at.
+
+    A workload that ran with several sets of remedies has one name, at its highest dot, and a line
+    through all of them.
+    """
+    places = {spot.key: axes.inside(spot.intensity, spot.reached) for spot in spots}
+    taken = [_around(centre) for centre in places.values()]
+    taken += _roof_boxes(axes, peaks, moved)
+    parts = [path("way", [places[spot.key] for spot in group]) for group in _groups(spots)]
+    named = set()
+    for spot in sorted(spots, key=lambda spot: places[spot.key][1]):
+        centre = places[spot.key]
+        place, crowded = _name_place(spot.name, centre, axes, taken)
+        if spot.name in named or crowded:
+            kind = "spot-name is-crowded"
+        else:
+            kind = "spot-name"
             taken.append(place)
-        hidden = " is-crowded" if crowded else ""
-        label = text(f"spot-name{hidden}", place[0], (place[1] + place[3]) / 2, spot.label)
-        mark = circle("spot", *centre, _RADIUS)
+            named.add(spot.name)
+        label = text(kind, place[0], (place[1] + place[3]) / 2, spot.name)
         parts.append(
             f'<g class="r-{spot.color}" data-key="{spot.key}" data-tip="{escape(spot.tip)}">'
-            f"{mark}{label}</g>"
+            f"{circle('spot', *centre, _RADIUS)}{label}</g>"
         )
     return parts
+
+
+def _roof_boxes(axes: LogAxes, peaks: Mapping[str, float], moved: float | None) -> list[Rectangle]:
+    """Where the roofs' own names stand, and the memory's slope with its name above it."""
+    boxes = [(axes.right - _ROOF_NAME, y - 20, axes.right, y) for y in map(axes.y, peaks.values())]
+    if not moved or not peaks:
+        return boxes
+    last = axes.x(max(peaks.values()) / moved)
+    x = axes.left
+    while x < last:
+        intensity = axes.x_low * (axes.x_high / axes.x_low) ** (
+            (x - axes.left) / (axes.right - axes.left)
+        )
+        y = axes.y(intensity * moved)
+        boxes.append((x, y - 22, x + _SLOPE_STEP, y + 3))
+        x += _SLOPE_STEP
+    return boxes
+
+
+def _groups(spots: Sequence[_Spot]) -> list[list[_Spot]]:
+    """Spots of the same name, where there are several."""
+    groups: dict[str, list[_Spot]] = {}
+    for spot in spots:
+        groups.setdefault(spot.name, []).append(spot)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _around(centre: Point) -> Rectangle:

@@ -168,24 +168,45 @@ def bench_rows(
 
 
 def distinctions(results: Sequence[WorkloadResult]) -> list[str]:
-    """Per workload its size, ranks, batch and remedies, each only where workloads differ in it."""
+    """Per workload its size, ranks, remedies and settings, each only where rows differ in it."""
+    remedied = any(result.remedies for result in results)
     facts = [
         (
             result.size,
             counted(result.ranks, "rank"),
-            " + ".join(result.remedies) or ("as it is" if _remedies(results) else ""),
+            " + ".join(result.remedies) or ("as it is" if remedied else ""),
         )
         for result in results
     ]
     differ = [len(set(column)) > 1 for column in zip(*facts, strict=True)]
+    varied = _varied_settings(results)
     return [
-        " · ".join(one_line(word) for word, told in zip(row, differ, strict=True) if told and word)
-        for row in facts
+        " · ".join(
+            one_line(word)
+            for word in (
+                *(word for word, told in zip(row, differ, strict=True) if told and word),
+                *(f"{name} {result.settings.get(name, '–')}" for name in varied[result.name]),
+            )
+        )
+        for row, result in zip(facts, results, strict=True)
     ]
 
 
-def _remedies(results: Sequence[WorkloadResult]) -> bool:
-    return any(result.remedies for result in results)
+def _varied_settings(results: Sequence[WorkloadResult]) -> dict[str, list[str]]:
+    """By workload, the settings in which its rows of one size differ."""
+    seen: dict[str, dict[str, dict[str, set[str]]]] = {}
+    for result in results:
+        for name, value in result.settings.items():
+            by_size = seen.setdefault(result.name, {}).setdefault(name, {})
+            by_size.setdefault(result.size, set()).add(str(value))
+    varied: dict[str, list[str]] = {result.name: [] for result in results}
+    for workload, settings in seen.items():
+        varied[workload] = [
+            name
+            for name, by_size in settings.items()
+            if any(len(values) > 1 for values in by_size.values())
+        ]
+    return varied
 
 
 def short_name(name: str) -> str:
@@ -208,6 +229,8 @@ def describe(result: WorkloadResult) -> str:
     if result.runs_ms:
         runs = ", ".join(map(significant, result.runs_ms))
         lines.append(f"{counted(len(result.runs_ms), 'run')}, mean step each: {runs} ms")
+    if result.predicted_peak_bytes is not None:
+        lines.append(f"peak memory said before the run: {size(result.predicted_peak_bytes)}")
     shares = {**result.compute_share, **result.counters}
     lines += [f"{one_line(name)}: {percent(share)}" for name, share in shares.items()]
     lines += [one_line(note) for note in (result.verdict or "", *result.notes) if note]
@@ -230,8 +253,16 @@ def _scale(metric: BenchMetric, results: Sequence[WorkloadResult]) -> Scale:
         return 0.0, max([metric.whole, *values])
     if not metric.logarithmic:
         return 0.0, max(values, default=0.0) or 1.0
+    if metric.id == "throughput":
+        values += [end for result in results for end in (result.low, result.high) if end]
     positive = [value for value in values if value > 0] or [1.0]
-    return min(positive), max(positive)
+    return _at_least_tenfold(min(positive), max(positive))
+
+
+def _at_least_tenfold(low: float, high: float) -> Scale:
+    """Values that are nearly equal must not lie at opposite ends."""
+    wider = math.sqrt(max(10 * low / high, 1.0))
+    return low / wider, high * wider
 
 
 def _place(metric: BenchMetric, value: float, scale: Scale) -> float:
@@ -252,7 +283,9 @@ def _cell(
     if value is None:
         missed = metric.id == "target" and result.target_reached is False
         return MetricCell(
-            value=None, words="not reached" if missed else "–", tone="bad" if missed else "nothing"
+            value=None,
+            words="not reached" if missed else "–",
+            tone="missed" if missed else "nothing",
         )
     aside, reach = "", None
     if metric.id == "throughput" and result.low is not None and result.high is not None and value:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from stepscope.records.figures import interval, signed_percent, significant
-from stepscope.records.words import counted
+from stepscope.records.figures import interval, percent, signed_percent, significant
+from stepscope.records.words import counted, sentence
 from stepscope.ui.bench.scaling_words import (
     efficiency_words,
+    prediction_error,
     prediction_words,
     saturation_words,
 )
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
     from stepscope.records.bench_result import ScalingStudy, StudyPoint
     from stepscope.ui.html.svg import Point
 
-_WIDTH, _HEIGHT = 560, 330
-_BOX = {"left": 66, "right": _WIDTH - 14, "top": 16, "bottom": _HEIGHT - 44}
+_WIDTH, _HEIGHT = 460, 290
+_BOX = {"left": 56, "right": _WIDTH - 14, "top": 16, "bottom": _HEIGHT - 44}
 _MOST_LEVELS = 7
 _MOST_TICKS = 9
 _DODGE = 5.0  # pixels between dots of neighbouring lines
+_LEAST_RANGE = 6.0  # from the bottom to the top: always two levels or more
 _EDGE = 1.25  # room beyond the outermost values, as a factor
 
 
@@ -40,6 +43,7 @@ class ScalingChart:
     title: str
     picture: Markup
     lines: tuple[str, ...]  # one colour each
+    promised: bool
     ideal: bool
 
 
@@ -48,10 +52,9 @@ class ScalingFigure:
     """One workload's study."""
 
     name: str
-    summary: str
+    summary: tuple[str, ...]  # sentences
     charts: tuple[ScalingChart, ...]
     not_measured: tuple[str, ...]
-    promises: str
 
 
 def scaling_figures(studies: Sequence[ScalingStudy]) -> list[ScalingFigure]:
@@ -89,17 +92,30 @@ def _figure(study: ScalingStudy) -> ScalingFigure:
         lines = _lines(points, lambda point: point.batch)
         lines = {batch: line for batch, line in lines.items() if len(line) > 1}
         names = [f"batch {batch:,}" for batch in lines]
-        charts.append(
-            _chart(study, "Against the ranks", "ranks", list(lines.values()),
-                   names, lambda point: point.ranks, ideal=True)
-        )  # fmt: skip
+        if lines:
+            charts.append(
+                _chart(study, "Against the ranks", "ranks", list(lines.values()),
+                       names, lambda point: point.ranks, ideal=True)
+            )  # fmt: skip
     return ScalingFigure(
-        name=short_name(study.name),
-        summary="; ".join(filter(None, (saturation_words(study), efficiency_words(study)))),
+        name=_name(study),
+        summary=tuple(_summary(study)),
         charts=tuple(charts),
         not_measured=tuple(_not_measured(point) for point in study.points if point.why),
-        promises=prediction_words(points),
     )
+
+
+def _name(study: ScalingStudy) -> str:
+    """gpt2, tiny, with bf16."""
+    words = [short_name(study.name), one_line(study.size)]
+    if study.remedies:
+        words.append(f"with {one_line(' + '.join(study.remedies))}")
+    return ", ".join(words)
+
+
+def _summary(study: ScalingStudy) -> list[str]:
+    words = (saturation_words(study), efficiency_words(study), prediction_words(study.points))
+    return [sentence(line) for line in (*words, *map(one_line, study.notes)) if line]
 
 
 def _lines(
@@ -147,6 +163,7 @@ def _chart(
         title=title,
         picture=drawing(_WIDTH, _HEIGHT, f"{title}: {study.name}", parts),
         lines=tuple(names),
+        promised=any(point.predicted_samples_per_s for line in lines for point in line),
         ideal=ideal,
     )
 
@@ -155,12 +172,13 @@ def _axes(lines: Sequence[Sequence[StudyPoint]], number: Callable[[StudyPoint], 
     points = [point for line in lines for point in line]
     across = [number(point) for point in points]
     upward = [value for point in points for value in _values(point)]
+    wider = max(_EDGE, math.sqrt(_LEAST_RANGE * min(upward) / max(upward)))
     return LogAxes(
         **_BOX,
         x_low=min(across) / _EDGE,
         x_high=max(across) * _EDGE,
-        y_low=min(upward) / _EDGE,
-        y_high=max(upward) * _EDGE,
+        y_low=min(upward) / wider,
+        y_high=max(upward) * wider,
     )
 
 
@@ -202,19 +220,22 @@ def _measured(
     number: Callable[[StudyPoint], int],
     aside: float,
 ) -> list[str]:
-    parts = []
+    """Dots joined by a line, each with its interval."""
+    parts, centres = [], []
     for point in line:
         rate = point.samples_per_s
         if not rate:
             continue
         x, y = axes.inside(number(point), rate)
         x += aside
+        centres.append((x, y))
         mark = circle("spot", x, y, 4.5)
         if point.low and point.high:
             ends = [axes.inside(1, end)[1] for end in (point.low, point.high)]
             mark = path("reach", [(x, ends[0]), (x, ends[1])]) + mark
         parts.append(f'<g data-tip="{escape(_tip(point, rate))}">{mark}</g>')
-    return parts
+    joined = [path("measured", centres)] if len(centres) > 1 else []
+    return joined + parts
 
 
 def _tip(point: StudyPoint, rate: float) -> str:
@@ -226,6 +247,8 @@ def _tip(point: StudyPoint, rate: float) -> str:
         between = ""
         if point.predicted_low is not None and point.predicted_high is not None:
             between = f" ({interval(point.predicted_low, point.predicted_high)})"
-        off = signed_percent(promise / rate - 1)
+        off = signed_percent(prediction_error(point) or 0.0)
         lines.append(f"predicted {significant(promise)}/s{between}, {off}")
+    if point.efficiency is not None:
+        lines.append(f"{percent(point.efficiency)} of each rank's throughput is kept")
     return "\n".join(lines)

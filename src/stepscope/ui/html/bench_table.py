@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from stepscope.records.bench_result import WorkloadResult
 
 _COLUMNS = (
-    "Workload:text | Size:text | Ranks:count | Remedies:text | Samples/s:number | "
-    "from:number | to:number | Step:ns | Busy:share | MFU:share | CPU:share | "
-    "Peak memory:bytes | FLOPs of a step:flops | Bytes of a step:bytes | First loss:number | "
-    "Last loss:number | Target:number | Steps to it:count | Time to it:ns | Runs:count"
+    "Workload:text | Size:text | Ranks:count | Batch:count | Remedies:text | "
+    "Samples/s:number | from:number | to:number | Step:ns | Busy:share | MFU:share | CPU:share | "
+    "Peak memory:bytes | predicted:bytes | FLOPs of a step:flops | Bytes of a step:bytes | "
+    "First loss:number | Last loss:number | Target:number | Steps to it:count | "
+    "Time to it:ns | Runs:count"
 )
 _LAST = "All runs took:ns"
 
@@ -24,7 +25,10 @@ _LAST = "All runs took:ns"
 def numbers_table(
     measured: Mapping[str, WorkloadResult], changes: Mapping[str, float | None]
 ) -> dict[str, Any]:
-    """`changes` of the step by key, empty where nothing is compared. With one more column for each kind of compute share and counter that any workload has."""
+    """`changes` of the step are by key; empty where nothing is compared.
+
+    Each kind of compute share and counter that any workload has is a column too.
+    """
     results = measured.values()
     shares = list(dict.fromkeys(name for row in results for name in row.compute_share))
     counters = list(dict.fromkeys(name for row in results for name in row.counters))
@@ -52,12 +56,17 @@ def _plain(name: str) -> str:
     return one_line(name).replace("|", "/").replace(":", " ").replace("_", " ")
 
 
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) else None
+
+
 def _row(result: WorkloadResult) -> tuple[Any, ...]:
     seconds = result.time_to_target_s
     return (
         one_line(result.name),
         one_line(result.size),
         result.ranks,
+        _number(result.settings.get("batch")),
         one_line(" + ".join(result.remedies)),
         result.samples_per_s,
         result.low,
@@ -67,6 +76,7 @@ def _row(result: WorkloadResult) -> tuple[Any, ...]:
         result.mfu,
         result.cpu,
         result.peak_bytes,
+        result.predicted_peak_bytes,
         result.flops,
         result.bytes_moved,
         result.loss_first,

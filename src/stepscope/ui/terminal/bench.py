@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from stepscope.records.figures import interval, long_duration, percent, significant, size
+from stepscope.records.figures import long_duration, percent, significant, size, unsigned_percent
 from stepscope.ui.bench.words import bench_answer, row_name, speed_words
 from stepscope.ui.terminal.bench_scaling import print_study
 from stepscope.ui.terminal.console import make_console, note_line, print_path
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from stepscope.records.bench_result import BenchResults, WorkloadResult
 
 _COLUMNS = (
-    *("workload", ">samples/s", ">interval", ">times as fast", ">step ms", ">busy", ">MFU"),
+    *("workload", ">samples/s", ">±", ">times as fast", ">step ms", ">busy", ">MFU"),
     *(">CPU", ">memory", ">loss", ">to target", "verdict"),
 )
-_SPARE = ("verdict", "loss", "CPU", "interval", "MFU", "step ms")
+_SPARE = ("loss", "step ms", "CPU", "±", "memory", "verdict")
+_LONGEST_TITLE = 28
 
 
 def print_bench(
@@ -61,11 +62,10 @@ def _has(column: str, rows: Sequence[Sequence[str]]) -> bool:
 
 
 def _cells(row: WorkloadResult) -> list[str]:
-    known = row.low is not None and row.high is not None
     return [
         row_name(row),
         or_dash(row.samples_per_s, significant) if row.status == "measured" else row.status,
-        interval(row.low or 0.0, row.high or 0.0) if known else "-",
+        _half_width(row),
         speed_words(row),
         or_dash(row.step_ms, significant),
         or_dash(row.busy, percent),
@@ -76,6 +76,13 @@ def _cells(row: WorkloadResult) -> list[str]:
         _to_target(row),
         _short_verdict(row.verdict or ""),
     ]
+
+
+def _half_width(row: WorkloadResult) -> str:
+    """2.4%: half of the 95% interval, as a share of the throughput."""
+    if row.low is None or row.high is None or not row.samples_per_s:
+        return "-"
+    return unsigned_percent((row.high - row.low) / 2 / row.samples_per_s)
 
 
 def _losses(row: WorkloadResult) -> str:
@@ -92,7 +99,8 @@ def _to_target(row: WorkloadResult) -> str:
 
 def _short_verdict(verdict: str) -> str:
     """The finding's title alone: the whole sentence is in the JSON and in `explain`."""
-    return verdict.partition(": ")[0]
+    title = verdict.partition(": ")[0]
+    return title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 1]}…"
 
 
 def _about(row: WorkloadResult) -> list[str]:
