@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from stepscope.bench.rules import broken_rules, in_turns, mean_step, speedup
 from stepscope.bench.targets import reach_target, steps_to_target
 from stepscope.bench.task import BenchTask
 from stepscope.bench.workload import Target
-from stepscope.records.bench_result import BenchMachine
+from stepscope.records.bench_result import BenchMachine, WorkloadResult
 
 
 def run_of(ms: float, steps: int = 20) -> np.ndarray:
@@ -77,9 +79,13 @@ def test_one_pair_of_runs_has_no_interval() -> None:
     assert speedup([120.0], [100.0]) == (pytest.approx(1.2), None, None)
 
 
+def made_row(runs: int, **changes: Any) -> WorkloadResult:
+    return WorkloadResult(name="gpt2", size="tiny", runs_ms=(10.0,) * runs, **changes)
+
+
 def test_few_runs_changed_settings_and_a_busy_machine_are_broken_rules() -> None:
     machine = BenchMachine(host="a", processor="b", cores=4, load=2.0)
-    broken = broken_rules(1, machine, changed=["batch=4"])
+    broken = broken_rules([made_row(5), made_row(1)], machine, changed=["batch=4"])
     assert [words.split(":")[0] for words in broken] == [
         "only 1 run of each workload",
         "not the suite's own settings",
@@ -87,9 +93,18 @@ def test_few_runs_changed_settings_and_a_busy_machine_are_broken_rules() -> None
     ]
 
 
-def test_a_bench_by_the_rules_breaks_none() -> None:
-    assert broken_rules(5, BenchMachine(host="a", processor="b", cores=4, load=0.1)) == ()
-    assert broken_rules(5, BenchMachine(host="a", processor="b", cores=4, load=None)) == ()
+def test_a_training_that_misses_its_target_has_no_speed_to_claim() -> None:
+    row = made_row(5, remedies=("bf16",), target_reached=False)
+    assert broken_rules([row], None) == (
+        "the speed of gpt2+bf16 is no claim: it missed its target loss",
+    )
+
+
+@pytest.mark.parametrize("load", [0.1, None])
+def test_a_bench_by_the_rules_breaks_none(load: float | None) -> None:
+    machine = BenchMachine(host="a", processor="b", cores=4, load=load)
+    failed = made_row(0, status="failed")
+    assert broken_rules([made_row(5, target_reached=True), made_row(7), failed], machine) == ()
 
 
 TARGET = Target(loss=1.0, steps=6, over=2)

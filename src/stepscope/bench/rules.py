@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.bench.task import BenchTask
-    from stepscope.records.bench_result import BenchMachine
+    from stepscope.records.bench_result import BenchMachine, WorkloadResult
 
     Floats = NDArray[np.float64]
 
@@ -86,18 +86,24 @@ def in_turns(tasks: Sequence[BenchTask], runs: int) -> Iterator[tuple[int, Bench
 
 
 def broken_rules(
-    runs: int, machine: BenchMachine | None, *, changed: Sequence[str] = ()
+    rows: Sequence[WorkloadResult], machine: BenchMachine | None, *, changed: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """In words; `changed` are the settings of --set and --steps."""
+    """What makes these results no claim, in words; `changed` are settings of --set and --steps."""
     broken = []
-    if runs < CLAIM_RUNS:
-        broken.append(
-            f"only {counted(runs, 'run')} of each workload: a claim needs {CLAIM_RUNS} (--runs)"
-        )
+    measured = [row for row in rows if row.status == "measured"]
+    fewest = min((len(row.runs_ms) for row in measured), default=CLAIM_RUNS)
+    if fewest < CLAIM_RUNS:
+        runs = counted(fewest, "run")
+        broken.append(f"only {runs} of each workload: a claim needs {CLAIM_RUNS} (--runs)")
     if changed:
         broken.append(f"not the suite's own settings: {', '.join(changed)}")
     if machine is not None:
         broken += _broken_by(machine)
+    broken += [
+        f"the speed of {'+'.join((row.name, *row.remedies))} is no claim: it missed its target loss"
+        for row in measured
+        if row.target_reached is False
+    ]
     return tuple(broken)
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.3  # the system counts in hundredths of a second
 _ASK_S = 5.0
+_COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _GPU_CLOCKS = ("sm", "mem")  # as nvidia-smi names them
 
 
@@ -43,11 +44,19 @@ def require_gpu(request: BenchRequest) -> None:
 
 
 def gpu_count() -> int:
+    """CUDA devices that torch can use; this process gets no context on them."""
     import torch
 
     # NVML counts devices without starting CUDA in this process.
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    before = os.environ.get(_COUNT_BY_NVML)
+    os.environ[_COUNT_BY_NVML] = "1"
+    try:
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    finally:
+        if before is None:
+            del os.environ[_COUNT_BY_NVML]  # the trainings see what the user has set
+        else:
+            os.environ[_COUNT_BY_NVML] = before
 
 
 def describe_machine() -> BenchMachine:

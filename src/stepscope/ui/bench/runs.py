@@ -16,6 +16,7 @@ import numpy as np
 
 from stepscope.bench.captured_steps import captured_per_step, whole_steps
 from stepscope.errors import StepscopeError, UnreadableInputError
+from stepscope.measure import folder as layout
 from stepscope.measure.settings import Settings
 from stepscope.records.words import counted
 from stepscope.trace.regular_files import read_whole
@@ -81,16 +82,17 @@ def run_once(task: BenchTask, number: int, home: Path) -> BenchRun:
     )
     command = training_command(task, folder.absolute() / LOSSES)
     began = time.monotonic()
-    end, ranks = capture_to_end(command, folder, settings)
-    seconds = time.monotonic() - began
-    known: dict[str, Any] = {"number": number, "folder": folder, "seconds": seconds}
-    failed = _why_failed(folder, end)
-    if failed is not None:
-        return BenchRun(**known, failed=failed)
+    known: dict[str, Any] = {"number": number, "folder": folder, "seconds": 0.0}
     try:
-        return _read(task, ranks, known)
+        end, ranks = capture_to_end(command, folder, settings)
+        known["seconds"] = time.monotonic() - began
+        failed = _why_failed(folder, end)
+        return BenchRun(**known, failed=failed) if failed else _read(task, ranks, known)
     except StepscopeError as error:
         return BenchRun(**known, failed=str(error))
+    except OSError as error:
+        why = f"{folder} cannot be written: {layout.why_refused(error)}"
+        return BenchRun(**known, failed=why)
 
 
 def _wait(task: BenchTask) -> int:

@@ -14,6 +14,7 @@ import stepscope
 from stepscope.bench.rules import CLAIM_RUNS, broken_rules, in_turns
 from stepscope.bench.saved_results import RESULTS, write_results
 from stepscope.errors import StepscopeError
+from stepscope.measure import folder as layout
 from stepscope.records.bench_result import BenchResults
 from stepscope.records.words import counted
 from stepscope.ui.bench.fits import predict_peaks, too_large, worth_predicting
@@ -188,12 +189,14 @@ class _Suite:
 
     def _write(self) -> BenchResults:
         """bench.json in the folder holds what is known at any time."""
-        results = replace(
-            self._results,
-            workloads=with_speedups([row.result() for row in self._rows]),
-            broken_rules=broken_rules(self._runs, self._results.machine, changed=self._changed()),
-        )
-        write_results(results, self._folder / RESULTS)
+        rows = with_speedups([row.result() for row in self._rows])
+        broken = broken_rules(rows, self._results.machine, changed=self._changed())
+        results = replace(self._results, workloads=rows, broken_rules=broken)
+        try:
+            write_results(results, self._folder / RESULTS)
+        except OSError as error:
+            why = layout.why_refused(error)
+            self._progress.news(f"{self._folder / RESULTS} could not be written: {why}")
         return results
 
     def _changed(self) -> list[str]:
