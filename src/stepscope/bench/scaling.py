@@ -88,3 +88,53 @@ def saturation(points: Sequence[StudyPoint]) -> int | None:
             break
         saturated = batch
     return saturated
+
+
+def with_straight_lines(study: ScalingStudy) -> ScalingStudy:
+    """Where no what-if answers: the step against the batch is a straight line through the two
+    smallest batches on as many ranks, which says what larger ones should do."""
+    points, filled = list(study.points), False
+    for place, point in enumerate(points):
+        smaller = sorted(
+            (other for other in study.points if _is_measured_below(other, point)),
+            key=lambda other: other.batch,
+        )[:2]
+        if point.predicted_samples_per_s is None and len(smaller) == 2:
+            points[place], filled = _on_line(point, *smaller), True
+    if not filled:
+        return study
+    note = "against the batch, a straight line through the two smallest batches is predicted"
+    return replace(study, points=tuple(points), notes=(*study.notes, note))
+
+
+def _is_measured_below(other: StudyPoint, point: StudyPoint) -> bool:
+    return bool(other.samples_per_s and other.ranks == point.ranks and other.batch < point.batch)
+
+
+def _on_line(point: StudyPoint, first: StudyPoint, second: StudyPoint) -> StudyPoint:
+    """The doubts of both measured steps add up in squares; None where they are not known."""
+    weight = (point.batch - first.batch) / (second.batch - first.batch)
+    step = (1 - weight) * _step_s(first, first.samples_per_s)
+    step += weight * _step_s(second, second.samples_per_s)
+    if step <= 0:
+        return point
+    samples, low, high = point.batch * point.ranks, None, None
+    halves = [_half_s(other) for other in (first, second)]
+    if halves[0] is not None and halves[1] is not None:
+        half = math.hypot((1 - weight) * halves[0], weight * halves[1])
+        low = samples / (step + half)
+        high = samples / (step - half) if half < step else None
+    return replace(
+        point, predicted_samples_per_s=samples / step, predicted_low=low, predicted_high=high
+    )
+
+
+def _step_s(point: StudyPoint, samples_per_s: float | None) -> float:
+    return point.batch * point.ranks / (samples_per_s or math.inf)
+
+
+def _half_s(point: StudyPoint) -> float | None:
+    """Half of the interval of the step's seconds."""
+    if not point.low or not point.high:
+        return None
+    return (_step_s(point, point.low) - _step_s(point, point.high)) / 2

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.bench.scaling import find_studies
+from stepscope.bench.scaling import find_studies, with_straight_lines
 from stepscope.errors import StepscopeError
 from stepscope.records.prediction import Setting
 from stepscope.ui.whatif import samples_factor
@@ -25,7 +25,7 @@ def with_studies(results: BenchResults, open_run: Callable[[str], Bench]) -> Ben
     """Nothing changes for a bench whose rows are all different workloads."""
     studies = find_studies(results.workloads)
     predicted = (
-        _predicted(study, results.workloads[place].folder, open_run)
+        with_straight_lines(_predicted(study, results.workloads[place].folder, open_run))
         for place, study in studies.items()
     )
     return replace(results, scaling=tuple(predicted))

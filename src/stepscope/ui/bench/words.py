@@ -21,6 +21,17 @@ def row_name(row: WorkloadResult | WorkloadChange) -> str:
     return f"{row.name} with {' + '.join(row.remedies)}" if row.remedies else row.name
 
 
+def row_names(rows: Sequence[WorkloadResult]) -> list[str]:
+    """Rows of one name, those of a scaling study, are told apart by batch and ranks."""
+    names = [row_name(row) for row in rows]
+    return [
+        f"{name}, batch {row.settings.get('batch')}, {counted(row.ranks, 'rank')}"
+        if names.count(name) > 1
+        else name
+        for name, row in zip(names, rows, strict=True)
+    ]
+
+
 def bench_answer(results: BenchResults) -> Answer:
     return Answer(verdict=_verdict(results), why=_why(results.workloads), next=_next(results))
 

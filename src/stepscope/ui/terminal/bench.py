@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from stepscope.records.figures import long_duration, percent, significant, size, unsigned_percent
-from stepscope.ui.bench.words import bench_answer, row_name, speed_words
+from stepscope.ui.bench.words import bench_answer, row_names, speed_words
 from stepscope.ui.terminal.bench_scaling import print_study
 from stepscope.ui.terminal.console import make_console, note_line, print_path
 from stepscope.ui.terminal.tables import answer_grid, fitting_table, titled_table
@@ -38,7 +38,8 @@ def print_bench(
     good = all(row.status == "measured" for row in results.workloads)
     console.print(answer_grid(bench_answer(results), "bold green" if good else "bold"))
     console.print()
-    rows = [_cells(row) for row in results.workloads]
+    names = row_names(results.workloads)
+    rows = [[name, *_cells(row)] for name, row in zip(names, results.workloads, strict=True)]
     columns = [column for column in _COLUMNS if _has(column, rows)]
     places = [_COLUMNS.index(column) for column in columns]
     shown = [[cells[place] for place in places] for cells in rows]
@@ -47,8 +48,8 @@ def print_bench(
     for study in results.scaling:
         print_study(console, study)
         console.print()
-    for row in results.workloads:
-        for line in _about(row):
+    for name, row in zip(names, results.workloads, strict=True):
+        for line in _about(name, row):
             console.print(Text(line), soft_wrap=True)
     for rule in results.broken_rules:
         console.print(note_line(rule), soft_wrap=True)
@@ -63,7 +64,6 @@ def _has(column: str, rows: Sequence[Sequence[str]]) -> bool:
 
 def _cells(row: WorkloadResult) -> list[str]:
     return [
-        row_name(row),
         or_dash(row.samples_per_s, significant) if row.status == "measured" else row.status,
         _half_width(row),
         speed_words(row),
@@ -103,10 +103,10 @@ def _short_verdict(verdict: str) -> str:
     return title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 1]}…"
 
 
-def _about(row: WorkloadResult) -> list[str]:
-    lines = [f"{row_name(row)}: {note}" for note in row.notes]
+def _about(name: str, row: WorkloadResult) -> list[str]:
+    lines = [f"{name}: {note}" for note in row.notes]
     if row.status != "measured":
-        lines.append(f"{row_name(row)}: {row.status}: {row.why or 'not known why'}")
+        lines.append(f"{name}: {row.status}: {row.why or 'not known why'}")
     return lines
 
 

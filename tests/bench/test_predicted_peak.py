@@ -1,0 +1,219 @@
+"""Peak memory predicted before the run, against what torch's own CPU allocator hands out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from stepscope.bench import catalogue, free_memory, predict_peak
+from stepscope.bench.fake_training import train_fake, train_for_real
+from stepscope.bench.memory_ledger import MemoryLedger
+from stepscope.bench.operator_needs import MeasuredNeeds, meter_on_host
+from stepscope.bench.task import BenchTask
+from stepscope.bench.workload import Target, TrainingWorkload
+from stepscope.records.predicted_peak import PeakRequest, PredictedPeak
+from stepscope.ui.bench import fits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stepscope.bench.workload import Config, Step, TrainingPlace
+
+CPU = torch.device("cpu")
+GOAL = 0.03  # of the allocator's peak
+
+
+def _build(config: Config, place: TrainingPlace) -> Step:
+    model = place.put(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)))
+    optimizer = torch.optim.Adam(model.parameters())
+    batches = [torch.rand(config.batch, 32, device=place.device) for _ in range(config.batches)]
+
+    def step(number: int) -> torch.Tensor:
+        out = model(batches[number % len(batches)])
+        if config.reads:
+            out = out[out.sum(1) > 0]
+        loss: torch.Tensor = out.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+WORKLOAD = TrainingWorkload(
+    name="made",
+    task="",
+    source="",
+    samples="rows",
+    sizes={"tiny": {"batch": 512, "batches": 5, "reads": 0}},
+    targets={"tiny": Target(loss=1.0, steps=24)},
+    build=_build,
+)
+
+
+def peak_for_real(workload: TrainingWorkload, **changes: Any) -> int:
+    return train_for_real(workload, workload.config("tiny", changes), CPU).peak_bytes
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict_peak, "load", lambda _name: WORKLOAD)
+
+
+def test_fake_steps_hold_what_real_ones_hold() -> None:
+    predicted = train_fake(WORKLOAD, WORKLOAD.config("tiny"), CPU)
+    assert predicted.peak_bytes == peak_for_real(WORKLOAD)
+    assert predicted.gradient_bytes == 4 * (32 * 64 + 64 + 64 * 8 + 8)
+    assert predicted.notes == ()
+
+
+def test_gpt2_is_predicted_within_the_goal() -> None:
+    workload = catalogue.load("gpt2")
+    changes = {"batches": 3, "layers": 1}
+    predicted = train_fake(workload, workload.config("tiny", changes), CPU).peak_bytes
+    assert predicted == pytest.approx(peak_for_real(workload, **changes), rel=GOAL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", catalogue.names())
+def test_every_workload_is_predicted_within_the_goal(name: str) -> None:
+    predicted = predict_peak.predict(PeakRequest(name=name, size="tiny"), CPU)
+    assert predicted.peak_bytes is not None, predicted.notes
+    assert predicted.peak_bytes == pytest.approx(peak_for_real(catalogue.load(name)), rel=GOAL)
+
+
+@pytest.mark.usefixtures("made")
+def test_a_workload_that_reads_values_is_trained_instead() -> None:
+    request = PeakRequest(name="made", size="tiny", changes={"reads": "1"})
+    predicted = predict_peak.predict(request, CPU)
+    assert predicted.method == "trained"
+    assert "DynamicOutputShape" in predicted.notes[0]
+    assert predicted.peak_bytes == pytest.approx(peak_for_real(WORKLOAD, reads=1), rel=GOAL)
+
+
+@pytest.mark.usefixtures("made")
+def test_with_little_room_smaller_batches_tell_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict_peak, "free_bytes", lambda _device: 1 << 20)
+    request = PeakRequest(name="made", size="tiny", changes={"reads": "1", "batch": "4096"})
+    predicted = predict_peak.predict(request, CPU)
+    assert predicted.method == "smaller batches"
+    peak = peak_for_real(WORKLOAD, reads=1, batch=4096)
+    assert predicted.peak_bytes == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.usefixtures("made")
+def test_what_does_not_fit_comes_with_the_batch_that_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = 2_000_000
+    monkeypatch.setattr(predict_peak, "free_bytes", lambda _device: free)
+    request = PeakRequest(name="made", size="tiny", changes={"batch": "4096"})
+    predicted = predict_peak.predict(request, CPU)
+    assert predicted.fits is False
+    assert predicted.fitting_batch is not None
+    assert peak_for_real(WORKLOAD, batch=predicted.fitting_batch) < free
+    assert peak_for_real(WORKLOAD, batch=2 * predicted.fitting_batch) > free
+    alone = predict_peak.predict(PeakRequest(name="made", size="tiny"), CPU)
+    shared = predict_peak.predict(PeakRequest(name="made", size="tiny", ranks=2), CPU)
+    assert shared.peak_bytes == (alone.peak_bytes or 0) + 4 * (32 * 64 + 64 + 64 * 8 + 8)
+    assert shared.room_bytes == (alone.room_bytes or 0) // 2  # both ranks live on this host
+
+
+@pytest.mark.usefixtures("made")
+def test_a_workload_that_raises_has_no_peak_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = PeakRequest(name="made", size="tiny", changes={"batches": "0"})
+    predicted = predict_peak.predict(request, CPU)
+    assert predicted.peak_bytes is None
+    assert predicted.fits is None
+    assert "ZeroDivisionError" in predicted.notes[0]
+    monkeypatch.setattr(predict_peak, "LIMIT_S", 0.001)
+    late = predict_peak.predict(PeakRequest(name="made", size="tiny"), CPU)
+    assert late.peak_bytes is None
+    assert "no prediction within" in late.notes[0]
+
+
+def test_an_operator_holds_more_than_its_results_while_it_runs() -> None:
+    needs = MeasuredNeeds(meter_on_host, 1 << 30)
+    with FakeTensorMode(), MemoryLedger("cpu", needs) as ledger:
+        image, weight = torch.rand(4, 3, 16, 16), torch.rand(8, 3, 3, 3)
+        held = ledger.held_bytes
+        result = nn.functional.conv2d(image, weight)
+    assert held == 4 * (image.numel() + weight.numel())
+    assert ledger.held_bytes == held + 4 * result.numel()
+    assert ledger.peak_bytes > ledger.held_bytes
+    del result
+    assert ledger.held_bytes == held
+
+
+def test_an_operator_too_large_to_try_is_noted() -> None:
+    needs = MeasuredNeeds(meter_on_host, most_bytes=16)
+    with FakeTensorMode(), MemoryLedger("cpu", needs):
+        nn.functional.conv2d(torch.rand(4, 3, 16, 16), torch.rand(8, 3, 3, 3))
+    assert needs.notes == {"workspace of aten::convolution not known: too large to try"}
+
+
+def test_a_gpu_hands_out_blocks_of_512_bytes() -> None:
+    with MemoryLedger("cuda") as ledger:
+        ledger._count(torch.rand(1), 0)
+        one = torch.rand(129)
+        ledger._count(one, 0)
+    assert ledger.held_bytes == 1024
+    assert ledger.peak_bytes == 0  # nothing ran on that device
+
+
+def _task(**changes: str) -> BenchTask:
+    return BenchTask(workload=catalogue.load("gpt2"), size="tiny", changes=changes)
+
+
+def test_the_refusal_says_what_is_needed_what_is_free_and_what_fits() -> None:
+    peak = PredictedPeak(peak_bytes=96_000_000_000, free_bytes=80_000_000_000, device="cuda")
+    assert fits.too_large(peak).startswith("needs about 96.0 GB on the GPU, 80.0 GB are free; not")
+    smaller = PredictedPeak(peak_bytes=2, free_bytes=1, ranks=2, fitting_batch=24)
+    assert fits.too_large(smaller).endswith("--set batch=24 would fit")
+    assert "for each of 2 ranks" in fits.too_large(smaller)
+
+
+def test_only_what_may_not_fit_is_predicted() -> None:
+    plain = BenchTask(workload=catalogue.load("gpt2"), size="tiny")
+    assert not fits.worth_predicting(plain)
+    assert fits.worth_predicting(_task(batch="4"))
+    assert fits.worth_predicting(BenchTask(workload=plain.workload, size="small"))
+    remedied = BenchTask(workload=plain.workload, size="small", remedies=("bf16",))
+    assert not fits.worth_predicting(remedied)
+
+
+def test_a_prediction_that_crashes_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[bytes]] = []
+
+    def ask(requests: list[bytes]) -> list[PredictedPeak]:
+        asked.append(list(requests))
+        return [PredictedPeak(peak_bytes=7)] if len(asked) == 1 else [PredictedPeak(peak_bytes=9)]
+
+    monkeypatch.setattr(fits, "_ask", ask)
+    tasks = [_task(batch="1"), _task(batch="2"), _task(batch="3")]
+    peaks = fits.predict_peaks(tasks)
+    assert [len(requests) for requests in asked] == [3, 1]
+    known = [peaks.of(task) for task in tasks]
+    assert [peak and peak.peak_bytes for peak in known] == [7, None, 9]
+
+
+@pytest.mark.slow
+def test_the_program_answers_each_request_in_a_line() -> None:
+    task = _task(batch="4", batches="2", layers="1")
+    peak = fits.predict_peaks([task]).of(task)
+    assert peak is not None
+    assert peak.fits
+    assert peak.batch == 4
+
+
+def test_a_container_counts_its_files_as_free(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 250\n")
+    assert free_memory._container_bytes(tmp_path) == 550
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory._container_bytes(tmp_path) is None
+    assert (free_memory.free_bytes(CPU) or 1) > 0
