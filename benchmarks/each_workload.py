@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from library_turn import Turns
-from stepscope.bench.catalogue import names
+from stepscope.bench.catalogue import load, names
+from stepscope.bench.request import EXTRA
 from stepscope.bench.workload import SIZES
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ def options_for(about: str | None, out: str) -> argparse.ArgumentParser:
     return parser
 
 
+def suite() -> tuple[str, ...]:
+    return tuple(name for name in names() if EXTRA not in load(name).tags)
+
+
 def run_each(options: argparse.Namespace, one: Callable[[str, argparse.Namespace], None]) -> bool:
     """True in the process that started the others, when all of them have ended."""
     if options.one:
@@ -57,7 +62,7 @@ def run_each(options: argparse.Namespace, one: Callable[[str, argparse.Namespace
         return False
     end = time.monotonic() + options.seconds
     kept = {} if options.again else read(options.out)
-    waiting = [name for name in options.names or names() if not kept.get(name, {}).get("finished")]
+    waiting = [name for name in options.names or suite() if not kept.get(name, {}).get("finished")]
     turns = Turns(options.turns)
     with turns.kept_going(), ThreadPoolExecutor(options.at_once) as pool:
         for name, why in pool.map(lambda name: (name, _start(name, options, end)), waiting):

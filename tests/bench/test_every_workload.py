@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stepscope
-from stepscope.bench.catalogue import extra_names, load, names
+from stepscope.bench.catalogue import load, names
 from stepscope.bench.workload import TrainingPlace
 from stepscope.measure.settings import Settings
 from stepscope.measure.steps import Anchor
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stepscope.bench.workload import Step
     from stepscope.records.explanation import Explanation
 
-IN_EVERY_RUN = ("gpt2", "nmt-lstm", "wgan-gp")  # attention, recurrence, gradients of gradients
+IN_EVERY_RUN = ("gpt2", "nmt-lstm", "dcgan")  # attention, recurrence, two optimizers
 WAIT, WARMUP, ACTIVE, STEPS = 4, 1, 2, 9
 TRACED = range(WAIT + WARMUP, WAIT + WARMUP + ACTIVE)
 
@@ -52,7 +52,7 @@ class CapturedTraining:
 @pytest.fixture(
     params=[
         pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.slow)
-        for name in (*names(), *extra_names())
+        for name in names()
     ],
     scope="module",
 )

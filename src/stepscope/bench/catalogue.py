@@ -23,13 +23,8 @@ GROUP = "stepscope.workloads"  # entry points of other packages: NAME = "package
 
 
 def names() -> tuple[str, ...]:
-    """The suite and other packages' workloads, in order; nothing is imported for it."""
-    return (*sorted(_modules(workloads)), *sorted(_others()))
-
-
-def extra_names() -> tuple[str, ...]:
-    """Our own outside the suite, in order."""
-    return tuple(sorted(_modules(extra)))
+    """In order: the suite, our own outside it, other packages'; nothing is imported for it."""
+    return (*sorted(_modules(workloads)), *sorted(_modules(extra)), *sorted(_others()))
 
 
 def load(name: str) -> TrainingWorkload:
@@ -40,7 +35,7 @@ def load(name: str) -> TrainingWorkload:
         return workload
     entries = _others().get(name)
     if entries is None:
-        raise UsageError(f"there is no workload {name}{_nearest(name, (*names(), *extra_names()))}")
+        raise UsageError(f"there is no workload {name}{_nearest(name, names())}")
     if len(entries) > 1:
         packages = " and ".join(sorted(map(_package, entries)))
         raise UsageError(

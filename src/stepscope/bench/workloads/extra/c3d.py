@@ -92,5 +92,5 @@ WORKLOAD = TrainingWorkload(
         "paper": Target(loss=3.0, steps=60),
     },
     build=build,
-    tags=frozenset({"convolutional"}),
+    tags=frozenset({"convolutional", "extra"}),
 )

@@ -126,5 +126,5 @@ WORKLOAD = TrainingWorkload(
         "paper": Target(loss=5.0, steps=60),
     },
     build=build,
-    tags=frozenset({"attention"}),
+    tags=frozenset({"attention", "extra"}),
 )

@@ -97,5 +97,5 @@ WORKLOAD = TrainingWorkload(
         "paper": Target(loss=4.0, steps=60),
     },
     build=build,
-    tags=frozenset({"convolutional"}),
+    tags=frozenset({"convolutional", "extra"}),
 )

@@ -98,5 +98,5 @@ WORKLOAD = TrainingWorkload(
         "paper": Target(loss=8.0, steps=60),
     },
     build=build,
-    tags=frozenset({"attention"}),
+    tags=frozenset({"attention", "extra"}),
 )

@@ -144,5 +144,5 @@ WORKLOAD = TrainingWorkload(
         "paper": Target(loss=9.0, steps=60),
     },
     build=build,
-    tags=frozenset({"attention"}),
+    tags=frozenset({"attention", "extra"}),
 )

@@ -78,4 +78,5 @@ WORKLOAD = TrainingWorkload(
         "paper": Target(loss=1.5, steps=60),
     },
     build=build,
+    tags=frozenset({"extra"}),
 )

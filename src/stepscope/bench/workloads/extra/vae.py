@@ -90,5 +90,5 @@ WORKLOAD = TrainingWorkload(
         "paper": Target(loss=0.75, steps=60),
     },
     build=build,
-    tags=frozenset({"convolutional"}),
+    tags=frozenset({"convolutional", "extra"}),
 )
