@@ -66,7 +66,7 @@ def run_each(options: argparse.Namespace, one: Callable[[str, argparse.Namespace
     turns = Turns(options.turns)
     with turns.kept_going(), ThreadPoolExecutor(options.at_once) as pool:
         for name, why in pool.map(lambda name: (name, _start(name, options, end)), waiting):
-            print(f"{name}: {why or 'done'}", flush=True)
+            print(f"{name}: {why or 'done'}", file=sys.stderr)
     return True
 
 
@@ -75,7 +75,8 @@ def _start(name: str, options: argparse.Namespace, end: float) -> str | None:
     limit_s = min(options.per_workload, end - time.monotonic())
     if limit_s < _LEAST_S:
         return "not begun: no time left"
-    child = subprocess.Popen([sys.executable, *sys.argv, "--one", name])
+    command = [sys.executable, *sys.argv, "--one", name]
+    child = subprocess.Popen(command, stdout=sys.stderr)  # our own output is the tables alone
     try:
         code = child.wait(limit_s)
     except subprocess.TimeoutExpired:
