@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from torch.nn import functional
 
-from workloads.gpt2 import GPT
+from stepscope.bench.workload import Config
+from stepscope.bench.workloads.gpt2 import GPT2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,9 +48,9 @@ class Training:
     def __init__(self, options: argparse.Namespace, batch: int, dtype: str) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(0)
-        width = options.width
-        model = GPT(options.layers, width, width // 64, options.length, options.vocabulary)
-        self.model = model.to(self.device)
+        sizes = {name: getattr(options, name) for name in ("layers", "width", "length")}
+        sizes |= {"heads": options.width // 64, "words": options.vocabulary}
+        self.model = GPT2(Config(sizes)).to(self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-4)
         self._ids = torch.randint(
             0, options.vocabulary, (batch, options.length + 1), device=self.device

@@ -1,4 +1,4 @@
-"""Every workload there is: the suite's own files, and those that other packages declare."""
+"""Every workload there is: the suite's files, extra ones, and what other packages declare."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from typing import TYPE_CHECKING
 
 from stepscope.bench import workloads
 from stepscope.bench.workload import SIZES, TrainingWorkload
+from stepscope.bench.workloads import extra
 from stepscope.errors import UsageError
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from importlib.metadata import EntryPoint
+    from types import ModuleType
 
 GROUP = "stepscope.workloads"  # entry points of other packages: NAME = "package.module:WORKLOAD"
 
 
 def names() -> tuple[str, ...]:
-    """In order; nothing is imported for it."""
-    return (*sorted(_own()), *sorted(_others()))
+    """In order: the suite, our own outside it, other packages'; nothing is imported for it."""
+    return (*sorted(_modules(workloads)), *sorted(_modules(extra)), *sorted(_others()))
 
 
 def load(name: str) -> TrainingWorkload:
     """UsageError for a name that nobody has, or a package that cannot be used."""
     if name in _own():
-        module = importlib.import_module(f"{workloads.__name__}.{_own()[name]}")
+        module = importlib.import_module(_own()[name])
         workload: TrainingWorkload = module.WORKLOAD
         return workload
     entries = _others().get(name)
@@ -89,9 +91,16 @@ def _package(entry: EntryPoint) -> str:
 
 
 def _own() -> dict[str, str]:
+    return {**_modules(workloads), **_modules(extra)}
+
+
+def _modules(package: ModuleType) -> dict[str, str]:
     """Name -> module: a file's name with its underlines as hyphens."""
-    found = pkgutil.iter_modules(workloads.__path__)
-    return {module.name.replace("_", "-"): module.name for module in found}
+    return {
+        module.name.replace("_", "-"): f"{package.__name__}.{module.name}"
+        for module in pkgutil.iter_modules(package.__path__)
+        if not module.ispkg
+    }
 
 
 def _others() -> dict[str, list[EntryPoint]]:

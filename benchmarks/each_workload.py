@@ -1,0 +1,98 @@
+"""Do one thing with every workload of the suite: several beside each other, each timed alone.
+
+Each workload has a process of its own, which saves its result to DIR/NAME.json as soon as there is
+something to save. Workloads whose result is there and whole are left out, so that a command that
+was cut can be given again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from library_turn import Turns
+from stepscope.bench.catalogue import load, names
+from stepscope.bench.request import EXTRA
+from stepscope.bench.workload import SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Result = dict[str, Any]
+_LEAST_S = 15.0  # a workload that has less is not begun
+
+
+def options_for(about: str | None, out: str) -> argparse.ArgumentParser:
+    """`out` is a folder's name under benchmarks/results."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="workloads; the whole suite without any")
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, default=Path(f"benchmarks/results/{out}"))
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="for all workloads")
+    parser.add_argument("--per-workload", type=float, default=240.0, help="seconds at most for one")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="workloads beside each other; each is timed alone"
+    )
+    parser.add_argument("--again", action="store_true", help="also those that --out holds")
+    parser.add_argument(
+        "--turns", type=Path, default=Path(tempfile.gettempdir()) / "stepscope-bench-turns"
+    )
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    return parser
+
+
+def suite() -> tuple[str, ...]:
+    return tuple(name for name in names() if EXTRA not in load(name).tags)
+
+
+def run_each(options: argparse.Namespace, one: Callable[[str, argparse.Namespace], None]) -> bool:
+    """True in the process that started the others, when all of them have ended."""
+    if options.one:
+        one(options.one, options)
+        return False
+    end = time.monotonic() + options.seconds
+    kept = {} if options.again else read(options.out)
+    waiting = [name for name in options.names or suite() if not kept.get(name, {}).get("finished")]
+    turns = Turns(options.turns)
+    with turns.kept_going(), ThreadPoolExecutor(options.at_once) as pool:
+        for name, why in pool.map(lambda name: (name, _start(name, options, end)), waiting):
+            print(f"{name}: {why or 'done'}", file=sys.stderr)
+    return True
+
+
+def _start(name: str, options: argparse.Namespace, end: float) -> str | None:
+    """Why the workload has no whole result, or None."""
+    limit_s = min(options.per_workload, end - time.monotonic())
+    if limit_s < _LEAST_S:
+        return "not begun: no time left"
+    command = [sys.executable, *sys.argv, "--one", name]
+    child = subprocess.Popen(command, stdout=sys.stderr)  # our own output is the tables alone
+    try:
+        code = child.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+        return f"stopped after {limit_s:.0f} s; what was measured until then is kept"
+    return f"exit code {code}" if code else None
+
+
+def read(out: Path) -> dict[str, Result]:
+    """What is known, by workload."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("*.json"))}
+
+
+def save(out: Path, name: str, result: Result) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    new = out / f"{name}.new"
+    new.write_text(json.dumps(result, indent=1))
+    new.replace(out / f"{name}.json")
