@@ -80,7 +80,7 @@ def self_play(model: nn.Module, games: GoGames, moves: int) -> tuple[torch.Tenso
 
 def build(config: Config, place: TrainingPlace) -> Step:
     model = place.put(GoNet(config))
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, weight_decay=1e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=1e-4)
     games = GoGames(config.batch, config.board, place.device)
     number_of_game = torch.arange(config.batch, device=place.device)
 
@@ -92,7 +92,8 @@ def build(config: Config, place: TrainingPlace) -> Step:
         # The moves of the side that came out ahead are the ones to learn.
         wrong = functional.cross_entropy(logits, moves, reduction="none")
         won = (results > 0).float()
-        loss = (wrong * won).sum() / won.sum().clamp(min=1) + functional.mse_loss(values, results)
+        loss = (wrong * won).sum() / won.sum().clamp(min=1)
+        loss = loss + 0.25 * functional.mse_loss(values, results)  # MLPerf's weight
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -108,9 +109,17 @@ ALPHAGO_ZERO = {
     "board": 19,
     "width": 256,
     "blocks": 19,
-    "lr": 0.01,
+    "lr": 1e-3,
 }
-TINY = {"moves": 4, "steps_of_a_game": 6, "board": 5, "width": 16, "blocks": 2, "lr": 0.02}
+TINY = {
+    "batch": 32,
+    "moves": 4,
+    "steps_of_a_game": 6,
+    "board": 5,
+    "width": 16,
+    "blocks": 2,
+    "lr": 1e-2,
+}
 WORKLOAD = TrainingWorkload(
     name="minigo",
     task="reinforcement learning",
@@ -122,9 +131,9 @@ WORKLOAD = TrainingWorkload(
         "paper": {**ALPHAGO_ZERO, "batch": 256, "moves": 8, "steps_of_a_game": 30},
     },
     targets={
-        "tiny": Target(loss=4.1, steps=60),
-        "small": Target(loss=6.8, steps=60),
-        "paper": Target(loss=6.8, steps=60),
+        "tiny": Target(loss=3.42, steps=60),
+        "small": Target(loss=6.2, steps=60),
+        "paper": Target(loss=6.2, steps=60),
     },
     build=build,
     tags=frozenset({"convolutional", "reinforcement"}),
