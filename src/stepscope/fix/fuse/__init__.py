@@ -11,3 +11,5 @@ from stepscope.fix.fuse.array import fuse as fuse
 from stepscope.fix.fuse.scaler import ArrayScaler as ArrayScaler
 from stepscope.fix.fuse.stacked import NotFusableError as NotFusableError
 from stepscope.fix.fuse.stacked import Stacked as Stacked
+from stepscope.fix.fuse.sweep import grid as grid
+from stepscope.fix.fuse.sweep import sweep as sweep

@@ -38,6 +38,12 @@ def check_alike(models: Sequence[nn.Module]) -> None:
                 raise UsageError(f"model {number} is not built like model 0: {path} is a {kinds}")
 
 
+def describe(model: nn.Module) -> tuple[Any, ...]:
+    """Equal for models that can be in one array."""
+    kinds = tuple((path, type(module)) for path, module in model.named_modules())
+    return kinds, tuple(_tensors(model).items())
+
+
 def _tensors(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
     return {

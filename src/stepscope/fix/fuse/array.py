@@ -31,6 +31,7 @@ from stepscope.fix.fuse.stacked import NotFusableError, Stacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
 
 class ModelArray(nn.Module):
@@ -42,6 +43,7 @@ class ModelArray(nn.Module):
         optimizers: Sequence[torch.optim.Optimizer] = (),
         schedulers: Sequence[Any] = (),
         seeds: Sequence[int | None] | None = None,
+        random: Sequence[list[Any]] | None = None,
     ) -> None:
         super().__init__()
         check_alike(models)
@@ -49,6 +51,8 @@ class ModelArray(nn.Module):
         self._models = tuple(models)  # a tuple: not this module's children
         self._schedulers = list(schedulers)
         self._streams = Streams(seeds or [None] * len(models))
+        if random is not None:
+            self._streams.states = [list(states) for states in random]
         self._ledger: Counter[tuple[str, str]] = Counter()
         self._stacks: dict[str, torch.Tensor] = {}
         self._alone: dict[str, str] = {}
@@ -81,6 +85,10 @@ class ModelArray(nn.Module):
                 raise UsageError(f"{len(value)} tensors for {len(self)} models: one each is needed")
             return stack_results(list(value))
         return value
+
+    def drawing_as(self, model: int) -> AbstractContextManager[None]:
+        """Meanwhile torch draws this model's random numbers, for what is its own, such as data."""
+        return self._streams.of(model)
 
     def backward(self, loss: Any) -> None:
         """From every model's own loss: a Stacked, or a list."""
@@ -157,12 +165,15 @@ class ModelArray(nn.Module):
         optimizer: torch.optim.Optimizer | None = None,
         scheduler: Any = None,
         seed: int | None = None,
+        random: list[Any] | None = None,
     ) -> int:
-        """Add a model at the end; its place."""
+        """Add a model at the end; its place. `random` is the state of its random numbers."""
         check_alike([self._models[0], model])
         if (self.optimizer is None) != (optimizer is None):
             raise UsageError("give the new model an optimizer exactly if the array has some")
         self._take(list(range(len(self))), (model,), optimizer, scheduler, seed)
+        if random is not None:
+            self._streams.states[-1] = list(random)
         return len(self) - 1
 
     def checkpoint(self) -> dict[str, Any]:
@@ -328,13 +339,14 @@ def fuse(
     optimizers: Sequence[torch.optim.Optimizer] = (),
     schedulers: Sequence[Any] = (),
     seeds: Sequence[int | None] | None = None,
+    random: Sequence[list[Any]] | None = None,
 ) -> ModelArray:
     """Train models of one architecture together, each with its own optimizer and scheduler.
 
     `seeds`: what torch.manual_seed would get before each model trains alone; it then draws the
-    same numbers here.
+    same numbers here. `random` are states to go on from instead (randomness.states_now).
     """
-    return ModelArray(models, optimizers, schedulers, seeds)
+    return ModelArray(models, optimizers, schedulers, seeds, random)
 
 
 def _check_lengths(count: int, **given: Sequence[Any]) -> None:
