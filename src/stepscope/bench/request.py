@@ -81,7 +81,7 @@ def parse_size(text: str) -> Size:
         if text == size:
             return size
     close = difflib.get_close_matches(text, SIZES, 1, 0.5)
-    hint = f": did you mean {close[0]}?" if close else ""
+    hint = f": did you mean {close[0]}?" if close else "."
     raise UsageError(f"there is no size {text}{hint} The sizes are {', '.join(SIZES)}")
 
 

@@ -23,6 +23,7 @@ VERBS = {
     "compare": "tell whether B's step really differs from A's, with an interval",
     "ab": "run two training commands alternately and compare their steps",
     "tune": "try remedies in short runs of a command, keep what wins",
+    "sweep": "train a model with many settings, several at a time as one",
     "bench": "run a suite of training workloads, by fixed rules",
     "record": "list what was promised and what was measured afterwards",
     "health": "start a training command, check three steps, stop it",

@@ -1,0 +1,119 @@
+"""stepscope sweep: train a script's model with many settings, several at a time as one array."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stepscope.errors import UsageError
+from stepscope.ui.cli.options import json_option, out_option
+from stepscope.ui.run_folder import claim_or_refuse
+from stepscope.ui.say import say
+
+if TYPE_CHECKING:
+    from stepscope.ui.sweep.journal import SweepJournal
+
+
+@click.command(name="sweep")
+@click.argument("script")
+@click.argument("more", nargs=-1, metavar="[NAME=VALUE,VALUE]...")
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="NAME=VALUE,VALUE",
+    help="Settings to try, each with each; more of them may follow as plain words.",
+)
+@click.option(
+    "--fuse",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How many models train at a time, as one array.",
+)
+@click.option("--steps", default=500, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--every",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Steps between two reports of a trial's loss.",
+)
+@click.option("--seed", default=0, show_default=True, help="Every trial starts from it.")
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Go on with the sweep in this folder, as it was asked for.",
+)
+@out_option("Folder for the results (default: stepscope-runs/<time>-<script>).")
+@json_option
+@click.option("--quiet", is_flag=True, help="Print nothing while trials train.")
+def command(
+    script: str,
+    more: tuple[str, ...],
+    grid: tuple[str, ...],
+    resume: Path | None,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+    **options: Any,
+) -> int:
+    """Train what SCRIPT's build(config) gives with every setting of the grid.
+
+    Models of one architecture train as one array, each as it would alone.
+    """
+    from stepscope.ui.sweep.running import run_sweep
+    from stepscope.ui.terminal.tune_progress import shown_trials
+
+    words = (*grid, *more)
+    journal = _resume(script, words, resume) if resume else _begin(script, words, out, options)
+    code = 0
+    with shown_trials(quiet=quiet) as progress:
+        progress.news(f"sweep folder {journal.folder}")
+        try:
+            run_sweep(journal, progress)
+        except KeyboardInterrupt:
+            code = 130
+    _print(journal, as_json=as_json)
+    return code
+
+
+def _begin(
+    script: str, words: tuple[str, ...], out: Path | None, options: dict[str, Any]
+) -> SweepJournal:
+    from stepscope.ui.sweep.axes import parse_axes
+    from stepscope.ui.sweep.journal import SweepJournal, SweepStart
+
+    axes = parse_axes(words)
+    if not axes:
+        raise UsageError("there is no grid: --grid lr=1e-3,3e-4 wd=0,0.1")
+    if not Path(script).is_file():
+        raise UsageError(f"{script} does not exist")
+    start = SweepStart(
+        script=str(Path(script).absolute()),
+        grid={name: list(values) for name, values in axes.items()},
+        **options,
+    )
+    return SweepJournal.create(claim_or_refuse(out, (script,)), start)
+
+
+def _resume(script: str, words: tuple[str, ...], folder: Path) -> SweepJournal:
+    from stepscope.ui.sweep.axes import parse_axes
+    from stepscope.ui.sweep.journal import SweepJournal
+
+    journal = SweepJournal.read(folder)
+    if str(Path(script).absolute()) != journal.start.script:
+        raise UsageError(f"{folder} is a sweep of {journal.start.script}, not of {script}")
+    asked = {name: list(values) for name, values in parse_axes(words).items()}
+    if asked and asked != journal.start.grid:
+        raise UsageError(f"{folder} has another grid: leave --grid out to go on with it")
+    return journal
+
+
+def _print(journal: SweepJournal, *, as_json: bool) -> None:
+    from stepscope.ui.sweep.words import sweep_json, sweep_text
+
+    click.echo(sweep_json(journal) if as_json else sweep_text(journal))
+    if not journal.ended:
+        say(f"no trial has ended; stepscope sweep --resume {journal.folder} goes on")

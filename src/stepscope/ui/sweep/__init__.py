@@ -1,0 +1,1 @@
+"""`stepscope sweep`: one program with many settings, trained in arrays of models."""
