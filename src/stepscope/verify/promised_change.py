@@ -93,7 +93,8 @@ def _added(row: Difference | None) -> list[str]:
 
 def _makes(remedy: str, setting: Setting) -> bool:
     """bf16 makes precision=bf16; a remedy with a value makes the setting of the same words."""
-    return MAKES.get(remedy.partition("=")[0]) == str(setting) or remedy == str(setting)
+    made = MAKES.get(remedy, MAKES.get(remedy.partition("=")[0], remedy))
+    return made == str(setting)
 
 
 def _is_promised(settings: Sequence[Setting], row: Difference) -> bool:
@@ -194,9 +195,11 @@ MAKES = {
     "bf16": "precision=bf16",
     "fp16": "precision=fp16",
     "fused-optimizer": "optimizer=fused",
+    "foreach-optimizer": "optimizer=foreach",
     "compile": "compile",
     "activation-checkpointing": "checkpoint=blocks",
     "one-thread": "threads=1",
+    "threads=cores": "threads=fit",
 }
 _OPERATORS = ("products a step", "shapes", "blocking calls")
 SIGNS = {
