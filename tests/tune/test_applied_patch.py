@@ -1,4 +1,4 @@
-"""`stepscope tune --apply`: what was kept is written into the user's file, where git can undo it."""
+"""`stepscope tune --apply`: what was kept is written into the file, where git can undo it."""
 
 from __future__ import annotations
 
