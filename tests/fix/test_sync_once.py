@@ -21,6 +21,7 @@ SYNC_ONCE = FIXES["sync-once"]
 ACCUMULATING = replace(facts_of(), passes_per_step=4, synced_passes=4)
 
 
+@pytest.mark.slow
 def test_a_guarded_step_trains_as_its_patch(tmp_path: Path) -> None:
     source = assert_patch_trains_the_same(tmp_path, GUARDED, "sync-once=4", ranks=2)
     assert "with contextlib.nullcontext() if (i + 1) % 4 == 0 else model.no_sync():" in source

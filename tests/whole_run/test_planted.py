@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from whole_run.planted import TORCHRUN, PlantedRun, explain, run_planted
+from whole_run.planted import TORCHRUN, PlantedRun, explain, run_planted, three_tries
 
 # Findings that rest on a cause which nothing planted here shows by chance.
 PLANTED = {
@@ -81,6 +81,7 @@ def leading(planted: PlantedRun) -> str:
     return next((name for name in ids if name in OF_THE_RUN), "none")
 
 
+@three_tries
 def test_every_fourth_step_waits_for_four_workers(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "slow_loader")
     check_sums(planted)
@@ -96,6 +97,7 @@ def test_every_fourth_step_waits_for_four_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@three_tries
 def test_evaluation_every_50_steps(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "evaluates", "steps")
     check(planted)
@@ -107,6 +109,7 @@ def test_evaluation_every_50_steps(tmp_path: Path) -> None:
     assert planted.account_ms("evaluation") == near(whole, 0.05)
 
 
+@three_tries
 def test_evaluation_after_each_epoch_is_no_part_of_a_step(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "evaluates", "epochs")
     own, truth = planted.planted_ms(), planted.truth
@@ -120,6 +123,7 @@ def test_evaluation_after_each_epoch_is_no_part_of_a_step(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@three_tries
 def test_evaluation_that_nothing_announces_is_a_periodic_stall(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "evaluates", "no_grad")
     check(planted)
@@ -129,6 +133,7 @@ def test_evaluation_that_nothing_announces_is_a_periodic_stall(tmp_path: Path) -
     assert stall["cost_ms"] == near(planted.planted_ms(), 0.10)
 
 
+@three_tries
 def test_checkpoint_every_100_steps(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "checkpoints")
     check(planted)
@@ -141,6 +146,7 @@ def test_checkpoint_every_100_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["itself", pytest.param("by_hand", marks=pytest.mark.slow)])
+@three_tries
 def test_garbage_collection_of_many_objects(tmp_path: Path, how: str) -> None:
     planted = run_planted(tmp_path / "run", "collects_garbage", how)
     check(planted)
@@ -150,6 +156,7 @@ def test_garbage_collection_of_many_objects(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.slow
+@three_tries
 def test_a_compiled_model_meets_new_shapes(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "recompiles")
     check(planted)
@@ -159,6 +166,7 @@ def test_a_compiled_model_meets_new_shapes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@three_tries
 def test_kept_losses_grow_memory(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "keeps_tensors")
     check(planted)
@@ -168,6 +176,7 @@ def test_kept_losses_grow_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@three_tries
 def test_a_step_that_doubles_after_step_300(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "doubles")
     check(planted)
@@ -185,6 +194,7 @@ def test_a_step_that_doubles_after_step_300(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@three_tries
 def test_steps_that_vary_with_their_tokens_are_explained_by_them(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "lengths_vary")
     check(planted)
@@ -195,6 +205,7 @@ def test_steps_that_vary_with_their_tokens_are_explained_by_them(tmp_path: Path)
     assert not PLANTED & {*planted.findings}
 
 
+@three_tries
 def test_nothing_planted_nothing_found(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "healthy")
     check(planted)
@@ -203,6 +214,7 @@ def test_nothing_planted_nothing_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@three_tries
 def test_logging_every_25_steps(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "logs")
     check(planted)
@@ -230,6 +242,7 @@ def test_no_step_is_typical(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@three_tries
 def test_one_rank_saves_and_the_other_waits(tmp_path: Path) -> None:
     planted = run_planted(
         tmp_path / "run", "rank_0_saves", launch=(*TORCHRUN, "--nproc-per-node=2")

@@ -32,7 +32,13 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="How many models train at a time, as one array.",
 )
-@click.option("--steps", default=500, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--steps",
+    default=500,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Steps that each trial trains.",
+)
 @click.option(
     "--every",
     default=50,
