@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.ui.sweep.axes import every_setting, parse_axes
+from stepscope.fix.fuse import grid
+from stepscope.ui.sweep.axes import parse_axes
 from stepscope.ui.sweep.journal import JOURNAL
 
 SCRIPT = """\
@@ -91,4 +92,4 @@ def test_bad_calls(script: Path, words: list[str], code: int, message: str) -> N
 def test_a_grid_is_every_value_with_every_other() -> None:
     axes = parse_axes(["lr=1e-3,2", "kind=adam", "flag=true,False"])
     assert axes == {"lr": (0.001, 2), "kind": ("adam",), "flag": (True, False)}
-    assert len(every_setting(axes)) == 4
+    assert len(grid(**axes)) == 4

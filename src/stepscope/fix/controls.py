@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.proposal import Proposal
+from stepscope.fix.random_states import restore, states_now
 
 if TYPE_CHECKING:
     from stepscope.fix.training_process import TrainingProcess
@@ -72,32 +73,17 @@ class _TwoStreams:
 
         if self._own is not None:
             return
-        self._own = _states()
+        self._own = states_now()
         if self._other is None:
             torch.manual_seed(self._seed)
         else:
-            _restore(self._other)
+            restore(self._other)
 
     def use_own(self) -> None:
         if self._own is not None:
-            self._other = _states()
-            _restore(self._own)
+            self._other = states_now()
+            restore(self._own)
             self._own = None
-
-
-def _states() -> list[Any]:
-    import torch
-
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *devices]
-
-
-def _restore(states: list[Any]) -> None:
-    import torch
-
-    torch.set_rng_state(states[0])
-    for number, state in enumerate(states[1:]):
-        torch.cuda.set_rng_state(state, number)
 
 
 CONTROLS = {

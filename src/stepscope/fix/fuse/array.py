@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_map
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import check_alike, settle
 from stepscope.fix.fuse.ledger import recording
+from stepscope.fix.fuse.model_streams import Streams
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
-from stepscope.fix.fuse.randomness import Streams
 from stepscope.fix.fuse.rules import stack_results
 from stepscope.fix.fuse.stacked import NotFusableError, Stacked
 
@@ -344,7 +344,7 @@ def fuse(
     """Train models of one architecture together, each with its own optimizer and scheduler.
 
     `seeds`: what torch.manual_seed would get before each model trains alone; it then draws the
-    same numbers here. `random` are states to go on from instead (randomness.states_now).
+    same numbers here. `random` are states to go on from instead (random_states.states_now).
     """
     return ModelArray(models, optimizers, schedulers, seeds, random)
 

@@ -25,6 +25,7 @@ from torch import nn
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import describe
 from stepscope.fix.fuse.array import ModelArray, fuse
+from stepscope.fix.random_states import restore, states_now
 
 Settings = Mapping[str, Any]
 Build = Callable[[Settings], tuple[nn.Module, torch.optim.Optimizer, Iterable[Any], Any]]
@@ -176,8 +177,6 @@ class _Sweep:
 
     def _start(self, config: Settings) -> _Started:
         """As the program would alone: seeded, then built."""
-        from stepscope.fix.fuse.randomness import restore, states_now
-
         number = next(self._numbers)
         trial = SweptTrial(number=number, config=config, seed=self._seed, state="training")
         outer = states_now()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 from stepscope.errors import UsageError
@@ -38,8 +37,3 @@ def parse_value(text: str) -> Value:
         except ValueError:
             continue
     return text
-
-
-def every_setting(axes: dict[str, tuple[Value, ...]]) -> list[dict[str, Value]]:
-    """In order; the last name changes fastest."""
-    return [dict(zip(axes, chosen, strict=True)) for chosen in itertools.product(*axes.values())]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.records.figures import significant
-from stepscope.ui.sweep.axes import every_setting
 from stepscope.ui.sweep.journal import BEST, EndedTrial
 
 if TYPE_CHECKING:
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
 
 def run_sweep(journal: SweepJournal, progress: TuneProgress) -> None:
     """Every ended trial is in the journal at once; the best one's weights are beside it."""
-    from stepscope.fix.fuse.sweep import sweep
+    from stepscope.fix.fuse.sweep import grid, sweep
 
     start = journal.start
     build = _load_build(start.script)
-    settings = every_setting({name: tuple(values) for name, values in start.grid.items()})
+    settings = grid(**start.grid)
     done = {trial.number for trial in journal.ended}
     left = [number for number in range(len(settings)) if number not in done]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
 from stepscope.records.figures import significant
 from stepscope.records.words import counted
-from stepscope.ui.sweep.axes import every_setting
 from stepscope.ui.sweep.journal import BEST
 
 if TYPE_CHECKING:
@@ -62,4 +62,4 @@ def _in_order(journal: SweepJournal) -> list[EndedTrial]:
 
 
 def _settings(journal: SweepJournal) -> int:
-    return len(every_setting({name: tuple(one) for name, one in journal.start.grid.items()}))
+    return math.prod(len(values) for values in journal.start.grid.values())

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stepscope.fix.fuse.randomness import streams
+from stepscope.fix.fuse.model_streams import streams
 from stepscope.fix.fuse.rules.registry import rule_for
 from stepscope.fix.fuse.stacked import Stacked
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepscope.fix.random_states import restore, states_now
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -52,14 +54,3 @@ def _started(seed: int | None) -> list[Any]:
     begun = states_now()
     restore(outer)
     return begun
-
-
-def states_now() -> list[Any]:
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *devices]
-
-
-def restore(states: list[Any]) -> None:
-    torch.set_rng_state(states[0])
-    for number, state in enumerate(states[1:]):
-        torch.cuda.set_rng_state(state, number)
