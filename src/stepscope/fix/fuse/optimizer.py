@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from stepscope.errors import UsageError
-from stepscope.fix.fuse.updates import UPDATES
+from stepscope.fix.fuse.updates import UPDATES, WeightStep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,9 @@ class ArrayOptimizer:
             state = self._states[name]
             with torch.no_grad():
                 if all(active):
-                    self._update(stack, stack.grad, state, settings, self._counts(stack))
+                    self._update(
+                        WeightStep(stack, stack.grad, state, settings, self._counts(stack))
+                    )
                 else:
                     self._update_some(stack, state, settings, active)
 
@@ -75,7 +77,8 @@ class ArrayOptimizer:
         before = {name: value.clone() for name, value in state.items()}
         old, gradient = stack.detach().clone(), torch.where(keep, stack.grad, 0)
         assert self._update is not None
-        self._update(stack, gradient, state, settings, self._counts(stack).clamp(min=1))
+        counts = self._counts(stack).clamp(min=1)
+        self._update(WeightStep(stack, gradient, state, settings, counts))
         stack.copy_(torch.where(keep, stack, old))
         for name, value in state.items():
             former = before.get(name)

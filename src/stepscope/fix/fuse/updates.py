@@ -6,7 +6,7 @@ operations is torch's, so that a model trains as it would alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -16,18 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     State = dict[str, torch.Tensor]
-    Update = Callable[[torch.Tensor, torch.Tensor, State, dict[str, Any], torch.Tensor], None]
+    Update = Callable[["WeightStep"], None]
 
 _UNKNOWN = ("differentiable",)
 
 
-def sgd(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    state: State,
-    settings: dict[str, Any],
-    count: torch.Tensor,
-) -> None:
+class WeightStep(NamedTuple):
+    """What one step of one stacked weight needs."""
+
+    weight: torch.Tensor
+    gradient: torch.Tensor
+    state: State  # by torch's names; filled by the first step
+    settings: dict[str, Any]
+    count: torch.Tensor  # a column: each model's steps, this one counted
+
+
+def sgd(step: WeightStep) -> None:
+    weight, gradient, state, settings, count = step
     gradient = _signed(gradient, settings)
     gradient = _decayed(gradient, weight, settings["weight_decay"])
     momentum = settings["momentum"]
@@ -42,13 +47,8 @@ def sgd(
     weight.sub_(gradient * settings["lr"])
 
 
-def adam(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    state: State,
-    settings: dict[str, Any],
-    count: torch.Tensor,
-) -> None:
+def adam(step: WeightStep) -> None:
+    weight, gradient, state, settings, count = step
     gradient = _signed(gradient, settings)
     if settings.get("decoupled_weight_decay"):
         weight.mul_(1 - settings["lr"] * settings["weight_decay"])
@@ -67,23 +67,12 @@ def adam(
     weight.sub_(settings["lr"] / first * mean / root)
 
 
-def adamw(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    state: State,
-    settings: dict[str, Any],
-    count: torch.Tensor,
-) -> None:
-    adam(weight, gradient, state, {**settings, "decoupled_weight_decay": True}, count)
+def adamw(step: WeightStep) -> None:
+    adam(step._replace(settings={**step.settings, "decoupled_weight_decay": True}))
 
 
-def adadelta(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    state: State,
-    settings: dict[str, Any],
-    count: torch.Tensor,
-) -> None:
+def adadelta(step: WeightStep) -> None:
+    weight, gradient, state, settings, _ = step
     gradient = _decayed(_signed(gradient, settings), weight, settings["weight_decay"])
     square, moved = _pair(state, weight, "square_avg", "acc_delta")
     rho, eps = settings["rho"], settings["eps"]
@@ -93,13 +82,8 @@ def adadelta(
     weight.sub_(delta * settings["lr"])
 
 
-def rmsprop(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    state: State,
-    settings: dict[str, Any],
-    count: torch.Tensor,
-) -> None:
+def rmsprop(step: WeightStep) -> None:
+    weight, gradient, state, settings, _ = step
     gradient = _decayed(_signed(gradient, settings), weight, settings["weight_decay"])
     (square,) = _pair(state, weight, "square_avg")
     alpha = settings["alpha"]
@@ -109,21 +93,16 @@ def rmsprop(
         (mean,) = _pair(state, weight, "grad_avg")
         mean.add_((gradient - mean) * (1 - alpha))
         root = square - mean * mean
-    step = gradient / (root.sqrt() + settings["eps"])
+    move = gradient / (root.sqrt() + settings["eps"])
     if _is_used(settings["momentum"]):
         (buffer,) = _pair(state, weight, "momentum_buffer")
-        buffer.mul_(settings["momentum"]).add_(step)
-        step = buffer
-    weight.sub_(step * settings["lr"])
+        buffer.mul_(settings["momentum"]).add_(move)
+        move = buffer
+    weight.sub_(move * settings["lr"])
 
 
-def adagrad(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    state: State,
-    settings: dict[str, Any],
-    count: torch.Tensor,
-) -> None:
+def adagrad(step: WeightStep) -> None:
+    weight, gradient, state, settings, count = step
     gradient = _decayed(_signed(gradient, settings), weight, settings["weight_decay"])
     total = state.get("sum")
     if total is None:
