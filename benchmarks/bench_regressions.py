@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -171,7 +172,7 @@ def bench(
     words = [sys.executable, "-m", "stepscope", "bench", *workloads, "--runs", str(runs), "--json"]
     done = subprocess.run(
         [*words, "--quiet", "--out", tempfile.mkdtemp(dir=folder) + "/runs", *options],
-        env=environment(**({"PYTHONPATH": str(code)} if code else {})),
+        env=environment(**({"PYTHONPATH": _before_others(code)} if code else {})),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -179,6 +180,10 @@ def bench(
     if done.returncode not in (0, SLOWER):
         raise SystemExit(f"bench ended with {done.returncode}:\n{done.stderr}")
     return json.loads(done.stdout), done.returncode
+
+
+def _before_others(code: Path) -> str:
+    return os.pathsep.join([str(code), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def plant(steps_ms: dict[str, float], place: Path) -> None:

@@ -3,8 +3,8 @@
     python benchmarks/library_turn.py FOLDER SCRIPT [ARGUMENTS]
 
 Trainings start, build, compile and warm up beside each other. From its sixth step on (a training
-that is profiled: from its beginning) a training has the device to itself until it ends: all others
-that use the same folder are stopped (SIGSTOP), with the processes that compile for them.
+that is profiled: from its beginning) a training has the device to itself until its last step: all
+others that use the same folder are stopped (SIGSTOP), with the processes that compile for them.
 `keep_going` in the process that starts them lets them go on when nobody is being timed.
 """
 
@@ -36,6 +36,7 @@ class Turns:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lock: int | None = None  # while this process has the device alone
         folder.mkdir(parents=True, exist_ok=True)
 
     def enter(self) -> None:
@@ -44,22 +45,26 @@ class Turns:
         with self._locked():
             pass
 
-    def begin(self) -> int:
-        """Have the device alone from now on; closing what is returned, or the end, ends it."""
-        lock = self._open()
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    def begin(self) -> None:
+        """Have the device alone from now on, until `end` or the end of the process."""
+        self._lock = self._open()
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._signal_others(signal.SIGSTOP)
         time.sleep(_DRAIN_S)
-        return lock
+
+    def end(self) -> None:
+        if self._lock is not None:
+            self._signal_others(signal.SIGCONT)
+            os.close(self._lock)
+            self._lock = None
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        lock = self.begin()
+        self.begin()
         try:
             yield
         finally:
-            self._signal_others(signal.SIGCONT)
-            os.close(lock)
+            self.end()
 
     def keep_going(self, stop: threading.Event) -> None:
         """Wake all whenever nobody is being timed: one that ended could not."""
@@ -119,7 +124,19 @@ def _with_children(process: int) -> list[int]:
 def _is_profiled() -> bool:
     """Whether stepscope opens a window in this training: its early steps count then."""
     settings = json.loads(os.environ.get("STEPSCOPE_CAPTURE") or "{}")
-    return bool(settings) and settings.get("wait", 0) < _NEVER
+    return bool(settings) and (settings.get("wait") or 0) < _NEVER
+
+
+def _end_turn_on_exit(turns: Turns) -> None:
+    """A trial ends with os._exit after its last step; tearing down CUDA takes a second more, which
+    nobody need wait for."""
+    leave = os._exit
+
+    def end_turn_and_leave(code: int) -> None:
+        turns.end()
+        leave(code)
+
+    os._exit = end_turn_and_leave
 
 
 def main() -> None:
@@ -130,6 +147,7 @@ def main() -> None:
     sys.argv = sys.argv[2:]
     sys.path[0] = str(Path(script).absolute().parent)
     turns, seed, steps = Turns(Path(folder)), torch.manual_seed, [0]
+    _end_turn_on_exit(turns)
 
     def enter_and_seed(number: int) -> Any:
         torch.manual_seed = seed
