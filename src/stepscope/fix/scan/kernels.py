@@ -1,0 +1,285 @@
+"""The scan of affine_maps as Triton kernels: maps are folded from states and weights on the fly.
+
+Four kernels. `_fold_steps`: a program for each chunk, sequence and block of rows keeps its part of
+the chunk's matrix in registers. `_fold_maps`: the same over maps. `_spread`: what enters each
+member of a group. `_replay`: the steps of a chunk for a block of sequences, and what leaves the
+first. Nothing of the size of a Jacobian for every step is ever in memory.
+
+Slopes are computed from the states: 1 - h^2 for tanh, h > 0 for relu.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GROUP = 16  # maps that fold into one
+_ROWS = 32  # of a matrix that one program folds
+_SEQUENCES = 16  # of the batch that one program replays: the least a matrix product takes
+
+
+class Launch(NamedTuple):
+    """How the kernels are started; benchmarks/scan_table.py finds what is best."""
+
+    chunk: int
+    fold_warps: int = 1
+    replay_warps: int = 1
+
+
+@triton.jit
+def _slope(state, TANH: tl.constexpr):
+    if TANH:
+        return 1.0 - state * state
+    else:
+        return tl.where(state > 0, 1.0, 0.0)
+
+
+@triton.jit
+def _rescale(matrix, exponent):
+    """Every row with its largest number between 1 and 2."""
+    largest = tl.max(tl.abs(matrix), axis=1)
+    power = tl.where(largest > 0, tl.floor(tl.log2(tl.where(largest > 0, largest, 1.0))), 0.0)
+    return matrix * tl.exp2(-power)[:, None], exponent + power
+
+
+@triton.jit
+def _through(row, matrix, exponent):
+    """Powers of two in two halves: either may be in range where the whole is not."""
+    half = tl.exp2(exponent * 0.5)
+    scaled = tl.where(row == 0, 0.0, row * half * half)
+    return tl.sum(scaled[:, None] * matrix, axis=0)
+
+
+@triton.jit
+def _fold_steps(
+    gradient, state, weight, matrix_out, exponent_out, offset_out,
+    steps, batch, size, chunk,
+    ROWS: tl.constexpr, SIZE: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    group, sequence, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    columns, rows = tl.arange(0, SIZE), block * ROWS + tl.arange(0, ROWS)
+    inside = columns < size
+    w = tl.load(
+        weight + columns[:, None] * size + columns[None, :],
+        mask=inside[:, None] & inside[None, :], other=0.0,
+    ).to(tl.float32)  # fmt: skip
+    matrix = tl.where(rows[:, None] == columns[None, :], 1.0, 0.0)
+    exponent = tl.zeros([ROWS], tl.float32)
+    offset = tl.zeros([SIZE], tl.float32)
+    first = group * chunk
+    last = tl.minimum(first + chunk, steps) - 1
+    here = (last * batch + sequence).to(tl.int64) * size + columns
+    g = tl.load(gradient + here, mask=inside, other=0.0).to(tl.float32)
+    h = tl.load(state + here, mask=inside, other=0.0).to(tl.float32)
+    for back in range(last - first + 1):
+        earlier = tl.maximum(last - back - 1, first)  # loaded while this step is computed
+        following = (earlier * batch + sequence).to(tl.int64) * size + columns
+        next_g = tl.load(gradient + following, mask=inside, other=0.0).to(tl.float32)
+        next_h = tl.load(state + following, mask=inside, other=0.0).to(tl.float32)
+        slope = tl.where(inside, _slope(h, TANH), 0.0)
+        matrix = tl.dot(matrix * slope[None, :], w, input_precision=PRECISION)
+        if block == 0:
+            offset = tl.sum(((offset + g) * slope)[:, None] * w, axis=0)
+        if back % 8 == 7:
+            matrix, exponent = _rescale(matrix, exponent)
+        g, h, here = next_g, next_h, following
+    matrix, exponent = _rescale(matrix, exponent)
+    place = (group * batch + sequence).to(tl.int64)
+    tl.store(
+        matrix_out + place * size * size + rows[:, None] * size + columns[None, :], matrix,
+        mask=(rows < size)[:, None] & inside[None, :],
+    )  # fmt: skip
+    tl.store(exponent_out + place * size + rows, exponent, mask=rows < size)
+    if block == 0:
+        tl.store(offset_out + place * size + columns, offset, mask=inside)
+
+
+@triton.jit
+def _fold_maps(
+    matrix_in, exponent_in, offset_in, matrix_out, exponent_out, offset_out,
+    maps, batch, size, members,
+    ROWS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    group, sequence, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    columns, rows = tl.arange(0, SIZE), block * ROWS + tl.arange(0, ROWS)
+    inside = columns < size
+    matrix = tl.where(rows[:, None] == columns[None, :], 1.0, 0.0)
+    exponent = tl.zeros([ROWS], tl.float32)
+    offset = tl.zeros([SIZE], tl.float32)
+    first = group * members
+    last = tl.minimum(first + members, maps) - 1
+    for back in range(last - first + 1):
+        place = ((last - back) * batch + sequence).to(tl.int64)
+        its_matrix = tl.load(
+            matrix_in + place * size * size + columns[:, None] * size + columns[None, :],
+            mask=inside[:, None] & inside[None, :], other=0.0,
+        )  # fmt: skip
+        its_exponent = tl.load(exponent_in + place * size + columns, mask=inside, other=0.0)
+        largest = tl.max(tl.where(inside, its_exponent, float("-inf")), axis=0)
+        scale = tl.where(inside, tl.exp2(its_exponent - largest), 0.0)
+        matrix = tl.dot(matrix * scale[None, :], its_matrix, input_precision=PRECISION)
+        matrix, exponent = _rescale(matrix, exponent + largest)
+        if block == 0:
+            its_offset = tl.load(offset_in + place * size + columns, mask=inside, other=0.0)
+            offset = _through(offset, its_matrix, its_exponent) + its_offset
+    place = (group * batch + sequence).to(tl.int64)
+    tl.store(
+        matrix_out + place * size * size + rows[:, None] * size + columns[None, :], matrix,
+        mask=(rows < size)[:, None] & inside[None, :],
+    )  # fmt: skip
+    tl.store(exponent_out + place * size + rows, exponent, mask=rows < size)
+    if block == 0:
+        tl.store(offset_out + place * size + columns, offset, mask=inside)
+
+
+@triton.jit
+def _spread(
+    matrix_in, exponent_in, offset_in, entering, entering_out,
+    maps, batch, size, members,
+    SIZE: tl.constexpr, TOP: tl.constexpr,
+):  # fmt: skip
+    group, sequence = tl.program_id(0), tl.program_id(1)
+    columns = tl.arange(0, SIZE)
+    inside = columns < size
+    if TOP:
+        row = tl.zeros([SIZE], tl.float32)
+    else:
+        row = tl.load(
+            entering + (group * batch + sequence).to(tl.int64) * size + columns,
+            mask=inside, other=0.0,
+        )  # fmt: skip
+    first = group * members
+    last = tl.minimum(first + members, maps) - 1
+    for back in range(last - first + 1):
+        place = ((last - back) * batch + sequence).to(tl.int64)
+        tl.store(entering_out + place * size + columns, row, mask=inside)
+        matrix = tl.load(
+            matrix_in + place * size * size + columns[:, None] * size + columns[None, :],
+            mask=inside[:, None] & inside[None, :], other=0.0,
+        )  # fmt: skip
+        exponent = tl.load(exponent_in + place * size + columns, mask=inside, other=0.0)
+        row = _through(row, matrix, exponent) + tl.load(
+            offset_in + place * size + columns, mask=inside, other=0.0
+        )
+
+
+@triton.jit
+def _replay(
+    gradient, state, weight, entering, reached, left,
+    steps, batch, size, chunk,
+    SEQUENCES: tl.constexpr, SIZE: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(0)
+    columns = tl.arange(0, SIZE)
+    sequences = tl.program_id(1) * SEQUENCES + tl.arange(0, SEQUENCES)
+    inside = (sequences < batch)[:, None] & (columns < size)[None, :]
+    within = (columns < size)[:, None] & (columns < size)[None, :]
+    w = tl.load(weight + columns[:, None] * size + columns[None, :], mask=within, other=0.0)
+    w = w.to(tl.float32)
+    offsets = sequences[:, None] * size + columns[None, :]
+    row = tl.load(entering + group.to(tl.int64) * batch * size + offsets, mask=inside, other=0.0)
+    first = group * chunk
+    last = tl.minimum(first + chunk, steps) - 1
+    here = last.to(tl.int64) * batch * size + offsets
+    g = tl.load(gradient + here, mask=inside, other=0.0).to(tl.float32)
+    h = tl.load(state + here, mask=inside, other=0.0).to(tl.float32)
+    for back in range(last - first + 1):
+        earlier = tl.maximum(last - back - 1, first)
+        following = earlier.to(tl.int64) * batch * size + offsets
+        next_g = tl.load(gradient + following, mask=inside, other=0.0).to(tl.float32)
+        next_h = tl.load(state + following, mask=inside, other=0.0).to(tl.float32)
+        error = (row + g) * tl.where(inside, _slope(h, TANH), 0.0)
+        tl.store(reached + here, error.to(reached.dtype.element_ty), mask=inside)
+        row = tl.dot(error, w, input_precision=PRECISION)
+        g, h, here = next_g, next_h, following
+    if group == 0:
+        tl.store(left + offsets, row.to(left.dtype.element_ty), mask=inside)
+
+
+def backward_states(
+    gradient: Tensor,
+    state: Tensor,
+    weight: Tensor,
+    *,
+    tanh: bool,
+    launch: Launch,
+    precision: str = "ieee",
+) -> tuple[Tensor, Tensor]:
+    """As affine_maps.backward_states, from the states instead of the slopes."""
+    steps, batch, size = gradient.shape
+    scan = _Scan(batch, size, tanh, precision, launch)
+    chunks = triton.cdiv(steps, launch.chunk)
+    maps = scan.empty_maps(chunks, gradient.device)
+    _fold_steps[chunks, batch, scan.blocks](
+        gradient, state, weight, *maps, steps, batch, size, launch.chunk,
+        ROWS=scan.rows, SIZE=scan.padded, TANH=tanh, PRECISION=precision,
+        num_warps=launch.fold_warps,
+    )  # fmt: skip
+    entering = scan.carries(maps)
+    reached, left = torch.empty_like(gradient), torch.empty_like(gradient[0])
+    _replay[chunks, triton.cdiv(batch, _SEQUENCES)](
+        gradient, state, weight, entering, reached, left, steps, batch, size, launch.chunk,
+        SEQUENCES=_SEQUENCES, SIZE=scan.padded, TANH=tanh, PRECISION=precision,
+        num_warps=launch.replay_warps,
+    )  # fmt: skip
+    return reached, left
+
+
+class _Scan(NamedTuple):
+    """What all levels of one backward pass share."""
+
+    batch: int
+    size: int
+    tanh: bool
+    precision: str
+    launch: Launch
+
+    @property
+    def padded(self) -> int:
+        return max(16, triton.next_power_of_2(self.size))
+
+    @property
+    def rows(self) -> int:
+        return min(self.padded, _ROWS)
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.size // self.rows)
+
+    def empty_maps(self, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        new: dict[str, Any] = {"device": device, "dtype": torch.float32}
+        rows = (count, self.batch, self.size)
+        return (
+            torch.empty(*rows, self.size, **new),
+            torch.empty(rows, **new),
+            torch.empty(rows, **new),
+        )
+
+    def carries(self, maps: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """The row that enters each of the maps from the right."""
+        count, top = len(maps[0]), len(maps[0]) <= GROUP
+        groups, members = (1, count) if top else (triton.cdiv(count, GROUP), GROUP)
+        above = maps[2] if top else self.carries(self._folded(maps, groups))
+        entering = torch.empty_like(maps[2])
+        _spread[groups, self.batch](
+            *maps, above, entering, count, self.batch, self.size, members,
+            SIZE=self.padded, TOP=top, num_warps=1,
+        )  # fmt: skip
+        return entering
+
+    def _folded(
+        self, maps: tuple[Tensor, Tensor, Tensor], groups: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        above = self.empty_maps(groups, maps[0].device)
+        _fold_maps[groups, self.batch, self.blocks](
+            *maps, *above, len(maps[0]), self.batch, self.size, GROUP,
+            ROWS=self.rows, SIZE=self.padded, PRECISION=self.precision,
+            num_warps=self.launch.fold_warps,
+        )  # fmt: skip
+        return above

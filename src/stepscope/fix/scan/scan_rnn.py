@@ -1,0 +1,166 @@
+"""`ScanRNN`: nn.RNN with a backward pass of logarithmic depth. State dicts are interchangeable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from stepscope.fix.refusal import RefusedError
+from stepscope.fix.scan.rnn_layer import PRECISIONS, rnn_layer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class ScanRNN(nn.Module):
+    """Takes and gives what nn.RNN does. No subclass of it: torch.compile refuses those.
+
+    `precision` is that of the products in backward: "fp32", "tf32x3" (about as exact, on tensor
+    cores) or "tf32".
+    """
+
+    def __init__(self, *arguments: Any, precision: str = "tf32x3", **options: Any) -> None:
+        super().__init__()
+        self._take(nn.RNN(*arguments, **options), precision)
+
+    @classmethod
+    def of(cls, rnn: nn.RNN, precision: str = "tf32x3") -> ScanRNN:
+        """With the very parameters of an nn.RNN: its optimizer goes on."""
+        made = cls.__new__(cls)
+        nn.Module.__init__(made)
+        made._take(rnn, precision)
+        return made.train(rnn.training)
+
+    def _take(self, rnn: nn.RNN, precision: str) -> None:
+        if precision not in PRECISIONS:
+            raise RefusedError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
+        self.precision, self.nonlinearity = precision, rnn.nonlinearity
+        self.input_size, self.hidden_size = rnn.input_size, rnn.hidden_size
+        self.num_layers, self.bias, self.dropout = rnn.num_layers, rnn.bias, rnn.dropout
+        self.batch_first, self.bidirectional = rnn.batch_first, rnn.bidirectional
+        for name, parameter in rnn.named_parameters():
+            self.register_parameter(name, parameter)
+
+    def flatten_parameters(self) -> None:
+        """There is nothing to do; scripts call it on an nn.RNN."""
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, "
+            f"nonlinearity={self.nonlinearity!r}, precision={self.precision!r}"
+        )
+
+    def forward(self, input: Any, hx: Tensor | None = None) -> Any:
+        if isinstance(input, PackedSequence):
+            return self._forward_packed(input, hx)
+        alone = input.dim() == 2
+        if alone:
+            input = input.unsqueeze(int(not self.batch_first))
+            hx = None if hx is None else hx.unsqueeze(1)
+        steps = input.transpose(0, 1) if self.batch_first else input
+        states, last = self._layers(steps, self._initial(steps, hx), lengths=None)
+        states = states.transpose(0, 1) if self.batch_first else states
+        if alone:
+            return states.squeeze(int(not self.batch_first)), last.squeeze(1)
+        return states, last
+
+    def _forward_packed(self, packed: PackedSequence, hx: Tensor | None) -> Any:
+        """The padding behind a sequence cannot reach what comes before it."""
+        steps, lengths = pad_packed_sequence(packed)
+        states, last = self._layers(
+            steps, self._initial(steps, hx), lengths=lengths.to(steps.device)
+        )
+        sorted_already = packed.sorted_indices is None
+        return pack_padded_sequence(states, lengths, enforce_sorted=sorted_already), last
+
+    def _initial(self, steps: Tensor, hx: Tensor | None) -> Tensor:
+        """Zeros unless they are given; ValueError where shapes do not fit."""
+        if steps.dim() != 3 or steps.shape[-1] != self.input_size:
+            raise ValueError(
+                f"input is [steps, batch, {self.input_size}] or [steps, {self.input_size}], "
+                f"batch first if so asked, not {list(steps.shape)}"
+            )
+        layers = self.num_layers * (2 if self.bidirectional else 1)
+        shape = (layers, steps.shape[1], self.hidden_size)
+        if hx is None:
+            return steps.new_zeros(shape)
+        if tuple(hx.shape) != shape:
+            raise ValueError(f"the initial state is {list(shape)}, not {list(hx.shape)}")
+        return hx
+
+    def _layers(
+        self, steps: Tensor, initial: Tensor, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        values, last = steps, []
+        directions = 2 if self.bidirectional else 1
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(directions):
+                first = initial[layer * directions + direction]
+                states, end = self._one_way(values, first, layer, direction == 1, lengths)
+                outputs.append(states)
+                last.append(end)
+            values = torch.cat(outputs, -1) if directions == 2 else outputs[0]
+            if self.dropout and layer < self.num_layers - 1:
+                values = nn.functional.dropout(values, self.dropout, self.training)
+        return values, torch.stack(last)
+
+    def _one_way(
+        self, values: Tensor, initial: Tensor, layer: int, reverse: bool, lengths: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        ending = f"_l{layer}{'_reverse' if reverse else ''}"
+        names = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()))
+        weights = [getattr(self, name + ending) for name in names]
+        given = _reversed(values, lengths) if reverse else values
+        states = _in_precision_of_weights(
+            given, initial, [*weights, *[None] * (4 - len(weights))],
+            self.nonlinearity == "tanh", self.precision,
+        )  # fmt: skip
+        end = states[-1] if lengths is None else _at(states, lengths - 1)
+        return (_reversed(states, lengths) if reverse else states), end
+
+
+def scan_backward(model: nn.Module, precision: str = "tf32x3") -> nn.Module:
+    """A ScanRNN in the place of an nn.RNN, or of every nn.RNN inside a model: same parameters."""
+    if type(model) is nn.RNN:
+        return ScanRNN.of(model, precision)
+    replaced = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.RNN:
+                setattr(parent, name, ScanRNN.of(child, precision))
+                replaced += 1
+    if not replaced:
+        raise RefusedError(
+            f"there is no nn.RNN in {type(model).__name__}: the backward pass of LSTM and GRU, and "
+            "of cells that a script calls step by step, is not a scan here"
+        )
+    return model
+
+
+def _in_precision_of_weights(
+    values: Tensor, initial: Tensor, weights: list[Any], tanh: bool, precision: str
+) -> Tensor:
+    """Under autocast too: states that go around thousands of times are not rounded to 16 bits."""
+    kind = weights[0].dtype
+    with torch.autocast(values.device.type, enabled=False):
+        return rnn_layer(
+            values.to(kind).contiguous(), initial.to(kind).contiguous(), *weights, tanh, precision
+        )
+
+
+def _reversed(values: Tensor, lengths: Tensor | None) -> Tensor:
+    """Each sequence from its own end; what is behind it stays."""
+    if lengths is None:
+        return values.flip(0)
+    places = torch.arange(len(values), device=values.device).unsqueeze(1)
+    turned = torch.where(places < lengths, lengths - 1 - places, places)
+    return values.gather(0, turned.unsqueeze(-1).expand_as(values))
+
+
+def _at(states: Tensor, places: Tensor) -> Tensor:
+    chosen = places.view(1, -1, 1).expand(1, states.shape[1], states.shape[2])
+    return states.gather(0, chosen).squeeze(0)
