@@ -3,8 +3,11 @@
     from stepscope.fix.scan import scan_backward
 
 textbook.py has the scans as they are taught, affine_maps.py the one for recurrences, kernels.py the
-same for GPUs, rnn_layer.py the operator, scan_rnn.py the module.
+same for GPUs, rnn_layer.py the operator, scan_rnn.py the module. linear_recurrence.py scans
+h = a * h + b, and horizon.py says how far back a gradient reaches at all.
 """
 
+from stepscope.fix.scan.horizon import gradient_horizon as gradient_horizon
+from stepscope.fix.scan.linear_recurrence import linear_scan as linear_scan
 from stepscope.fix.scan.scan_rnn import ScanRNN as ScanRNN
 from stepscope.fix.scan.scan_rnn import scan_backward as scan_backward

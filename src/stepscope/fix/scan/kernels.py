@@ -242,7 +242,7 @@ class _Scan(NamedTuple):
 
     @property
     def padded(self) -> int:
-        return max(16, triton.next_power_of_2(self.size))
+        return max(16, 1 << (self.size - 1).bit_length())
 
     @property
     def rows(self) -> int:

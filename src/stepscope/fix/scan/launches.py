@@ -21,7 +21,9 @@ _CARRY_US = 1.0  # one map of a group, and its launch shared among them
 _MAPS_BYTES = 1 << 30
 
 
-def launch_for(steps: int, batch: int, size: int, device: torch.device) -> Launch:
+def launch_for(shape: torch.Size, device: torch.device) -> Launch:
+    """`shape` is steps, batch and size."""
+    steps, batch, size = shape
     return _launch(steps, batch, size, _multiprocessors(device))
 
 
@@ -51,4 +53,4 @@ def cost_us(chunk: int, steps: int, batch: int, size: int, multiprocessors: int)
 
 @lru_cache(maxsize=8)
 def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -16,17 +16,15 @@ import torch
 from torch import Tensor
 
 from stepscope.fix.scan import affine_maps
+from stepscope.fix.scan.second_derivative import refuse_second_derivative
 
 PRECISIONS = ("fp32", "tf32x3", "tf32")
 _DOT = {"fp32": "ieee", "tf32x3": "tf32x3", "tf32": "tf32"}  # as Triton calls them
 _LARGEST_SIZE = 128  # of a state that the kernels keep in registers
+_LARGEST_PLAIN = 64  # beyond, products without tensor cores take minutes to compile
 _SPLIT_FROM = 1 << 14  # rows: a product of tall matrices is split, or one block would do it all
 _SPLITS = 128
 _NOT_ONE_PIECE = ".*not part of single contiguous chunk of memory"
-
-
-class SecondDerivativeError(NotImplementedError):
-    """The scan's own gradient was asked for."""
 
 
 @torch.library.custom_op("stepscope::rnn_layer", mutates_args=())
@@ -118,11 +116,16 @@ def backward_states(
             states,
             weight.contiguous(),
             tanh=tanh,
-            launch=launch_for(*gradient.shape, gradient.device),
-            precision=_DOT[precision],
+            launch=launch_for(gradient.shape, gradient.device),
+            precision=_dot(precision, gradient.shape[-1]),
         )
     slope = 1 - states * states if tanh else (states > 0).to(states.dtype)
     return affine_maps.backward_states(gradient, slope, weight)
+
+
+def _dot(precision: str, size: int) -> str:
+    """Three products of tensor cores are as exact as fp32 to a few 10^-7."""
+    return _DOT["tf32x3" if precision == "fp32" and size > _LARGEST_PLAIN else precision]
 
 
 def _kernels_fit(gradient: Tensor) -> bool:
@@ -130,12 +133,12 @@ def _kernels_fit(gradient: Tensor) -> bool:
         gradient.is_cuda
         and gradient.dtype == torch.float32
         and gradient.shape[-1] <= _LARGEST_SIZE
-        and _has_triton()
+        and has_triton()
     )
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
@@ -170,12 +173,5 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     )  # fmt: skip
 
 
-def _refuse(ctx: Any, *_: Any) -> None:
-    raise SecondDerivativeError(
-        "the gradient of a scan's gradient is not implemented: use nn.RNN where a second "
-        "derivative is needed (create_graph=True, gradient penalties)"
-    )
-
-
 rnn_layer.register_autograd(_backward, setup_context=_keep)
-rnn_layer_backward.register_autograd(_refuse)
+rnn_layer_backward.register_autograd(refuse_second_derivative)

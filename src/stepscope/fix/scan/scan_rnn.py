@@ -32,7 +32,8 @@ class ScanRNN(nn.Module):
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._take(rnn, precision)
-        return made.train(rnn.training)
+        made.train(rnn.training)
+        return made
 
     def _take(self, rnn: nn.RNN, precision: str) -> None:
         if precision not in PRECISIONS:
@@ -75,6 +76,25 @@ class ScanRNN(nn.Module):
         )
         sorted_already = packed.sorted_indices is None
         return pack_padded_sequence(states, lengths, enforce_sorted=sorted_already), last
+
+    def states_by_layer(
+        self, inputs: Tensor, hx: Tensor | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Of a batch: each layer's and direction's states in the order of its own steps, and its
+        recurrent weight. Dropout between layers is left out."""
+        steps = inputs.transpose(0, 1) if self.batch_first else inputs
+        initial, directions = self._initial(steps, hx), 2 if self.bidirectional else 1
+        found = []
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(directions):
+                first, back = initial[layer * directions + direction], direction == 1
+                states, _ = self._one_way(steps, first, layer, back, None)
+                outputs.append(states)
+                ending = f"_l{layer}{'_reverse' if back else ''}"
+                found.append((_turned(states, back), getattr(self, f"weight_hh{ending}")))
+            steps = torch.cat(outputs, -1)
+        return found
 
     def _initial(self, steps: Tensor, hx: Tensor | None) -> Tensor:
         """Zeros unless they are given; ValueError where shapes do not fit."""
@@ -150,6 +170,10 @@ def _in_precision_of_weights(
         return rnn_layer(
             values.to(kind).contiguous(), initial.to(kind).contiguous(), *weights, tanh, precision
         )
+
+
+def _turned(values: Tensor, back: bool) -> Tensor:
+    return values.flip(0).contiguous() if back else values
 
 
 def _reversed(values: Tensor, lengths: Tensor | None) -> Tensor:

@@ -8,7 +8,8 @@ with the number of steps on the critical path: what one level combines could run
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -16,17 +17,18 @@ if TYPE_CHECKING:
 Element = TypeVar("Element")
 
 
-class Scanned(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Scanned(Generic[Element]):
     """What a scan made, and how."""
 
-    elements: list
+    elements: list[Element]
     depth: int  # levels that had to wait for each other
     combined: int  # calls of `combine`
 
 
 def one_after_the_other(
     elements: Sequence[Element], combine: Callable[[Element, Element], Element]
-) -> Scanned:
+) -> Scanned[Element]:
     """Every prefix, its last element included."""
     prefixes = list(elements[:1])
     for element in elements[1:]:
@@ -37,7 +39,7 @@ def one_after_the_other(
 
 def hillis_steele(
     elements: Sequence[Element], combine: Callable[[Element, Element], Element]
-) -> Scanned:
+) -> Scanned[Element]:
     """Every prefix, its last element included. On level k each looks back by 2^k."""
     prefixes, reach, depth, combined = list(elements), 1, 0, 0
     while reach < len(prefixes):
@@ -52,7 +54,7 @@ def hillis_steele(
 
 def blelloch(
     elements: Sequence[Element], combine: Callable[[Element, Element], Element], identity: Element
-) -> Scanned:
+) -> Scanned[Element]:
     """Every prefix without its last element: the first is `identity`.
 
     On the way up, pairs are combined into a tree of sums. On the way down, each node hands what is

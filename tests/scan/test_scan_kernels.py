@@ -1,0 +1,51 @@
+"""The kernels compute what the batched products do. They need a GPU, or Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from stepscope.fix.scan import affine_maps
+from stepscope.fix.scan.linear_recurrence import _by_chunks
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+pytest.importorskip("triton", reason="there is no Triton")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not INTERPRETED and not torch.cuda.is_available(),
+        reason="no CUDA device, and TRITON_INTERPRET=1 is not set",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "size", "chunk", "tanh"),
+    [(40, 3, 5, 4, True), (37, 2, 20, 8, False), (5, 1, 3, 8, True), (70, 17, 16, 2, True)],
+)
+def test_backward_through_time(steps: int, batch: int, size: int, chunk: int, tanh: bool) -> None:
+    from stepscope.fix.scan.kernels import Launch, backward_states
+
+    torch.manual_seed(0)
+    gradient = torch.randn(steps, batch, size, device=DEVICE)
+    state = torch.tanh(torch.randn_like(gradient))
+    weight = torch.randn(size, size, device=DEVICE) / size**0.5
+    slope = 1 - state * state if tanh else (state > 0).float()
+    right = affine_maps.backward_states(gradient.double(), slope.double(), weight.double())
+    ours = backward_states(gradient, state, weight, tanh=tanh, launch=Launch(chunk))
+    for a, b in zip(ours, right, strict=True):
+        assert float((a - b).norm() / b.norm()) < 1e-6
+
+
+@pytest.mark.parametrize(("steps", "width"), [(130, 130), (5, 3), (64, 1)])
+def test_linear_recurrences(steps: int, width: int) -> None:
+    from stepscope.fix.scan.linear_kernels import scan_pairs
+
+    torch.manual_seed(0)
+    decay, inputs = (draw(steps, width, device=DEVICE) for draw in (torch.rand, torch.randn))
+    right = _by_chunks(decay.double(), inputs.double())
+    torch.testing.assert_close(scan_pairs(decay, inputs).double(), right, rtol=1e-5, atol=1e-6)
