@@ -7,6 +7,7 @@ same for GPUs, rnn_layer.py the operator, scan_rnn.py the module. linear_recurre
 h = a * h + b, and horizon.py says how far back a gradient reaches at all.
 """
 
+from stepscope.fix.scan.chain import scan_chain as scan_chain
 from stepscope.fix.scan.horizon import gradient_horizon as gradient_horizon
 from stepscope.fix.scan.linear_recurrence import linear_scan as linear_scan
 from stepscope.fix.scan.scan_rnn import ScanRNN as ScanRNN

@@ -53,17 +53,22 @@ def hillis_steele(
 
 
 def blelloch(
-    elements: Sequence[Element], combine: Callable[[Element, Element], Element], identity: Element
+    elements: Sequence[Element],
+    combine: Callable[[Element, Element], Element],
+    identity: Element,
+    begin_level: Callable[[], object] = lambda: None,
 ) -> Scanned[Element]:
     """Every prefix without its last element: the first is `identity`.
 
     On the way up, pairs are combined into a tree of sums. On the way down, each node hands what is
     left of it to its left child, and that with the left child's sum to its right one.
+    `begin_level` is called before the combinations that could run at the same time.
     """
     length = 1 << max(0, len(elements) - 1).bit_length()
     tree, depth, combined = [*elements, *[identity] * (length - len(elements))], 0, 0
     width = 2
     while width <= length:
+        begin_level()
         for right in range(width - 1, length, width):
             tree[right] = combine(tree[right - width // 2], tree[right])
         combined += length // width
@@ -71,6 +76,7 @@ def blelloch(
     tree[-1] = identity
     while width > 2:
         width //= 2
+        begin_level()
         for right in range(width - 1, length, width):
             left = right - width // 2
             tree[left], tree[right] = tree[right], combine(tree[right], tree[left])
