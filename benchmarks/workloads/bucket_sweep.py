@@ -11,7 +11,6 @@ import argparse
 import json
 import time
 from statistics import median
-from typing import Any
 
 import torch
 import torch.distributed as dist

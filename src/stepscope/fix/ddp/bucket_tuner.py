@@ -96,6 +96,8 @@ class BucketTuner:
         """One step of the training has ended."""
         if self._course is None:
             return
+        if self._ddp._join_config.enable:
+            raise UsageError("tune_buckets: ranks that may end early (join) cannot tune together")
         self._steps += 1
         try:
             next(self._course)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
+from stepscope.fix.ddp_options import MIB
 from stepscope.records.figures import binary_size
 
 if TYPE_CHECKING:
@@ -83,15 +84,10 @@ def rebuild_reducer(
     """Exchange gradients in buckets of these sizes, and return the sizes that DDP was built with.
 
     `order` holds places in reducer_parameters; None keeps the order that DDP begins with. Sizes of
-    None are those that DDP was built with. `hook` is a communication hook and its state.
+    None are those that DDP was built with. `hook` is a communication hook and its state. No forward
+    may wait for its backward: those gradients would not be exchanged.
     """
-    try:
-        ddp.reducer._check_reducer_finalized()
-    except RuntimeError:
-        raise UsageError(
-            "buckets can change only between steps: call step() of the tuner after "
-            "optimizer.step(), not between forward and backward"
-        ) from None
+    ddp.reducer._check_reducer_finalized()  # DDP's next forward would raise the same error
     ddp.reducer._remove_autograd_hooks()
     parameters = reducer_parameters(ddp)
     if order is not None:
@@ -109,6 +105,30 @@ def rebuild_reducer(
         ddp.reducer._push_all_rebuilt_params()
         ddp.reducer._rebuild_buckets()
     return built_with[0]
+
+
+def set_buckets(ddp: Any, *, cap_mb: float, first_mb: float | None = None) -> None:
+    """Give a DDP these bucket sizes in MiB, before its first step or between two steps.
+
+    All ranks call it. Unlike `bucket_cap_mb`, the first bucket may have a size of its own.
+    """
+    sizes = BucketSizes(
+        first_bytes=_whole_bytes(cap_mb if first_mb is None else first_mb),
+        cap_bytes=_whole_bytes(cap_mb),
+    )
+    why_not = why_not_rebuilt(ddp)
+    if why_not is not None:
+        raise UsageError(f"set_buckets: the buckets cannot be changed: {why_not}")
+    # DDP finds the best order itself after a pass, unless it looks for unused parameters.
+    keeps_order = ddp.find_unused_parameters and not ddp.static_graph
+    order = list(reversed(range(len(reducer_parameters(ddp))))) if keeps_order else None
+    rebuild_reducer(ddp, order, sizes, own_hook(ddp))
+
+
+def _whole_bytes(mib: float) -> int:
+    if not 0 < mib < float("inf"):
+        raise UsageError(f"set_buckets: a bucket cannot hold {mib} MiB; give a positive number")
+    return max(1, round(mib * MIB))
 
 
 def bucket_indices(parameters: Sequence[Any], sizes: BucketSizes) -> list[list[int]]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.records.figures import byte_rate, duration, factor, percent, size
+from stepscope.fix.ddp_options import MIB
+from stepscope.records.figures import byte_rate, duration, factor, percent, significant, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stepscope.fix.ddp.exchange_timeline import ExchangeCosts, ExchangeTimeline
     from stepscope.fix.ddp.reducer import BucketSizes
+
+_FIRST_ROWS, _LAST_ROWS = 3, 9  # of a table of buckets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,15 +72,23 @@ class TuningResult:
         if self.after is not None:
             yield from _table("now", self.after, self.after_timeline)
         for one in self.tried:
+            buckets = "1 bucket" if one.buckets == 1 else f"{one.buckets} buckets"
             yield (
-                f"  tried {one.sizes} ({one.buckets} buckets): promised "
-                f"{duration(one.predicted_ns)} a step, measured {duration(one.measured_ns)}"
+                f"  tried {one.sizes} ({buckets}): promised {duration(one.predicted_ns)} a step, "
+                f"measured {duration(one.measured_ns)}"
             )
+        if self.after is not None:
+            yield f"  next time, without tuning: {_call(self.after)}"
 
 
 def _words(costs: ExchangeCosts) -> str:
     rate = f", then {byte_rate(1e9 / costs.per_byte_ns)}" if costs.per_byte_ns > 0 else ""
     return f"a bucket costs {duration(costs.per_bucket_ns)}{rate}"
+
+
+def _call(sizes: BucketSizes) -> str:
+    first, cap = (significant(count / MIB) for count in (sizes.first_bytes, sizes.cap_bytes))
+    return f"stepscope.fix.ddp.set_buckets(ddp, cap_mb={cap}, first_mb={first})"
 
 
 def _table(name: str, sizes: BucketSizes, timeline: ExchangeTimeline) -> Iterator[str]:
@@ -89,6 +100,11 @@ def _table(name: str, sizes: BucketSizes, timeline: ExchangeTimeline) -> Iterato
     )
     exposed = timeline.exposed_by_bucket()
     for place, (bucket, exposed_ns) in enumerate(zip(timeline.buckets, exposed, strict=True)):
+        left_out = len(timeline.buckets) - _FIRST_ROWS - _LAST_ROWS
+        if place == _FIRST_ROWS and left_out > 1:
+            yield f"    ... {left_out} more"
+        if _FIRST_ROWS <= place < _FIRST_ROWS + left_out and left_out > 1:
+            continue
         yield (
             f"    bucket {place:>3}: {size(bucket.size_bytes):>8}, ready "
             f"{duration(bucket.ready_ns):>8}, done {duration(bucket.end_ns):>8}, exposed "
