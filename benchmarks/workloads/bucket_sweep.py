@@ -18,7 +18,12 @@ from paused_layers import paused_model
 from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.fix.ddp import tune_buckets
-from stepscope.fix.ddp.reducer import BucketSizes, rebuild_reducer, reducer_parameters
+from stepscope.fix.ddp.reducer import (
+    BucketSizes,
+    bucket_indices,
+    rebuild_reducer,
+    reducer_parameters,
+)
 
 MB = 1 << 20
 
@@ -41,18 +46,20 @@ def main() -> None:
     while tuner.result is None:
         training.step()
     result = tuner.result
-    sizes = {
+    sizes = [
         BucketSizes(first_bytes=int(cap * MB / part), cap_bytes=int(cap * MB))
         for cap in options.caps_mb
         for part in options.first_parts
-    }
+    ]
     chosen = result.after or result.before
-    turns = sorted({*sizes, result.before, chosen}, key=str)
-    times = sweep(training, turns, options)
+    turns = {layout(training, one): one for one in (*sizes, result.before, chosen)}
+    times = sweep(training, list(turns.values()), options)
     if dist.get_rank() == 0:
+        swept = {layout(training, one) for one in sizes}
+        before, tuned = layout(training, result.before), layout(training, chosen)
         rows = [
-            (str(one), ms, one in sizes, one == result.before, one == chosen)
-            for one, ms in times.items()
+            (str(one), times[one], same in swept, same == before, same == tuned)
+            for same, one in turns.items()
         ]
         print(json.dumps({"steps": result.steps, "report": report, "rows": rows}), flush=True)
     dist.destroy_process_group()
@@ -70,6 +77,11 @@ class Training:
         self.optimizer.step()
 
 
+def layout(training: Training, sizes: BucketSizes) -> str:
+    """Other sizes may give the same buckets."""
+    return str(bucket_indices(reducer_parameters(training.ddp)[::-1], sizes))
+
+
 def sweep(
     training: Training, turns: list[BucketSizes], options: argparse.Namespace
 ) -> dict[BucketSizes, float]:
@@ -78,7 +90,7 @@ def sweep(
     times: dict[BucketSizes, list[float]] = {sizes: [] for sizes in turns}
     for number in range(options.rounds):
         for sizes in turns if number % 2 == 0 else reversed(turns):
-            rebuild_reducer(training.ddp, order, sizes)
+            rebuild_reducer(training.ddp, order, sizes, stays=False)
             training.step()
             dist.barrier()
             begun = time.perf_counter()

@@ -145,7 +145,7 @@ class BucketTuner:
         self, sizes: BucketSizes | None, timed: list[TimedStep], steps: int = _TIMED
     ) -> Generator[None, None, BucketSizes]:
         """Adds the timed steps; returns the sizes that the DDP was built with."""
-        built_with = rebuild_reducer(self._ddp, self._order, sizes, self._timer.hook)
+        built_with = rebuild_reducer(self._ddp, self._order, sizes, self._timer.hook, stays=False)
         for _ in range(_SETTLE):
             yield
         for _ in range(steps):
@@ -181,9 +181,10 @@ class BucketTuner:
         keeps = self._ddp.find_unused_parameters and not self._ddp.static_graph
         return None if keeps else before
 
-    def _use(self, sizes: BucketSizes | None) -> None:
+    def _use(self, sizes: BucketSizes | None, *, stays: bool = True) -> None:
         order = self._order if sizes is not None else None
-        rebuild_reducer(self._ddp, order, sizes, self._hook)
+        stays = stays or order is None
+        rebuild_reducer(self._ddp, order, sizes, self._hook, stays=stays)
 
     def _try_in_rounds(self, own: BucketSizes | None, others: list[BucketSizes]) -> Steps:
         for number, count in enumerate(_ROUNDS):
@@ -193,7 +194,7 @@ class BucketTuner:
                 yield from self._take_turn(sizes)
 
     def _take_turn(self, sizes: BucketSizes | None) -> Steps:
-        self._use(sizes)
+        self._use(sizes, stays=False)
         for _ in range(_SETTLE):
             yield
         begun = self._now()

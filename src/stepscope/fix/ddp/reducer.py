@@ -1,9 +1,11 @@
 """Give a DistributedDataParallel other buckets between two steps.
 
 DDP has no call for it, but it can build its reducer anew: that is what it does after unpickling.
-Here it does so with parameters in the order in which gradients become ready, and with other sizes.
-The new reducer is then told that a backward pass has shown this order, and settles its buckets at
-once; otherwise it would change them once more after its first pass.
+Here it does so with other sizes, and in the order in which gradients become ready.
+
+A reducer changes its buckets once more after its first backward pass. One that is only tried gets
+its parameters in the measured order and is told that a pass has shown it: its buckets are final at
+once. One that stays is left as DDP would build it.
 """
 
 from __future__ import annotations
@@ -80,20 +82,24 @@ def rebuild_reducer(
     order: Sequence[int] | None,
     sizes: BucketSizes | None,
     hook: tuple[Any, Hook] | None = None,
+    *,
+    stays: bool = True,
 ) -> BucketSizes:
     """Exchange gradients in buckets of these sizes, and return the sizes that DDP was built with.
 
     `order` holds places in reducer_parameters; None keeps the order that DDP begins with. Sizes of
-    None are those that DDP was built with. `hook` is a communication hook and its state. No forward
-    may wait for its backward: those gradients would not be exchanged.
+    None are those that DDP was built with. `hook` is a communication hook and its state. Buckets of
+    a reducer that does not stay need an order. No forward may wait for its backward: those
+    gradients would not be exchanged.
     """
     ddp.reducer._check_reducer_finalized()  # DDP's next forward would raise the same error
     ddp.reducer._remove_autograd_hooks()
     parameters = reducer_parameters(ddp)
-    if order is not None:
+    if order is not None and not stays:
         parameters = [parameters[place] for place in order]
+        order = range(len(order))
     names = ddp._build_debug_param_to_name_mapping(parameters)
-    with _other_buckets(sizes, ordered=order is not None) as built_with:
+    with _other_buckets(sizes, order) as built_with:
         ddp._ddp_init_helper(parameters, [False] * len(parameters), names, ddp.static_graph)
     if ddp.static_graph:
         ddp.reducer._set_static_graph()
@@ -101,7 +107,7 @@ def rebuild_reducer(
         ddp._static_graph_delay_allreduce_enqueued = False
     if hook is not None:
         _register(ddp, *hook)
-    if order is not None:
+    if not stays:
         ddp.reducer._push_all_rebuilt_params()
         ddp.reducer._rebuild_buckets()
     return built_with[0]
@@ -148,7 +154,9 @@ def _assign(parameters: Sequence[Any], sizes: BucketSizes) -> tuple[list[list[in
 
 
 @contextmanager
-def _other_buckets(sizes: BucketSizes | None, *, ordered: bool) -> Iterator[list[BucketSizes]]:
+def _other_buckets(
+    sizes: BucketSizes | None, order: Sequence[int] | None
+) -> Iterator[list[BucketSizes]]:
     """Let DDP build its reducer with these buckets; yields the sizes that it wanted."""
     import torch.distributed as dist
 
@@ -160,8 +168,9 @@ def _other_buckets(sizes: BucketSizes | None, *, ordered: bool) -> Iterator[list
         wanted.append(BucketSizes(first_bytes=given[_FIRST], cap_bytes=given[_CAP]))
         chosen = sizes or wanted[0]
         arguments[_FIRST], arguments[_CAP] = chosen.first_bytes, chosen.cap_bytes
-        if ordered:
-            arguments[_INDICES], arguments[_LIMITS] = _assign(given[0], chosen)
+        if order is not None:
+            indices, arguments[_LIMITS] = _assign([given[0][place] for place in order], chosen)
+            arguments[_INDICES] = [[order[place] for place in bucket] for bucket in indices]
         return original(*arguments)
 
     dist.Reducer = build
