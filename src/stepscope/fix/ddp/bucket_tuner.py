@@ -79,9 +79,12 @@ class BucketTuner:
         self.result: TuningResult | None = None
         self._ddp, self._report = ddp, report
         self._parameters = reducer_parameters(ddp)
-        devices = {parameter.device.type for parameter in self._parameters}
-        if not devices <= {"cpu", "cuda"}:
-            raise UsageError(f"tune_buckets: nothing is timed on {', '.join(sorted(devices))}")
+        devices = sorted({str(parameter.device) for parameter in self._parameters})
+        if len(devices) > 1 or not devices[0].startswith(("cpu", "cuda")):
+            raise UsageError(
+                "tune_buckets: steps are timed on the CPU or on one CUDA device, but the model is "
+                f"on {', '.join(devices)}"
+            )
         self._agree = RanksAgree(ddp.process_group, self._parameters[0].device)
         self._is_first = dist.get_rank(ddp.process_group) == 0
         self._hook = own_hook(ddp)

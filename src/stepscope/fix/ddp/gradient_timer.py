@@ -36,7 +36,7 @@ class GradientTimer:
 
     def __init__(self, ddp: Any, parameters: Sequence[Any], agree: RanksAgree) -> None:
         self._parameters, self._agree = parameters, agree
-        self._on_cuda = parameters[0].is_cuda
+        self._device, self._on_cuda = parameters[0].device, parameters[0].is_cuda
         plain: tuple[Any, Hook] = (None, round_robin_hook([ddp.process_group]))
         self._state, self._exchange = own_hook(ddp) or plain
         self._handles: list[Any] = []
@@ -100,7 +100,7 @@ class GradientTimer:
         import torch
 
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def _ns(self, mark: Any) -> float:

@@ -44,6 +44,8 @@ class BucketSizes:
 
 def why_not_rebuilt(ddp: Any) -> str | None:
     """Why this DDP must keep its reducer, or None."""
+    if not hasattr(ddp.reducer, "_push_all_rebuilt_params"):
+        return "this version of torch does not let DDP rebuild its buckets"
     reasons = {
         "DDP runs with mixed_precision": ddp.mixed_precision is not None,
         "torch.compile reduces its gradients (python_reducer)": ddp._use_python_reducer,
