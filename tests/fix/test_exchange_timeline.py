@@ -79,8 +79,10 @@ def test_costs_are_never_negative_and_not_known_without_an_exchange() -> None:
     [
         ([[100, 101, 102], [90, 91, 99]], 1),
         ([[100, 101, 102], [100.5, 99.5, 100.5]], 0),  # half a percent is nothing
-        ([[80, 101, 102], [90, 91, 99]], 0),  # the script's own was faster once
-        ([[100, 101, 102], [90, 95, 96], [89, 90, 300]], 2),
+        ([[100, 101, 102], [90, 91, 103]], 0),  # a tenth or less, and not in every round
+        ([[100, 101, 102], [80, 81, 103]], 1),  # a fifth: one round was lost to something else
+        ([[79, 101, 102], [80, 81, 103]], 0),  # the script's own was faster at its best
+        ([[100, 101, 102], [90, 95, 96], [92, 93, 94]], 2),
     ],
 )
 def test_only_a_clear_winner_stays(turns: list[list[float]], kept: int) -> None:

@@ -37,7 +37,7 @@ def test_a_run_tunes_its_buckets_and_trains_the_same(tmp_path: Path) -> None:
     plain = run_injected(tmp_path, LONGER, steps=64, ranks=2)
     tuned = run_injected(tmp_path, LONGER, "tuned-buckets", steps=64, ranks=2)
     assert tuned.refused == {}
-    (verdict,) = tuned.did["tuned-buckets"]
+    _, verdict = tuned.did["tuned-buckets"]
     assert verdict.startswith("buckets ")
     assert tuned.losses == plain.losses
     assert len(tuned.losses) >= 60

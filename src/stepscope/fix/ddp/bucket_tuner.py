@@ -46,7 +46,7 @@ _TIMED = 2
 _COUNTED = 2  # steps of a turn
 _ROUNDS = (6, 3, 2)  # how many candidates are left in each round
 _PROBED_PARTS = (16, 4)  # buckets of a sixteenth and of a quarter of all bytes
-_CLEARLY = 0.99
+_CLEARLY, _LARGE = 0.99, 0.9  # the median turn, against that of the script's own buckets
 
 
 def tune_buckets(
@@ -270,9 +270,14 @@ class BucketTuner:
 
 
 def choose_fastest(turns: Sequence[Sequence[float]], own: int) -> int:
-    """The place of the fastest; `own`, unless another is clearly faster at its best and in the
-    middle of its turns."""
+    """The place of the fastest by its median turn; `own`, unless the other is clearly faster.
+
+    A small gain must show in every round, because chance gives small gains too. A large one may
+    have lost a round to other programs.
+    """
     best = min(range(len(turns)), key=lambda place: median(turns[place]))
+    ratio = median(turns[best]) / median(turns[own])
+    in_every_round = all(new < old for new, old in zip(turns[best], turns[own], strict=True))
     at_its_best = min(turns[best]) < min(turns[own])
-    clearly = median(turns[best]) < _CLEARLY * median(turns[own])
-    return best if at_its_best and clearly else own
+    is_clear = ratio < _CLEARLY and in_every_round
+    return best if is_clear or (ratio < _LARGE and at_its_best) else own

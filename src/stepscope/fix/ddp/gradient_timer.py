@@ -80,7 +80,7 @@ class GradientTimer:
         wait_for_device(self._parameters[0])
         own = [self._ns(self._ready.get(place)) for place in range(len(self._parameters))]
         ready = self._agree.largest(own)
-        times = [(self._ns(ready), self._ns(end[0])) for _, ready, end in self._buckets if end]
+        times = [(self._ns(ready), self._ns(end[0])) for _, ready, end in self._buckets]
         flat = self._agree.largest([ns for pair in times for ns in pair])
         last = max(*ready, 0.0)
         # A parameter that no rank has used goes with the last ones.

@@ -18,6 +18,8 @@ class RanksAgree:
         """Each number as it is on the rank where it is largest."""
         import torch.distributed as dist
 
+        if not numbers:
+            return []
         tensor = self._tensor(numbers)
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group)
         return self._numbers(tensor)

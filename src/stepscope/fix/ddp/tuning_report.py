@@ -47,10 +47,13 @@ class TuningResult:
 
     @property
     def verdict(self) -> str:
+        if self.costs is None:
+            return f"buckets stay at {self.before}: the timed steps exchanged no gradients"
         if self.before_ns is None or self.after_ns is None:
             return f"buckets stay at {self.before}: no other sizes give other buckets"
         if not self.is_changed:
-            return f"buckets stay at {self.before}: none of {len(self.tried)} others was faster"
+            others = f"{len(self.tried)} others were" if len(self.tried) > 1 else "1 other was"
+            return f"buckets stay at {self.before}: {others} tried and not clearly faster"
         gain = factor(self.before_ns / self.after_ns)
         other = f"instead of {self.before}"
         if self.after == self.before:

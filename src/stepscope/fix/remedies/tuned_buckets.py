@@ -31,7 +31,7 @@ def apply(training: TrainingProcess, value: str) -> None:
 
     def begin(_root: Any) -> None:
         from stepscope.errors import UsageError
-        from stepscope.fix.ddp.bucket_tuner import tune_buckets
+        from stepscope.fix.ddp.bucket_tuner import MOST_STEPS, tune_buckets
 
         while waiting:
             ddp = waiting.pop(0)
@@ -40,6 +40,9 @@ def apply(training: TrainingProcess, value: str) -> None:
             except UsageError as error:
                 refuse(str(error))
             else:
+                tell(
+                    f"{type(ddp).__name__}: bucket sizes are tried in its first {MOST_STEPS} steps"
+                )
                 tuned.append((tuner, {id(parameter) for parameter in ddp.parameters()}))
 
     def count(optimizer: Any) -> None:
