@@ -111,4 +111,4 @@ def test_the_report_names_sizes_times_and_the_call_for_next_time() -> None:
     assert "a bucket costs 1.00 µs, then 500 MB/s" in text
     assert text.count("... 8 more") == 2
     assert "tried 256 KiB, then 512 KiB (1 bucket): promised 2.00 ms a step" in text
-    assert "set_buckets(ddp, cap_mb=0.500, first_mb=0.250)" in text
+    assert "set_buckets(ddp, cap_bytes=524288, first_bytes=262144)" in text

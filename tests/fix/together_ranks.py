@@ -188,7 +188,7 @@ def fixed_sizes() -> dict[str, Any]:
     found = {}
     for name in ("plain", "unused"):
         plain, changed = Training(**OPTIONS[name]), Training(**OPTIONS[name])
-        set_buckets(changed.ddp, cap_mb=0.04, first_mb=0.0001)
+        set_buckets(changed.ddp, cap_bytes=42_000, first_bytes=100)
         for _ in range(3):
             plain.step()
             changed.step(set_to_none=False)
@@ -211,7 +211,7 @@ def refusals() -> dict[str, Any]:
         ),
         "hook": lambda: tune_buckets(hooked.ddp),
         "sparse": lambda: tune_buckets(DistributedDataParallel(lists)),
-        "size": lambda: set_buckets(training.ddp, cap_mb=0),
+        "size": lambda: set_buckets(training.ddp, cap_bytes=0),
     }
     return {name: _message(act) for name, act in tries.items()}
 

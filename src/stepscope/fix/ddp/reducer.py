@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.fix.ddp_options import MIB
 from stepscope.records.figures import binary_size
 
 if TYPE_CHECKING:
@@ -115,15 +114,16 @@ def rebuild_reducer(
     return built_with[0]
 
 
-def set_buckets(ddp: Any, *, cap_mb: float, first_mb: float | None = None) -> None:
-    """Give a DDP these bucket sizes in MiB, before its first step or between two steps.
+def set_buckets(ddp: Any, *, cap_bytes: int, first_bytes: int | None = None) -> None:
+    """Give a DDP these bucket sizes, before its first step or between two steps.
 
     All ranks call it. Unlike `bucket_cap_mb`, the first bucket may have a size of its own.
     """
     sizes = BucketSizes(
-        first_bytes=_whole_bytes(cap_mb if first_mb is None else first_mb),
-        cap_bytes=_whole_bytes(cap_mb),
+        first_bytes=cap_bytes if first_bytes is None else first_bytes, cap_bytes=cap_bytes
     )
+    if min(sizes.first_bytes, sizes.cap_bytes) < 1:
+        raise UsageError(f"set_buckets: a bucket must hold a byte or more, not {sizes}")
     why_not = why_not_rebuilt(ddp)
     if why_not is not None:
         raise UsageError(f"set_buckets: the buckets cannot be changed: {why_not}")
@@ -131,12 +131,6 @@ def set_buckets(ddp: Any, *, cap_mb: float, first_mb: float | None = None) -> No
     keeps_order = ddp.find_unused_parameters and not ddp.static_graph
     order = list(reversed(range(len(reducer_parameters(ddp))))) if keeps_order else None
     rebuild_reducer(ddp, order, sizes, own_hook(ddp))
-
-
-def _whole_bytes(mib: float) -> int:
-    if not 0 < mib < float("inf"):
-        raise UsageError(f"set_buckets: a bucket cannot hold {mib} MiB; give a positive number")
-    return max(1, round(mib * MIB))
 
 
 def bucket_indices(parameters: Sequence[Any], sizes: BucketSizes) -> list[list[int]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.fix.ddp_options import MIB
-from stepscope.records.figures import byte_rate, duration, factor, percent, significant, size
+from stepscope.records.figures import byte_rate, duration, factor, percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,8 +89,8 @@ def _words(costs: ExchangeCosts) -> str:
 
 
 def _call(sizes: BucketSizes) -> str:
-    first, cap = (significant(count / MIB) for count in (sizes.first_bytes, sizes.cap_bytes))
-    return f"stepscope.fix.ddp.set_buckets(ddp, cap_mb={cap}, first_mb={first})"
+    arguments = f"cap_bytes={sizes.cap_bytes}, first_bytes={sizes.first_bytes}"
+    return f"stepscope.fix.ddp.set_buckets(ddp, {arguments})"
 
 
 def _table(name: str, sizes: BucketSizes, timeline: ExchangeTimeline) -> Iterator[str]:
