@@ -30,7 +30,7 @@ import library_results
 from library_turn import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 WARM_UP, BLOCKS, BLOCK = 12, 3, 10
 
@@ -270,9 +270,13 @@ def _outcome(measured: dict[str, Any]) -> str:
     return f"{measured['ms']:8.2f} ms {spread}, ready in {measured['ready_s']:.0f} s"
 
 
-def best(result: dict[str, Any]) -> tuple[str, float] | None:
-    """The fastest combination and its milliseconds."""
-    timed = {words: row["ms"] for words, row in result["combinations"].items() if "ms" in row}
+def best(result: dict[str, Any], without: Collection[str] = ()) -> tuple[str, float] | None:
+    """The fastest combination and its milliseconds, of those without some of the remedies."""
+    timed = {
+        words: row["ms"]
+        for words, row in result["combinations"].items()
+        if "ms" in row and not set(without) & set(words.split("+"))
+    }
     return min(timed.items(), key=lambda item: item[1]) if timed else None
 
 

@@ -57,6 +57,7 @@ class Machine:
     hiccups: float = 0.0  # share of trials with a pause of 300 ms
     stall_every: int = 0  # steps, each stall as long as three steps
     restless: float = 0.0  # deviation from start to start of candidates, where it is their own
+    calm: float = 0.0  # the same of everything with the remedy "calms", where it is its own
     gains: dict[str, float] = field(default_factory=dict)  # by remedy
 
     def draw(self, seed: int) -> Draw:
@@ -67,6 +68,7 @@ class Machine:
             pace[0] += rng.normal(0, self.wander) if self.wander else 0.0
             level = 10.0 * float(np.prod([1 - self.gains.get(name, 0.0) for name in remedies]))
             start = (self.restless if remedies else 0.0) or self.start
+            start = (self.calm if "calms" in remedies else 0.0) or start
             level *= np.exp(rng.normal(0, start) + self.drift * number / 100 + pace[0])
             level *= 1.1 if rng.random() < self.slow_starts else 1.0
             steps = level * np.exp(rng.normal(0, self.step, STEPS))
@@ -93,6 +95,7 @@ MACHINES = {
     "candidates less even": Machine(start=0.005, restless=0.03),
     "stalls": Machine(stall_every=7, start=0.005),
 }
+CALMED = {"one remedy calms": Machine(start=0.06, calm=0.005, gains={"calms": 0.5})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,11 +177,11 @@ def power(tunes: int) -> None:
         "one of ten candidates has a true gain: kept in so many of 100 tunes, after so many pairs"
     )
     print(f"{'machine':24}" + "".join(f"{gain:>16.0%}" for gain in (0.01, 0.03, 0.05, 0.3)))
-    for name, machine in MACHINES.items():
+    for name, machine in (MACHINES | CALMED).items():
         cells = []
         for gain in (0.01, 0.03, 0.05, 0.3):
-            helps = Machine(**{**vars(machine), "gains": {"helps": gain}})
-            names = [*(f"nothing-{place}" for place in range(9)), "helps"]
+            helps = Machine(**{**vars(machine), "gains": {**machine.gains, "helps": gain}})
+            names = [*(f"nothing-{place}" for place in range(9)), *machine.gains, "helps"]
             done = [tune(helps.draw(seed), names) for seed in range(tunes)]
             pairs = [one.pairs["helps"] for one in done if "helps" in one.kept]
             often = f"{np.mean(pairs):.1f}" if pairs else "-"

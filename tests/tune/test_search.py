@@ -117,6 +117,25 @@ def test_one_that_waits_for_a_family_is_tried_once_that_is_kept_even_if_it_was_w
     assert search.kept == ("a", "b")
 
 
+def test_a_rival_that_was_worse_alone_is_tried_again_beside_the_family_it_waits_for() -> None:
+    """As bf16: slower in a step that the host paces, and the best of all once that is compiled."""
+    command = SimulatedCommand(
+        {"a": 0.6, "x": 0.9, "y": 1.1}, together={frozenset("ay"): 0.5, frozenset("ax"): 1.0}
+    )
+    waits = {"family": "precision", "after": frozenset({"first"})}
+    fixes = [made_up_fix("a", family="first"), *(made_up_fix(name, **waits) for name in "xy")]
+    search = searched(command, contenders(*fixes))
+    assert search.kept == ("a", "y")
+
+
+def test_one_that_waits_for_a_family_is_tried_beside_it_once() -> None:
+    command = SimulatedCommand({"a": 0.6, "b": 0.7, "y": 1.3})
+    waiting = made_up_fix("y", after=frozenset({"first"}))
+    fixes = [made_up_fix("a", family="first"), made_up_fix("b"), waiting]
+    searched(command, contenders(*fixes))
+    assert sum({"a", "y"} <= set(remedies) for remedies in command.asked) == 1
+
+
 def test_one_that_does_not_fit_at_first_joins_when_it_does() -> None:
     command = SimulatedCommand({"workers": 0.7, "prefetch": 0.9})
     late = made_up_fix("prefetch", after=frozenset({"loader"}))

@@ -18,7 +18,6 @@ from stepscope.verify.tuned_gain import (
     level_of_next_test,
     paired_gain,
     screen,
-    start_noise,
 )
 
 BASE, CANDIDATE = (), ("bf16",)
@@ -37,32 +36,6 @@ def pairs_of(base: list[float], candidate: list[float]) -> list[tuple[TimedTrial
 
 def runs(pairs: list[tuple[TimedTrial, TimedTrial]]) -> list[TimedTrial]:
     return [one for pair in pairs for one in pair]
-
-
-def test_the_noise_of_starts_by_hand() -> None:
-    """Logs 0, 0.02, 0: differences 0.02 and -0.02, half their mean square 0.0002, 1.6 freedoms.
-
-    The candidate's logs differ by 0.04: 0.0008, with 1 freedom. What ran once says nothing.
-    """
-    trials = [trial(BASE, n, math.exp(log)) for n, log in enumerate((0.0, 0.02, 0.0))]
-    trials += [trial(CANDIDATE, n, math.exp(log)) for n, log in enumerate((0.5, 0.54), 3)]
-    trials += [trial(("tf32",), 9, 7.0)]
-    noise = start_noise(trials)
-    assert noise.freedom == pytest.approx(2.6)
-    assert noise.deviation == pytest.approx(math.sqrt((1.6 * 0.0002 + 0.0008) / 2.6))
-
-
-def test_the_noise_of_starts_has_a_floor_and_a_first_guess() -> None:
-    same = [trial(BASE, number, 10.0) for number in range(4)]
-    assert start_noise(same).deviation == 0.003
-    assert start_noise(same[:1]).freedom == 0
-    assert start_noise(same[:1]).deviation == 0.03
-
-
-def test_a_steady_drift_is_no_noise() -> None:
-    """Ten starts, each 1% slower: the standard deviation is 3%, the noise 0.7%."""
-    trials = [trial(BASE, number, math.exp(0.01 * number)) for number in range(10)]
-    assert start_noise(trials).deviation == pytest.approx(0.01 / math.sqrt(2))
 
 
 def test_the_levels_of_a_tune_by_hand() -> None:
@@ -88,11 +61,11 @@ def test_what_a_kept_candidate_had_passes_on() -> None:
 def test_a_gain_and_its_interval_by_hand() -> None:
     """Savings of 0.10 and 0.12; starts of the base differ by 0.04, of the candidate by 0.02."""
     pairs = pairs_of([math.exp(0.10), math.exp(0.14)], [1.0, math.exp(0.02)])
-    noise = start_noise(runs(pairs))
-    assert noise.freedom == 2.0
-    assert noise.deviation == pytest.approx(math.sqrt((0.04**2 / 2 + 0.02**2 / 2) / 2))
+    deviation = math.sqrt(
+        (0.04**2 / 2 + 0.02**2 / 2) / 2
+    )  # of one start, with two degrees of freedom
     gain = paired_gain(pairs, runs(pairs))
-    reach = student_quantile(2.0, 0.975) * math.sqrt(2) * noise.deviation / math.sqrt(2)
+    reach = student_quantile(2.0, 0.975) * math.sqrt(2) * deviation / math.sqrt(2)
     assert gain.value == pytest.approx(1 - math.exp(-0.11))
     assert gain.low == pytest.approx(1 - math.exp(-0.11 + reach))
     assert gain.high == pytest.approx(1 - math.exp(-0.11 - reach))

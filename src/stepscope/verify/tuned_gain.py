@@ -12,7 +12,7 @@ logarithm of its mean step, and starts are the sample. A tune goes like this:
 
 A candidate is kept if its estimated gain is at least WORTH and the gain is surely more than half of
 that. "Surely" is a one-sided Student interval around the mean of the pairs' differences. Its
-deviation comes from all repeated configurations together (`start_noise`). Its level is chosen so
+deviation comes from all repeated configurations (verify.start_noise). Its level is chosen so
 that a tune in which nothing helps keeps something in at most 5 of 100 cases: `level_of_next_test`
 divides these 5% among the tests of the tune, and `judge` divides a test's level among the looks
 after each pair. docs/tune-statistics.md has the reasons; benchmarks/tune_noise.py tests them.
@@ -28,19 +28,20 @@ import msgspec
 import numpy as np
 
 from stepscope.records.figures import percent
+from stepscope.verify.start_noise import start_noise
 from stepscope.verify.student import student_quantile
 from stepscope.verify.trial_steps import FEWEST_STEPS, without_pauses
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stepscope.verify.start_noise import StartNoise
+
 WORTH = 0.02  # of the base's step: a smaller gain is not worth a change
 SURELY = WORTH / 2  # the gain must surely be larger than this
 FALSE_KEEPS = 0.05  # of tunes in which nothing helps, the share that may keep something
 FEWEST_PAIRS, MOST_PAIRS = 2, 6  # a candidate is judged after each pair from the second on
 _SHOWN = 0.975  # the shown interval holds 95%
-_LEAST_NOISE = 0.003  # standard deviation of one start: never believed to be smaller
-_FIRST_GUESS = 0.03  # of one start, before anything has run twice
 _HOPELESS = 0.95  # an upper limit at this level below WORTH ends the test
 _OPTIMISTIC = 0.8
 
@@ -53,13 +54,6 @@ class TimedTrial(msgspec.Struct, frozen=True, kw_only=True):
     remedies: tuple[str, ...]
     number: int  # of the trial in the tune: order of time
     steps_ms: tuple[float, ...]
-
-
-class StartNoise(msgspec.Struct, frozen=True, kw_only=True):
-    """How much two starts of one configuration differ: one start's deviation, as a share."""
-
-    deviation: float
-    freedom: float  # degrees of freedom; 0: nothing ran twice, and the deviation is a guess
 
 
 class Gain(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,23 +86,6 @@ def mean_ms(trial: TimedTrial) -> float:
     return float(without_pauses(trial.steps_ms).mean())
 
 
-def start_noise(trials: Sequence[TimedTrial]) -> StartNoise:
-    """From all configurations that ran at least twice, pooled.
-
-    Only runs that follow each other are compared, so that a slow drift of the machine counts little
-    (von Neumann's estimate: half the mean square of successive differences).
-    """
-    squares = freedom = 0.0
-    for logs in _logs_of_repeated(trials):
-        n = len(logs)
-        own = 2 * (n - 1) ** 2 / (3 * n - 4)
-        squares += own * float((np.diff(logs) ** 2).mean()) / 2
-        freedom += own
-    if not freedom:
-        return StartNoise(deviation=_FIRST_GUESS, freedom=0.0)
-    return StartNoise(deviation=max(_LEAST_NOISE, math.sqrt(squares / freedom)), freedom=freedom)
-
-
 def screen(
     candidate: TimedTrial, base: Sequence[TimedTrial], trials: Sequence[TimedTrial]
 ) -> Screening:
@@ -119,7 +96,7 @@ def screen(
     gain.
     """
     around = _nearest(candidate, base)
-    noise = start_noise(trials)
+    noise = start_noise(_repeated(trials))
     saved = float(np.mean([_log(trial) for trial in around])) - _log(candidate)
     deviation = noise.deviation * math.sqrt(1 + 1 / len(around))
     reach = student_quantile(max(1.0, noise.freedom), _SHOWN) * deviation
@@ -160,14 +137,14 @@ def judge(
     if few < FEWEST_STEPS:
         why = f"a trial has {few} steady steps: {FEWEST_STEPS} are needed"
         return GainVerdict(decision="not kept", gain=None, pairs=len(pairs), more=0, why=why)
-    return _Test(pairs, start_noise(trials), level).verdict()
+    return _Test(pairs, _noise_of(pairs, trials), level).verdict()
 
 
 def paired_gain(
     pairs: Sequence[tuple[TimedTrial, TimedTrial]], trials: Sequence[TimedTrial]
 ) -> Gain:
     """The gain of pairs (base, candidate) with its 95% interval, for showing, not for deciding."""
-    return _Test(pairs, start_noise(trials), FALSE_KEEPS).gain()
+    return _Test(pairs, _noise_of(pairs, trials), FALSE_KEEPS).gain()
 
 
 class _Test:
@@ -251,13 +228,20 @@ def _nearest(candidate: TimedTrial, base: Sequence[TimedTrial]) -> list[TimedTri
     ]
 
 
-def _logs_of_repeated(trials: Sequence[TimedTrial]) -> list[list[float]]:
-    """By configuration, in order of time."""
+def _noise_of(
+    pairs: Sequence[tuple[TimedTrial, TimedTrial]], trials: Sequence[TimedTrial]
+) -> StartNoise:
+    own = {trial.remedies for pair in pairs for trial in pair}
+    return start_noise(_repeated(trials), own)
+
+
+def _repeated(trials: Sequence[TimedTrial]) -> dict[tuple[str, ...], list[float]]:
+    """Logarithms of the steps of what ran at least twice, by configuration, in order of time."""
     logs: dict[tuple[str, ...], list[float]] = {}
     for trial in sorted(trials, key=lambda trial: trial.number):
         if len(trial.steps_ms) >= FEWEST_STEPS:
             logs.setdefault(trial.remedies, []).append(_log(trial))
-    return [values for values in logs.values() if len(values) > 1]
+    return {remedies: values for remedies, values in logs.items() if len(values) > 1}
 
 
 @lru_cache(maxsize=4096)  # asked for again after every pair

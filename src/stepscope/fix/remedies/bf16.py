@@ -35,6 +35,7 @@ FIX = Fix(
     effect=Effect.RANDOM,  # dropout's kernels of 16 bits draw others
     may_be=Effect.ROUNDING,
     family="precision",
+    after=frozenset({"compile"}),  # the host, which autocast costs more, no longer sets the pace
     fits=fits,
     apply=apply,
     patch=patch,

@@ -182,7 +182,7 @@ class Search:
         if challenger == self.kept or self.kept in contender.tested_on:
             return
         rival = self._rival(contender)
-        if rival is not None and not self._may_beat(contender, rival):
+        if rival is not None and not self._may_beat(contender, rival, challenger):
             return
         contender.tested_on.add(self.kept)
         test = PairTest(base=self.kept, challenger=challenger)
@@ -258,15 +258,22 @@ class Search:
                 self._by_name[late.name] = late
 
     def _may_help_now(self, contender: Contender) -> bool:
-        """Not tested on this base, not clearly worse alone, or waiting for one of the families."""
-        if contender.out or self.kept in contender.tested_on:
+        """It waits for a family that is kept now, even in the place of its rival; or was not
+        clearly worse alone."""
+        if contender.out or self.kept in contender.tested_on or contender.name in self.kept:
             return False
-        if self._rival(contender) is not None or contender.name in self.kept:
-            return False
-        families = {member.family for member in self._members(self.kept)}
-        if contender.chosen.remedy.after & families:
+        if self._is_new_beside_its_families(contender):
             return True
-        return contender.is_open and not contender.tested_on
+        return self._rival(contender) is None and contender.is_open and not contender.tested_on
+
+    def _is_new_beside_its_families(self, contender: Contender) -> bool:
+        """It never ran together with a kept member of the families it is tried again after."""
+        after = contender.chosen.remedy.after
+        waited_for = [one for one in self._members(self.kept) if one.family in after]
+        return any(
+            not any({contender.name, str(one)} <= set(run.remedies) for run in self._bench.trials)
+            for one in waited_for
+        )
 
     # 4. The answer.
 
@@ -316,8 +323,10 @@ class Search:
         kept = (self._by_name[name] for name in self.kept if name != contender.name)
         return next((one for one in kept if one.chosen.family == contender.chosen.family), None)
 
-    def _may_beat(self, contender: Contender, rival: Contender) -> bool:
+    def _may_beat(self, contender: Contender, rival: Contender, challenger: Configuration) -> bool:
         """By as much as is worth a change, at the upper end of what is likely."""
+        if challenger in self.rescreened:  # what it did alone no longer counts
+            return self.rescreened[challenger].screening.promising
         return contender.screening is None or contender.screening.gain.high >= rival.gain + WORTH
 
     def _members(self, configuration: Configuration) -> list[ChosenFix]:
