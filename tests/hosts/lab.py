@@ -151,10 +151,13 @@ class HostProcess:
 
 
 class Lab:
-    """`hosts` hosts named node0, node1, ... on one network; all links as fast as the machine."""
+    """`hosts` hosts named node0, node1, ... on one network; all links as fast as the machine.
 
-    def __init__(self, hosts: int) -> None:
-        self._count = hosts
+    With `links` of 2, every host has an `eth1` too, on a network of its own, and so on.
+    """
+
+    def __init__(self, hosts: int, links: int = 1) -> None:
+        self._count, self._links = hosts, links
         self._keepers: list[subprocess.Popen[bytes]] = []
         self._folder = Path(tempfile.mkdtemp(prefix="stepscope-lab-"))
         self._processes: list[HostProcess] = []
@@ -164,8 +167,9 @@ class Lab:
     def __enter__(self) -> Self:
         try:
             self._switch = self._keep("switch")[1]
-            _inside(self._switch, "ip", "link", "add", "br0", "type", "bridge")
-            _inside(self._switch, "ip", "link", "set", "br0", "up")
+            for link in range(self._links):
+                _inside(self._switch, "ip", "link", "add", f"br{link}", "type", "bridge")
+                _inside(self._switch, "ip", "link", "set", f"br{link}", "up")
             for place in range(self._count):
                 self._add_host(place)
         except BaseException:
@@ -191,18 +195,21 @@ class Lab:
 
     # What happens to a host
 
-    def shape(self, name: str, rate: str, direction: str = "both") -> None:
+    def shape(self, name: str, rate: str, direction: str = "both", link: int = 0) -> None:
         """Limit what the host sends ("out"), what it gets ("in") or both, e.g. to "40mbit"."""
         host = self.hosts[name]
         limit = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "400ms")
         if direction in ("out", "both"):
-            _inside(host.inside, "tc", "qdisc", "replace", "dev", "eth0", *limit)
+            _inside(host.inside, "tc", "qdisc", "replace", "dev", f"eth{link}", *limit)
         if direction in ("in", "both"):
-            _inside(self._switch, "tc", "qdisc", "replace", "dev", f"port{host.place}", *limit)
+            port = _port(host.place, link)
+            _inside(self._switch, "tc", "qdisc", "replace", "dev", port, *limit)
 
     def unplug(self, name: str) -> None:
         """Take the host off the network; its processes go on."""
-        _inside(self._switch, "ip", "link", "set", f"port{self.hosts[name].place}", "down")
+        for link in range(self._links):
+            port = _port(self.hosts[name].place, link)
+            _inside(self._switch, "ip", "link", "set", port, "down")
 
     def kill(self, name: str) -> None:
         """The host dies: every process on it at once, and nobody is told."""
@@ -303,18 +310,19 @@ class Lab:
         host = Host(
             name=name,
             place=place,
-            address=f"{_NETWORK}.{place + 1}",
+            address=_address(place),
             keeper=keeper,
             inside=inside,
             environment={"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"},
         )
-        port = f"port{place}"
-        pair = ("type", "veth", "peer", "name", "eth0", "netns", str(inside))
-        _inside(self._switch, "ip", "link", "add", port, *pair)
-        _inside(self._switch, "ip", "link", "set", port, "master", "br0", "up")
         _inside(inside, "ip", "link", "set", "lo", "up")
-        _inside(inside, "ip", "address", "add", f"{host.address}/24", "dev", "eth0")
-        _inside(inside, "ip", "link", "set", "eth0", "up")
+        for link in range(self._links):
+            port, end = _port(place, link), f"eth{link}"
+            pair = ("type", "veth", "peer", "name", end, "netns", str(inside))
+            _inside(self._switch, "ip", "link", "add", port, *pair)
+            _inside(self._switch, "ip", "link", "set", port, "master", f"br{link}", "up")
+            _inside(inside, "ip", "address", "add", f"{_address(place, link)}/24", "dev", end)
+            _inside(inside, "ip", "link", "set", end, "up")
         _inside(inside, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
         self._replace_file(host, "/proc/sys/kernel/random/boot_id", f"{uuid.uuid4()}\n")
         self._replace_file(host, "/etc/hosts", _names(self._count))
@@ -346,9 +354,19 @@ class Lab:
 _NETWORK = "10.77.0"
 
 
+def _address(place: int, link: int = 0) -> str:
+    network = f"10.77.{link}" if link else _NETWORK
+    return f"{network}.{place + 1}"
+
+
+def _port(place: int, link: int) -> str:
+    """The switch's end of a host's link."""
+    return f"port{place}-{link}" if link else f"port{place}"
+
+
 def _names(hosts: int) -> str:
     """/etc/hosts of every host."""
-    lines = [f"{_NETWORK}.{place + 1} node{place}" for place in range(hosts)]
+    lines = [f"{_address(place)} node{place}" for place in range(hosts)]
     return "\n".join(["127.0.0.1 localhost", *lines, ""])
 
 

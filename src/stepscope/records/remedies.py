@@ -187,6 +187,10 @@ FIRST_BUCKET_MB = _add(
     "first-bucket-mb",
     "change the size of DDP's first bucket: a smaller one starts earlier in backward",
 )
+TUNED_BUCKETS = _add(
+    "tuned-buckets",
+    "let stepscope try DDP's bucket sizes during the first 58 steps and keep the fastest",
+)
 BUCKET_VIEW = _add(
     "bucket-view", "give DDP gradient_as_bucket_view=True: gradients are not copied into buckets"
 )
@@ -307,6 +311,7 @@ RESERVED = frozenset(
         PREFETCH_FACTOR,
         CPU_ALLOCATOR,
         FIRST_BUCKET_MB,
+        TUNED_BUCKETS,
         BUCKET_VIEW,
         STATIC_GRAPH,
         COMPRESS_GRADIENTS,

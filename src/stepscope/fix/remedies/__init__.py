@@ -43,6 +43,7 @@ _NAMES = (
     "static-graph",
     "bucket-mb",
     "first-bucket-mb",
+    "tuned-buckets",
     "compress-gradients",
     "no-buffer-broadcast",
     "powersgd",

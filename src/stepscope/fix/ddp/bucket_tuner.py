@@ -1,0 +1,283 @@
+"""Find DDP's best bucket sizes while the training goes on.
+
+A few steps are timed: when each gradient is ready, and what a bucket costs on this link. From that
+the exposed time of many bucket sizes is predicted. The most promising ones take turns on real
+steps with the sizes of the script, each warm before it counts; half of them leave after every
+round. The fastest stays if it is clearly faster than the script's own, otherwise those come back.
+
+The group's first rank decides and tells the others. Between two ranks no bit of a gradient depends
+on the buckets; among more, sums may round differently, as with any other bucket_cap_mb.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from stepscope.errors import UsageError
+from stepscope.fix.ddp.candidates import best_candidates, predict_sizes
+from stepscope.fix.ddp.exchange_timeline import fit_costs
+from stepscope.fix.ddp.gradient_timer import GradientTimer, wait_for_device
+from stepscope.fix.ddp.ranks_agree import RanksAgree
+from stepscope.fix.ddp.reducer import (
+    BucketSizes,
+    own_hook,
+    rebuild_reducer,
+    reducer_parameters,
+    why_not_rebuilt,
+)
+from stepscope.fix.ddp.tuning_report import TriedBuckets, TuningResult
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    from stepscope.fix.ddp.candidates import Candidate
+    from stepscope.fix.ddp.exchange_timeline import ExchangeCosts
+    from stepscope.fix.ddp.gradient_timer import TimedStep
+
+    Steps = Generator[None, None, None]
+
+MOST_STEPS = 58
+_WARM_UP = 2  # the script's own first steps
+_SETTLE = 1  # a reducer's first step
+_TIMED = 2
+_COUNTED = 2  # steps of a turn
+_ROUNDS = (6, 3, 2)  # how many candidates are left in each round
+_PROBED_PARTS = (16, 4)  # buckets of a sixteenth and of a quarter of all bytes
+_CLEARLY, _LARGE = 0.99, 0.9  # the median turn, against that of the script's own buckets
+
+
+def tune_buckets(
+    ddp: Any, optimizer: Any = None, *, report: Callable[[str], None] | None = None
+) -> BucketTuner:
+    """Tune the buckets of this DistributedDataParallel within its next 58 steps.
+
+        tuner = tune_buckets(ddp, optimizer)     # the loop stays as it is
+
+    Without an optimizer, call `tuner.step()` after each step of yours, on all ranks. `report` gets
+    the explanation on the first rank; it is written to stderr unless told otherwise.
+    """
+    tuner = BucketTuner(ddp, report or (lambda text: print(text, file=sys.stderr)))  # noqa: T201
+    if optimizer is not None:
+        tuner.follow(optimizer)
+    return tuner
+
+
+class BucketTuner:
+    """`result` is None until the sizes are found."""
+
+    def __init__(self, ddp: Any, report: Callable[[str], None]) -> None:
+        import torch.distributed as dist
+
+        if dist.get_world_size(ddp.process_group) < 2:
+            raise UsageError("tune_buckets: one rank alone exchanges no gradients")
+        why_not = why_not_rebuilt(ddp)
+        if why_not is not None:
+            raise UsageError(f"tune_buckets: the buckets cannot be changed: {why_not}")
+        self.result: TuningResult | None = None
+        self._ddp, self._report = ddp, report
+        self._parameters = reducer_parameters(ddp)
+        devices = sorted({str(parameter.device) for parameter in self._parameters})
+        if len(devices) > 1 or not devices[0].startswith(("cpu", "cuda")):
+            raise UsageError(
+                "tune_buckets: steps are timed on the CPU or on one CUDA device, but the model is "
+                f"on {', '.join(devices)}"
+            )
+        self._agree = RanksAgree(ddp.process_group, self._parameters[0].device)
+        self._is_first = dist.get_rank(ddp.process_group) == 0
+        self._hook = own_hook(ddp)
+        self._timer = GradientTimer(ddp, self._parameters, self._agree)
+        self._order = list(reversed(range(len(self._parameters))))
+        self._turns: dict[BucketSizes | None, list[float]] = {}
+        self._steps = 0
+        self._handle: Any = None
+        self._course: Steps | None = self._tune()
+
+    def step(self) -> None:
+        """One step of the training has ended."""
+        if self._course is None:
+            return
+        if self._ddp._join_config.enable:
+            raise UsageError("tune_buckets: ranks that may end early (join) cannot tune together")
+        self._steps += 1
+        try:
+            next(self._course)
+        except StopIteration:
+            self._course = None
+            if self._handle is not None:
+                self._handle.remove()
+
+    def follow(self, optimizer: Any) -> None:
+        """Count the steps of this optimizer instead of calls of `step`."""
+        self._handle = optimizer.register_step_post_hook(lambda *_: self.step())
+
+    def _tune(self) -> Steps:
+        """Every `yield` is one step of the training."""
+        for _ in range(_WARM_UP - 1):
+            yield
+        timed: list[TimedStep] = []
+        before = yield from self._time_exchange(None, timed)
+        first = timed[-1]
+        self._learn_order(first.ready_ns)
+        all_bytes = sum(parameter.nbytes for parameter in self._parameters)
+        for part in _PROBED_PARTS:
+            cap = max(1, all_bytes // part)
+            sizes = BucketSizes(first_bytes=cap, cap_bytes=cap)
+            yield from self._time_exchange(sizes, timed)
+        costs = fit_costs(one.timeline for one in timed)
+        candidates = self._candidates(before, timed, costs)
+        if not candidates or costs is None:
+            self._use(self._own_sizes(before))
+            self._finish(before, None, (first, first), costs, ())
+            return
+        own = self._own_sizes(before)
+        yield from self._try_in_rounds(own, [one.sizes for one in candidates])
+        chosen = self._decide(own)
+        after = [first]
+        if chosen != own:
+            after = []
+            yield from self._time_exchange(chosen, after, steps=1)
+        self._use(chosen)
+        tried = self._tried(before, candidates, timed, costs)
+        new = chosen if chosen != own else None
+        self._finish(before, new, (first, after[-1]), costs, tried)
+
+    def _time_exchange(
+        self, sizes: BucketSizes | None, timed: list[TimedStep], steps: int = _TIMED
+    ) -> Generator[None, None, BucketSizes]:
+        """Adds the timed steps; returns the sizes that the DDP was built with."""
+        built_with = rebuild_reducer(self._ddp, self._order, sizes, self._timer.hook, stays=False)
+        for _ in range(_SETTLE):
+            yield
+        for _ in range(steps):
+            self._timer.begin()
+            yield
+            timed.append(self._timer.end())
+        return built_with
+
+    def _learn_order(self, ready_ns: Sequence[int]) -> None:
+        """The first rank's order in which gradients become ready."""
+        order = sorted(self._order, key=lambda place: ready_ns[place])  # ties keep their order
+        self._order = [int(place) for place in self._agree.of_first(order)]
+
+    def _candidates(
+        self, before: BucketSizes, timed: Sequence[TimedStep], costs: ExchangeCosts | None
+    ) -> list[Candidate]:
+        if costs is None:
+            return []
+        in_order = self._in_order(timed)
+        others = best_candidates(*in_order, before, costs, _ROUNDS[0])
+        if self._own_sizes(before) is None:  # the same sizes in the measured order are new as well
+            others = [predict_sizes(*in_order, before, costs), *others]
+        return others[: _ROUNDS[0]]
+
+    def _in_order(self, timed: Sequence[TimedStep]) -> tuple[list[Any], list[int]]:
+        """Parameters and the middle of their ready times, in the order of the buckets."""
+        ready = [round(median(one.ready_ns[place] for one in timed)) for place in self._order]
+        return [self._parameters[place] for place in self._order], ready
+
+    def _own_sizes(self, before: BucketSizes) -> BucketSizes | None:
+        """The script's own buckets. DDP never reorders them where it looks for unused parameters:
+        there they are None, as it built them."""
+        keeps = self._ddp.find_unused_parameters and not self._ddp.static_graph
+        return None if keeps else before
+
+    def _use(self, sizes: BucketSizes | None, *, stays: bool = True) -> None:
+        order = self._order if sizes is not None else None
+        stays = stays or order is None
+        rebuild_reducer(self._ddp, order, sizes, self._hook, stays=stays)
+
+    def _try_in_rounds(self, own: BucketSizes | None, others: list[BucketSizes]) -> Steps:
+        for number, count in enumerate(_ROUNDS):
+            others = self._fastest(others, count)
+            turns = [own, *others]
+            for sizes in turns if number % 2 == 0 else reversed(turns):
+                yield from self._take_turn(sizes)
+
+    def _take_turn(self, sizes: BucketSizes | None) -> Steps:
+        self._use(sizes, stays=False)
+        for _ in range(_SETTLE):
+            yield
+        begun = self._now()
+        for _ in range(_COUNTED):
+            yield
+        (slowest,) = self._agree.largest([(self._now() - begun) / _COUNTED])
+        self._turns.setdefault(sizes, []).append(slowest)
+
+    def _now(self) -> int:
+        wait_for_device(self._parameters[0])
+        return time.perf_counter_ns()
+
+    def _fastest(self, sizes: list[BucketSizes], count: int) -> list[BucketSizes]:
+        """As the first rank sees it. Before the first round they are in the predicted order."""
+        places = list(range(len(sizes)))
+        if self._turns:
+            places.sort(key=lambda place: median(self._turns[sizes[place]]))
+        return [sizes[int(place)] for place in self._agree.of_first(places)][:count]
+
+    def _decide(self, own: BucketSizes | None) -> BucketSizes | None:
+        """The sizes that stay, as the first rank sees it."""
+        most = max(len(turns) for turns in self._turns.values())
+        finalists = [sizes for sizes, turns in self._turns.items() if len(turns) == most]
+        times = [self._turns[sizes] for sizes in finalists]
+        best = choose_fastest(times, finalists.index(own))
+        return finalists[int(self._agree.of_first([best])[0])]
+
+    def _tried(
+        self,
+        before: BucketSizes,
+        candidates: Sequence[Candidate],
+        timed: Sequence[TimedStep],
+        costs: ExchangeCosts,
+    ) -> tuple[TriedBuckets, ...]:
+        own = predict_sizes(*self._in_order(timed), before, costs)
+        base_ns = median(self._turns[self._own_sizes(before)]) - own.predicted.exposed_ns
+        return tuple(
+            TriedBuckets(
+                sizes=one.sizes,
+                buckets=len(one.buckets_bytes),
+                predicted_ns=base_ns + one.predicted.exposed_ns,
+                measured_ns=median(self._turns[one.sizes]),
+            )
+            for one in candidates
+        )
+
+    def _finish(
+        self,
+        before: BucketSizes,
+        after: BucketSizes | None,
+        steps: tuple[TimedStep, TimedStep],
+        costs: ExchangeCosts | None,
+        tried: tuple[TriedBuckets, ...],
+    ) -> None:
+        own = self._turns.get(self._own_sizes(before))
+        new = own if after is None else self._turns[after]
+        self.result = TuningResult(
+            steps=self._steps,
+            before=before,
+            after=after,
+            before_ns=median(own) if own else None,
+            after_ns=median(new) if new else None,
+            costs=costs,
+            before_timeline=steps[0].timeline,
+            after_timeline=steps[1].timeline,
+            tried=tried,
+        )
+        if self._is_first:
+            self._report(str(self.result))
+
+
+def choose_fastest(turns: Sequence[Sequence[float]], own: int) -> int:
+    """The place of the fastest by its median turn; `own`, unless the other is clearly faster.
+
+    A small gain must show in every round, because chance gives small gains too. A large one may
+    have lost a round to other programs.
+    """
+    best = min(range(len(turns)), key=lambda place: median(turns[place]))
+    ratio = median(turns[best]) / median(turns[own])
+    in_every_round = all(new < old for new, old in zip(turns[best], turns[own], strict=True))
+    at_its_best = min(turns[best]) < min(turns[own])
+    is_clear = ratio < _CLEARLY and in_every_round
+    return best if is_clear or (ratio < _LARGE and at_its_best) else own
