@@ -38,6 +38,18 @@ _FIRST_ORDER, _LAST_ORDER = 100, 200  # of the firewall's rules
 
 
 @functools.cache
+def why_no_delay() -> str | None:
+    """Why messages cannot be made late here; None if they can."""
+    if reason := why_not():
+        return reason
+    late = "ip link set lo up && tc qdisc add dev lo root netem delay 1ms"
+    tried = subprocess.run(
+        ["unshare", "--net", "sh", "-c", late], capture_output=True, text=True, check=False
+    )
+    return f"no netem in this kernel: {tried.stderr.strip()}" if tried.returncode else None
+
+
+@functools.cache
 def why_not() -> str | None:
     """Why this machine cannot have a laboratory; None if it can."""
     if sys.platform != "linux":
@@ -191,14 +203,26 @@ class Lab:
 
     # What happens to a host
 
-    def shape(self, name: str, rate: str, direction: str = "both") -> None:
-        """Limit what the host sends ("out"), what it gets ("in") or both, e.g. to "40mbit"."""
+    def shape(self, name: str, rate: str, direction: str = "both", *, burst: str = "64kb") -> None:
+        """Limit what the host sends ("out"), what it gets ("in") or both, e.g. to "40mbit". What
+        fits into a burst is sent at once."""
         host = self.hosts[name]
-        limit = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "400ms")
+        limit = ("root", "tbf", "rate", rate, "burst", burst, "latency", "400ms")
         if direction in ("out", "both"):
             _inside(host.inside, "tc", "qdisc", "replace", "dev", "eth0", *limit)
         if direction in ("in", "both"):
             _inside(self._switch, "tc", "qdisc", "replace", "dev", f"port{host.place}", *limit)
+
+    def delay(self, name: str, time: str) -> None:
+        """What comes to the host comes later, e.g. by "5ms"; not together with a limited "in"."""
+        later = ("root", "netem", "delay", time, "limit", "100000")
+        port = f"port{self.hosts[name].place}"
+        _inside(self._switch, "tc", "qdisc", "replace", "dev", port, *later)
+
+    def keep_windows(self, name: str) -> None:
+        """Connections that rest for a moment go on as fast as before."""
+        setting = "net.ipv4.tcp_slow_start_after_idle=0"
+        _inside(self.hosts[name].inside, "sysctl", "-qw", setting)
 
     def unplug(self, name: str) -> None:
         """Take the host off the network; its processes go on."""

@@ -18,7 +18,9 @@ from stepscope.measure.calibrate.ceilings import measure_ceilings
 from stepscope.measure.calibrate.collectives import Buffers, elements
 from stepscope.measure.calibrate.contention import ContentionTimer
 from stepscope.measure.calibrate.groups import gather_hosts, make_groups
+from stepscope.measure.calibrate.laboratory import Laboratory
 from stepscope.measure.calibrate.sweep import NotOfferedError, Sweeper
+from stepscope.measure.collectives.runner import LostRankError
 from stepscope.records.processors import processor_name
 
 if TYPE_CHECKING:
@@ -41,6 +43,11 @@ def is_launched() -> bool:
 def measure(settings: CalibrationSettings, progress: Progress) -> dict[str, Any] | None:
     """Everything measured, on rank 0; None on the other ranks."""
     device = _own_device()
+    if settings.algorithms and not is_launched():
+        raise UsageError(
+            "collectives need at least 2 ranks, and this is the only one: use --ranks N, or "
+            "torchrun --nproc-per-node=N"
+        )
     if not is_launched():
         progress("machine", 0.0)
         return _facts(device, None) | {
@@ -66,6 +73,8 @@ def _measure_together(
     carrier = device if backend != "gloo" else torch.device("cpu")
     dist.barrier()
     machine = None
+    if settings.algorithms:
+        return _measure_algorithms(settings, progress, device, carrier, backend)
     if first:
         progress("machine", 0.0)
         machine = measure_ceilings(device, quick=settings.quick)
@@ -81,6 +90,25 @@ def _measure_together(
         "not_offered": refused,
         "contention": contention,
     }
+
+
+def _measure_algorithms(
+    settings: CalibrationSettings,
+    progress: Progress,
+    device: torch.device,
+    carrier: torch.device,
+    backend: str,
+) -> dict[str, Any] | None:
+    laboratory = Laboratory(carrier, backend, gather_hosts())
+    sizes = _sizes_that_fit(settings.sizes(), carrier)
+    try:
+        measured = laboratory.run(settings, sizes, progress)
+    except RuntimeError as error:  # from a barrier: gloo and NCCL raise nothing more precise
+        raise LostRankError(
+            "another rank ended or stopped answering while algorithms were measured "
+            f"({str(error).strip().splitlines()[0][:160]})"
+        ) from None
+    return _facts(device, backend) | measured if dist.get_rank() == 0 else None
 
 
 def _sweep_all(

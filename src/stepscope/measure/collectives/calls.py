@@ -1,8 +1,8 @@
 """all_reduce, all_gather and reduce_scatter by algorithm, as torch.distributed has them.
 
-    all_reduce(tensor, "ring")
-    all_gather(output, share, "bruck")
-    reduce_scatter(share, tensor, "halving_doubling")
+all_reduce(tensor, "ring")
+all_gather(output, share, "bruck")
+reduce_scatter(share, tensor, "halving_doubling")
 """
 
 from __future__ import annotations

@@ -105,9 +105,7 @@ def _spans(message: Message, bounds: list[int]) -> tuple[Span, ...]:
     return tuple(span for span in spans if span[0] < span[1])
 
 
-def _outgoing(
-    step: tuple[Message, ...], rank: int, bounds: list[int]
-) -> tuple[Outgoing, ...]:
+def _outgoing(step: tuple[Message, ...], rank: int, bounds: list[int]) -> tuple[Outgoing, ...]:
     return tuple(
         Outgoing(peer=one.target, spans=spans)
         for one in step

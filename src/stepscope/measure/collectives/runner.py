@@ -39,6 +39,7 @@ class ScheduleRunner:
         self._schedule = schedule
         self._group = group if group is not None else dist.group.WORLD
         self._rank = dist.get_rank(self._group)
+        self._world_ranks = dist.get_process_group_ranks(self._group)
         self._nccl = dist.get_backend(self._group) == "nccl"
         self._timeout = timeout
         self._plan: RankPlan = plan_rank(
@@ -56,6 +57,7 @@ class ScheduleRunner:
             sends = self._plan.sends[step]
             posts = self._plan.posts[step]
             packed = [_packed(vector, one) for one in sends]
+            peers = [one.peer for one in posts] + [one.peer for one in sends]
             operations = [self._receive(one, vector) for one in posts]
             operations += [
                 self._operation(dist.isend, tensor, one.peer)
@@ -64,10 +66,10 @@ class ScheduleRunner:
             try:
                 works = dist.batch_isend_irecv(operations) if operations else []
             except RuntimeError as error:
-                raise self._lost(step, [one.peer for one in (*posts, *sends)], error) from None
+                raise self._lost(step, peers, error) from None
             if self._nccl:  # one piece of work for all of them
                 waiting.clear()
-                self._wait(works, step, [one.peer for one in (*posts, *sends)])
+                self._wait(works, step, peers)
             else:
                 waiting |= zip(posts, works[: len(posts)], strict=True)
                 for one in self._plan.arrivals[step]:
@@ -87,7 +89,7 @@ class ScheduleRunner:
         return self._scratch[one.slot][one.place : one.place + one.elements]
 
     def _operation(self, call: Any, tensor: torch.Tensor, peer: int) -> Any:
-        return dist.P2POp(call, tensor, group=self._group, group_peer=peer)
+        return dist.P2POp(call, tensor, self._world_ranks[peer], self._group)
 
     def _wait(self, works: list[Any], step: int, peers: list[int]) -> None:
         try:

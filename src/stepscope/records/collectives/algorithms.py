@@ -68,11 +68,18 @@ def square_groups(ranks: int) -> list[list[int]]:
     return [list(range(first, first + size)) for first in range(0, ranks, size)]
 
 
+def host_groups(ranks: int, hosts: Groups) -> Groups:
+    """The hosts, if there are several and one has several ranks; else groups of neighbours."""
+    return hosts if 1 < len(hosts) < ranks else square_groups(ranks)
+
+
 def _checked(groups: Groups | None, ranks: int) -> Groups:
     if groups is None:
         return square_groups(ranks)
     if sorted(rank for group in groups for rank in group) != list(range(ranks)) or not all(groups):
-        raise UsageError(f"groups have to hold each of {ranks} ranks once: {list(map(list, groups))}")
+        raise UsageError(
+            f"groups have to hold each of {ranks} ranks once: {list(map(list, groups))}"
+        )
     return groups
 
 
@@ -174,7 +181,9 @@ def _folded(fold: Fold, core: Phases) -> Phases:
     return Phases(
         all_reduce=mirrored(fold.leave) + core.all_reduce + fold.leave,
         all_gather=fold.enter + core.all_gather + fold.leave,
-        reduce_scatter=mirrored(fold.leave) + core.reduce_scatter + mirrored(fold.enter, adds=False),
+        reduce_scatter=mirrored(fold.leave)
+        + core.reduce_scatter
+        + mirrored(fold.enter, adds=False),
     )
 
 

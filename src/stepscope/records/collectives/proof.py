@@ -66,10 +66,7 @@ def _check_step(step: tuple[Message, ...], place: str) -> None:
     pairs = Counter((message.source, message.target) for message in step)
     written = Counter((message.target, chunk) for message in step for chunk in message.chunks)
     replaced = {
-        (message.target, chunk)
-        for message in step
-        if not message.adds
-        for chunk in message.chunks
+        (message.target, chunk) for message in step if not message.adds for chunk in message.chunks
     }
     if max(pairs.values(), default=0) > 1:
         raise WrongScheduleError(f"{place}: two messages between the same ranks")
