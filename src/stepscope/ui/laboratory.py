@@ -42,24 +42,22 @@ def _verdict(report: LaboratoryReport) -> str:
     """The fastest algorithm for small and for large vectors."""
     kind = kinds_of(report)[0]
     ours = [times for times in of_kind(report, kind) if times.formula]
-    ends = " · ".join(
-        f"{binary_size(ours[0].sizes[at].size_bytes)}: {_fastest(ours, at)}" for at in (0, -1)
+    ends = ", ".join(
+        f"{_fastest(ours, at)} at {binary_size(ours[0].sizes[at].size_bytes)}" for at in (0, -1)
     )
-    return f"{kind} over {counted(report.world_size, 'rank')} ({report.backend}), {ends}"
+    return f"{kind} over {counted(report.world_size, 'rank')} ({report.backend}): fastest {ends}"
 
 
 def _fastest(algorithms: list[AlgorithmTimes], at: int) -> str:
-    """The fastest at a size, with those whose passes overlap with its own."""
+    """The fastest at a size; "about" if passes of another one were as fast."""
     best = min(algorithms, key=lambda times: times.sizes[at].time_ns)
-    others = [
+    rivals = [
         times
         for times in algorithms
         if times is not best and times.sizes[at].low_ns <= best.sizes[at].high_ns
     ]
-    name, time = algorithm_name(best.algorithm), duration(best.sizes[at].time_ns)
-    if not others:
-        return f"{name} is fastest ({time})"
-    return f"{name} ({time}), with {counted(len(others), 'other')} inside its spread"
+    name = algorithm_name(best.algorithm)
+    return f"{name} (not clearly)" if rivals else name
 
 
 def _why(report: LaboratoryReport) -> str:

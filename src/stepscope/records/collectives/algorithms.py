@@ -33,7 +33,7 @@ LARGEST = 4096  # ranks: a schedule lists every message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phases:
+class CollectiveSteps:
     """The three collectives' steps."""
 
     all_reduce: Steps
@@ -83,26 +83,26 @@ def _checked(groups: Groups | None, ranks: int) -> Groups:
     return groups
 
 
-def _ring(parties: Sequence[Party], _: Groups) -> Phases:
+def _ring(parties: Sequence[Party], _: Groups) -> CollectiveSteps:
     """Both halves go round in the same direction."""
     return _phases(patterns.ring(parties), scatter=mirrored(patterns.ring(parties, toward=-1)))
 
 
-def _binomial_tree(parties: Sequence[Party], _: Groups) -> Phases:
+def _binomial_tree(parties: Sequence[Party], _: Groups) -> CollectiveSteps:
     gather, broadcast = patterns.binomial_gather(parties), patterns.binomial_broadcast(parties)
-    return Phases(
+    return CollectiveSteps(
         all_reduce=mirrored(broadcast) + broadcast,
         all_gather=gather + broadcast,
         reduce_scatter=mirrored(broadcast) + mirrored(gather, adds=False),
     )
 
 
-def _halving_doubling(parties: Sequence[Party], _: Groups) -> Phases:
+def _halving_doubling(parties: Sequence[Party], _: Groups) -> CollectiveSteps:
     fold = _fold_to_power_of_two(parties)
     return _folded(fold, _phases(patterns.doubling(fold.parties)))
 
 
-def _recursive_doubling(parties: Sequence[Party], _: Groups) -> Phases:
+def _recursive_doubling(parties: Sequence[Party], _: Groups) -> CollectiveSteps:
     """The all-reduce exchanges whole vectors; the reduce-scatter starts with near partners."""
     fold = _fold_to_power_of_two(parties)
     gather = patterns.doubling(fold.parties)
@@ -112,18 +112,20 @@ def _recursive_doubling(parties: Sequence[Party], _: Groups) -> Phases:
         for step in gather
     )
     scatter = mirrored(patterns.doubling_far_first(fold.parties))
-    return _folded(fold, Phases(all_reduce=whole, all_gather=gather, reduce_scatter=scatter))
+    return _folded(
+        fold, CollectiveSteps(all_reduce=whole, all_gather=gather, reduce_scatter=scatter)
+    )
 
 
-def _direct(parties: Sequence[Party], _: Groups) -> Phases:
+def _direct(parties: Sequence[Party], _: Groups) -> CollectiveSteps:
     return _phases(patterns.direct(parties))
 
 
-def _bruck(parties: Sequence[Party], _: Groups) -> Phases:
+def _bruck(parties: Sequence[Party], _: Groups) -> CollectiveSteps:
     return _phases(patterns.bruck(parties))
 
 
-def _hierarchical(parties: Sequence[Party], groups: Groups) -> Phases:
+def _hierarchical(parties: Sequence[Party], groups: Groups) -> CollectiveSteps:
     """Rings inside hosts and rings between them: the i-th ranks of all hosts share a ring."""
     fold = _fold_to_equal_groups(parties, groups)
     hosts = [[party for party in fold.parties if party.rank in group] for group in groups]
@@ -141,10 +143,10 @@ def _hierarchical(parties: Sequence[Party], groups: Groups) -> Phases:
     return _folded(fold, _phases(rings(1), scatter=mirrored(rings(-1))))
 
 
-def _phases(gather: Steps, *, scatter: Steps | None = None) -> Phases:
+def _phases(gather: Steps, *, scatter: Steps | None = None) -> CollectiveSteps:
     """Of an all-gather; a reduce-scatter that is not its mirror image is given."""
     scatter = mirrored(gather) if scatter is None else scatter
-    return Phases(all_reduce=scatter + gather, all_gather=gather, reduce_scatter=scatter)
+    return CollectiveSteps(all_reduce=scatter + gather, all_gather=gather, reduce_scatter=scatter)
 
 
 def _at_once(schedules: Sequence[Steps]) -> Steps:
@@ -174,11 +176,11 @@ class Fold:
         return (tuple(Message(partner, rank, self.everything) for rank, partner in self.folded),)
 
 
-def _folded(fold: Fold, core: Phases) -> Phases:
+def _folded(fold: Fold, core: CollectiveSteps) -> CollectiveSteps:
     """The steps of the parties that take part, with those of the folded ranks around them."""
     if not fold.folded:
         return core
-    return Phases(
+    return CollectiveSteps(
         all_reduce=mirrored(fold.leave) + core.all_reduce + fold.leave,
         all_gather=fold.enter + core.all_gather + fold.leave,
         reduce_scatter=mirrored(fold.leave)
@@ -214,7 +216,7 @@ def _fold_to_equal_groups(parties: Sequence[Party], groups: Groups) -> Fold:
     return _fold(parties, partners)
 
 
-ALGORITHMS: dict[str, Callable[[Sequence[Party], Groups], Phases]] = {
+ALGORITHMS: dict[str, Callable[[Sequence[Party], Groups], CollectiveSteps]] = {
     "ring": _ring,
     "binomial_tree": _binomial_tree,
     "halving_doubling": _halving_doubling,

@@ -6,11 +6,13 @@ schedule with symbols. It draws the same objects that the ranks run.
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from stepscope.records.collectives.proof import simulate, start_of
 from stepscope.records.collectives.schedule import runs
+from stepscope.ui.html.bundle import read_page_file
 from stepscope.ui.html.svg import drawing, path, rect, text
 
 if TYPE_CHECKING:
@@ -48,6 +50,26 @@ def draw_schedule(schedule: CollectiveSchedule) -> Markup:
         "in each step"
     )
     return drawing(width, height, title, parts)
+
+
+def draw_alone(schedule: CollectiveSchedule) -> str:
+    """The same as a file of its own, with the page's light colours."""
+    rules = [
+        "svg text { font: 11px var(--font); fill: var(--muted); }",
+        *(
+            line
+            for line in read_page_file("laboratory.css").splitlines()
+            if line.startswith(("svg .diagram", "svg .shade", "svg .is-"))
+        ),
+    ]
+    used = set(re.findall(r"var\((--[\w-]+)", "".join(rules)))
+    light = read_page_file("report.css").split("}", 1)[0]
+    colours = [line.strip() for line in light.splitlines() if line.strip().split(":")[0] in used]
+    style = "\n".join(["<style>", f"svg {{ {' '.join(colours)} }}", *rules, "</style>"])
+    drawn = str(draw_schedule(schedule))
+    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
+        ">", f">{style}", 1
+    )
 
 
 def contribution_words(ranks: frozenset[int]) -> str:
