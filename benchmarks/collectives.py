@@ -1,11 +1,11 @@
 """Algorithms of collectives over a slow network: formula against measured, and crossovers.
 
-    python -m benchmarks.collectives [--hosts 4] [--rate 50mbit] [--delay 5ms] [--kind all_reduce]
+    python -m benchmarks.collectives [--hosts 4] [--rate 50mbit] [--delay-ms 5] [--kind all_reduce]
         [--sizes 4096,65536,1048576] [--seconds 30] [--json FILE] [--check]
 
 Each rank is a host of its own, made of namespaces (tests/hosts/lab.py; needs root): its network
-device sends at a limited rate (tbf), and what comes to it is late (netem, where the kernel has it;
-without, alpha is what the processors need for a message). Nothing of it stays on
+device sends at a limited rate (tbf), and what comes to it is late (netem, or late_link.c where the
+kernel has none). Nothing of it stays on
 the machine, even if this process is killed. alpha, beta and gamma come from probes of that network,
 never from the algorithms' own times. `--check` ends with 1 unless every formula is within 25% of
 what was measured (median over sizes) and every crossover within a factor of two.
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 TESTS = Path(__file__).parent.parent / "tests/hosts"
 sys.path.insert(0, str(TESTS))
 
-from lab import Lab, why_no_delay, why_not  # noqa: E402
+from lab import Lab, why_not  # noqa: E402
+from late_lab import LateLab, why_no_late_links  # noqa: E402
 
 from stepscope.predict.laboratory import analyse  # noqa: E402
 from stepscope.records.collectives.schedule import COLLECTIVES  # noqa: E402
@@ -49,9 +50,9 @@ def main() -> int:
     options = _options()
     if reason := why_not():
         sys.exit(f"no laboratory on this machine: {reason}")
-    if options.delay and (reason := why_no_delay()):
+    if options.delay_ms and (reason := why_no_late_links()):
         print(f"without a delay: {reason}")
-        options.delay = None
+        options.delay_ms = 0.0
     report = measure(options)
     show(report, options)
     if options.json:
@@ -63,11 +64,11 @@ def main() -> int:
 
 def measure(options: argparse.Namespace) -> LaboratoryReport:
     """One rank on each host of a shaped network."""
-    with Lab(options.hosts) as lab, tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
+    delay_ms = options.delay_ms
+    network = LateLab(options.hosts, delay_ms) if delay_ms else Lab(options.hosts)
+    with network as lab, tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         for name in lab.hosts:
             lab.shape(name, options.rate, "out", burst=_BURST)
-            if options.delay:
-                lab.delay(name, options.delay)
             lab.keep_windows(name)
         answer = Path(folder) / "raw.json"
         words = ["--algorithms", "--seconds", str(options.seconds), "--json", str(answer)]
@@ -84,7 +85,7 @@ def measure(options: argparse.Namespace) -> LaboratoryReport:
 def show(report: LaboratoryReport, options: argparse.Namespace) -> None:
     link = report.link
     print(
-        f"{report.world_size} hosts, {options.rate}, {options.delay or 'no delay'}: alpha "
+        f"{report.world_size} hosts, {options.rate}, {options.delay_ms} ms late: alpha "
         f"{duration(link.alpha_ns)}, {byte_rate(1e9 / link.beta_ns_per_byte)}, a call "
         f"{duration(link.start_ns)}, passes differ by {percent(link.noise)}"
     )
@@ -128,7 +129,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rate", default="50mbit", help="as tc writes it")
-    parser.add_argument("--delay", default="5ms", help="one way, as tc writes it")
+    parser.add_argument("--delay-ms", type=float, default=5.0, help="one way; 0 for none")
     parser.add_argument("--kind", action="append", choices=COLLECTIVES)
     parser.add_argument("--sizes", default=SIZES, help="bytes, separated by commas")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each collective")

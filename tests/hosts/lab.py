@@ -332,10 +332,7 @@ class Lab:
             inside=inside,
             environment={"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"},
         )
-        port = f"port{place}"
-        pair = ("type", "veth", "peer", "name", "eth0", "netns", str(inside))
-        _inside(self._switch, "ip", "link", "add", port, *pair)
-        _inside(self._switch, "ip", "link", "set", port, "master", "br0", "up")
+        self._plug_in(place, inside)
         _inside(inside, "ip", "link", "set", "lo", "up")
         _inside(inside, "ip", "address", "add", f"{host.address}/24", "dev", "eth0")
         _inside(inside, "ip", "link", "set", "eth0", "up")
@@ -344,6 +341,13 @@ class Lab:
         self._replace_file(host, "/etc/hosts", _names(self._count))
         self._replace_file(host, "/etc/resolv.conf", "")
         self.hosts[name] = host
+
+    def _plug_in(self, place: int, inside: int) -> None:
+        """Give the host its `eth0`."""
+        port = f"port{place}"
+        pair = ("type", "veth", "peer", "name", "eth0", "netns", str(inside))
+        _inside(self._switch, "ip", "link", "add", port, *pair)
+        _inside(self._switch, "ip", "link", "set", port, "master", "br0", "up")
 
     def _replace_file(self, host: Host, path: str, text: str) -> None:
         """Give the host its own version of a system file."""

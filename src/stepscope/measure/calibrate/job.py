@@ -20,7 +20,7 @@ from stepscope.measure.calibrate.contention import ContentionTimer
 from stepscope.measure.calibrate.groups import gather_hosts, make_groups
 from stepscope.measure.calibrate.laboratory import Laboratory
 from stepscope.measure.calibrate.sweep import NotOfferedError, Sweeper
-from stepscope.measure.collectives.runner import LostRankError
+from stepscope.measure.collectives.runner import LostRankError, short_reason
 from stepscope.records.processors import processor_name
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _measure_algorithms(
     except RuntimeError as error:  # from a barrier: gloo and NCCL raise nothing more precise
         raise LostRankError(
             "another rank ended or stopped answering while algorithms were measured "
-            f"({str(error).strip().splitlines()[0][:160]})"
+            f"({short_reason(error)})"
         ) from None
     return _facts(device, backend) | measured if dist.get_rank() == 0 else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,11 +118,10 @@ class ScheduleRunner:
 
     def _lost(self, step: int, peers: list[int], error: RuntimeError) -> LostRankError:
         whom = ", ".join(map(str, sorted(set(peers))))
-        reason = str(error).strip().split("\n")[0][:160]
         return LostRankError(
             f"{self._schedule.algorithm} {self._schedule.kind}: rank {self._rank} lost rank {whom} "
             f"in step {step + 1} of {len(self._schedule.steps)}: it ended or did not answer in "
-            f"time ({reason})"
+            f"time ({short_reason(error)})"
         )
 
 
@@ -129,3 +129,9 @@ def _packed(vector: torch.Tensor, one: Outgoing) -> torch.Tensor:
     """A single stretch as it lies in the vector; several, copied side by side."""
     parts = [vector[start:end] for start, end in one.spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def short_reason(error: RuntimeError) -> str:
+    """The first sentence of a backend's message, without the place in its source."""
+    line = str(error).strip().split("\n")[0]
+    return re.sub(r"^\[\S*\] ?", "", line).split(". ")[0][:160] or type(error).__name__

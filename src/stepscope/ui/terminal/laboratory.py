@@ -42,7 +42,7 @@ def print_laboratory(
     for kind in kinds_of(report):
         console.print(Text(), _algorithms(kind, of_kind(report, kind), console.width), sep="\n")
     if report.crossovers:
-        console.print(Text(), _crossovers(report), sep="\n")
+        console.print(Text(), _crossovers(report, console.width), sep="\n")
     if page is not None:
         console.print()
         print_path(console, "report   ", page)
@@ -72,10 +72,9 @@ def _algorithms(kind: str, algorithms: list[AlgorithmTimes], width: int) -> Tabl
     return fitting_table(kind, columns, rows, width=width, spare=spare)
 
 
-def _crossovers(report: LaboratoryReport) -> Table:
+def _crossovers(report: LaboratoryReport, width: int) -> Table:
     right, count = crossovers_right(report.crossovers), len(report.crossovers)
     title = f"crossovers: {right} of {count} predicted within a factor of two"
-    table = titled_table(title, "collective", "from → to", ">predicted", ">measured")
-    for crossover in report.crossovers:
-        table.add_row(crossover.kind, *crossover_words(crossover))
-    return table
+    columns = ["collective", "from → to", ">predicted", ">measured"]
+    rows = [[one.kind, *crossover_words(one)] for one in report.crossovers]
+    return fitting_table(title, columns, rows, width=width, spare=["collective"])
