@@ -107,7 +107,8 @@ class Laboratory:
             f"{probe.name} {probe.steps}": probe for probe in build_probes(self._ranks, self._hosts)
         }
         chunks = max(probe.schedule.chunks for probe in probes.values() if probe.name != "fan")
-        room = max(chunks * messages[-1], self._ranks * _SMALL_FAN) // _ELEMENT_BYTES
+        fan = 2 * self._ranks * _SMALL_FAN
+        room = max(chunks * messages[-1], fan) // _ELEMENT_BYTES
         vector = torch.zeros(room, device=self._device)
         contenders = {name: self._probe_runs(probe, vector) for name, probe in probes.items()}
         times = self._sweeper(contenders).run(

@@ -1,8 +1,9 @@
 """One rank's part of a schedule: what it sends and gets in each step, and where that is put.
 
-A receive is posted one step early where nothing that it overwrites is still needed (`look_ahead`).
-Under gloo a sender waits until it hears that the receive was posted; early posts take that round
-trip out of every step. NCCL runs a step's sends and receives as one operation: there it is 0.
+A receive is posted one step early (`look_ahead`), into scratch space if what it would overwrite is
+still needed. Under gloo a sender waits until it hears that the receive was posted; early posts take
+that round trip out of every step. NCCL runs a step's sends and receives as one operation: there it
+is 0.
 """
 
 from __future__ import annotations
@@ -121,14 +122,14 @@ def _incoming(
     leaving: set[int],
     slots: _Slots,
 ) -> Incoming:
-    """Sums, scattered chunks and chunks that leave in the same step go through scratch space."""
+    """Sums, scattered chunks and chunks that are in use when the receive is posted go through
+    scratch space."""
     spans = _spans(message, bounds)
-    in_place = not message.adds and len(spans) == 1 and leaving.isdisjoint(message.chunks)
-    earliest = max(0, step - slots.count + 1)
-    if in_place:
-        earliest = max(earliest, *(touched[chunk] + 1 for chunk in message.chunks))
-        slot, place = 0, 0
-    else:
+    post_at = max(0, step - slots.count + 1)
+    in_use = any(touched[chunk] >= post_at or chunk in leaving for chunk in message.chunks)
+    in_place = not message.adds and not in_use and len(spans) == 1
+    slot, place = 0, 0
+    if not in_place:
         slot, place = slots.take(step, sum(end - start for start, end in spans))
     return Incoming(
         peer=message.source,
@@ -136,7 +137,7 @@ def _incoming(
         adds=message.adds,
         in_place=in_place,
         step=step,
-        post_at=earliest,
+        post_at=post_at,
         slot=slot,
         place=place,
     )

@@ -1,11 +1,12 @@
 """Steps that measure a link instead of computing anything: the same messages again and again.
 
-The difference between many steps and one is what a step costs, without what a call costs.
+The difference between many steps and one is what a step costs, without what a call costs. Steps use
+two sets of chunks in turns: a receive can then be posted a step early, as in the algorithms.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stepscope.records.collectives.schedule import CollectiveSchedule, Message
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
     from stepscope.records.collectives.schedule import Steps
 
-_COLOURS = 3  # chunks, so that no rank of a ring gets the chunk that it sends
+_COLOURS = 3  # chunks of a set: no rank of a ring gets the chunk that it sends
+_SETS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,7 @@ def build_probes(ranks: int, hosts: Sequence[Sequence[int]]) -> list[LinkProbe]:
     ]
     if ranks > 2:
         probes.append(_probe("pair", MANY, ranks, _shift([[0, 1]])))
-        probes.append(_probe("fan", MANY, ranks, _fan(ranks), chunks=ranks))
+        probes.append(_probe("fan", MANY, ranks, _fan(ranks), ranks))
     if 1 < len(hosts) < ranks:
         probes.append(_probe("inside", MANY, ranks, _shift(hosts)))
     return probes
@@ -49,9 +51,13 @@ def build_probes(ranks: int, hosts: Sequence[Sequence[int]]) -> list[LinkProbe]:
 def _probe(
     name: str, steps: int, ranks: int, step: tuple[Message, ...], chunks: int = _COLOURS
 ) -> LinkProbe:
-    repeated: Steps = (step,) * steps
+    """`chunks` are those that the step uses."""
+    repeated: Steps = tuple(
+        tuple(replace(one, chunks=(one.chunks[0] + chunks * (number % _SETS),)) for one in step)
+        for number in range(steps)
+    )
     schedule = CollectiveSchedule(
-        kind="probe", algorithm=name, ranks=ranks, chunks=chunks, steps=repeated
+        kind="probe", algorithm=name, ranks=ranks, chunks=_SETS * chunks, steps=repeated
     )
     return LinkProbe(name=name, steps=steps, schedule=schedule)
 
