@@ -1,14 +1,14 @@
 """Algorithms of collectives over a slow network: formula against measured, and crossovers.
 
-    python -m benchmarks.collectives [--hosts 4] [--rate 50mbit] [--delay-ms 5] [--kind all_reduce]
-        [--sizes 4096,65536,1048576] [--seconds 30] [--json FILE] [--check]
+    python -m benchmarks.collectives [--hosts 4] [--ranks-per-host 1] [--rate 50mbit] [--delay-ms 5]
+        [--kind all_reduce] [--sizes 4096,65536,1048576] [--seconds 120] [--json FILE] [--check]
 
-Each rank is a host of its own, made of namespaces (tests/hosts/lab.py; needs root): its network
-device sends at a limited rate (tbf), and what comes to it is late (netem, or late_link.c where the
-kernel has none). Nothing of it stays on
-the machine, even if this process is killed. alpha, beta and gamma come from probes of that network,
-never from the algorithms' own times. `--check` ends with 1 unless every formula is within 25% of
-what was measured (median over sizes) and every crossover within a factor of two.
+Hosts are made of namespaces (tests/hosts/lab.py; needs root). A host's network device sends at a
+limited rate (tbf), and what comes to it is late (netem, or late_link.c where the kernel has none).
+No process and no device stays on the machine, even if this one is killed. alpha, beta and gamma
+come from probes of that network, never from the algorithms' own times.
+
+`--check` ends with 1 unless every formula is within 25% of what was measured (median over sizes) and every crossover within a factor of two.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from stepscope.predict.laboratory import analyse  # noqa: E402
 from stepscope.records.collectives.schedule import COLLECTIVES  # noqa: E402
 from stepscope.records.figures import (  # noqa: E402
     binary_size,
-    byte_rate,
     duration,
     factor,
     percent,
     signed_percent,
 )
+from stepscope.ui.laboratory import link_rows  # noqa: E402
 
 if TYPE_CHECKING:
     from stepscope.records.laboratory import AlgorithmCrossover, LaboratoryReport
@@ -74,7 +74,9 @@ def measure(options: argparse.Namespace) -> LaboratoryReport:
         words = ["--algorithms", "--seconds", str(options.seconds), "--json", str(answer)]
         words += [word for kind in options.kind or COLLECTIVES for word in ("--kind", kind)]
         words += [word for size in options.sizes.split(",") for word in ("--size", size)]
-        job = lab.torchrun(["-m", "stepscope.measure.calibrate", *words])
+        job = lab.torchrun(
+            ["-m", "stepscope.measure.calibrate", *words], ranks=options.ranks_per_host
+        )
         outcomes = {name: process.wait(options.timeout) for name, process in job.items()}
         for name, outcome in outcomes.items():
             if outcome.code:
@@ -83,12 +85,11 @@ def measure(options: argparse.Namespace) -> LaboratoryReport:
 
 
 def show(report: LaboratoryReport, options: argparse.Namespace) -> None:
-    link = report.link
     print(
-        f"{report.world_size} hosts, {options.rate}, {options.delay_ms} ms late: alpha "
-        f"{duration(link.alpha_ns)}, {byte_rate(1e9 / link.beta_ns_per_byte)}, a call "
-        f"{duration(link.start_ns)}, passes differ by {percent(link.noise)}"
+        f"{options.hosts} hosts x {options.ranks_per_host}, {options.rate}, {options.delay_ms} ms "
+        f"late; passes differ by {percent(report.link.noise)}"
     )
+    print("; ".join(f"{label}: {value}" for label, value in link_rows(report)))
     for times in report.algorithms:
         cells = [
             f"{binary_size(one.size_bytes)} {duration(one.time_ns)}"
@@ -128,12 +129,13 @@ def _factor_off(crossover: AlgorithmCrossover) -> float:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--rate", default="50mbit", help="as tc writes it")
     parser.add_argument("--delay-ms", type=float, default=5.0, help="one way; 0 for none")
     parser.add_argument("--kind", action="append", choices=COLLECTIVES)
     parser.add_argument("--sizes", default=SIZES, help="bytes, separated by commas")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each collective")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds for everything")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for each collective")
+    parser.add_argument("--timeout", type=float, default=1800.0, help="seconds for everything")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     return parser.parse_args()
