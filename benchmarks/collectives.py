@@ -8,7 +8,8 @@ limited rate (tbf), and what comes to it is late (netem, or late_link.c where th
 No process and no device stays on the machine, even if this one is killed. alpha, beta and gamma
 come from probes of that network, never from the algorithms' own times.
 
-`--check` ends with 1 unless every formula is within 25% of what was measured (median over sizes) and every crossover within a factor of two.
+`--check` ends with 1 unless every formula is within 25% of what was measured (median over sizes)
+and every crossover within a factor of two.
 """
 
 from __future__ import annotations
