@@ -17,12 +17,14 @@ def made_raw(ranks: int, *, kinds: tuple[str, ...] = COLLECTIVES) -> dict[str, A
     hosts = [list(range(ranks))]
     probes = [
         {
+            "kind": kind,
             "name": probe.name,
             "steps": probe.steps,
             "sizes_bytes": SIZES,
             "passes_ns": [[[_probe_ns(probe.name, probe.steps, size, ranks)] for size in SIZES]]
             * 4,
         }
+        for kind in kinds
         for probe in build_probes(ranks, hosts)
     ]
     return {

@@ -1,7 +1,7 @@
 """From the ranks' raw times to a report: each algorithm against its formula, and crossovers.
 
 Nothing is fitted to the algorithms' own times: the formula's alpha, beta and gamma come from
-probes of the links.
+probes of the links, measured among the passes of the same collective.
 """
 
 from __future__ import annotations
@@ -37,14 +37,23 @@ _HALVINGS = 60
 
 def analyse(raw: dict[str, Any]) -> LaboratoryReport:
     """What `measure` wrote with `algorithms` set."""
-    link = fit_link(raw["probes"], raw["world_size"])
+    kinds = dict.fromkeys(sweep["kind"] for sweep in raw["algorithms"])
+    links = {
+        kind: fit_link([one for one in raw["probes"] if one["kind"] == kind], raw["world_size"])
+        for kind in kinds
+    }
     hosts, groups = (tuple(map(tuple, raw[name])) for name in ("hosts", "groups"))
     algorithms, curves = [], {}
     for sweep in raw["algorithms"]:
         curve = None
         if sweep["algorithm"] in ALGORITHMS:
             curve = predicted_curve(
-                sweep["algorithm"], sweep["kind"], raw["world_size"], link, hosts, groups
+                sweep["algorithm"],
+                sweep["kind"],
+                raw["world_size"],
+                links[sweep["kind"]],
+                hosts,
+                groups,
             )
             curves[sweep["kind"], sweep["algorithm"]] = curve
         algorithms.append(_times(sweep, curve, raw["world_size"], groups))
@@ -52,7 +61,7 @@ def analyse(raw: dict[str, Any]) -> LaboratoryReport:
         **{name: raw[name] for name in _FACTS},
         hosts=hosts,
         groups=groups,
-        link=link,
+        link=links[next(iter(kinds))],
         algorithms=tuple(algorithms),
         crossovers=tuple(find_crossovers(algorithms, curves)),
     )

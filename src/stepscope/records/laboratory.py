@@ -75,6 +75,6 @@ class LaboratoryReport(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[tuple[int, ...], ...]  # ranks of each host
     groups: tuple[tuple[int, ...], ...]  # that hierarchical used
     checked: int  # comparisons with torch before the measurement
-    link: LinkModel
+    link: LinkModel  # of the first collective; each has probes of its own
     algorithms: tuple[AlgorithmTimes, ...]
     crossovers: tuple[AlgorithmCrossover, ...]

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 SCHEMA = 1
 _JOIN_WITHIN = datetime.timedelta(minutes=10)
 _COPIES_IN_FLIGHT = 6  # our two buffers, and the backends' own
+_LABORATORY_COPIES = (
+    20  # probes have six chunks of the vector's size, in two buffers; scratch space
+)
 
 
 def is_launched() -> bool:
@@ -100,7 +103,7 @@ def _measure_algorithms(
     backend: str,
 ) -> dict[str, Any] | None:
     laboratory = Laboratory(carrier, backend, gather_hosts())
-    sizes = _sizes_that_fit(settings.sizes(), carrier)
+    sizes = _sizes_that_fit(settings.sizes(), carrier, copies=_LABORATORY_COPIES)
     try:
         measured = laboratory.run(settings, sizes, progress)
     except RuntimeError as error:  # from a barrier: gloo and NCCL raise nothing more precise
@@ -141,9 +144,11 @@ def _sweep_all(
     return sweeps, refused, contention
 
 
-def _sizes_that_fit(sizes: list[int], device: torch.device) -> list[int]:
+def _sizes_that_fit(
+    sizes: list[int], device: torch.device, *, copies: int = _COPIES_IN_FLIGHT
+) -> list[int]:
     """Sizes that fit the rank with the least free memory; never fewer than the smallest two."""
-    room = torch.tensor([_free_bytes(device) // _COPIES_IN_FLIGHT], device=device)
+    room = torch.tensor([_free_bytes(device) // copies], device=device)
     dist.all_reduce(room, op=dist.ReduceOp.MIN)
     fitting = [size for size in sizes if size <= int(room)]
     return fitting if len(fitting) > 1 else sizes[:2]

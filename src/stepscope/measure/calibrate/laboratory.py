@@ -12,7 +12,13 @@ import torch
 import torch.distributed as dist
 
 from stepscope.errors import StepscopeError
-from stepscope.measure.calibrate.collectives import Buffers, GroupPlace, elements, make_call
+from stepscope.measure.calibrate.collectives import (
+    Buffers,
+    GroupPlace,
+    actual_bytes,
+    elements,
+    make_call,
+)
 from stepscope.measure.calibrate.groups import ranks_by_host
 from stepscope.measure.calibrate.interleaved import InterleavedSweeper
 from stepscope.measure.collectives.calls import all_gather, all_reduce, reduce_scatter
@@ -24,7 +30,7 @@ from stepscope.records.collectives.schedule import COLLECTIVES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stepscope.measure.calibrate.interleaved import Contenders
+    from stepscope.measure.calibrate.interleaved import Contenders, InterleavedTimes
     from stepscope.measure.calibrate.settings import CalibrationSettings
     from stepscope.records.collectives.probes import LinkProbe
     from stepscope.records.collectives.schedule import CollectiveSchedule
@@ -54,22 +60,30 @@ class Laboratory:
         """Raw times of all algorithms and probes."""
         kinds = [kind for kind in COLLECTIVES if kind in settings.kinds]
         checked = self._check_all()
-        stages = len(kinds) + 1
-        progress("links", 0.0)
-        probes = self._probe(sizes, settings, lambda share: progress("links", share / stages))
-        sweeps = []
-        for place, kind in enumerate(kinds, start=1):
+        probes: list[dict[str, Any]] = []
+        algorithms: list[dict[str, Any]] = []
+        for place, kind in enumerate(kinds):
 
             def shown(share: float, place: int = place, kind: str = kind) -> None:
-                progress(kind, (place + share) / stages)
+                progress(kind, (place + share) / len(kinds))
 
-            sweeps += self._sweep(kind, sizes, settings, shown)
+            shown(0.0)
+            times, contenders = self._sweep(kind, sizes, settings, shown)
+            for name, passes in times.passes_ns.items():
+                measured = {"kind": kind, "passes_ns": passes}
+                if name in contenders:
+                    probe = contenders[name]
+                    link = {"name": probe.name, "steps": probe.steps}
+                    probes.append(measured | link | {"sizes_bytes": times.sizes_bytes})
+                else:
+                    actual = [actual_bytes(size, self._ranks) for size in times.sizes_bytes]
+                    algorithms.append(measured | {"algorithm": name, "sizes_bytes": actual})
         return {
             "hosts": [list(host) for host in self._hosts],
             "groups": [list(group) for group in self._groups],
             "checked": checked,
             "probes": probes,
-            "algorithms": sweeps,
+            "algorithms": algorithms,
         }
 
     def _sweep(
@@ -78,8 +92,15 @@ class Laboratory:
         sizes: list[int],
         settings: CalibrationSettings,
         progress: Callable[[float], None],
-    ) -> list[dict[str, Any]]:
-        buffers = Buffers.allocate(elements(sizes[-1], self._ranks), self._device)
+    ) -> tuple[InterleavedTimes, dict[str, LinkProbe]]:
+        """Algorithms, the backend's own and probes take turns: what slows one slows all."""
+        probes = {
+            f"{probe.name} {probe.steps}": probe for probe in build_probes(self._ranks, self._hosts)
+        }
+        chunks = max(probe.schedule.chunks for probe in probes.values() if probe.name != "fan")
+        fan = 2 * self._ranks * _SMALL_FAN // _ELEMENT_BYTES
+        room = max(chunks * (sizes[-1] // _ELEMENT_BYTES), fan, elements(sizes[-1], self._ranks))
+        buffers = Buffers.allocate(room, self._device)
         place = GroupPlace(
             handle=self._group, ranks=tuple(range(self._ranks)), rank=dist.get_rank()
         )
@@ -88,41 +109,11 @@ class Laboratory:
             for name in ALGORITHMS
         }
         contenders[self._backend] = lambda size: make_call(kind, place, buffers, size)
+        contenders |= {name: self._probe_runs(one, buffers.first) for name, one in probes.items()}
         times = self._sweeper(contenders).run(
             sizes, settings.budget_ns, f"{settings.seed} {kind}", progress
         )
-        actual = [elements(size, self._ranks) * _ELEMENT_BYTES for size in times.sizes_bytes]
-        return [
-            {"kind": kind, "algorithm": name, "sizes_bytes": actual, "passes_ns": passes}
-            for name, passes in times.passes_ns.items()
-        ]
-
-    def _probe(
-        self, sizes: list[int], settings: CalibrationSettings, progress: Callable[[float], None]
-    ) -> list[dict[str, Any]]:
-        """Messages from the smallest chunk to a whole vector; a fan only of small ones."""
-        smallest = max(_ELEMENT_BYTES, sizes[0] // self._ranks // _ELEMENT_BYTES * _ELEMENT_BYTES)
-        messages = sorted({smallest, *sizes})
-        probes = {
-            f"{probe.name} {probe.steps}": probe for probe in build_probes(self._ranks, self._hosts)
-        }
-        chunks = max(probe.schedule.chunks for probe in probes.values() if probe.name != "fan")
-        fan = 2 * self._ranks * _SMALL_FAN
-        room = max(chunks * messages[-1], fan) // _ELEMENT_BYTES
-        vector = torch.zeros(room, device=self._device)
-        contenders = {name: self._probe_runs(probe, vector) for name, probe in probes.items()}
-        times = self._sweeper(contenders).run(
-            messages, settings.budget_ns, f"{settings.seed} links", progress
-        )
-        return [
-            {
-                "name": probes[name].name,
-                "steps": probes[name].steps,
-                "sizes_bytes": times.sizes_bytes,
-                "passes_ns": passes,
-            }
-            for name, passes in times.passes_ns.items()
-        ]
+        return times, probes
 
     def _sweeper(self, contenders: Contenders) -> InterleavedSweeper:
         return InterleavedSweeper(contenders, self._device, self._group)
