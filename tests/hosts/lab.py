@@ -38,6 +38,18 @@ _FIRST_ORDER, _LAST_ORDER = 100, 200  # of the firewall's rules
 
 
 @functools.cache
+def why_no_delay() -> str | None:
+    """Why messages cannot be made late here; None if they can."""
+    if reason := why_not():
+        return reason
+    late = "ip link set lo up && tc qdisc add dev lo root netem delay 1ms"
+    tried = subprocess.run(
+        ["unshare", "--net", "sh", "-c", late], capture_output=True, text=True, check=False
+    )
+    return f"no netem in this kernel: {tried.stderr.strip()}" if tried.returncode else None
+
+
+@functools.cache
 def why_not() -> str | None:
     """Why this machine cannot have a laboratory; None if it can."""
     if sys.platform != "linux":
@@ -195,15 +207,29 @@ class Lab:
 
     # What happens to a host
 
-    def shape(self, name: str, rate: str, direction: str = "both", link: int = 0) -> None:
-        """Limit what the host sends ("out"), what it gets ("in") or both, e.g. to "40mbit"."""
+    def shape(
+        self, name: str, rate: str, direction: str = "both", *, link: int = 0, burst: str = "64kb"
+    ) -> None:
+        """Limit what the host sends ("out"), what it gets ("in") or both, e.g. to "40mbit". What
+        fits into a burst is sent at once."""
         host = self.hosts[name]
-        limit = ("root", "tbf", "rate", rate, "burst", "64kb", "latency", "400ms")
+        limit = ("root", "tbf", "rate", rate, "burst", burst, "latency", "400ms")
         if direction in ("out", "both"):
             _inside(host.inside, "tc", "qdisc", "replace", "dev", f"eth{link}", *limit)
         if direction in ("in", "both"):
             port = _port(host.place, link)
             _inside(self._switch, "tc", "qdisc", "replace", "dev", port, *limit)
+
+    def delay(self, name: str, time: str) -> None:
+        """What comes to the host comes later, e.g. by "5ms"; not together with a limited "in"."""
+        later = ("root", "netem", "delay", time, "limit", "100000")
+        port = f"port{self.hosts[name].place}"
+        _inside(self._switch, "tc", "qdisc", "replace", "dev", port, *later)
+
+    def keep_windows(self, name: str) -> None:
+        """Connections that rest for a moment go on as fast as before."""
+        setting = "net.ipv4.tcp_slow_start_after_idle=0"
+        _inside(self.hosts[name].inside, "sysctl", "-qw", setting)
 
     def unplug(self, name: str) -> None:
         """Take the host off the network; its processes go on."""
@@ -317,10 +343,8 @@ class Lab:
         )
         _inside(inside, "ip", "link", "set", "lo", "up")
         for link in range(self._links):
-            port, end = _port(place, link), f"eth{link}"
-            pair = ("type", "veth", "peer", "name", end, "netns", str(inside))
-            _inside(self._switch, "ip", "link", "add", port, *pair)
-            _inside(self._switch, "ip", "link", "set", port, "master", f"br{link}", "up")
+            end = f"eth{link}"
+            self._plug_in(place, inside, link)
             _inside(inside, "ip", "address", "add", f"{_address(place, link)}/24", "dev", end)
             _inside(inside, "ip", "link", "set", end, "up")
         _inside(inside, "sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1")
@@ -328,6 +352,13 @@ class Lab:
         self._replace_file(host, "/etc/hosts", _names(self._count))
         self._replace_file(host, "/etc/resolv.conf", "")
         self.hosts[name] = host
+
+    def _plug_in(self, place: int, inside: int, link: int) -> None:
+        """Give the host its `eth0`, `eth1`, ..."""
+        port = _port(place, link)
+        pair = ("type", "veth", "peer", "name", f"eth{link}", "netns", str(inside))
+        _inside(self._switch, "ip", "link", "add", port, *pair)
+        _inside(self._switch, "ip", "link", "set", port, "master", f"br{link}", "up")
 
     def _replace_file(self, host: Host, path: str, text: str) -> None:
         """Give the host its own version of a system file."""

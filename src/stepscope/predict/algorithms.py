@@ -6,7 +6,8 @@ With p ranks, n bytes, alpha per hop and beta per byte of one link (docs/calibra
     tree              2 log2(p) alpha    +  2 n beta             (pipelined)
     halving-doubling  2 log2(p) alpha    +  2 (p-1)/p n beta
 
-Reduce-scatter and all-gather are each half of the ring's.
+Reduce-scatter and all-gather are each half of the ring's. collective_formulas.py has every
+algorithm that can be measured; the pipelined tree is NCCL's, and only compared.
 
 Over h hosts with r ranks on each, p = r h, and hops inside a host and between hosts:
 
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.errors import UsageError
+from stepscope.predict.collective_formulas import FORMULAS
 from stepscope.records.profile import Segment
 
 if TYPE_CHECKING:
@@ -145,13 +147,12 @@ def _all_sizes(alpha_ns: float, beta_ns_per_byte: float) -> Segment:
 
 def _terms(ranks: int) -> dict[str, tuple[float, float]]:
     """Alphas, and multiples of all bytes, that each algorithm costs."""
-    share = (ranks - 1) / ranks
-    rounds = math.log2(ranks)
-    return {
-        "ring": (2.0 * (ranks - 1), 2 * share),
-        "tree": (2 * rounds, 2.0),
-        "halving_doubling": (2 * rounds, 2 * share),
+    textbook = {
+        name: FORMULAS[name, "all_reduce"].terms(ranks, ranks)
+        for name in ("ring", "halving_doubling")
     }
+    terms = {name: (float(one.steps), one.sent) for name, one in textbook.items()}
+    return {"ring": terms["ring"], "tree": (2 * math.log2(ranks), 2.0), **terms}
 
 
 def _crossovers(ranks: int, alpha_ns: float, beta_ns_per_byte: float) -> tuple[Crossover, ...]:

@@ -12,5 +12,7 @@ predict fits models to them.
     groups.py       the world and the groups inside it, each under a name
     sweep.py        one collective over all sizes, in random order, pass after pass
     contention.py   an all-reduce and compute at the same time, on a CPU
+    interleaved.py  several contenders over all sizes, in one random order
+    laboratory.py   algorithms of collectives, the backend's own, and probes of the links
     job.py          join the other ranks, measure everything, leave
 """

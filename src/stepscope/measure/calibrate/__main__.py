@@ -48,6 +48,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="for each kind of collective in each group")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--kind", action="append", choices=KINDS, help="only this collective")
+    parser.add_argument("--algorithms", action="store_true", help="algorithms of collectives only")
+    parser.add_argument("--size", type=int, action="append", help="of the algorithms' vectors")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--progress", action="store_true", help="lines on stderr for a program")
     return parser.parse_args()
@@ -61,6 +63,8 @@ def _settings(options: argparse.Namespace) -> CalibrationSettings:
         quick=options.quick,
         kinds=tuple(options.kind or KINDS),
         seed=options.seed,
+        algorithms=options.algorithms,
+        sizes_bytes=tuple(options.size or ()),
     )
 
 
@@ -75,7 +79,8 @@ def _progress_writer(wanted: bool) -> Callable[[str, float], None]:
 
 def _report_failure(answer: Path | None, error: Exception, code: int) -> None:
     rank = os.environ.get("RANK")
-    what = f"{type(error).__name__}: {error}" if code == 1 else str(error)
+    ours = isinstance(error, StepscopeError)
+    what = str(error) if ours else f"{type(error).__name__}: {error}"
     line = what if rank is None else f"rank {rank}: {what}"
     sys.stderr.write(f"stepscope: {line}\n")
     if answer is not None:

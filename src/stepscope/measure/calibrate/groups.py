@@ -50,12 +50,18 @@ def gather_hosts() -> list[str]:
     return hosts
 
 
+def ranks_by_host(hosts: list[str]) -> list[tuple[int, ...]]:
+    """The ranks of each host, hosts in the order of their first rank."""
+    return [
+        tuple(rank for rank in range(len(hosts)) if hosts[rank] == host)
+        for host in dict.fromkeys(hosts)
+    ]
+
+
 def partitions(hosts: list[str]) -> dict[str, list[tuple[int, ...]]]:
     """Groups by name, given every rank's host; no grouping appears under two names."""
     world = len(hosts)
-    by_host = [
-        tuple(rank for rank in range(world) if hosts[rank] == host) for host in dict.fromkeys(hosts)
-    ]
+    by_host = ranks_by_host(hosts)
     groupings: dict[str, list[tuple[int, ...]]] = {}
     if len(by_host) > 1 and len({len(ranks) for ranks in by_host}) == 1:
         groupings["intra-host"] = by_host

@@ -18,7 +18,9 @@ from stepscope.measure.calibrate.ceilings import measure_ceilings
 from stepscope.measure.calibrate.collectives import Buffers, elements
 from stepscope.measure.calibrate.contention import ContentionTimer
 from stepscope.measure.calibrate.groups import gather_hosts, make_groups
+from stepscope.measure.calibrate.laboratory import Laboratory
 from stepscope.measure.calibrate.sweep import NotOfferedError, Sweeper
+from stepscope.measure.collectives.runner import LostRankError, short_reason
 from stepscope.records.processors import processor_name
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 SCHEMA = 1
 _JOIN_WITHIN = datetime.timedelta(minutes=10)
 _COPIES_IN_FLIGHT = 6  # our two buffers, and the backends' own
+_LABORATORY_COPIES = (
+    20  # probes have six chunks of the vector's size, in two buffers; scratch space
+)
 
 
 def is_launched() -> bool:
@@ -41,6 +46,11 @@ def is_launched() -> bool:
 def measure(settings: CalibrationSettings, progress: Progress) -> dict[str, Any] | None:
     """Everything measured, on rank 0; None on the other ranks."""
     device = _own_device()
+    if settings.algorithms and not is_launched():
+        raise UsageError(
+            "collectives need at least 2 ranks, and this is the only one: use --ranks N, or "
+            "torchrun --nproc-per-node=N"
+        )
     if not is_launched():
         progress("machine", 0.0)
         return _facts(device, None) | {
@@ -66,6 +76,8 @@ def _measure_together(
     carrier = device if backend != "gloo" else torch.device("cpu")
     dist.barrier()
     machine = None
+    if settings.algorithms:
+        return _measure_algorithms(settings, progress, device, carrier, backend)
     if first:
         progress("machine", 0.0)
         machine = measure_ceilings(device, quick=settings.quick)
@@ -81,6 +93,25 @@ def _measure_together(
         "not_offered": refused,
         "contention": contention,
     }
+
+
+def _measure_algorithms(
+    settings: CalibrationSettings,
+    progress: Progress,
+    device: torch.device,
+    carrier: torch.device,
+    backend: str,
+) -> dict[str, Any] | None:
+    laboratory = Laboratory(carrier, backend, gather_hosts())
+    sizes = _sizes_that_fit(settings.sizes(), carrier, copies=_LABORATORY_COPIES)
+    try:
+        measured = laboratory.run(settings, sizes, progress)
+    except RuntimeError as error:  # from a barrier: gloo and NCCL raise nothing more precise
+        raise LostRankError(
+            "another rank ended or stopped answering while algorithms were measured "
+            f"({short_reason(error)})"
+        ) from None
+    return _facts(device, backend) | measured if dist.get_rank() == 0 else None
 
 
 def _sweep_all(
@@ -113,9 +144,11 @@ def _sweep_all(
     return sweeps, refused, contention
 
 
-def _sizes_that_fit(sizes: list[int], device: torch.device) -> list[int]:
+def _sizes_that_fit(
+    sizes: list[int], device: torch.device, *, copies: int = _COPIES_IN_FLIGHT
+) -> list[int]:
     """Sizes that fit the rank with the least free memory; never fewer than the smallest two."""
-    room = torch.tensor([_free_bytes(device) // _COPIES_IN_FLIGHT], device=device)
+    room = torch.tensor([_free_bytes(device) // copies], device=device)
     dist.all_reduce(room, op=dist.ReduceOp.MIN)
     fitting = [size for size in sizes if size <= int(room)]
     return fitting if len(fitting) > 1 else sizes[:2]

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import click
 
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.measure.calibrate.settings import KINDS, CalibrationSettings
+from stepscope.records.collectives.schedule import COLLECTIVES
 from stepscope.ui.cli.options import check_html, html_option, json_option, writing_html
 from stepscope.ui.json_text import write_json
 from stepscope.ui.sizes import parse_size
@@ -25,11 +27,24 @@ if TYPE_CHECKING:
     from stepscope.ui.terminal.progress import ShowShare
 
 _LAST_LINES = 12  # of a failing launcher's output
+_LABORATORY_RANKS = 4  # with fewer, most algorithms are the same
+_MOST_BYTES = 4 << 30  # of a vector in the laboratory
 
 
 def _parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
     del ctx
     return None if value is None else parse_size(value, param.opts[0])
+
+
+def _parse_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
+    del ctx
+    sizes = tuple(parse_size(text, param.opts[0]) for text in value.split(",")) if value else ()
+    for size in sizes:
+        if not 4 <= size <= _MOST_BYTES:
+            raise UsageError(f"{param.opts[0]} {value!r}: sizes are 4 bytes to 4GiB")
+    if len(set(sizes)) == 1:
+        raise UsageError(f"{param.opts[0]} {value!r}: at least two sizes make a line")
+    return sizes
 
 
 @click.command(name="calibrate")
@@ -65,6 +80,17 @@ def _parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -
     metavar="SIZE",
     help="Measure nothing: compare all-reduce algorithms for this message size.",
 )
+@click.option(
+    "--algorithms",
+    is_flag=True,
+    help="Measure algorithms of collectives (ring, tree, ...) against their formulas instead.",
+)
+@click.option(
+    "--sizes",
+    callback=_parse_sizes,
+    metavar="SIZE,SIZE,...",
+    help="Vectors for --algorithms (default: powers of four, 1KiB to 16MiB).",
+)
 @click.option("--world", type=click.IntRange(2), help="Number of ranks for --compare.")
 def command(
     ranks: int | None,
@@ -76,6 +102,8 @@ def command(
     as_json: bool,
     html: Path | None,
     compare: int | None,
+    algorithms: bool,
+    sizes: tuple[int, ...],
     world: int | None,
 ) -> None:
     """Measure the ceilings of this machine: matmuls, copies, launches and, with several ranks,
@@ -85,7 +113,11 @@ def command(
 
     With --compare SIZE it measures nothing: it compares ring, tree and halving-doubling with the
     numbers of the saved profile.
+
+    With --algorithms it measures seven algorithms of all-reduce, all-gather and reduce-scatter
+    against their formulas and the backend's own (docs/collectives.md); 4 ranks unless told.
     """
+    _check_together(compare, algorithms, sizes, kinds)
     if compare is not None:
         _compare(compare, world, as_json)
         return
@@ -97,11 +129,48 @@ def command(
         raise UsageError("calibrate measures with PyTorch: pip install torch")
     check_html(html)
     settings = CalibrationSettings(
-        backend=backend, max_bytes=max_bytes, seconds=seconds, quick=quick, kinds=kinds or KINDS
+        backend=backend,
+        max_bytes=max_bytes,
+        seconds=seconds,
+        quick=quick,
+        kinds=kinds or KINDS,
+        algorithms=algorithms,
+        sizes_bytes=sizes,
     )
+    if algorithms and ranks is None and not _is_launched():
+        settings, ranks = _default_ranks(settings)
     raw = _measure(settings, ranks, quiet=as_json)
     if raw is not None:
-        _conclude(raw, html, as_json)
+        (_conclude_laboratory if algorithms else _conclude)(raw, html, as_json)
+
+
+def _check_together(
+    compare: int | None, algorithms: bool, sizes: tuple[int, ...], kinds: tuple[str, ...]
+) -> None:
+    """Options that do not go together."""
+    if algorithms and compare is not None:
+        raise UsageError("--algorithms measures and --compare measures nothing: choose one")
+    if sizes and not algorithms:
+        raise UsageError("--sizes is for --algorithms only; --max-bytes limits the other sweeps")
+    others = [kind for kind in kinds if kind not in COLLECTIVES]
+    if algorithms and others:
+        raise UsageError(
+            f"--algorithms has no {', '.join(others)}: choose from {', '.join(COLLECTIVES)}"
+        )
+
+
+def _default_ranks(settings: CalibrationSettings) -> tuple[CalibrationSettings, int]:
+    """A rank for each GPU where there are several, else four ranks on gloo."""
+    import torch
+
+    gpus = torch.cuda.device_count() if settings.backend != "gloo" else 0
+    if gpus > 1:
+        return settings, gpus
+    return replace(settings, backend=settings.backend or "gloo"), _LABORATORY_RANKS
+
+
+def _is_launched() -> bool:
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def _measure(
@@ -110,7 +179,7 @@ def _measure(
     """What was measured; None on every rank but the first."""
     from stepscope.ui.terminal.progress import shown_shares
 
-    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    launched = _is_launched()
     if launched and ranks is not None:
         raise UsageError("--ranks starts ranks itself: leave it out under a launcher")
     if settings.backend is not None and not launched and ranks is None:
@@ -228,6 +297,25 @@ def _conclude(raw: dict[str, Any], html: Path | None, as_json: bool) -> None:
     from stepscope.ui.terminal.calibration import print_calibration
 
     print_calibration(profile, saved=saved, report=html)
+
+
+def _conclude_laboratory(raw: dict[str, Any], html: Path | None, as_json: bool) -> None:
+    from stepscope.predict.laboratory import analyse
+
+    report = analyse(raw)
+    if html is not None:
+        from stepscope.ui.html.laboratory import write_laboratory
+
+        with writing_html(html):
+            write_laboratory(report, html)
+    if as_json:
+        from stepscope.ui.laboratory import laboratory_json
+
+        write_json(laboratory_json(report))
+        return
+    from stepscope.ui.terminal.laboratory import print_laboratory
+
+    print_laboratory(report, page=html)
 
 
 def _compare(size_bytes: int, world: int | None, as_json: bool) -> None:
