@@ -2,13 +2,15 @@
 
 Each workload has a process of its own, which saves its result to DIR/NAME.json as soon as there is
 something to save. Workloads whose result is there and whole are left out, so that a command that
-was cut can be given again.
+was cut can be given again. In the end DIR.json, beside DIR, holds all results in one file.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,9 +25,10 @@ from stepscope.bench.request import EXTRA
 from stepscope.bench.workload import SIZES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 Result = dict[str, Any]
+RUNS = "runs"
 _LEAST_S = 15.0  # a workload that has less is not begun
 
 
@@ -39,11 +42,19 @@ def options_for(about: str | None, out: str) -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=Path(f"benchmarks/results/{out}"))
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for all workloads")
-    parser.add_argument("--per-workload", type=float, default=240.0, help="seconds at most for one")
+    parser.add_argument(
+        "--per-workload",
+        type=float,
+        default=300.0,
+        help="seconds at most for one, waiting for its turns included",
+    )
     parser.add_argument(
         "--at-once", type=int, default=1, help="workloads beside each other; each is timed alone"
     )
     parser.add_argument("--again", action="store_true", help="also those that --out holds")
+    parser.add_argument(
+        "--keep-runs", action="store_true", help="keep the run folders, which hold large traces"
+    )
     parser.add_argument(
         "--turns", type=Path, default=Path(tempfile.gettempdir()) / "stepscope-bench-turns"
     )
@@ -67,7 +78,27 @@ def run_each(options: argparse.Namespace, one: Callable[[str, argparse.Namespace
     with turns.kept_going(), ThreadPoolExecutor(options.at_once) as pool:
         for name, why in pool.map(lambda name: (name, _start(name, options, end)), waiting):
             print(f"{name}: {why or 'done'}", file=sys.stderr)
+    results = read(options.out)
+    beside(options.out).write_text(json.dumps(results))
+    if not options.keep_runs:
+        shutil.rmtree(options.out / RUNS, ignore_errors=True)  # of workloads that were stopped
     return True
+
+
+def beside(out: Path) -> Path:
+    """The file with all results."""
+    return out.with_name(f"{out.name}.json")
+
+
+@contextlib.contextmanager
+def run_folder(name: str, options: argparse.Namespace) -> Iterator[Path]:
+    """Where runs are captured; deleted afterwards unless they are to be kept."""
+    folder = options.out / RUNS / f"{name}-{time.time_ns()}"
+    try:
+        yield folder
+    finally:
+        if not options.keep_runs:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start(name: str, options: argparse.Namespace, end: float) -> str | None:
@@ -87,7 +118,10 @@ def _start(name: str, options: argparse.Namespace, end: float) -> str | None:
 
 
 def read(out: Path) -> dict[str, Result]:
-    """What is known, by workload."""
+    """What is known, by workload: from the folder, or from the file with all results."""
+    if out.is_file():
+        results: dict[str, Result] = json.loads(out.read_text())
+        return results
     return {path.stem: json.loads(path.read_text()) for path in sorted(out.glob("*.json"))}
 
 

@@ -11,8 +11,8 @@ pytest.importorskip("torch", reason="the benchmarks train")
 
 import each_workload
 from bench_observations import OBSERVATIONS, Case, verdict
-from bench_promises import Outcome, outcomes, print_results, summary
 from bench_table import print_rows, read_rows
+from promise_outcomes import Outcome, outcomes, print_results, summary
 from record_models import way_of
 
 if TYPE_CHECKING:
@@ -163,14 +163,23 @@ def test_ways_of_one_workload_train_in_processes_of_their_own(tmp_path: Path) ->
     import torch
 
     import stepscope
-    from forked_training import TrainingFailedError, Way, Window, forked, measure_in_turns
+    from forked_training import (
+        FIRST,
+        TrainingFailedError,
+        Way,
+        Window,
+        forked,
+        measure_in_turns,
+    )
     from library_turn import Turns
 
     window = Window(folder=tmp_path / "run", wait=4)
     ways = [Way(), Way(remedies=("fused-optimizer",)), Way(batches=2), Way(optimizer={"no": 1})]
     with forked("gpt2", "tiny", "cpu", ways) as (plain, fused, twice, broken):
-        plain.build(window)
-        plain.train(window.traced.stop)
+        plain.build()
+        traced = plain.capture(window)
+        assert traced == range(FIRST + 6, FIRST + 9)
+        plain.train(window.steps + 4)
         fused.build()
         twice.build()
         assert fused.facts().not_applied is None
