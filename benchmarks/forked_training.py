@@ -40,7 +40,7 @@ from stepscope.measure.steps import Anchor
 from stepscope.measure.trial_session import TrialSession
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
     from pathlib import Path
 
@@ -223,6 +223,15 @@ def middle(blocks_ms: Sequence[float]) -> float:
     return statistics.median(blocks_ms)
 
 
+def larger_batch(values: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """Settings for a batch so many times as large. As many samples lie ready on the device as
+    before, in fewer batches: whoever changes the batch does not change the data."""
+    changes = {"batch": values["batch"] * times}
+    if "batches" in values:
+        changes["batches"] = max(1, values["batches"] // times)
+    return changes
+
+
 # In the forked process
 
 
@@ -258,9 +267,8 @@ class _Training:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._workload, self._device, self._way = load(name), torch.device(device), way
         self._size = size
-        values = self._workload.sizes[size]  # type: ignore[index]
-        batch = values["batch"] * way.batches
-        self._config = self._workload.config(size, {"batch": batch})  # type: ignore[arg-type]
+        changes = larger_batch(self._workload.sizes[size], way.batches)  # type: ignore[index]
+        self._config = self._workload.config(size, changes)  # type: ignore[arg-type]
         self._session: Session | None = None
         self._number = 0
         torch.set_float32_matmul_precision("highest")

@@ -9,9 +9,11 @@ import pytest
 
 pytest.importorskip("torch", reason="the benchmarks train")
 
+import bench_promises
+import device_room
 import each_workload
 from bench_observations import OBSERVATIONS, Case, verdict
-from bench_table import print_rows, read_rows
+from bench_table import missing_ways, print_rows, read_rows
 from promise_outcomes import Outcome, outcomes, print_results, summary
 from record_models import way_of
 
@@ -89,6 +91,9 @@ def test_only_what_was_measured_is_an_outcome(capsys: pytest.CaptureFixture[str]
     assert "| gpt2 | fused | 100.00 | 90.00 (80.00 to 100.00) | 95.00 | -5.3% | - |" in printed
     assert "gpt2, tf32: not measured: no accelerator" in printed
     assert "known before the run against the allocator's: 0 of 1 within 3%" in printed
+    peaks = "950 B (-5.0%) | 1.01 kB (+1.0%) | 1.00 kB |"
+    assert f"| gpt2 | 101.00 ms | 100.00 ms | +1.0% | +0.0% | {peaks}" in printed
+    assert "captured steps against measured ones: 1 of 1 within 5%" in printed
 
 
 def row(name: str, **fields: Any) -> dict[str, Any]:
@@ -156,6 +161,62 @@ def test_words_of_a_recorded_configuration() -> None:
     assert way_of("graph").graph
     with pytest.raises(ValueError, match="there is no fp33"):
         way_of("fp33")
+
+
+def test_a_larger_batch_keeps_the_data() -> None:
+    from forked_training import larger_batch
+
+    assert larger_batch({"batch": 64, "batches": 4, "lr": 1}, 2) == {"batch": 128, "batches": 2}
+    assert larger_batch({"batch": 64, "batches": 1}, 2) == {"batch": 128, "batches": 1}
+    assert larger_batch({"batch": 16, "moves": 4}, 2) == {"batch": 32}
+
+
+def test_a_table_is_completed_with_the_ways_that_it_lacks() -> None:
+    known = {"fp32": {"why": None}, "tf32": {"why": "AcceleratorError: CUDA error: out of memory"}}
+    assert missing_ways(["fp32", "tf32", "bf16"], known) == ["tf32", "bf16"]
+    assert missing_ways(["fp32"], known) == []
+
+
+def test_a_workload_is_given_again_where_memory_was_short() -> None:
+    short = {"changes": {"bf16": {"failure": "AcceleratorError: CUDA error: out of memory"}}}
+    assert bench_promises._short_of_memory(short)
+    assert not bench_promises._short_of_memory({"changes": {"bf16": {"failure": None}}})
+
+
+def test_a_claim_is_for_the_base_and_the_changes_trained_beside_it() -> None:
+    result = {
+        "changes": {
+            "tf32": {"promised_peak_bytes": None},
+            "bf16": {"promised_peak_bytes": 70},
+            "fused": {"promised_peak_bytes": 100},
+            "batch x2": {"promised_peak_bytes": 190},
+        }
+    }
+    labels = list(result["changes"])
+    most = bench_promises._most_needed(labels, result, 100)
+    assert most == device_room.needed([100, 100, 190])
+    assert bench_promises._most_needed([], result, 100) == device_room.needed([100])
+
+
+def test_results_travel_in_one_file_without_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "promises"
+    each_workload.save(out, "gpt2", {"finished": True})
+    (out / each_workload.RUNS / "moe-1").mkdir(parents=True)  # of a process that was killed
+    monkeypatch.setattr(each_workload, "_start", lambda *_: None)
+    given = ["gpt2", "--out", str(out), "--turns", str(tmp_path / "t")]
+    options = each_workload.options_for("", "x").parse_args(given)
+    assert each_workload.run_each(options, one_never_runs)
+    assert each_workload.read(tmp_path / "promises.json") == {"gpt2": {"finished": True}}
+    assert not (out / each_workload.RUNS).exists()
+    with each_workload.run_folder("gpt2", options) as folder:
+        folder.mkdir(parents=True)
+    assert not folder.exists()
+    options.keep_runs = True
+    with each_workload.run_folder("gpt2", options) as folder:
+        folder.mkdir(parents=True)
+    assert folder.exists()
 
 
 @pytest.mark.slow
