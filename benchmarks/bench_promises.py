@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import msgspec
+
 from device_room import Room, needed
 from each_workload import Result, options_for, read, run_each, run_folder, save
 from library_turn import Turns
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from forked_training import ForkedTraining, Window
+    from stepscope.records.memory import Memory
 
 T = TypeVar("T")
 WARM_UP, AFTER = 3, 4  # steps before the captured ones and, captured, after the window
@@ -167,6 +170,8 @@ def _promise(result: Result, window: Window) -> None:
             "low_ms": window.per_step * promise.low_ms,
             "high_ms": window.per_step * promise.high_ms,
             "promised_peak_bytes": promise.peak_bytes,
+            "low_peak_bytes": promise.peak_low_bytes,
+            "high_peak_bytes": promise.peak_high_bytes,
             "refused": "; ".join(promise.refused) or None,
         }
     efficiency, memory = rank.efficiency, rank.memory
@@ -178,7 +183,18 @@ def _promise(result: Result, window: Window) -> None:
         "captured_ms": window.per_step * bench.mean_ns / 1e6,
         "captured_stall_ms": window.per_step * bench.context.stalls_ns / 1e6,
         "explained_peak_bytes": memory.peak_bytes if memory else None,
+        "explained_memory": _at_peak(memory) if memory else None,
         "changes": promises,
+    }
+
+
+def _at_peak(memory: Memory) -> Result:
+    """What held it, and every moment's line against the batch."""
+    lines = memory.largest_batch.lines if memory.largest_batch else ()
+    return {
+        "phase": memory.phase,
+        "categories": memory.categories,
+        "lines": [msgspec.to_builtins(line) for line in lines],
     }
 
 
