@@ -11,7 +11,6 @@ Peaks of memory are the allocator's; FLOPs are also counted by torch's own count
 from __future__ import annotations
 
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 import msgspec
 
 from device_room import Room, needed
-from each_workload import Result, options_for, read, run_each, run_folder, save
+from each_workload import (
+    Result,
+    Stopwatch,
+    options_for,
+    read,
+    run_each,
+    run_folder,
+    save,
+    waits,
+)
 from library_turn import Turns
 from promise_outcomes import print_results
 
@@ -71,8 +79,7 @@ def main() -> None:
 def _one_workload(name: str, options: argparse.Namespace) -> None:
     from forked_training import Way, forked
 
-    began = time.perf_counter()
-    turns = Turns(options.turns)
+    spend, turns = Stopwatch(), Turns(options.turns)
     turns.enter()
     changed = [Way(remedies=one.remedies, batches=one.batches) for one in CHANGES.values()]
     ways = [Way(), Way(), Way(), Way(), *changed]
@@ -87,13 +94,17 @@ def _one_workload(name: str, options: argparse.Namespace) -> None:
         ),
     ):
         room = Room(options.turns / "room", fake.device_bytes())
-        with room.held(PREDICTING_BYTES):
+        with room.held(PREDICTING_BYTES), spend("predicting the peak"):
             before = _predict_peak(fake)
         peak = before["promised_peak_bytes"] or UNKNOWN_BYTES
         with room.held(needed([peak])):
-            result, window, traced = _capture(captured, folder, turns)
+            with spend("building and capturing"):
+                result, window, traced = _capture(captured, folder, turns)
             result |= before | {"size": options.size}
-            with ThreadPoolExecutor(1) as pool:  # torch counts while we explain
+            with (
+                spend("explaining and counting"),
+                ThreadPoolExecutor(1) as pool,
+            ):  # torch counts while we explain
                 counts = pool.submit(_count, counted, traced)
                 _promise(result, window)
                 save(options.out, name, result)  # the promises, before anything is measured
@@ -105,9 +116,10 @@ def _one_workload(name: str, options: argparse.Namespace) -> None:
             for (label, row), training in zip(result["changes"].items(), others, strict=True)
             if not row["refused"]
         }
-        with room.held(_most_needed(promised, result, peak)):
+        with room.held(_most_needed(promised, result, peak)), spend("building and measuring"):
             _measure(base, promised, result, turns)
-    result |= {"finished": not _short_of_memory(result), "seconds": time.perf_counter() - began}
+    spent_s = spend.spent_s | waits(turns, room)
+    result |= {"finished": not _short_of_memory(result), "spent_s": spent_s}
     save(options.out, name, result)
 
 

@@ -23,7 +23,17 @@ import msgspec
 
 from bench_observations import print_observations
 from device_room import Room, needed
-from each_workload import Result, options_for, read, run_each, run_folder, save
+from each_workload import (
+    Result,
+    Stopwatch,
+    options_for,
+    read,
+    run_each,
+    run_folder,
+    save,
+    spent_on,
+    waits,
+)
 from library_table import NOTHING, print_table
 from library_turn import Turns
 from stepscope.bench.catalogue import load
@@ -58,7 +68,10 @@ def main() -> None:
     if unknown := set(options.ways.split(",")) - set(WAYS):
         parser.error(f"--ways: there is no {', '.join(sorted(unknown))}")
     if run_each(options, _one_workload):
-        rows = read_rows(read(options.out))
+        results = read(options.out)
+        for sentence in spent_on(results):
+            print(sentence, file=sys.stderr)
+        rows = read_rows(results)
         print_rows(rows)
         print_observations(rows, read(options.promises) if options.promises else {})
 
@@ -85,7 +98,7 @@ def _one_workload(name: str, options: argparse.Namespace) -> None:
     labels = missing_ways(options.ways.split(","), result["ways"])
     if not labels:
         return
-    turns = Turns(options.turns)
+    spend, turns = Stopwatch(), Turns(options.turns)
     turns.enter()
     ways = [Way(), *(Way(remedies=WAYS[label]) for label in labels)]
     with (
@@ -93,7 +106,7 @@ def _one_workload(name: str, options: argparse.Namespace) -> None:
         forked(name, options.size, options.device, ways) as (plain, *trainings),
     ):
         room = Room(options.turns / "room", plain.device_bytes())
-        with room.held(needed([UNKNOWN_BYTES])):
+        with room.held(needed([UNKNOWN_BYTES])), spend("looking at one step"):
             plain.build()
             wait = plain_steps(plain.train(3) / 3)
             facts, peak_bytes = plain.facts(), plain.peak_bytes()
@@ -113,15 +126,18 @@ def _one_workload(name: str, options: argparse.Namespace) -> None:
         for first in range(0, len(rows), AT_ONCE):
             some = rows[first : first + AT_ONCE]
             with room.held(needed([peak_bytes or 0] * len(some))):
-                with ThreadPoolExecutor(len(some)) as pool:
+                with spend("building"), ThreadPoolExecutor(len(some)) as pool:
                     failures = list(pool.map(_build, some))
-                for place, row in enumerate(some):
-                    failures[place] = _train(row, turns, failures[place])
+                with spend("capturing"):
+                    for place, row in enumerate(some):
+                        failures[place] = _train(row, turns, failures[place])
             for row, failure in zip(some, failures, strict=True):
-                measured = _explain(row, failure)
+                with spend("explaining"):
+                    measured = _explain(row, failure)
                 result["ways"][row.label] = msgspec.to_builtins(measured)
                 save(options.out, name, result)
     result["finished"] = not missing_ways(list(WAYS), result["ways"])
+    result["spent_s"] = spend.spent_s | waits(turns, room)
     save(options.out, name, result)
 
 

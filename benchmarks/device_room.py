@@ -37,6 +37,7 @@ class Room:
 
     def __init__(self, folder: Path, device_bytes: int | None) -> None:
         self._folder, self._limit = folder, device_bytes
+        self.waited_s = 0.0
         folder.mkdir(parents=True, exist_ok=True)
 
     @contextlib.contextmanager
@@ -45,13 +46,14 @@ class Room:
         if self._limit is None:
             yield
             return
-        own = self._folder / str(os.getpid())
+        own, began = self._folder / str(os.getpid()), time.monotonic()
         with self._first_in_line():
             while (others := self._others()) and sum(others) + size > _USED * self._limit:
                 time.sleep(_LOOK_S)
             new = own.with_suffix(".new")
             new.write_text(str(size))
             new.replace(own)
+        self.waited_s += time.monotonic() - began
         try:
             yield
         finally:

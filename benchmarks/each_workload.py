@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,13 +20,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from library_turn import Turns
+from library_turn import Turns, children_of, signal_all
 from stepscope.bench.catalogue import load, names
 from stepscope.bench.request import EXTRA
 from stepscope.bench.workload import SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from device_room import Room
 
 Result = dict[str, Any]
 RUNS = "runs"
@@ -108,13 +111,58 @@ def _start(name: str, options: argparse.Namespace, end: float) -> str | None:
         return "not begun: no time left"
     command = [sys.executable, *sys.argv, "--one", name]
     child = subprocess.Popen(command, stdout=sys.stderr)  # our own output is the tables alone
-    try:
-        code = child.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    code = wait_or_kill(child, limit_s)
+    if code is None:
         return f"stopped after {limit_s:.0f} s; what was measured until then is kept"
     return f"exit code {code}" if code else None
+
+
+def wait_or_kill(child: subprocess.Popen[Any], limit_s: float) -> int | None:
+    """Its exit code; None past the limit. Its trainings are killed with it: one that was stopped to
+    leave the device to another workload would keep its memory for ever."""
+    try:
+        return child.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        signal_all([*children_of(child.pid), child.pid], signal.SIGKILL)
+        child.wait()
+        return None
+
+
+class Stopwatch:
+    """Seconds by what they were spent on."""
+
+    def __init__(self) -> None:
+        self.spent_s: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent_s[what] = self.spent_s.get(what, 0.0) + time.monotonic() - began
+
+
+def waits(turns: Turns, room: Room) -> dict[str, float]:
+    """Seconds that a workload had the device alone, or waited for it. While another one has it
+    alone, a workload is stopped, which is part of whatever it does."""
+    return {
+        "having the device alone": turns.alone_s,
+        "waiting for the device": turns.waited_s,
+        "waiting for memory": room.waited_s,
+    }
+
+
+def spent_on(results: dict[str, Result]) -> Iterator[str]:
+    """In sentences: the mean of all workloads and the largest, by what the time was spent on."""
+    for what in dict.fromkeys(what for one in results.values() for what in one.get("spent_s", {})):
+        spent = {name: one.get("spent_s", {}).get(what, 0.0) for name, one in results.items()}
+        longest = max(spent, key=lambda name: spent[name])
+        total = sum(spent.values())
+        yield (
+            f"seconds for {what}: {total:.0f} in all, {total / len(spent):.1f} a workload, most "
+            f"{longest} ({spent[longest]:.1f})"
+        )
 
 
 def read(out: Path) -> dict[str, Result]:

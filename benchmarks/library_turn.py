@@ -39,6 +39,8 @@ class Turns:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock: int | None = None  # while this process has the device alone
+        self._began = 0.0
+        self.waited_s = self.alone_s = 0.0
         folder.mkdir(parents=True, exist_ok=True)
 
     def enter(self) -> None:
@@ -49,12 +51,14 @@ class Turns:
     def begin(self) -> None:
         """Have the device alone from now on, until `end` or the end of the process."""
         self._lock = self._wait_in_line()
-        _signal_all(_children(os.getpid()), signal.SIGCONT)  # stopped while this process waited
+        signal_all(children_of(os.getpid()), signal.SIGCONT)  # stopped while this process waited
+        self._began = time.monotonic()
         self._signal_others(signal.SIGSTOP)
         time.sleep(_DRAIN_S)
 
     def end(self) -> None:
         if self._lock is not None:
+            self.alone_s += time.monotonic() - self._began
             self._signal_others(signal.SIGCONT)
             os.close(self._lock)
             self._lock = None
@@ -92,11 +96,12 @@ class Turns:
 
     def _wait_in_line(self) -> int:
         """The lock, once it is this process's turn."""
-        waits = self._waits(os.getpid())
+        waits, began = self._waits(os.getpid()), time.monotonic()
         waits.touch()
         lock = self._open()
         fcntl.flock(lock, fcntl.LOCK_EX)
         waits.unlink(missing_ok=True)
+        self.waited_s += time.monotonic() - began
         return lock
 
     def _waits(self, process: int) -> Path:
@@ -116,23 +121,23 @@ class Turns:
                     waits.unlink(missing_ok=True)
                     continue
                 stays_in_line = number == signal.SIGSTOP and waits.exists()
-                _signal_all([] if stays_in_line else [process], number)
-                _signal_all(_children(process), number)
+                signal_all([] if stays_in_line else [process], number)
+                signal_all(children_of(process), number)
 
 
-def _signal_all(processes: Iterable[int], number: signal.Signals) -> None:
+def signal_all(processes: Iterable[int], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
 
 
-def _children(process: int) -> list[int]:
+def children_of(process: int) -> list[int]:
     """And theirs."""
     found = []
     for task in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError):
             for child in map(int, task.read_text().split()):
-                found += [child, *_children(child)]
+                found += [child, *children_of(child)]
     return found
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from each_workload import spent_on
 from library_table import NOTHING, print_table
 from stepscope.records.figures import size
 
@@ -91,7 +92,7 @@ def print_results(results: dict[str, Result]) -> None:
     print()
     for sentence in summary(measured):
         print(f"- {sentence}")
-    for sentence in _facts(results):
+    for sentence in (*_facts(results), *spent_on(results)):
         print(f"- {sentence}")
     for name, result in results.items():
         for label, row in result.get("changes", {}).items():

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +23,7 @@ from promise_outcomes import Outcome, outcomes, print_results, summary
 from record_models import way_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 
 def outcome(**changes: Any) -> Outcome:
@@ -196,6 +201,47 @@ def test_a_claim_is_for_the_base_and_the_changes_trained_beside_it() -> None:
     most = bench_promises._most_needed(labels, result, 100)
     assert most == device_room.needed([100, 100, 190])
     assert bench_promises._most_needed([], result, 100) == device_room.needed([100])
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_workload_past_its_limit_leaves_no_training_behind(tmp_path: Path) -> None:
+    """Not even one that was stopped while another workload was timed."""
+    script = tmp_path / "trains.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "Path(sys.argv[1]).write_text(str(child))\n"
+        "time.sleep(60)\n"
+    )
+    child = subprocess.Popen([sys.executable, script, tmp_path / "pid"])
+    wait_until(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text()))
+    grandchild = int((tmp_path / "pid").read_text())
+    assert each_workload.wait_or_kill(child, 0.01) is None
+    assert child.returncode == -signal.SIGKILL
+    state = Path(f"/proc/{grandchild}/stat")
+    wait_until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")
+    quick = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    assert each_workload.wait_or_kill(quick, 30) == 3
+
+
+def test_time_is_told_by_what_it_was_spent_on() -> None:
+    watch = each_workload.Stopwatch()
+    with watch("building"):
+        pass
+    assert list(watch.spent_s) == ["building"]
+    results = {"gpt2": {"spent_s": {"building": 4.0}}, "moe": {"spent_s": {"building": 8.0}}}
+    assert list(each_workload.spent_on(results)) == [
+        "seconds for building: 12 in all, 6.0 a workload, most moe (8.0)"
+    ]
 
 
 def test_results_travel_in_one_file_without_runs(
