@@ -6,12 +6,12 @@
 Each workload trains in fp32 as it is, with tf32, with bf16, with bf16 and a fused optimizer, and
 with those two compiled. Each is captured and explained as `stepscope bench` does it. --promises is
 the --out of bench_promises.py: its steps with twice the batch show where throughput saturates.
+Ways that --out holds are not trained again: a long table can be made in several commands.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 import msgspec
 
 from bench_observations import print_observations
-from each_workload import Result, options_for, read, run_each, save
+from device_room import Room, needed
+from each_workload import (
+    Result,
+    Stopwatch,
+    options_for,
+    read,
+    run_each,
+    run_folder,
+    save,
+    spent_on,
+    waits,
+)
 from library_table import NOTHING, print_table
 from library_turn import Turns
 from stepscope.bench.catalogue import load
@@ -43,9 +54,9 @@ WAYS: dict[str, tuple[str, ...]] = {
     "bf16+fused": ("bf16", "fused-optimizer"),
     "bf16+fused+compiled": ("bf16", "fused-optimizer", "compile"),
 }
-LEAST_WAIT, LARGEST_WAIT, PLAIN_S = 12, 40, 1.5  # captured steps before the window, and their time
-ROOM_BYTES = 20 << 30  # for the ways of one workload
-AFTER = 4  # a plain step, the memory step, and two more
+AT_ONCE = 3  # ways that are built beside each other
+WARM_UP, AFTER = 3, 4  # steps before the captured ones and, captured, after the window
+UNKNOWN_BYTES = 12 << 30  # of a training whose peak is not known yet
 CATEGORIES = ("activations", "parameters", "gradients", "optimizer", "temporaries")
 
 
@@ -57,7 +68,10 @@ def main() -> None:
     if unknown := set(options.ways.split(",")) - set(WAYS):
         parser.error(f"--ways: there is no {', '.join(sorted(unknown))}")
     if run_each(options, _one_workload):
-        rows = read_rows(read(options.out))
+        results = read(options.out)
+        for sentence in spent_on(results):
+            print(sentence, file=sys.stderr)
+        rows = read_rows(results)
         print_rows(rows)
         print_observations(rows, read(options.promises) if options.promises else {})
 
@@ -76,50 +90,55 @@ class WayOfTask:
 
 
 def _one_workload(name: str, options: argparse.Namespace) -> None:
-    from forked_training import Way, Window, forked
+    from forked_training import Way, Window, forked, plain_steps
     from stepscope.bench.task import BenchTask
 
-    turns = Turns(options.turns)
+    result: Result = {"ways": {}} | ({} if options.again else read(options.out).get(name, {}))
+    result["finished"] = False
+    labels = missing_ways(options.ways.split(","), result["ways"])
+    if not labels:
+        return
+    spend, turns = Stopwatch(), Turns(options.turns)
     turns.enter()
-    home = options.out / "runs" / f"{name}-{time.time_ns()}"
-    labels = options.ways.split(",")
     ways = [Way(), *(Way(remedies=WAYS[label]) for label in labels)]
-    result: Result = {"ways": {}, "finished": False}
-    with forked(name, options.size, options.device, ways) as (plain, *trainings):
-        plain.build()
-        wait = _plain_steps(plain.train(3) / 3)
-        facts, peak_bytes = plain.facts(), plain.peak_bytes()
-        plain.close()
+    with (
+        run_folder(name, options) as home,
+        forked(name, options.size, options.device, ways) as (plain, *trainings),
+    ):
+        room = Room(options.turns / "room", plain.device_bytes())
+        with room.held(needed([UNKNOWN_BYTES])), spend("looking at one step"):
+            plain.build()
+            wait = plain_steps(plain.train(3) / 3)
+            facts, peak_bytes = plain.facts(), plain.peak_bytes()
+            plain.close()
         result["device"] = facts.device
         rows = [
             WayOfTask(
                 label=label,
                 task=BenchTask(workload=load(name), size=options.size, remedies=WAYS[label]),
                 training=training,
-                window=Window(folder=home / label, wait=wait, per_step=facts.captured_per_step),
+                window=Window(
+                    folder=home / label, wait=wait, active=2, per_step=facts.captured_per_step
+                ),
             )
             for label, training in zip(labels, trainings, strict=True)
         ]
-        at_once = _built_at_once(peak_bytes, len(rows))
-        for first in range(0, len(rows), at_once):
-            some = rows[first : first + at_once]
-            with ThreadPoolExecutor(len(some)) as pool:
-                failures = list(pool.map(_build, some))
+        for first in range(0, len(rows), AT_ONCE):
+            some = rows[first : first + AT_ONCE]
+            with room.held(needed([peak_bytes or 0] * len(some))):
+                with spend("building"), ThreadPoolExecutor(len(some)) as pool:
+                    failures = list(pool.map(_build, some))
+                with spend("capturing"):
+                    for place, row in enumerate(some):
+                        failures[place] = _train(row, turns, failures[place])
             for row, failure in zip(some, failures, strict=True):
-                measured = _measure(row, turns, failure)
+                with spend("explaining"):
+                    measured = _explain(row, failure)
                 result["ways"][row.label] = msgspec.to_builtins(measured)
                 save(options.out, name, result)
-    result["finished"] = True
+    result["finished"] = not missing_ways(list(WAYS), result["ways"])
+    result["spent_s"] = spend.spent_s | waits(turns, room)
     save(options.out, name, result)
-
-
-def _plain_steps(step_s: float) -> int:
-    return min(LARGEST_WAIT, max(LEAST_WAIT, round(PLAIN_S / max(step_s, 1e-6))))
-
-
-def _built_at_once(peak_bytes: int | None, ways: int) -> int:
-    """Compilers work beside each other where there is room for what they compile."""
-    return ways if not peak_bytes else min(ways, max(1, ROOM_BYTES // peak_bytes))
 
 
 def _build(row: WayOfTask) -> str | None:
@@ -127,43 +146,61 @@ def _build(row: WayOfTask) -> str | None:
     from forked_training import TrainingFailedError
 
     try:
-        row.training.build(row.window)
+        row.training.build()
         return row.training.facts().not_applied
     except TrainingFailedError as problem:
         return str(problem)
 
 
-def _measure(row: WayOfTask, turns: Turns, failure: str | None) -> WorkloadResult:
-    from forked_training import FIRST, TrainingFailedError
+def _train(row: WayOfTask, turns: Turns, failure: str | None) -> str | None:
+    """Captured, with the device to itself; why it could not be."""
+    from forked_training import TrainingFailedError
+
+    try:
+        if not failure:
+            with turns.alone():
+                row.training.train(WARM_UP)
+                row.training.capture(row.window)
+                row.training.train(row.window.steps + AFTER)
+    except TrainingFailedError as problem:
+        failure = str(problem)
+    finally:
+        row.training.close()
+    return failure
+
+
+def _explain(row: WayOfTask, failure: str | None) -> WorkloadResult:
     from stepscope.errors import StepscopeError
     from stepscope.ui.bench.metrics import explain_run, workload_result
     from stepscope.ui.bench.runs import BenchRun, whole_steps
     from stepscope.verify.runs import find_runs
     from stepscope.verify.trial_steps import steady_steps
 
-    window, training = row.window, row.training
-    began = time.perf_counter()
-    steps = window.traced.stop + AFTER
+    folder, per_step = row.window.folder, row.window.per_step
     try:
         if not failure:
-            with turns.alone():
-                training.train(steps - FIRST)
-            training.close()
-            steady = steady_steps(find_runs(str(window.folder))[0].step_ms)
+            steady = steady_steps(find_runs(str(folder))[0].step_ms)
             run = BenchRun(
                 number=1,
-                folder=window.folder,
-                seconds=time.perf_counter() - began,
-                steps_ms=whole_steps(steady, window.per_step),
-                captured_per_step=window.per_step,
+                folder=folder,
+                seconds=float(sum(steady)) / 1e3,
+                steps_ms=whole_steps(steady, per_step),
+                captured_per_step=per_step,
             )
             return workload_result(row.task, [run], explain_run(run))
-    except (TrainingFailedError, StepscopeError) as problem:
+    except StepscopeError as problem:
         failure = str(problem)
-    failed = BenchRun(
-        number=1, folder=window.folder, seconds=time.perf_counter() - began, failed=failure
-    )
+    failed = BenchRun(number=1, folder=folder, seconds=0.0, failed=failure)
     return workload_result(row.task, [failed], None)
+
+
+def missing_ways(wanted: Sequence[str], known: dict[str, Result]) -> list[str]:
+    """Those that were not tried, or had too little memory while others trained beside them."""
+    return [
+        label
+        for label in wanted
+        if label not in known or "out of memory" in (known[label].get("why") or "")
+    ]
 
 
 # All of them

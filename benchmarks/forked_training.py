@@ -6,8 +6,9 @@
         measure_in_turns(trainings, turns)
 
 The processes are forked before the device is used, so each has its own. They build and train only
-when they are told to: those that wait cost the device nothing but memory. fp32 is fp32 everywhere:
-torch's own default, tf32 for convolutions, is switched off until a remedy switches it on.
+when they are told to: one that was not built yet costs nothing, one that waits costs memory. fp32
+is fp32 everywhere: torch's own default, tf32 for convolutions, is switched off until a remedy
+switches it on.
 """
 
 from __future__ import annotations
@@ -39,15 +40,18 @@ from stepscope.measure.steps import Anchor
 from stepscope.measure.trial_session import TrialSession
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from multiprocessing.connection import Connection
     from pathlib import Path
 
     from library_turn import Turns
+    from stepscope.records.predicted_peak import PredictedPeak
 
 SEED = 0
 FIRST = 3  # steps that build what later ones keep; with torch.compile, most of the time
-BLOCK_S, LEAST_BLOCK, LARGEST_BLOCK = 0.25, 3, 40  # of one block of steps
+HOST_THREADS = 4  # of a process whose model trains on a GPU
+BLOCK_S, LEAST_BLOCK, LARGEST_BLOCK = 0.2, 3, 40  # of one block of steps
+LEAST_PLAIN, LARGEST_PLAIN, PLAIN_S = 12, 40, 1.0  # captured steps before a window, and their time
 
 
 class TrainingFailedError(Exception):
@@ -66,7 +70,10 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What is captured, in the workload's steps: some plain ones, then those under the profiler."""
+    """What is captured, in the workload's steps: some plain ones, then those under the profiler.
+
+    It begins where `capture` is called: the steps before it, which may have shared the device or
+    waited for it, are no part of the run."""
 
     folder: Path
     wait: int
@@ -75,10 +82,9 @@ class Window:
     per_step: int = 1  # steps that capture sees, for each of the workload's
 
     @property
-    def traced(self) -> range:
-        """The numbers of the traced steps."""
-        first = self.wait + self.warmup
-        return range(first, first + self.active)
+    def steps(self) -> int:
+        """From the first captured step to the last one under the profiler."""
+        return self.wait + self.warmup + self.active
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +103,14 @@ class ForkedTraining:
     def __init__(self, process: int, line: Connection) -> None:
         self.process, self._line = process, line
 
-    def build(self, window: Window | None = None) -> None:
+    def build(self) -> None:
         """And the first steps."""
-        self._ask("build", window)
+        self._ask("build")
+
+    def capture(self, window: Window) -> range:
+        """From the next step on. The numbers of the steps that will be traced."""
+        traced: range = self._ask("capture", window)
+        return traced
 
     def train(self, steps: int) -> float:
         """Seconds, with the device waited for at both ends."""
@@ -115,10 +126,15 @@ class ForkedTraining:
         peak: int | None = self._ask("peak_bytes")
         return peak
 
-    def predicted_peak_bytes(self) -> int | None:
+    def predicted_peak(self) -> PredictedPeak:
         """As `stepscope bench` knows it before a run. To be asked instead of `build`."""
-        peak: int | None = self._ask("predicted_peak_bytes")
+        peak: PredictedPeak = self._ask("predicted_peak")
         return peak
+
+    def device_bytes(self) -> int | None:
+        """All memory of the device; None for a host."""
+        size: int | None = self._ask("device_bytes")
+        return size
 
     def profile(self, file: Path, steps: int) -> None:
         """Write a trace of so many steps."""
@@ -193,6 +209,11 @@ def measure_in_turns(
     return found
 
 
+def plain_steps(step_s: float) -> int:
+    """How many to capture before the window."""
+    return min(LARGEST_PLAIN, max(LEAST_PLAIN, round(PLAIN_S / max(step_s, 1e-6))))
+
+
 def _block_length(step_s: float) -> int:
     return min(LARGEST_BLOCK, max(LEAST_BLOCK, round(BLOCK_S / max(step_s, 1e-6))))
 
@@ -200,6 +221,15 @@ def _block_length(step_s: float) -> int:
 def middle(blocks_ms: Sequence[float]) -> float:
     """The median of the blocks."""
     return statistics.median(blocks_ms)
+
+
+def larger_batch(values: Mapping[str, Any], times: int) -> dict[str, Any]:
+    """Settings for a batch so many times as large. As many samples lie ready on the device as
+    before, in fewer batches: whoever changes the batch does not change the data."""
+    changes = {"batch": values["batch"] * times}
+    if "batches" in values:
+        changes["batches"] = max(1, values["batches"] // times)
+    return changes
 
 
 # In the forked process
@@ -237,23 +267,22 @@ class _Training:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._workload, self._device, self._way = load(name), torch.device(device), way
         self._size = size
-        values = self._workload.sizes[size]  # type: ignore[index]
-        batch = values["batch"] * way.batches
-        self._config = self._workload.config(size, {"batch": batch})  # type: ignore[arg-type]
+        changes = larger_batch(self._workload.sizes[size], way.batches)  # type: ignore[index]
+        self._config = self._workload.config(size, changes)  # type: ignore[arg-type]
         self._session: Session | None = None
         self._number = 0
-
-    def build(self, window: Window | None) -> None:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
+        if self._device.type == "cuda":  # many processes make their models on the host's cores
+            torch.set_num_threads(HOST_THREADS)
+
+    def build(self) -> None:
         changed = begin(self._way.remedies, when_imported, surrounds, watch=False)
         self._changed = changed
         if arguments := self._optimizer_arguments():
             changed.training.before_building(
                 "optimizer", lambda made: made.arguments.update(arguments)
             )
-        if window is not None:
-            self._capture(window)
         torch.manual_seed(SEED)
         self._step = self._workload.build(self._config, TrainingPlace(self._device, seed=SEED))
         if self._way.graph:
@@ -268,7 +297,7 @@ class _Training:
         capturable = {"capturable": True} if self._way.graph else {}
         return {**self._way.optimizer, **capturable}
 
-    def _capture(self, window: Window) -> None:
+    def capture(self, window: Window) -> range:
         settings = Settings(
             folder=str(window.folder),
             wait=window.wait * window.per_step,
@@ -282,6 +311,8 @@ class _Training:
             TrialSession(settings, self._changed) if with_remedies else Session(settings)
         )
         install(self._session)
+        first = self._number + window.wait + window.warmup
+        return range(first, first + window.active)
 
     def train(self, steps: int) -> float:
         self._wait()
@@ -323,13 +354,16 @@ class _Training:
     def peak_bytes(self) -> int | None:
         return torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
 
-    def predicted_peak_bytes(self) -> int | None:
+    def predicted_peak(self) -> PredictedPeak:
         from stepscope.bench.predict_peak import predict
         from stepscope.records.predicted_peak import PeakRequest
 
         changes = {"batch": str(self._config.batch)}
         request = PeakRequest(name=self._workload.name, size=self._size, changes=changes)
-        return predict(request, self._device).peak_bytes
+        return predict(request, self._device)
+
+    def device_bytes(self) -> int | None:
+        return int(torch.cuda.mem_get_info()[1]) if self._device.type == "cuda" else None
 
     def flops(self, numbers: Sequence[int]) -> list[int]:
         from torchs_flops import count_flops

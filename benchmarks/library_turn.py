@@ -5,7 +5,9 @@
 Trainings start, build, compile and warm up beside each other. From its sixth step on (a training
 that is profiled: from its beginning) a training has the device to itself until its last step: all
 others that use the same folder are stopped (SIGSTOP), with the processes that compile for them.
-`keep_going` in the process that starts them lets them go on when nobody is being timed.
+Whoever waits for the device does nothing else and is not stopped: it keeps its place in the queue,
+which the kernel serves in order. `keep_going` in the process that starts them lets them go on when
+nobody is being timed.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 _WARM_UP = 6  # steps
 _DRAIN_S = 0.1  # until what the others have launched is done
@@ -37,23 +39,26 @@ class Turns:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock: int | None = None  # while this process has the device alone
+        self._began = 0.0
+        self.waited_s = self.alone_s = 0.0
         folder.mkdir(parents=True, exist_ok=True)
 
     def enter(self) -> None:
         """This process will use the device; wait while another one is timed."""
         (self._folder / str(os.getpid())).touch()
-        with self._locked():
-            pass
+        os.close(self._wait_in_line())
 
     def begin(self) -> None:
         """Have the device alone from now on, until `end` or the end of the process."""
-        self._lock = self._open()
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = self._wait_in_line()
+        signal_all(children_of(os.getpid()), signal.SIGCONT)  # stopped while this process waited
+        self._began = time.monotonic()
         self._signal_others(signal.SIGSTOP)
         time.sleep(_DRAIN_S)
 
     def end(self) -> None:
         if self._lock is not None:
+            self.alone_s += time.monotonic() - self._began
             self._signal_others(signal.SIGCONT)
             os.close(self._lock)
             self._lock = None
@@ -89,14 +94,19 @@ class Turns:
             stop.set()
             thread.join()
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _wait_in_line(self) -> int:
+        """The lock, once it is this process's turn."""
+        waits, began = self._waits(os.getpid()), time.monotonic()
+        waits.touch()
         lock = self._open()
         fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            os.close(lock)
+        waits.unlink(missing_ok=True)
+        self.waited_s += time.monotonic() - began
+        return lock
+
+    def _waits(self, process: int) -> Path:
+        """A file that is there while this process waits for the device."""
+        return self._folder / f"{process}.waits"
 
     def _open(self) -> int:
         return os.open(self._folder / "lock", os.O_CREAT | os.O_RDWR)
@@ -104,21 +114,31 @@ class Turns:
     def _signal_others(self, number: signal.Signals) -> None:
         for entry in self._folder.iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
+                process = int(entry.name)
+                waits = self._waits(process)
                 if not Path("/proc", entry.name).exists():
                     entry.unlink(missing_ok=True)
+                    waits.unlink(missing_ok=True)
                     continue
-                for process in _with_children(int(entry.name)):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(process, number)
+                stays_in_line = number == signal.SIGSTOP and waits.exists()
+                signal_all([] if stays_in_line else [process], number)
+                signal_all(children_of(process), number)
 
 
-def _with_children(process: int) -> list[int]:
-    processes = [process]
+def signal_all(processes: Iterable[int], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+
+
+def children_of(process: int) -> list[int]:
+    """And theirs."""
+    found = []
     for task in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            for child in task.read_text().split():
-                processes += _with_children(int(child))
-    return processes
+            for child in map(int, task.read_text().split()):
+                found += [child, *children_of(child)]
+    return found
 
 
 def _is_profiled() -> bool:

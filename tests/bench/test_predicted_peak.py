@@ -10,15 +10,21 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stepscope.bench import catalogue, free_memory, predict_peak
-from stepscope.bench.fake_training import train_fake, train_for_real
+from stepscope.bench.fake_training import FakePlace, train_fake, train_for_real
 from stepscope.bench.memory_ledger import MemoryLedger
-from stepscope.bench.operator_needs import MeasuredNeeds, meter_on_host
+from stepscope.bench.operator_needs import (
+    MeasuredNeeds,
+    OperatorNeeds,
+    RealTensor,
+    meter_on_host,
+)
 from stepscope.bench.task import BenchTask
 from stepscope.bench.workload import Target, TrainingWorkload
 from stepscope.records.predicted_peak import PeakRequest, PredictedPeak
 from stepscope.ui.bench import fits
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from stepscope.bench.workload import Config, Step, TrainingPlace
@@ -133,6 +139,36 @@ def test_a_workload_that_raises_has_no_peak_and_says_why(monkeypatch: pytest.Mon
     late = predict_peak.predict(PeakRequest(name="made", size="tiny"), CPU)
     assert late.peak_bytes is None
     assert "no prediction within" in late.notes[0]
+
+
+def test_a_call_is_measured_with_the_like_of_what_earlier_calls_really_returned() -> None:
+    """Attention's dropout keeps its seed on the host, where its fake is on the GPU: backward run
+    with a seed on the GPU ends the process."""
+    measured: list[torch.Tensor] = []
+
+    def meter(call: Callable[[], Any]) -> tuple[Any, int]:
+        results = call()
+        measured.append(results)
+        return results, 0
+
+    needs = MeasuredNeeds(meter, 1 << 30)
+    add = torch.ops.aten.scatter_add.default  # measured; both arguments and its result are tensors
+    real = RealTensor((3,), (1,), CPU, 12)
+    with FakeTensorMode():
+        seed = torch.empty((), device="cuda")
+        needs.returned([seed], OperatorNeeds((real,), 0))
+        index = torch.zeros(3, dtype=torch.long)
+        needs.of(add, (seed.detach(), 0, index, torch.zeros(3)), {})
+    assert [(result.shape, result.device.type) for result in measured] == [((3,), "cpu")]
+    assert needs.notes == set()
+    del seed
+    assert needs._unlike == {}
+
+
+def test_recurrent_layers_on_a_gpu_are_not_run_with_fakes() -> None:
+    with pytest.raises(NotImplementedError, match="recurrent layers"):
+        FakePlace(torch.device("cuda")).put(nn.Sequential(nn.Linear(2, 2), nn.GRU(2, 2)))
+    assert FakePlace(CPU).put(nn.GRU(2, 2)) is not None
 
 
 def test_an_operator_holds_more_than_its_results_while_it_runs() -> None:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 pytest.importorskip("torch", reason="the benchmarks train")
 
+import bench_promises
+import device_room
 import each_workload
 from bench_observations import OBSERVATIONS, Case, verdict
-from bench_promises import Outcome, outcomes, print_results, summary
-from bench_table import print_rows, read_rows
+from bench_table import missing_ways, print_rows, read_rows
+from promise_outcomes import Outcome, outcomes, print_results, summary
 from record_models import way_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 
 def outcome(**changes: Any) -> Outcome:
@@ -89,6 +96,9 @@ def test_only_what_was_measured_is_an_outcome(capsys: pytest.CaptureFixture[str]
     assert "| gpt2 | fused | 100.00 | 90.00 (80.00 to 100.00) | 95.00 | -5.3% | - |" in printed
     assert "gpt2, tf32: not measured: no accelerator" in printed
     assert "known before the run against the allocator's: 0 of 1 within 3%" in printed
+    peaks = "950 B (-5.0%) | 1.01 kB (+1.0%) | 1.00 kB |"
+    assert f"| gpt2 | 101.00 ms | 100.00 ms | +1.0% | +0.0% | {peaks}" in printed
+    assert "captured steps against measured ones: 1 of 1 within 5%" in printed
 
 
 def row(name: str, **fields: Any) -> dict[str, Any]:
@@ -158,19 +168,125 @@ def test_words_of_a_recorded_configuration() -> None:
         way_of("fp33")
 
 
+def test_a_larger_batch_keeps_the_data() -> None:
+    from forked_training import larger_batch
+
+    assert larger_batch({"batch": 64, "batches": 4, "lr": 1}, 2) == {"batch": 128, "batches": 2}
+    assert larger_batch({"batch": 64, "batches": 1}, 2) == {"batch": 128, "batches": 1}
+    assert larger_batch({"batch": 16, "moves": 4}, 2) == {"batch": 32}
+
+
+def test_a_table_is_completed_with_the_ways_that_it_lacks() -> None:
+    known = {"fp32": {"why": None}, "tf32": {"why": "AcceleratorError: CUDA error: out of memory"}}
+    assert missing_ways(["fp32", "tf32", "bf16"], known) == ["tf32", "bf16"]
+    assert missing_ways(["fp32"], known) == []
+
+
+def test_a_workload_is_given_again_where_memory_was_short() -> None:
+    short = {"changes": {"bf16": {"failure": "AcceleratorError: CUDA error: out of memory"}}}
+    assert bench_promises._short_of_memory(short)
+    assert not bench_promises._short_of_memory({"changes": {"bf16": {"failure": None}}})
+
+
+def test_a_claim_is_for_the_base_and_the_changes_trained_beside_it() -> None:
+    result = {
+        "changes": {
+            "tf32": {"promised_peak_bytes": None},
+            "bf16": {"promised_peak_bytes": 70},
+            "fused": {"promised_peak_bytes": 100},
+            "batch x2": {"promised_peak_bytes": 190},
+        }
+    }
+    labels = list(result["changes"])
+    most = bench_promises._most_needed(labels, result, 100)
+    assert most == device_room.needed([100, 100, 190])
+    assert bench_promises._most_needed([], result, 100) == device_room.needed([100])
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_workload_past_its_limit_leaves_no_training_behind(tmp_path: Path) -> None:
+    """Not even one that was stopped while another workload was timed."""
+    script = tmp_path / "trains.py"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "Path(sys.argv[1]).write_text(str(child))\n"
+        "time.sleep(60)\n"
+    )
+    child = subprocess.Popen([sys.executable, script, tmp_path / "pid"])
+    wait_until(lambda: (tmp_path / "pid").exists() and bool((tmp_path / "pid").read_text()))
+    grandchild = int((tmp_path / "pid").read_text())
+    assert each_workload.wait_or_kill(child, 0.01) is None
+    assert child.returncode == -signal.SIGKILL
+    state = Path(f"/proc/{grandchild}/stat")
+    wait_until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")
+    quick = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    assert each_workload.wait_or_kill(quick, 30) == 3
+
+
+def test_time_is_told_by_what_it_was_spent_on() -> None:
+    watch = each_workload.Stopwatch()
+    with watch("building"):
+        pass
+    assert list(watch.spent_s) == ["building"]
+    results = {"gpt2": {"spent_s": {"building": 4.0}}, "moe": {"spent_s": {"building": 8.0}}}
+    assert list(each_workload.spent_on(results)) == [
+        "seconds for building: 12 in all, 6.0 a workload, most moe (8.0)"
+    ]
+
+
+def test_results_travel_in_one_file_without_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "promises"
+    each_workload.save(out, "gpt2", {"finished": True})
+    (out / each_workload.RUNS / "moe-1").mkdir(parents=True)  # of a process that was killed
+    monkeypatch.setattr(each_workload, "_start", lambda *_: None)
+    given = ["gpt2", "--out", str(out), "--turns", str(tmp_path / "t")]
+    options = each_workload.options_for("", "x").parse_args(given)
+    assert each_workload.run_each(options, one_never_runs)
+    assert each_workload.read(tmp_path / "promises.json") == {"gpt2": {"finished": True}}
+    assert not (out / each_workload.RUNS).exists()
+    with each_workload.run_folder("gpt2", options) as folder:
+        folder.mkdir(parents=True)
+    assert not folder.exists()
+    options.keep_runs = True
+    with each_workload.run_folder("gpt2", options) as folder:
+        folder.mkdir(parents=True)
+    assert folder.exists()
+
+
 @pytest.mark.slow
 def test_ways_of_one_workload_train_in_processes_of_their_own(tmp_path: Path) -> None:
     import torch
 
     import stepscope
-    from forked_training import TrainingFailedError, Way, Window, forked, measure_in_turns
+    from forked_training import (
+        FIRST,
+        TrainingFailedError,
+        Way,
+        Window,
+        forked,
+        measure_in_turns,
+    )
     from library_turn import Turns
 
     window = Window(folder=tmp_path / "run", wait=4)
     ways = [Way(), Way(remedies=("fused-optimizer",)), Way(batches=2), Way(optimizer={"no": 1})]
     with forked("gpt2", "tiny", "cpu", ways) as (plain, fused, twice, broken):
-        plain.build(window)
-        plain.train(window.traced.stop)
+        plain.build()
+        traced = plain.capture(window)
+        assert traced == range(FIRST + 6, FIRST + 9)
+        plain.train(window.steps + 4)
         fused.build()
         twice.build()
         assert fused.facts().not_applied is None

@@ -6,7 +6,7 @@ The tape is a CPU stand-in for the CUDA caching allocator: it sees every storage
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -26,6 +26,9 @@ from stepscope.measure.allocator import (
     replay,
 )
 from stepscope.measure.memory import CATEGORIES, MemoryStep
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def alloc(address: int, size: int) -> dict[str, Any]:
@@ -259,12 +262,23 @@ def test_a_step_on_the_tape_adds_up_to_its_peak(tape: Tape) -> None:
         assert sum(row["categories"].values()) == row["allocated_bytes"]
 
 
+def test_the_moment_with_most_of_what_grows_is_kept_beside_the_peak(tape: Tape) -> None:
+    result, _ = one_step(tape)
+    growing, peak = result["growing"], result["peak"]
+    assert growing["phase"] in ("forward", "backward")
+    assert sum(growing["categories"].values()) == growing["allocated_bytes"]
+    assert growing["allocated_bytes"] <= peak["allocated_bytes"]
+    most = sum(growing["categories"][name] for name in ("activations", "temporaries"))
+    assert most >= sum(peak["categories"][name] for name in ("activations", "temporaries"))
+
+
 def test_without_history_the_counter_is_used_and_said_to_be_what_it_is(
     tape: Tape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TapeAllocator, "history", False)
     result, highest = one_step(tape)
     peak = result["peak"]
+    assert result["growing"] is None
     assert "rose in this step" in peak["measured"]
     assert peak["allocated_bytes"] == highest + 512
     assert sum(peak["categories"].values()) == highest + 512
@@ -353,3 +367,27 @@ def test_on_cuda_losses_are_the_same_bit_for_bit() -> None:
 
     bare, seen = losses(watched=False), losses(watched=True)
     assert all(torch.equal(a, b) for a, b in zip(bare, seen, strict=True))
+
+
+def test_replay_finds_the_moment_of_the_largest_weight() -> None:
+    """The optimizer's copy is the step's peak; the loss's gradient grows with the batch."""
+    labels = Labels()
+    labels.add([("cuda:0", 1)], "activations", 1)
+    events = [
+        alloc(1, 100),  # 1: an activation
+        alloc(2, 50),  # 2: the loss's gradient
+        free(2, 50),
+        free(1, 100),
+        alloc(3, 400),  # 3: the optimizer's copy
+        free(3, 400),
+    ]
+    given: dict[str, Any] = {"start": {"other": 7}, "owners": {}, "labels": labels, "clock": 0}
+    assert replay(events, **given).allocations == 3
+
+    def growing(clock: int, level: Mapping[str, int]) -> int:
+        return 0 if clock == 3 else level.get("activations", 0) + level.get("temporaries", 0)
+
+    moment = replay(events, **given, weigh=growing)
+    assert moment.allocations == 2
+    assert moment.categories == {"other": 7, "activations": 100, "temporaries": 50}
+    assert moment.requested_bytes == 157

@@ -66,6 +66,10 @@ class RecordedPlace(TrainingPlace):
 @dataclass(frozen=True, slots=True)
 class FakePlace(RecordedPlace):
     def put(self, model: nn.Module) -> nn.Module:
+        """Raises for a model with recurrent layers on a GPU: its library keeps what only it knows,
+        and reads addresses, which fakes do not have."""
+        if self.device.type == "cuda" and any(isinstance(m, nn.RNNBase) for m in model.modules()):
+            raise NotImplementedError("recurrent layers hide what they keep")
         self.models.append(model)
         _move_fake(model, self.device)
         return model

@@ -58,10 +58,13 @@ class MemoryLedger(TorchDispatchMode):
                 raise
             return _zero(args[0].dtype)
         tensors = [value for value in tree_leaves(results) if isinstance(value, torch.Tensor)]
-        sizes = needs.results if needs and len(needs.results) == len(tensors) else ()
-        for place, tensor in enumerate(tensors):
+        sizes = [0] * len(tensors)
+        if needs and self._needs and len(needs.results) == len(tensors):
+            self._needs.returned(tensors, needs)
+            sizes = [real.storage_bytes for real in needs.results]
+        for tensor, least in zip(tensors, sizes, strict=True):
             if tensor.device.type == self._kind:
-                self._count(tensor, sizes[place] if sizes else 0)
+                self._count(tensor, least)
         beside = needs.beside_bytes if needs else 0
         self.peak_bytes = max(self.peak_bytes, self.held_bytes + beside)
         return results

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from stepscope.measure.storages import Key
 
@@ -142,6 +142,11 @@ class AllocatorPeak:
     categories: dict[str, int]
 
 
+def held_bytes(_clock: int, level: Mapping[str, int]) -> int:
+    """All that is held at a moment."""
+    return sum(level.values())
+
+
 def replay(
     events: Sequence[Mapping[str, Any]],
     *,
@@ -149,16 +154,16 @@ def replay(
     owners: Mapping[int, str],
     labels: Labels,
     clock: int,
+    weigh: Callable[[int, Mapping[str, int]], int] = held_bytes,
 ) -> AllocatorPeak:
-    """Follow every allocation and release of the step to its highest point.
+    """Follow every allocation and release of the step to the first moment of the largest weight.
 
     Before the first event, `start` has the bytes by category, `owners` the category of each held
     address and `clock` the number of allocations.
     """
     ends = _ends(events, clock)
     level = dict(start)
-    total = sum(level.values())
-    highest, at, categories = total, clock, dict(level)
+    highest, at, categories = weigh(clock, level), clock, dict(level)
     blocks: dict[int, tuple[str, int]] = {}
     for place, event in enumerate(events):
         address, size = int(event["addr"]), int(event["size"])
@@ -168,14 +173,14 @@ def replay(
             category = labels.find(address, clock, died) or "temporaries"
             blocks[address] = (category, size)
             level[category] = level.get(category, 0) + size
-            total += size
-            if total > highest:
-                highest, at, categories = total, clock, dict(level)
+            weight = weigh(clock, level)
+            if weight > highest:
+                highest, at, categories = weight, clock, dict(level)
         elif event["action"] == "free_requested":
             category, size = blocks.pop(address, (owners.get(address, "other"), size))
             level[category] = level.get(category, 0) - size
-            total -= size
-    return AllocatorPeak(requested_bytes=highest, allocations=at, categories=categories)
+    requested = sum(categories.values())
+    return AllocatorPeak(requested_bytes=requested, allocations=at, categories=categories)
 
 
 def _ends(events: Sequence[Mapping[str, Any]], clock: int) -> dict[int, int]:

@@ -3,12 +3,15 @@
     step = MemoryStep(optimizers); step.begin(); ... the step runs ...; step.end() -> memory.json
 
 `categories` is the largest size of each category in the step; `peak.categories` is what was held
-together at the highest point and adds up to it. Unmeasured is null, never zero.
+together at the highest point and adds up to it. `growing` is the moment that holds most of what
+grows with the batch: another one, if few samples are small beside the optimizer's update.
+Unmeasured is null, never zero.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.measure.allocator import Allocator, Labels, PhaseTicks, Reading, nearest, replay
@@ -69,6 +72,7 @@ class MemoryStep:
         self._largest = 0  # activations alive together
         self._by_module: dict[int, tuple[int, int]] = {}
         self._compiled = False
+        self._growing: dict[str, Any] | None = None  # the moment with most that grows
 
     def begin(self) -> None:
         """Right before the step."""
@@ -219,6 +223,7 @@ class MemoryStep:
                 for moment in moments
             ],
             "peak": peak,
+            "growing": self._growing,
             "activations_by_module": self._guarded("module names", self._modules) or [],
             "saved_bytes": self._saved_bytes(),
             "inputs_bytes": self._inputs_bytes(),
@@ -311,26 +316,39 @@ class MemoryStep:
                     self._labels.add([key], "activations", saved.seen_at)
             for key, given in self._saved.given:
                 self._labels.add([key], "other", given.seen_at)
-        top: AllocatorPeak = replay(
+        follow = partial(
+            replay,
             events,
             start=start,
             owners={key[1]: name for key, name in begin.held.owner().items()},
             labels=self._labels,
             clock=begin.reading.allocations,
         )
-        reading = nearest(self._readings, top.allocations)
+        self._growing = self._at_moment(follow(weigh=self._growing_bytes))
+        return self._at_moment(follow()) | {
+            "reserved_bytes": max(reading.reserved_bytes for reading in self._readings),
+            "since_start_bytes": self._readings[-1].peak_bytes,
+            "measured": "this step, from the allocator's history",
+        }
+
+    def _growing_bytes(self, clock: int, level: Mapping[str, int]) -> int:
+        """What grows with the batch: with a larger one, the moment that holds most of it is the
+        peak."""
+        if self._phases.at(clock) == "optimizer":
+            return 0
+        return level.get("activations", 0) + level.get("temporaries", 0)
+
+    def _at_moment(self, moment: AllocatorPeak) -> dict[str, Any]:
+        reading = nearest(self._readings, moment.allocations)
         rounding = max(0, reading.allocated_bytes - reading.requested_bytes)
-        level = {name: max(0, top.categories.get(name, 0)) for name in CATEGORIES}
+        level = {name: max(0, moment.categories.get(name, 0)) for name in CATEGORIES}
         level["other"] += rounding
         return {
             "allocated_bytes": sum(level.values()),
-            "reserved_bytes": max(reading.reserved_bytes for reading in self._readings),
-            "phase": self._phases.at(top.allocations),
+            "phase": self._phases.at(moment.allocations),
             "categories": level,
             "known_bytes": _known(level),
-            "since_start_bytes": self._readings[-1].peak_bytes,
             "rounding_bytes": rounding,
-            "measured": "this step, from the allocator's history",
         }
 
     def _modules(self) -> list[dict[str, Any]]:

@@ -234,6 +234,7 @@ class CapturedMemory(msgspec.Struct, frozen=True):
 
     device: str | None = None
     peak: CapturedPeak | None = None
+    growing: CapturedPeak | None = None  # the moment with most of what grows with the batch
     categories: CapturedCategories = {}  # the largest size of each in the step
     phases: list[CapturedPhase] = []
     activations_by_module: list[CapturedModule] = []

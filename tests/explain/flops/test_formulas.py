@@ -173,6 +173,31 @@ def test_cudnns_lstm_by_its_weights_or_by_its_arguments(listed: bool) -> None:
     assert back.flops == 2 * forward
 
 
+@pytest.mark.parametrize(
+    ("mask", "weights_used"),
+    [
+        ("[True, True, True, True]", 2 * (20 + 400)),
+        ("[False, False, False, True]", 20 + 2 * 400),
+        ("[True, False, False, False]", 20 + 400),
+    ],
+)
+def test_a_recurrent_layer_over_data_needs_no_gradient_of_its_input(
+    mask: str, weights_used: int
+) -> None:
+    """A plain layer, 20 wide, over single numbers."""
+    back = cost(
+        "aten::_cudnn_rnn_backward",
+        (FLOAT, [16, 1000, 1]),
+        [[20, 1], [20, 20], [20], [20]],
+        4,
+        (FLOAT, [460]),
+        (FLOAT, [1, 16, 20]),
+        *[None] * 5,
+        *(1, 20, 0, 1, True, 0.0, True, False, None, None, None, mask),
+    )
+    assert back.flops == 2 * 16 * 1000 * weights_used
+
+
 def test_miopens_gru_has_three_gates() -> None:
     found = cost(
         "aten::miopen_rnn",

@@ -12,8 +12,10 @@ import pytest
 import stepscope
 from stepscope.explain.explain_job import JobTraces
 from stepscope.explain.memory import predict_peak
+from stepscope.explain.memory.batch import peak_at
+from stepscope.explain.memory.captured import capture_lines
 from stepscope.explain.truncate_tables import truncate_tables
-from stepscope.records.memory import CATEGORIES
+from stepscope.records.memory import CATEGORIES, CapturedMemory, CapturedPeak
 from stepscope.ui.contract import explanation_json
 
 
@@ -151,3 +153,15 @@ def test_shortened_tables_still_add_up(memory, golden):
     assert short.by_module[-1].module == "(others)"
     assert sum(each.size_bytes for each in short.by_module) == 2_762_500_612
     assert short.categories == memory.categories
+
+
+def test_a_larger_batch_has_its_peak_where_most_of_what_grows_is_held():
+    """Of few samples the optimizer's update is the peak: activations are gone then."""
+    update = CapturedPeak(phase="optimizer", categories={"parameters": 100, "temporaries": 300})
+    loss = CapturedPeak(phase="backward", categories={"parameters": 100, "activations": 200})
+    held = CapturedMemory(device="cuda", peak=update, growing=loss)
+    assert [line.moment for line in capture_lines(held, 0)] == ["peak", "in backward"]
+    assert peak_at(capture_lines(held, 0), 1.0)[0] == 400
+    assert peak_at(capture_lines(held, 0), 4.0)[0] == 100 + 4 * 200
+    older = CapturedMemory(device="cuda", peak=update)
+    assert [line.moment for line in capture_lines(older, 0)] == ["peak"]

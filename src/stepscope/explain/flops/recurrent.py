@@ -41,20 +41,45 @@ def _weights(call: Call, given: Tensor, mode_at: int, *, projects: bool) -> int:
     return sides * (one_side + layers * projected * hidden)
 
 
-def _whole(mode_at: int, *, projects: bool, times: int) -> Formula:
+def _whole(mode_at: int, *, projects: bool) -> Formula:
     def formula(call: Call) -> Cost:
         given = call.tensor(0)
         weights = _weights(call, given, mode_at, projects=projects)
-        return Cost(flops=times * 2 * _rows(given) * weights)
+        return Cost(flops=2 * _rows(given) * weights)
 
     return formula
 
 
-# Gradients of what came in, and of the weights: twice the forward pass.
-matmul_like("aten::_cudnn_rnn")(_whole(6, projects=True, times=1))
-matmul_like("aten::_cudnn_rnn_backward")(_whole(10, projects=True, times=2))
-matmul_like("aten::miopen_rnn")(_whole(5, projects=False, times=1))
-matmul_like("aten::miopen_rnn_backward")(_whole(10, projects=False, times=2))
+def _whole_backward(mode_at: int, *, projects: bool) -> Formula:
+    """Gradients of the states and of the weights cost a forward pass each. That of the input is
+    part of the first and is left out where nobody needs it because the input is data."""
+    mask_at = mode_at + 10 + projects
+
+    def formula(call: Call) -> Cost:
+        given = call.tensor(0)
+        weights = _weights(call, given, mode_at, projects=projects)
+        asked = call.flags(mask_at) if call.has_value(mask_at) else [True] * 4
+        used = weights * (1 + asked[3])
+        if not asked[0]:
+            used -= _input_weights(call, given, mode_at, projects=projects)
+        return Cost(flops=2 * _rows(given) * used)
+
+    return formula
+
+
+def _input_weights(call: Call, given: Tensor, mode_at: int, *, projects: bool) -> int:
+    """Elements of the matrices that the input itself meets: the first layer's."""
+    mode, hidden = call.number(mode_at), call.number(mode_at + 1)
+    if mode not in _GATES:
+        raise Unknown
+    both = call.flag(mode_at + 6 + projects)
+    return (1 + both) * _GATES[mode] * hidden * given.dims[-1]
+
+
+matmul_like("aten::_cudnn_rnn")(_whole(6, projects=True))
+matmul_like("aten::_cudnn_rnn_backward")(_whole_backward(10, projects=True))
+matmul_like("aten::miopen_rnn")(_whole(5, projects=False))
+matmul_like("aten::miopen_rnn_backward")(_whole_backward(10, projects=False))
 
 
 @matmul_like("aten::mkldnn_rnn_layer", "aten::mkldnn_rnn_layer_backward")

@@ -61,10 +61,12 @@ def _peak_bytes(categories: Categories, allocated: int | None) -> int:
 
 
 def capture_lines(captured: CapturedMemory, cast_bytes: int) -> tuple[BatchLine, ...]:
-    """The peak and every phase's end against the batch."""
-    peak = captured.peak
+    """The peak, the moment with most of what grows, and every phase's end against the batch."""
+    peak, growing = captured.peak, captured.growing
     assert peak is not None
     moments = [("peak", peak.categories, peak.phase == "optimizer")]
+    if growing is not None:
+        moments.append((f"in {growing.phase}", growing.categories, growing.phase == "optimizer"))
     moments += [
         (f"after {phase.phase}", phase.categories, False)
         for phase in captured.phases

@@ -2,9 +2,11 @@
 
 Steps are taken in groups of five. Leading groups are warm-up while their median lies far above the
 medians of the run's second half: by more than 3.5 standard deviations (from the median absolute
-deviation) and more than 0.5%. If that holds for more than a quarter of the run, it is a slow spell
-or a drift, not a warm-up, and all steps count. Steps that compile before the first one that does
-not are warm-up too.
+deviation) and more than 0.5%. In runs of less than eight groups, single steps at the beginning are
+looked at in the same way, and by more than 10%: there, one slow first step would weigh on the mean
+of a dozen. If all that holds for more than a quarter of the run, it is a slow spell or a drift, not
+a warm-up, and all steps count. Steps that compile before the first one that does not are warm-up
+too.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 GROUP = 5
-FEWEST = 8 * GROUP  # in shorter runs a warm-up cannot be recognised
+FEWEST = 8 * GROUP  # in shorter runs single steps are looked at
+_FEWEST_SINGLE = 8  # steps that show anything
 _LONGEST = 0.25  # of the run
-_FAR, _LEAST = 3.5, 0.005
+_FAR, _LEAST, _LEAST_SINGLE = 3.5, 0.005, 0.1
 _DEVIATIONS = 1.4826  # standard deviation of a normal distribution over its median absolute one
 
 
@@ -40,15 +43,21 @@ def find_steady(steps: StepColumns) -> tuple[Flags, int]:
 
 def warm_up(steps: Floats) -> int:
     """How many of the first steps to leave out."""
-    if len(steps) < FEWEST:
+    if len(steps) < _FEWEST_SINGLE:
         return 0
-    medians = group_medians(steps)
-    later = medians[len(medians) // 2 :]
+    if len(steps) < FEWEST:
+        return _slow_beginning(steps, _LEAST_SINGLE)
+    return GROUP * _slow_beginning(group_medians(steps), _LEAST)
+
+
+def _slow_beginning(times: Floats, least: float) -> int:
+    """How many of the first ones lie far above the second half."""
+    later = times[len(times) // 2 :]
     middle = float(np.median(later))
     deviation = _DEVIATIONS * float(np.median(np.abs(later - middle)))
-    calm = medians - middle <= max(_FAR * deviation, _LEAST * middle)
+    calm = times - middle <= max(_FAR * deviation, least * middle)
     first = int(calm.argmax())
-    return GROUP * first if first <= _LONGEST * len(medians) else 0
+    return first if first <= _LONGEST * len(times) else 0
 
 
 def group_medians(steps: Floats) -> Floats:
