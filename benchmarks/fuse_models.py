@@ -205,7 +205,9 @@ def _masked_words(net: TrainableNet, *batch: Any) -> torch.Tensor:
 
 
 def _discs(config: Config, place: TrainingPlace) -> Batch:
-    noise = torch.randn((config.batch, config.noise), generator=place.generator(), device=place.device)
+    noise = torch.randn(
+        (config.batch, config.noise), generator=place.generator(), device=place.device
+    )
     return dcgan.make_discs(config, place)[0], noise
 
 

@@ -79,7 +79,9 @@ def test_every_way_to_step_ends_where_each_model_would_alone(
 
 def test_settings_are_copied_only_when_one_changed() -> None:
     models = nets()
-    own = [optim.Adam(model.parameters(), lr=0.1 * (1 + place)) for place, model in enumerate(models)]
+    own = [
+        optim.Adam(model.parameters(), lr=0.1 * (1 + place)) for place, model in enumerate(models)
+    ]
     array = fuse(models, own)
     assert array.optimizer is not None
     columns = array.optimizer._columns
@@ -100,7 +102,9 @@ def test_settings_are_copied_only_when_one_changed() -> None:
 
 def test_what_a_captured_step_holds_changes_with_betas_but_not_with_the_rate() -> None:
     models = nets()
-    own = [optim.Adam(model.parameters(), lr=0.1 * (1 + place)) for place, model in enumerate(models)]
+    own = [
+        optim.Adam(model.parameters(), lr=0.1 * (1 + place)) for place, model in enumerate(models)
+    ]
     optimizer = fuse(models, own).optimizer
     assert optimizer is not None
     optimizer.use_kernels = True

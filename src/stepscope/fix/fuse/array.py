@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import check_alike, settle
+from stepscope.fix.fuse.captured import CapturedStep
 from stepscope.fix.fuse.ledger import recording
 from stepscope.fix.fuse.model_streams import Streams
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
@@ -32,6 +33,8 @@ from stepscope.fix.fuse.stacked import NotFusableError, Stacked
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
+
+Draws = Literal["own", "together"]
 
 
 class ModelArray(nn.Module):
@@ -44,13 +47,16 @@ class ModelArray(nn.Module):
         schedulers: Sequence[Any] = (),
         seeds: Sequence[int | None] | None = None,
         random: Sequence[list[Any]] | None = None,
+        draws: Draws = "own",
     ) -> None:
         super().__init__()
         check_alike(models)
         _check_lengths(len(models), optimizers=optimizers, schedulers=schedulers, seeds=seeds or ())
         self._models = tuple(models)  # a tuple: not this module's children
         self._schedulers = list(schedulers)
-        self._streams = Streams(seeds or [None] * len(models))
+        if draws not in ("own", "together"):
+            raise UsageError(f'draws is "own" or "together", not {draws!r}')
+        self._streams = Streams(seeds or [None] * len(models), draws == "together")
         if random is not None:
             self._streams.states = [list(states) for states in random]
         self._ledger: Counter[tuple[str, str]] = Counter()
@@ -102,6 +108,10 @@ class ModelArray(nn.Module):
         if self.optimizer is None:
             raise UsageError("this array was fused without optimizers: fuse(models, optimizers)")
         self.optimizer.step(skipped)
+
+    def graph(self, step: Callable[..., Any]) -> CapturedStep:
+        """A whole step, which ends with `array.step()`, as one CUDA graph; see captured.py."""
+        return CapturedStep(step, [self])
 
     def step_schedulers(self, metrics: Sequence[float] | None = None) -> None:
         """Every model's scheduler; `metrics` are one for each, where they take one."""
@@ -340,13 +350,16 @@ def fuse(
     schedulers: Sequence[Any] = (),
     seeds: Sequence[int | None] | None = None,
     random: Sequence[list[Any]] | None = None,
+    draws: Draws = "own",
 ) -> ModelArray:
     """Train models of one architecture together, each with its own optimizer and scheduler.
 
     `seeds`: what torch.manual_seed would get before each model trains alone; it then draws the
     same numbers here. `random` are states to go on from instead (random_states.states_now).
+    `draws="together"`: dropout draws for all models at once, much faster on a GPU, but other
+    numbers than each would draw alone; captured and compiled steps need it.
     """
-    return ModelArray(models, optimizers, schedulers, seeds, random)
+    return ModelArray(models, optimizers, schedulers, seeds, random, draws)
 
 
 def _check_lengths(count: int, **given: Sequence[Any]) -> None:

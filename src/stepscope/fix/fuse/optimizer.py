@@ -230,4 +230,3 @@ def _group_of_each(
                 if groups.setdefault(name, group) != group:
                     raise UsageError(f"{names[id(own)]} is in other groups of optimizer {number}")
     return groups
-
