@@ -6,9 +6,8 @@ vmapped stack's (`VmapNet`): all of them compute, go back and step in the same w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -22,6 +21,9 @@ from stepscope.bench.workloads import (
     pointnet_cls,
     pointnet_seg,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 Batch = tuple[Any, ...]
 

@@ -5,18 +5,19 @@ Each way gives a function that trains all of its models once.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from fuse_models import CASES, Batch, FuseCase, TrainableNet
 from torch import nn
 
 from stepscope.bench.workload import TrainingPlace
-from stepscope.fix.fuse import CapturedStep, ModelArray, Stacked, fuse
+from stepscope.fix.fuse import CapturedStep, ModelArray, fuse
+
+if TYPE_CHECKING:
+    from fuse_models import Batch, FuseCase, TrainableNet
 
 TrainAll = Callable[[], Any]
 
@@ -121,9 +122,7 @@ class VmapNet:
         self._buffers = buffers
         holder = nn.ParameterList(self._params.values())
         self._optimizer = setup.case.optimize(holder, 1.0)
-        self._params = {
-            name: one for name, one in zip(self._params, holder.parameters(), strict=True)
-        }
+        self._params = dict(zip(self._params, holder.parameters(), strict=True))
         self._own: Any = None
 
     def compute(self, function: Callable[..., Any], *inputs: Any) -> Any:
@@ -156,8 +155,8 @@ class VmapNet:
             one.requires_grad_(wanted)
 
 
-def alone(setup: Setup, models: int, *, compiled: bool = False, graphed: bool = False) -> TrainAll:
-    """One model; `models` is not used: all would train so, one after another."""
+def alone(setup: Setup, _: int = 1, *, compiled: bool = False, graphed: bool = False) -> TrainAll:
+    """One model: all would train so, one after another."""
     nets = setup.nets(0)
     trained = [AloneNet(net, setup.optimizer(net, 0), setup) for net in nets]
     batch = setup.batch(0)
@@ -234,13 +233,13 @@ WAYS: dict[str, Callable[[Setup, int], TrainAll]] = {
     "serial eager": alone,
     "serial compiled": lambda setup, models: alone(setup, models, compiled=True),
     "serial graphed": lambda setup, models: alone(setup, models, graphed=True),
-    "serial compiled, graphed": lambda setup, models: alone(
+    "serial compiled+graphed": lambda setup, models: alone(
         setup, models, compiled=True, graphed=True
     ),
     "fused": fused,
-    "fused, graphed": lambda setup, models: fused(setup, models, graphed=True),
-    "fused, compiled": lambda setup, models: fused(setup, models, compiled=True),
-    "fused, compiled, graphed": lambda setup, models: fused(
+    "fused+graph": lambda setup, models: fused(setup, models, graphed=True),
+    "fused+compile": lambda setup, models: fused(setup, models, compiled=True),
+    "fused+compile+graph": lambda setup, models: fused(
         setup, models, compiled=True, graphed=True
     ),
     "vmap": vmapped,

@@ -1,4 +1,4 @@
-"""A whole training step of an array as one CUDA graph: the host launches once, not thousands of times.
+"""A whole training step of an array as one CUDA graph: the host launches once a step.
 
     step = array.graph(train)          # train(x, y): forward, backward, array.step()
     losses = step(x, y)
@@ -10,7 +10,7 @@ columns on the device; where something changed that a graph cannot follow, it is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
@@ -19,11 +19,22 @@ from stepscope.errors import UsageError
 from stepscope.fix.fuse.stacked import Stacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from stepscope.fix.fuse.array import ModelArray
+    from stepscope.fix.fuse.optimizer import ArrayOptimizer
 
 _FIRST_CALLS = 3  # libraries choose their kernels, and optimizers make their states
+
+
+class TrainedArray(Protocol):
+    """What a captured step needs of an array."""
+
+    training: bool
+    optimizer: ArrayOptimizer | None
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
+
+    def zero_grad(self) -> None: ...
 
 
 class CapturedStep:
@@ -32,7 +43,7 @@ class CapturedStep:
     def __init__(
         self,
         step: Callable[..., Any],
-        arrays: Sequence[ModelArray],
+        arrays: Sequence[TrainedArray],
         first_calls: int = _FIRST_CALLS,
     ) -> None:
         self._step, self._arrays, self._first_calls = step, list(arrays), first_calls

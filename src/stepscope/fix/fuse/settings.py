@@ -37,7 +37,8 @@ class SettingColumns:
             _by_name([optimizer.param_groups[group] for optimizer in self._optimizers])
             for group in range(len(self._optimizers[0].param_groups))
         ]
-        self._places, numbers = {}, []
+        self._places = {}
+        numbers: list[list[float]] = []
         for group, settings in enumerate(self._values):
             for name, values in settings.items():
                 if _is_number(values[0]):
@@ -112,4 +113,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _all_equal(values: Values) -> bool:
-    return all(value == values[0] for value in values)
+    first = values[0]
+    return not any(value != first for value in values)

@@ -43,7 +43,7 @@ class WeightStep(NamedTuple):
         return columns
 
     def state(self, name: str, start: torch.Tensor | None = None) -> Tensors:
-        """What the optimizer keeps for each weight; it begins with zero, or each model's `start`."""
+        """What the optimizer keeps for each weight: zero at first, or each model's `start`."""
         for state, weight in zip(self.states, self.weights, strict=True):
             if name not in state:
                 state[name] = torch.zeros_like(weight)
