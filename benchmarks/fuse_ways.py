@@ -80,14 +80,18 @@ class AloneNet:
 class FusedNet:
     """An array's nets."""
 
-    def __init__(self, array: ModelArray, setup: Setup) -> None:
-        self.array, self._setup = array, setup
-        self._functions: list[Callable[..., Any]] = []
-        self.compiled = False
+    def __init__(self, array: ModelArray, setup: Setup, compiled: bool) -> None:
+        self.array, self._setup, self._compiled = array, setup, compiled
+        self._functions: dict[Any, Callable[..., Any]] = {}
 
     def compute(self, function: Callable[..., Any], *inputs: Any) -> Any:
         with self._setup.precision():
-            return self.array.apply_each(function, *inputs)
+            if not self._compiled:
+                return self.array.apply_each(function, *inputs)
+            code = getattr(function, "__code__", function)  # a lambda is a new one in every step
+            if code not in self._functions:
+                self._functions[code] = self.array.compile(function)
+            return self._functions[code](*inputs)
 
     def __call__(self, *inputs: Any) -> Any:
         return self.array(*inputs)
@@ -177,19 +181,17 @@ def fused(setup: Setup, models: int, *, compiled: bool = False, graphed: bool = 
 
 def fused_nets(setup: Setup, models: int, compiled: bool = False, draws: Any = "together") -> Any:
     """The arrays' nets, and every model's batch."""
+    if compiled:
+        torch._dynamo.reset()
     by_model = [setup.nets(model) for model in range(models)]
     nets = []
     for place in range(len(by_model[0])):
         own = [every[place] for every in by_model]
         optimizers = [setup.optimizer(net, model) for model, net in enumerate(own)]
         array = fuse(own, optimizers, seeds=list(range(models)), draws=draws)
-        nets.append(FusedNet(array, setup))
+        nets.append(FusedNet(array, setup, compiled))
     batches = [setup.batch(model) for model in range(models)]
     joined = tuple(nets[0].array.stack(list(values)) for values in zip(*batches, strict=True))
-    if compiled:
-        torch._dynamo.reset()
-        for net in nets:
-            net.compiled = True
     return nets, joined
 
 

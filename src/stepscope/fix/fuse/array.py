@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import check_alike, settle
 from stepscope.fix.fuse.captured import CapturedStep
+from stepscope.fix.fuse.compiled import CompiledFunction, check_can_compile
 from stepscope.fix.fuse.ledger import recording
 from stepscope.fix.fuse.model_streams import Streams
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
@@ -80,7 +81,22 @@ class ModelArray(nn.Module):
     def apply_each(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """A function of each model's tensors, such as a loss, computed for all at once."""
         with recording(self._ledger), self._streams.used():
-            return function(*self._shared([self.stack(one) for one in inputs]))
+            return function(*self.arguments(inputs))
+
+    def arguments(self, inputs: tuple[Any, ...]) -> list[Any]:
+        """Every tensor in these as a Stacked."""
+        stacked: list[Any] = self._shared([self.stack(one) for one in inputs])
+        return stacked
+
+    def stacked_tensors(self) -> list[Stacked]:
+        """All that the template's modules hold."""
+        return [
+            one
+            for module in self._template[0].modules()
+            for kind in (module._parameters, module._buffers)
+            for one in kind.values()
+            if isinstance(one, Stacked)
+        ]
 
     def stack(self, value: Any) -> Any:
         """A list with one tensor for each model becomes a Stacked; all else stays as it is."""
@@ -112,6 +128,12 @@ class ModelArray(nn.Module):
     def graph(self, step: Callable[..., Any]) -> CapturedStep:
         """A whole step, which ends with `array.step()`, as one CUDA graph; see captured.py."""
         return CapturedStep(step, [self])
+
+    def compile(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:  # type: ignore[override]
+        """A function of each model's tensors, as for `apply_each`, by torch.compile with these
+        options; without one, the models themselves. It may use this array, but no other."""
+        check_can_compile(self._streams.together)
+        return CompiledFunction(self, function or self.forward, options)
 
     def step_schedulers(self, metrics: Sequence[float] | None = None) -> None:
         """Every model's scheduler; `metrics` are one for each, where they take one."""

@@ -108,7 +108,7 @@ def _by_name(groups: list[dict[str, Any]]) -> dict[str, Values]:
 
 def _is_number(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
-        return value.numel() == 1
+        return bool(value.numel() == 1)
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
