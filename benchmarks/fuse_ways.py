@@ -241,9 +241,7 @@ WAYS: dict[str, Callable[[Setup, int], TrainAll]] = {
     "fused": fused,
     "fused+graph": lambda setup, models: fused(setup, models, graphed=True),
     "fused+compile": lambda setup, models: fused(setup, models, compiled=True),
-    "fused+compile+graph": lambda setup, models: fused(
-        setup, models, compiled=True, graphed=True
-    ),
+    "fused+compile+graph": lambda setup, models: fused(setup, models, compiled=True, graphed=True),
     "vmap": vmapped,
     "streams": streamed,
 }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ from torch.utils._pytree import tree_map
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import check_alike, settle
 from stepscope.fix.fuse.captured import CapturedStep
+from stepscope.fix.fuse.choose import Choose, Chooser
 from stepscope.fix.fuse.compiled import CompiledFunction, check_can_compile
 from stepscope.fix.fuse.ledger import recording
 from stepscope.fix.fuse.model_streams import Streams
@@ -32,7 +34,7 @@ from stepscope.fix.fuse.rules import stack_results
 from stepscope.fix.fuse.stacked import NotFusableError, Stacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
 Draws = Literal["own", "together"]
@@ -49,6 +51,7 @@ class ModelArray(nn.Module):
         seeds: Sequence[int | None] | None = None,
         random: Sequence[list[Any]] | None = None,
         draws: Draws = "own",
+        choose: Choose | None = None,
     ) -> None:
         super().__init__()
         check_alike(models)
@@ -60,6 +63,12 @@ class ModelArray(nn.Module):
         self._streams = Streams(seeds or [None] * len(models), draws == "together")
         if random is not None:
             self._streams.states = [list(states) for states in random]
+        if choose is None:
+            on_cuda = any(one.device.type == "cuda" for one in models[0].parameters())
+            choose = "measure" if on_cuda else "rules"
+        if choose not in ("measure", "rules"):
+            raise UsageError(f'choose is "measure" or "rules", not {choose!r}')
+        self._chooser = Chooser(choose)
         self._ledger: Counter[tuple[str, str]] = Counter()
         self._stacks: dict[str, torch.Tensor] = {}
         self._alone: dict[str, str] = {}
@@ -75,12 +84,12 @@ class ModelArray(nn.Module):
         a Stacked; the result is Stacked."""
         given = self._shared([self.stack(one) for one in inputs])
         known = self._shared({name: self.stack(one) for name, one in named.items()})
-        with recording(self._ledger), self._streams.used():
+        with self._computing():
             return self._template[0](*given, **known)
 
     def apply_each(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """A function of each model's tensors, such as a loss, computed for all at once."""
-        with recording(self._ledger), self._streams.used():
+        with self._computing():
             return function(*self.arguments(inputs))
 
     def arguments(self, inputs: tuple[Any, ...]) -> list[Any]:
@@ -129,7 +138,7 @@ class ModelArray(nn.Module):
         """A whole step, which ends with `array.step()`, as one CUDA graph; see captured.py."""
         return CapturedStep(step, [self])
 
-    def compile(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:  # type: ignore[override]
+    def compile(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:
         """A function of each model's tensors, as for `apply_each`, by torch.compile with these
         options; without one, the models themselves. It may use this array, but no other."""
         check_can_compile(self._streams.together)
@@ -235,9 +244,20 @@ class ModelArray(nn.Module):
         ways: dict[str, dict[str, int]] = {}
         for (name, way), times in sorted(self._ledger.items()):
             ways.setdefault(way, {})[name] = times
-        return {"models": len(self), "functions": ways, "one_by_one": dict(self._alone)}
+        return {
+            "models": len(self),
+            "functions": ways,
+            "one_by_one": dict(self._alone),
+            "choices": self._chooser.choices(),
+        }
 
     # Inside.
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Meanwhile rules find this array's random numbers and choices, and note what they do."""
+        with recording(self._ledger), self._streams.used(), self._chooser.used():
+            yield
 
     def _shared(self, values: Any) -> Any:
         """Every other tensor in these is one that all models have in common."""
@@ -373,6 +393,7 @@ def fuse(
     seeds: Sequence[int | None] | None = None,
     random: Sequence[list[Any]] | None = None,
     draws: Draws = "own",
+    choose: Choose | None = None,
 ) -> ModelArray:
     """Train models of one architecture together, each with its own optimizer and scheduler.
 
@@ -380,8 +401,10 @@ def fuse(
     same numbers here. `random` are states to go on from instead (random_states.states_now).
     `draws="together"`: dropout draws for all models at once, much faster on a GPU, but other
     numbers than each would draw alone; captured and compiled steps need it.
+    `choose="measure"`: where an operator can be computed in several ways, each is measured once
+    on this device (usual on a GPU); "rules": none is (usual on a CPU).
     """
-    return ModelArray(models, optimizers, schedulers, seeds, random, draws)
+    return ModelArray(models, optimizers, schedulers, seeds, random, draws, choose)
 
 
 def _check_lengths(count: int, **given: Sequence[Any]) -> None:
