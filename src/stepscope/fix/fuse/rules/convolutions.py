@@ -35,8 +35,8 @@ def convolve(
     count = weight.count
     shared = input if not isinstance(input, Stacked) else input.common
     order: Layout = "front" if shared is not None else input.order
-    sizes = (tuple(one) if isinstance(one, list) else one for one in (stride, padding, dilation))
-    call = _Convolution(func, count, shared is not None, order, *sizes, groups)
+    stride, padding, dilation = map(_hashable, (stride, padding, dilation))
+    call = _Convolution(func, count, shared is not None, order, stride, padding, dilation, groups)
     pictures = shared if shared is not None else input.physical
     tensors = [pictures, weight.front()]
     if bias is not None:
@@ -162,6 +162,10 @@ class _Convolution(NamedTuple):
             return pictures
         strides = strides * ndim if len(strides) == 1 else strides
         return pictures[(..., *(slice(None, None, one) for one in strides))]
+
+
+def _hashable(sizes: Any) -> Any:
+    return tuple(sizes) if isinstance(sizes, list) else sizes
 
 
 def _is_zero(padding: Any) -> bool:

@@ -81,7 +81,7 @@ def layer_norm(
     for affine, apply in ((weight, torch.mul), (bias, torch.add)):
         if affine is not None:
             front = front_of(affine, input.count).reshape(-1, *ones, *shape)
-            made = apply(made, front)
+            made = apply(made, front).to(made.dtype)  # under autocast weights are wider
     return Stacked(made, input.count)
 
 
