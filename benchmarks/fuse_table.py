@@ -105,6 +105,7 @@ def _load(file: Path | None) -> dict[str, Any]:
 
 
 def _measure_all(options: argparse.Namespace, device: torch.device, saved: dict[str, Any]) -> None:
+    torch.backends.cudnn.benchmark = True  # for every way
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     if saved["device"] not in (None, name):
         raise SystemExit(f"{options.save} was measured on {saved['device']}, this is {name}")

@@ -45,8 +45,11 @@ class CapturedStep:
         step: Callable[..., Any],
         arrays: Sequence[TrainedArray],
         first_calls: int = _FIRST_CALLS,
+        device: torch.device | None = None,
     ) -> None:
+        """`device`: where the step computes, for a step without arrays or inputs."""
         self._step, self._arrays, self._first_calls = step, list(arrays), first_calls
+        self._device = device
         self._graph: Any = None
         self._inputs: list[Any] = []
         self._outputs: Any = None
@@ -81,6 +84,8 @@ class CapturedStep:
         flat, _ = tree_flatten(inputs)
         given = {one.device.type for one in flat if isinstance(one, torch.Tensor)}
         kinds = given | {stack.device.type for one in self._arrays for stack in one.parameters()}
+        if self._device is not None:
+            kinds.add(self._device.type)
         if "cuda" in kinds and given - {"cuda"}:
             raise UsageError("a captured step needs its inputs on the GPU: move them there first")
         return "cuda" in kinds

@@ -199,6 +199,9 @@ def convolve_transposed(
     filters = weight.front().flatten(0, 1)
     flat = None if bias is None else front_of(bias, count).reshape(-1)
     pictures = _channels(input, count)
+    if pictures.dim() > 3 and _is_half_on_cuda(pictures):
+        last = _LAST[pictures.dim()]
+        pictures, filters = (one.contiguous(memory_format=last) for one in (pictures, filters))
     made = func(pictures, filters, flat, stride, padding, output_padding, groups * count, dilation)
     return Stacked(made, count, "channel")
 

@@ -29,7 +29,9 @@ def dropout(
     dropped = []
     for model, (one, share) in enumerate(zip(fronts.unbind(0), shares, strict=True)):
         with streams().of(model):
-            dropped.append(func(one, float(share), training))
+            # A GPU's kernel draws by place in memory, and alone the tensor has no gaps.
+            own = one if one.is_contiguous() else one.clone()
+            dropped.append(func(own, float(share), training))
     return Stacked(torch.stack(dropped), input.count)
 
 
