@@ -170,3 +170,17 @@ def test_a_chain_of_products_and_norms_moves_nothing() -> None:
     assert made.front().transpose(1, 2).is_contiguous()
     seen = array.apply_each(lambda x: array._template[0][:3](x), torch.randn(6, 3, 7))  # type: ignore[index]
     assert seen.front().transpose(1, 2).is_contiguous()
+
+
+def test_a_product_with_channels_last_follows_autocast() -> None:
+    call = _Convolution(functional.conv2d, COUNT, False, "channel", 1, 0, 1, 1)
+    pictures = torch.randn(2, COUNT * 4, 5, 5).contiguous(memory_format=torch.channels_last)
+    weight, bias = torch.randn(COUNT, 6, 4, 1, 1, requires_grad=True), torch.randn(COUNT, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        made = call.ways()["product, channels last"](pictures, weight, bias)
+    assert made.dtype == torch.bfloat16
+    assert made.physical.is_contiguous(memory_format=torch.channels_last)
+    (gradient,) = torch.autograd.grad(made.physical.float().sum(), weight)
+    assert gradient.dtype == torch.float32
+    wanted = call.ways()["grouped"](pictures, weight, bias)
+    torch.testing.assert_close(made.front().float(), wanted.front(), rtol=3e-2, atol=3e-2)

@@ -44,7 +44,7 @@ class ChoiceCache:
         self._choices = {**self._read(), **(self._choices or {}), key: way}
         part = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         with contextlib.suppress(OSError):  # a full disk costs a measurement, not the training
-            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             content = {"schema": _SCHEMA, "choices": self._choices}
             part.write_text(json.dumps(content, indent=1, sort_keys=True))
             part.replace(self._file)
