@@ -205,6 +205,13 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] =
         ),
         rows(),
     ),
+    "take along": (
+        lambda: Code(
+            lambda m, x: m.p(x).take_along_dim(m.p(x).argmax(1, keepdim=True), dim=1),
+            p=nn.Linear(6, 4),
+        ),
+        rows(),
+    ),
 }
 
 

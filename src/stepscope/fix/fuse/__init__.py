@@ -8,6 +8,7 @@ function is computed for all of them, optimizer.py how they step.
 
 from stepscope.fix.fuse.array import ModelArray as ModelArray
 from stepscope.fix.fuse.array import fuse as fuse
+from stepscope.fix.fuse.captured import CapturedStep as CapturedStep
 from stepscope.fix.fuse.scaler import ArrayScaler as ArrayScaler
 from stepscope.fix.fuse.stacked import NotFusableError as NotFusableError
 from stepscope.fix.fuse.stacked import Stacked as Stacked

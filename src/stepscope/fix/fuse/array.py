@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -23,6 +24,9 @@ from torch.utils._pytree import tree_map
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import check_alike, settle
+from stepscope.fix.fuse.captured import CapturedStep
+from stepscope.fix.fuse.choose import Choose, Chooser
+from stepscope.fix.fuse.compiled import CompiledFunction, check_can_compile
 from stepscope.fix.fuse.ledger import recording
 from stepscope.fix.fuse.model_streams import Streams
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
@@ -30,8 +34,10 @@ from stepscope.fix.fuse.rules import stack_results
 from stepscope.fix.fuse.stacked import NotFusableError, Stacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
+
+Draws = Literal["own", "together"]
 
 
 class ModelArray(nn.Module):
@@ -44,15 +50,25 @@ class ModelArray(nn.Module):
         schedulers: Sequence[Any] = (),
         seeds: Sequence[int | None] | None = None,
         random: Sequence[list[Any]] | None = None,
+        draws: Draws = "own",
+        choose: Choose | None = None,
     ) -> None:
         super().__init__()
         check_alike(models)
         _check_lengths(len(models), optimizers=optimizers, schedulers=schedulers, seeds=seeds or ())
         self._models = tuple(models)  # a tuple: not this module's children
         self._schedulers = list(schedulers)
-        self._streams = Streams(seeds or [None] * len(models))
+        if draws not in ("own", "together"):
+            raise UsageError(f'draws is "own" or "together", not {draws!r}')
+        self._streams = Streams(seeds or [None] * len(models), draws == "together")
         if random is not None:
             self._streams.states = [list(states) for states in random]
+        if choose is None:
+            on_cuda = any(one.device.type == "cuda" for one in models[0].parameters())
+            choose = "measure" if on_cuda else "rules"
+        if choose not in ("measure", "rules"):
+            raise UsageError(f'choose is "measure" or "rules", not {choose!r}')
+        self._chooser = Chooser(choose)
         self._ledger: Counter[tuple[str, str]] = Counter()
         self._stacks: dict[str, torch.Tensor] = {}
         self._alone: dict[str, str] = {}
@@ -68,13 +84,28 @@ class ModelArray(nn.Module):
         a Stacked; the result is Stacked."""
         given = self._shared([self.stack(one) for one in inputs])
         known = self._shared({name: self.stack(one) for name, one in named.items()})
-        with recording(self._ledger), self._streams.used():
+        with self._computing():
             return self._template[0](*given, **known)
 
     def apply_each(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """A function of each model's tensors, such as a loss, computed for all at once."""
-        with recording(self._ledger), self._streams.used():
-            return function(*self._shared([self.stack(one) for one in inputs]))
+        with self._computing():
+            return function(*self.arguments(inputs))
+
+    def arguments(self, inputs: tuple[Any, ...]) -> list[Any]:
+        """Every tensor in these as a Stacked."""
+        stacked: list[Any] = self._shared([self.stack(one) for one in inputs])
+        return stacked
+
+    def stacked_tensors(self) -> list[Stacked]:
+        """All that the template's modules hold."""
+        return [
+            one
+            for module in self._template[0].modules()
+            for kind in (module._parameters, module._buffers)
+            for one in kind.values()
+            if isinstance(one, Stacked)
+        ]
 
     def stack(self, value: Any) -> Any:
         """A list with one tensor for each model becomes a Stacked; all else stays as it is."""
@@ -102,6 +133,16 @@ class ModelArray(nn.Module):
         if self.optimizer is None:
             raise UsageError("this array was fused without optimizers: fuse(models, optimizers)")
         self.optimizer.step(skipped)
+
+    def graph(self, step: Callable[..., Any]) -> CapturedStep:
+        """A whole step, which ends with `array.step()`, as one CUDA graph; see captured.py."""
+        return CapturedStep(step, [self])
+
+    def compile(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:
+        """A function of each model's tensors, as for `apply_each`, by torch.compile with these
+        options; without one, the models themselves. It may use this array, but no other."""
+        check_can_compile(self._streams.together)
+        return CompiledFunction(self, function or self.forward, options)
 
     def step_schedulers(self, metrics: Sequence[float] | None = None) -> None:
         """Every model's scheduler; `metrics` are one for each, where they take one."""
@@ -203,9 +244,20 @@ class ModelArray(nn.Module):
         ways: dict[str, dict[str, int]] = {}
         for (name, way), times in sorted(self._ledger.items()):
             ways.setdefault(way, {})[name] = times
-        return {"models": len(self), "functions": ways, "one_by_one": dict(self._alone)}
+        return {
+            "models": len(self),
+            "functions": ways,
+            "one_by_one": dict(self._alone),
+            "choices": self._chooser.choices(),
+        }
 
     # Inside.
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Meanwhile rules find this array's random numbers and choices, and note what they do."""
+        with recording(self._ledger), self._streams.used(), self._chooser.used():
+            yield
 
     def _shared(self, values: Any) -> Any:
         """Every other tensor in these is one that all models have in common."""
@@ -340,13 +392,19 @@ def fuse(
     schedulers: Sequence[Any] = (),
     seeds: Sequence[int | None] | None = None,
     random: Sequence[list[Any]] | None = None,
+    draws: Draws = "own",
+    choose: Choose | None = None,
 ) -> ModelArray:
     """Train models of one architecture together, each with its own optimizer and scheduler.
 
     `seeds`: what torch.manual_seed would get before each model trains alone; it then draws the
     same numbers here. `random` are states to go on from instead (random_states.states_now).
+    `draws="together"`: dropout draws for all models at once, much faster on a GPU, but other
+    numbers than each would draw alone; captured and compiled steps need it.
+    `choose="measure"`: where an operator can be computed in several ways, each is measured once
+    on this device (usual on a GPU); "rules": none is (usual on a CPU).
     """
-    return ModelArray(models, optimizers, schedulers, seeds, random)
+    return ModelArray(models, optimizers, schedulers, seeds, random, draws, choose)
 
 
 def _check_lengths(count: int, **given: Sequence[Any]) -> None:

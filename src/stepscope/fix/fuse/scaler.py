@@ -46,14 +46,19 @@ class ArrayScaler:
         """Before clipping; `step` does it otherwise."""
         if self._unscaled:
             return
-        self._overflowed = torch.zeros_like(self._overflowed)
+        finite = []
+        columns: dict[Any, torch.Tensor] = {}
         for stack in array.parameters():
             if stack.grad is None:
                 continue
-            column = (1 / self.scales.double()).to(stack.device, stack.grad.dtype)
-            stack.grad.mul_(column.reshape(-1, *(1,) * (stack.dim() - 1)))
-            finite = torch.isfinite(stack.grad.flatten(1)).all(1)
-            self._overflowed |= ~finite.cpu()
+            kind = (stack.device, stack.grad.dtype)
+            if kind not in columns:
+                columns[kind] = (1 / self.scales.double()).to(*kind)
+            stack.grad.mul_(columns[kind].reshape(-1, *(1,) * (stack.dim() - 1)))
+            finite.append(torch.isfinite(stack.grad.flatten(1)).all(1))
+        self._overflowed = torch.zeros_like(self._overflowed)
+        if finite:  # the host reads once
+            self._overflowed = ~torch.stack(finite).all(0).cpu()
         self._unscaled = True
 
     def step(self, array: ModelArray) -> None:

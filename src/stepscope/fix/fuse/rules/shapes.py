@@ -9,6 +9,8 @@ import torch
 from stepscope.fix.fuse.rules.registry import count_of, front_of, positive, rule_for
 from stepscope.fix.fuse.stacked import Stacked
 
+_PICKED = {"gather": ("dim", "index"), "take_along_dim": ("indices", "dim")}
+
 
 def _sizes(sizes: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
     given = sizes or (kwargs.get("size") or kwargs.get("shape"),)
@@ -112,6 +114,21 @@ def part(func: Any, x: Any, dim: int, *rest: Any) -> Any:
     if not isinstance(x, Stacked) or any(isinstance(value, Stacked) for value in rest):
         return NotImplemented
     return Stacked(getattr(x.front(), func.__name__)(positive(dim, x.dim()) + 1, *rest), x.count)
+
+
+@rule_for("gather", "take_along_dim")
+def pick(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """gather(dim, index); take_along_dim has them the other way round."""
+    known = {**dict(zip(_PICKED[func.__name__], args, strict=False)), **kwargs}
+    index = known.pop("index", known.pop("indices", None))
+    dim = known.pop("dim", None)
+    if known or not isinstance(dim, int) or index is None or index.dim() != x.dim():
+        return NotImplemented
+    count = count_of(x, index)
+    values, places, along = front_of(x, count), front_of(index, count), positive(dim, x.dim()) + 1
+    if func.__name__ == "gather":
+        return Stacked(torch.gather(values, along, places), count)
+    return Stacked(torch.take_along_dim(values, places, along), count)
 
 
 @rule_for("cat", "concat", "concatenate", "stack")
