@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.fuse.sweep import SweptTrial, sweep
+from stepscope.fix.fuse.sweep import sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from stepscope.fix.fuse.sweep import Build
+    from stepscope.fix.fuse.trials import Build, SweptTrial
 
 
 def optimize(

@@ -14,7 +14,7 @@ from stepscope.ui.sweep.journal import BEST, EndedTrial
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from stepscope.fix.fuse.sweep import SweptTrial
+    from stepscope.fix.fuse.trials import SweptTrial
     from stepscope.ui.sweep.journal import SweepJournal
     from stepscope.ui.terminal.tune_progress import TuneProgress
 

@@ -1,0 +1,119 @@
+"""Trials of one architecture that train together, each as it would alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepscope.fix.fuse.largest_array import largest_array
+from stepscope.fix.fuse.split_array import SplitArray, fuse_to_fit
+from stepscope.fix.fuse.trials import StartedTrial, start_trial
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.fix.fuse.largest_array import ArrayFit
+    from stepscope.fix.fuse.trials import Build, SweptTrial
+
+
+class TrialArray:
+    """The first trial brings the architecture; more join and leave as they begin and end."""
+
+    def __init__(self, first: StartedTrial) -> None:
+        self.kind = first.kind
+        self.members = [first]
+        self.array: SplitArray = fuse_to_fit(
+            [first.model], [first.optimizer], random=[first.random]
+        )
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @property
+    def trials(self) -> list[SweptTrial]:
+        return [one.trial for one in self.members]
+
+    def fitting(self, memory: int | None = None) -> ArrayFit:
+        """How many trials such as the first one fit."""
+        first = self.members[0]
+        position = first.batches.position()
+        with self.array.drawing_as(0):
+            batch = first.batches.next()
+        first.batches.skip_to(position)
+        loss = _loss_of_parts(first)
+        return largest_array(first.model, first.optimizer, loss, *_parts([batch]), memory=memory)
+
+    def add(self, started: StartedTrial) -> None:
+        self.array.admit(started.model, started.optimizer, random=started.random)
+        self.members.append(started)
+
+    def remove(self, place: int) -> SweptTrial:
+        """The trial takes its model with it. The last one ends the array."""
+        gone = self.members.pop(place)
+        gone.trial.model = self.array.evict(place) if self.members else gone.model
+        return gone.trial
+
+    def train(self, steps: int) -> None:
+        """So many steps of every trial, then their mean loss."""
+        for _ in range(steps):
+            batches = []
+            for place, one in enumerate(self.members):
+                with self.array.drawing_as(place):
+                    batches.append(one.batches.next())
+            losses = self.array.train_step(_loss_of_parts(self.members[0]), *_parts(batches))
+            for one, loss in zip(self.members, losses, strict=True):
+                one.trial.step += 1
+                one.counted += 1
+                one.since = loss if one.since is None else one.since + loss
+        for one in self.members:
+            one.trial.losses.append(float(one.since) / one.counted)
+            one.since, one.counted = None, 0
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Between two calls of `train`."""
+        return {
+            "array": self.array.checkpoint(),
+            "trials": [
+                {
+                    "number": one.trial.number,
+                    "config": dict(one.trial.config),
+                    "seed": one.trial.seed,
+                    "step": one.trial.step,
+                    "losses": list(one.trial.losses),
+                    "batches": one.batches.position(),
+                }
+                for one in self.members
+            ],
+        }
+
+    @classmethod
+    def from_checkpoint(cls, build: Build, saved: dict[str, Any]) -> TrialArray:
+        """Build every trial anew, and put each where it was."""
+        members = []
+        for one in saved["trials"]:
+            started = start_trial(build, one["config"], one["number"], one["seed"])
+            started.trial.step, started.trial.losses = one["step"], list(one["losses"])
+            started.batches.skip_to(one["batches"])
+            members.append(started)
+        array = cls(members[0])
+        array.members = members
+        array.array = fuse_to_fit(
+            [one.model for one in members], [one.optimizer for one in members]
+        )
+        array.array.resume(saved["array"])
+        return array
+
+
+def _loss_of_parts(started: StartedTrial) -> Any:
+    return lambda model, *parts: started.loss(model, tuple(parts) if len(parts) > 1 else parts[0])
+
+
+def _parts(batches: Sequence[Any]) -> list[Any]:
+    """Every model's batch, part by part; a part that is one tensor for all is given once."""
+    tuples = [batch if isinstance(batch, tuple | list) else (batch,) for batch in batches]
+    parts = []
+    for own in zip(*tuples, strict=True):
+        shared = all(one is own[0] for one in own) or not isinstance(own[0], torch.Tensor)
+        parts.append(own[0] if shared else list(own))
+    return parts
