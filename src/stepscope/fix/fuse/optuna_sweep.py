@@ -54,6 +54,7 @@ def optimize(
         if trial.state == "finished":
             study.tell(own, trial.loss)
         else:
-            study.tell(own, state=TrialState.PRUNED)
+            ending = TrialState.FAIL if trial.state == "failed" else TrialState.PRUNED
+            study.tell(own, state=ending)
         ended.append(trial)
     return ended

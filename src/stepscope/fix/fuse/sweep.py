@@ -17,9 +17,9 @@ import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.fix.fuse.trial_array import TrialArray
-from stepscope.fix.fuse.trials import SweptTrial, start_trial
+from stepscope.fix.fuse.trials import SweptTrial, TrialFailedError, start_trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,7 +49,8 @@ def sweep(
     """Trials as they end. `configs` may be endless or wait for results: one is asked for whenever
     a place in an array is free. `width` None: as many at a time as fit into memory.
 
-    A trial whose `build` raises ends as "failed", with its error; the others go on.
+    A trial whose `build` or data raise ends as "failed", with its error; the others go on. If the
+    model or the loss raises, all trials of the array fail.
     """
     running = _Sweep(build, iter(configs), steps=steps, width=width, every=every, seed=seed)
     yield from running.run(stop)
@@ -90,7 +91,16 @@ class _Sweep:
                 array.add(new)
             yield from self._take_failed()
             left = min(self._steps - trial.step for trial in array.trials)
-            array.train(min(self._every, left))  # so that nobody trains too far
+            try:
+                array.train(min(self._every, left))  # so that nobody trains too far
+            except StepscopeError:
+                raise
+            except TrialFailedError as error:
+                yield _failed(array.remove(error.place), error.__cause__)
+                continue
+            except Exception as error:  # of the code that they have in common
+                yield from [_failed(array.remove(0), error) for _ in range(len(array))]
+                return
             for place in reversed(range(len(array))):
                 trial = array.trials[place]
                 if trial.step >= self._steps or stop(trial):
@@ -118,14 +128,18 @@ class _Sweep:
         except UsageError:
             raise
         except Exception as error:
-            failed = SweptTrial(number=number, config=config, seed=self._seed, state="failed")
-            failed.error = error
-            self._failed.append(failed)
+            trial = SweptTrial(number=number, config=config, seed=self._seed)
+            self._failed.append(_failed(trial, error))
             return None
 
     def _take_failed(self) -> Iterator[SweptTrial]:
         failed, self._failed = self._failed, []
         yield from failed
+
+
+def _failed(trial: SweptTrial, error: BaseException | None) -> SweptTrial:
+    trial.state, trial.error = "failed", error
+    return trial
 
 
 def _largest_width(array: TrialArray) -> int:

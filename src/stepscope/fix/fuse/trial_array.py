@@ -8,7 +8,7 @@ import torch
 
 from stepscope.fix.fuse.largest_array import largest_array
 from stepscope.fix.fuse.split_array import SplitArray, fuse_to_fit
-from stepscope.fix.fuse.trials import StartedTrial, start_trial
+from stepscope.fix.fuse.trials import StartedTrial, TrialFailedError, start_trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,10 +37,9 @@ class TrialArray:
     def fitting(self, memory: int | None = None) -> ArrayFit:
         """How many trials such as the first one fit."""
         first = self.members[0]
-        position = first.batches.position()
         with self.array.drawing_as(0):
             batch = first.batches.next()
-        first.batches.skip_to(position)
+        first.batches.put_back(batch)
         loss = _loss_of_parts(first)
         return largest_array(first.model, first.optimizer, loss, *_parts([batch]), memory=memory)
 
@@ -55,20 +54,31 @@ class TrialArray:
         return gone.trial
 
     def train(self, steps: int) -> None:
-        """So many steps of every trial, then their mean loss."""
+        """So many steps of every trial, then their mean loss. TrialFailedError: nobody has trained
+        the step whose data one could not give."""
         for _ in range(steps):
-            batches = []
-            for place, one in enumerate(self.members):
-                with self.array.drawing_as(place):
-                    batches.append(one.batches.next())
-            losses = self.array.train_step(_loss_of_parts(self.members[0]), *_parts(batches))
-            for one, loss in zip(self.members, losses, strict=True):
+            loss = _loss_of_parts(self.members[0])
+            losses = self.array.train_step(loss, *_parts(self._draw()))
+            for one, value in zip(self.members, losses, strict=True):
                 one.trial.step += 1
                 one.counted += 1
-                one.since = loss if one.since is None else one.since + loss
+                one.since = value if one.since is None else one.since + value
         for one in self.members:
             one.trial.losses.append(float(one.since) / one.counted)
             one.since, one.counted = None, 0
+
+    def _draw(self) -> list[Any]:
+        """Every trial's next batch."""
+        batches: list[Any] = []
+        for place, one in enumerate(self.members):
+            try:
+                with self.array.drawing_as(place):
+                    batches.append(one.batches.next())
+            except Exception as error:
+                for drawn, batch in zip(self.members, batches, strict=False):
+                    drawn.batches.put_back(batch)
+                raise TrialFailedError(place) from error
+        return batches
 
     def checkpoint(self) -> dict[str, Any]:
         """Between two calls of `train`."""

@@ -29,12 +29,20 @@ class SweptTrial:
     losses: list[float] = field(default_factory=list)  # the mean since the one before
     state: str = "waiting"  # then training, finished, stopped or failed
     model: nn.Module | None = None  # once it has left its array
-    error: Exception | None = None  # why it failed
+    error: BaseException | None = None  # why it failed
 
     @property
     def loss(self) -> float:
         """The last one; infinite before the first."""
         return self.losses[-1] if self.losses else float("inf")
+
+
+class TrialFailedError(Exception):
+    """A trial's own data raised, which is the cause; the others can go on without it."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__(place)
+        self.place = place
 
 
 @dataclass(slots=True)
@@ -53,7 +61,7 @@ class StartedTrial:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Equal for trials that can train in one array."""
-        return describe(self.model), type(self.optimizer), self.batches.shapes
+        return describe(self.model), _describe_optimizer(self.optimizer), self.batches.shapes
 
 
 class Batches:
@@ -72,18 +80,24 @@ class Batches:
     def next(self) -> Any:
         return self._ahead.pop() if self._ahead else self._draw()
 
+    def put_back(self, batch: Any) -> None:
+        """It will be the next one again."""
+        self._ahead.append(batch)
+
     def position(self) -> dict[str, Any]:
-        """Where `skip_to` goes on: how this pass began, and how many batches it gave."""
-        return {"random": self._random, "taken": self._taken - len(self._ahead)}
+        """Where `skip_to` goes on: how this pass began, how many batches were drawn from it, and
+        how many of those nobody has seen yet."""
+        return {"random": self._random, "taken": self._taken, "ahead": len(self._ahead)}
 
     def skip_to(self, position: dict[str, Any]) -> None:
         """The next batch is the one that followed there. torch's random numbers stay."""
         outer = states_now()
         restore(position["random"])
         self._begin()
-        self._ahead = []
-        for _ in range(position["taken"]):
+        seen = position["taken"] - position["ahead"]
+        for _ in range(seen):
             self._draw()
+        self._ahead = [self._draw() for _ in range(position["ahead"])][::-1]
         restore(outer)
 
     def _begin(self) -> None:
@@ -115,6 +129,17 @@ def start_trial(build: Build, config: Settings, number: int, seed: int) -> Start
         return StartedTrial(trial, model, optimizer, Batches(data), loss, states_now())
     finally:
         restore(outer)
+
+
+def _describe_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
+    """What must be the same in one array: its kind, groups, and settings that are no numbers."""
+    groups = [(len(group["params"]), *_switches(group.items())) for group in optimizer.param_groups]
+    return type(optimizer), *groups
+
+
+def _switches(settings: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    kinds = (bool, str, type(None))
+    return [(name, value) for name, value in settings if isinstance(value, kinds)]
 
 
 def _as_tuple(batch: Any) -> tuple[Any, ...]:
