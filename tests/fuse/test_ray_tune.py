@@ -143,10 +143,10 @@ def test_twelve_trials_end_with_the_best_of_serial_runs_though_one_array_dies(
     )  # fmt: skip
     first = cluster.get(pool.hosts[0].process_id.remote())
     killed: list[int] = []
+    ended = threading.Event()
 
     def kill_in_the_middle() -> None:
-        deadline = time.monotonic() + 100
-        while time.monotonic() < deadline and not killed:
+        while not ended.is_set() and not killed:
             if (tmp_path / "arrays/array-0.checkpoint").exists():
                 os.kill(first, signal.SIGKILL)
                 killed.append(first)
@@ -173,6 +173,7 @@ def test_twelve_trials_end_with_the_best_of_serial_runs_though_one_array_dies(
         ),
         run_config=tune.RunConfig(storage_path=str(tmp_path / "tune"), verbose=0),
     ).fit()
+    ended.set()
     killer.join()
     assert killed == [first]
     assert cluster.get(pool.hosts[0].process_id.remote()) != first

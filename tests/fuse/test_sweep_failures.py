@@ -101,6 +101,37 @@ def test_one_whose_data_raise_leaves_and_the_others_lose_nothing() -> None:
         assert total == pytest.approx(sum(expected) / STEPS, rel=0.2)
 
 
+def test_batches_may_be_dictionaries() -> None:
+    class Named(Data):
+        def __iter__(self) -> Iterator[Any]:
+            for x, y in super().__iter__():
+                yield {"x": x, "labels": [y], "kind": "plain"}
+
+    def named(config: Mapping[str, Any]) -> tuple[Any, ...]:
+        model, optimizer, _, _ = build(config)
+        return model, optimizer, Named(), lambda net, one: loss(net, (one["x"], one["labels"][0]))
+
+    configs = grid(lr=[1e-1, 1e-3])
+    hopeless = iter([True, False, False, False, False])
+    ended = sweep(named, [*configs, configs[0]], steps=8, width=2, every=4,
+                  stop=lambda _: next(hopeless))  # fmt: skip
+    finished = [trial for trial in ended if trial.state == "finished"]
+    assert len(finished) == 2
+    for trial in finished:
+        assert trial.losses == pytest.approx(means(alone(trial.config, 8), 4), rel=1e-4)
+
+
+def test_what_all_have_in_common_fails_for_all(tmp_path: Path) -> None:
+    def wrong(config: Mapping[str, Any]) -> tuple[Any, ...]:
+        model, optimizer, data, _ = build(config)
+        return model, optimizer, data, lambda net, batch: loss(net, (batch[0][:, :3], batch[1]))
+
+    for width in (2, None):
+        ended = list(sweep(wrong, grid(lr=[1e-1, 1e-3]), steps=8, width=width))
+        assert [trial.state for trial in ended] == ["failed", "failed"]
+        assert all(isinstance(trial.error, RuntimeError) for trial in ended)
+
+
 def test_as_many_as_fit() -> None:
     ended = list(sweep(build, grid(lr=[1e-1, 1e-2, 1e-3]), steps=4, width=None, every=4))
     for trial in ended:

@@ -85,7 +85,11 @@ class _Sweep:
     ) -> Iterator[SweptTrial]:
         """All trials of the first one's architecture, until none is left."""
         array = TrialArray(first)
-        width = self._width or _largest_width(array)
+        try:
+            width = self._width or _largest_width(array)
+        except Exception as error:  # of the model or its loss
+            yield _failed(array.remove(0), error)
+            return
         while len(array):
             while len(array) < width and (new := self._next(array.kind)):
                 array.add(new)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from stepscope.errors import UsageError
 from stepscope.fix.fuse.largest_array import largest_array
 from stepscope.fix.fuse.split_array import SplitArray, fuse_to_fit
 from stepscope.fix.fuse.trials import StartedTrial, TrialFailedError, start_trial
@@ -40,8 +42,8 @@ class TrialArray:
         with self.array.drawing_as(0):
             batch = first.batches.next()
         first.batches.put_back(batch)
-        loss = _loss_of_parts(first)
-        return largest_array(first.model, first.optimizer, loss, *_parts([batch]), memory=memory)
+        loss, parts = _common_loss(first, [batch])
+        return largest_array(first.model, first.optimizer, loss, *parts, memory=memory)
 
     def add(self, started: StartedTrial) -> None:
         self.array.admit(started.model, started.optimizer, random=started.random)
@@ -57,8 +59,8 @@ class TrialArray:
         """So many steps of every trial, then their mean loss. TrialFailedError: nobody has trained
         the step whose data one could not give."""
         for _ in range(steps):
-            loss = _loss_of_parts(self.members[0])
-            losses = self.array.train_step(loss, *_parts(self._draw()))
+            loss, parts = _common_loss(self.members[0], self._draw())
+            losses = self.array.train_step(loss, *parts)
             for one, value in zip(self.members, losses, strict=True):
                 one.trial.step += 1
                 one.counted += 1
@@ -115,15 +117,23 @@ class TrialArray:
         return array
 
 
-def _loss_of_parts(started: StartedTrial) -> Any:
-    return lambda model, *parts: started.loss(model, tuple(parts) if len(parts) > 1 else parts[0])
+def _common_loss(started: StartedTrial, batches: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """A loss of a batch's tensors, and these: one for each model, or once where it is one for all.
+    What else is in a batch must be the same for all."""
+    flat, structures = zip(*(tree_flatten(batch) for batch in batches), strict=True)
+    if any(structure != structures[0] for structure in structures):
+        raise UsageError("the batches of trials that train together differ in their structure")
+
+    def loss(model: Any, *parts: Any) -> Any:
+        return started.loss(model, tree_unflatten(parts, structures[0]))
+
+    return loss, [_part(own) for own in zip(*flat, strict=True)]
 
 
-def _parts(batches: Sequence[Any]) -> list[Any]:
-    """Every model's batch, part by part; a part that is one tensor for all is given once."""
-    tuples = [batch if isinstance(batch, tuple | list) else (batch,) for batch in batches]
-    parts = []
-    for own in zip(*tuples, strict=True):
-        shared = all(one is own[0] for one in own) or not isinstance(own[0], torch.Tensor)
-        parts.append(own[0] if shared else list(own))
-    return parts
+def _part(own: Sequence[Any]) -> Any:
+    first = own[0]
+    if isinstance(first, torch.Tensor):
+        return first if all(one is first for one in own) else list(own)
+    if any(one != first for one in own):
+        raise UsageError(f"the batches of trials that train together differ in {first!r}")
+    return first

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import describe
@@ -72,10 +73,9 @@ class Batches:
         self._data = data
         self._begin()
         self._ahead = [self._draw()]
-        self.shapes = tuple(
-            tuple(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__
-            for one in _as_tuple(self._ahead[0])
-        )
+        leaves, structure = tree_flatten(self._ahead[0])
+        shapes = [tuple(one.shape) if isinstance(one, torch.Tensor) else None for one in leaves]
+        self.shapes = (str(structure), *shapes)
 
     def next(self) -> Any:
         return self._ahead.pop() if self._ahead else self._draw()
@@ -140,7 +140,3 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
 def _switches(settings: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
     kinds = (bool, str, type(None))
     return [(name, value) for name, value in settings if isinstance(value, kinds)]
-
-
-def _as_tuple(batch: Any) -> tuple[Any, ...]:
-    return tuple(batch) if isinstance(batch, tuple | list) else (batch,)
