@@ -14,8 +14,8 @@ import pytest
 
 from stepscope.records.figures import binary_size, byte_rate, flop_rate
 from stepscope.records.profile import Profile
+from stepscope.records.user_folders import this_host
 from stepscope.trace.profiles import load_profiles
-from stepscope.trace.user_folders import this_host
 from stepscope.ui.calibration import (
     calibration_answer,
     calibration_json,

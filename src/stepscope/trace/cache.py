@@ -21,9 +21,9 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
+from stepscope.records.user_folders import user_folder
 from stepscope.trace.cache_entry import MAGIC, entry_bytes, read_entry, write_entry
 from stepscope.trace.regular_files import reading
-from stepscope.trace.user_folders import user_folder
 
 try:
     import fcntl

@@ -15,9 +15,9 @@ import msgspec
 
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.records.profile import PROFILE_SCHEMA, Profile
+from stepscope.records.user_folders import this_host, user_folder
 from stepscope.trace.decode import NotJsonError, decode
 from stepscope.trace.regular_files import read_whole
-from stepscope.trace.user_folders import this_host, user_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

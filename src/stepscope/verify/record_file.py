@@ -16,8 +16,8 @@ import msgspec
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.records.encode_json import encode_json
 from stepscope.records.promise import RECORD_SCHEMA, Delivery, Forgotten, Promise
+from stepscope.records.user_folders import this_host, user_folder
 from stepscope.trace.regular_files import LineFile, open_to_append
-from stepscope.trace.user_folders import this_host, user_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,7 +19,7 @@ import msgspec
 from stepscope.errors import UsageError
 from stepscope.records.figures import milliseconds, signed_percent
 from stepscope.records.promise import Delivery, Forgotten, Promise, TrackedPromise, Workload
-from stepscope.trace.user_folders import this_host
+from stepscope.records.user_folders import this_host
 from stepscope.verify.record_file import append, read_lines
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from fuzz.odd_files import damage_bytes, damage_json, damage_lines, make_special
 from fuzz.odd_json import odd_value
 from fuzz.sound import check_numbers
 from stepscope import StepscopeError
-from stepscope.trace.user_folders import this_host
+from stepscope.records.user_folders import this_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable

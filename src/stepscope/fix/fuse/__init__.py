@@ -9,6 +9,7 @@ does not fit at once, sweep.py many settings of one program.
 
 from stepscope.fix.fuse.array import ModelArray as ModelArray
 from stepscope.fix.fuse.array import fuse as fuse
+from stepscope.fix.fuse.captured import CapturedStep as CapturedStep
 from stepscope.fix.fuse.largest_array import ArrayFit as ArrayFit
 from stepscope.fix.fuse.largest_array import largest_array as largest_array
 from stepscope.fix.fuse.scaler import ArrayScaler as ArrayScaler

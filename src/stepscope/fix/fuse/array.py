@@ -14,24 +14,37 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
 from stepscope.errors import UsageError
-from stepscope.fix.fuse.architecture import check_alike, settle
+from stepscope.fix.fuse.architecture import (
+    check_alike,
+    check_lengths,
+    leave_stacks,
+    make_template,
+    refresh_flat_weights,
+    settle,
+)
+from stepscope.fix.fuse.captured import CapturedStep
+from stepscope.fix.fuse.choose import Choose, Chooser
+from stepscope.fix.fuse.compiled import CompiledFunction, check_can_compile
 from stepscope.fix.fuse.ledger import recording
 from stepscope.fix.fuse.model_streams import Streams
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
 from stepscope.fix.fuse.rules import stack_results
-from stepscope.fix.fuse.stacked import NotFusableError, Stacked, stack_in_place
+from stepscope.fix.fuse.stacked import NotFusableError, Stacked, of_model, stack_in_place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
+
+Draws = Literal["own", "together"]
 
 
 class ModelArray(nn.Module):
@@ -44,22 +57,32 @@ class ModelArray(nn.Module):
         schedulers: Sequence[Any] = (),
         seeds: Sequence[int | None] | None = None,
         random: Sequence[list[Any]] | None = None,
+        draws: Draws = "own",
+        choose: Choose | None = None,
         in_place: bool = False,
     ) -> None:
         """`in_place`: models that are windows into one memory already, side by side, stay there."""
         super().__init__()
         check_alike(models)
-        _check_lengths(len(models), optimizers=optimizers, schedulers=schedulers, seeds=seeds or ())
+        check_lengths(len(models), optimizers=optimizers, schedulers=schedulers, seeds=seeds or ())
         self._models = tuple(models)  # a tuple: not this module's children
         self._schedulers = list(schedulers)
-        self._streams = Streams(seeds or [None] * len(models))
+        if draws not in ("own", "together"):
+            raise UsageError(f'draws is "own" or "together", not {draws!r}')
+        self._streams = Streams(seeds or [None] * len(models), draws == "together")
         if random is not None:
             self._streams.states = [list(states) for states in random]
+        if choose is None:
+            on_cuda = any(one.device.type == "cuda" for one in models[0].parameters())
+            choose = "measure" if on_cuda else "rules"
+        if choose not in ("measure", "rules"):
+            raise UsageError(f'choose is "measure" or "rules", not {choose!r}')
+        self._chooser = Chooser(choose)
         self._ledger: Counter[tuple[str, str]] = Counter()
         self._stacks: dict[str, torch.Tensor] = {}
         self._alone: dict[str, str] = {}
         self._proven: set[str] = set()
-        self._template = (_template(models[0]),)
+        self._template = (make_template(models[0]),)
         self._join(in_place=in_place)
         self.optimizer = ArrayOptimizer(self, optimizers) if optimizers else None
 
@@ -70,13 +93,28 @@ class ModelArray(nn.Module):
         a Stacked; the result is Stacked."""
         given = self._shared([self.stack(one) for one in inputs])
         known = self._shared({name: self.stack(one) for name, one in named.items()})
-        with recording(self._ledger), self._streams.used():
+        with self._computing():
             return self._template[0](*given, **known)
 
     def apply_each(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """A function of each model's tensors, such as a loss, computed for all at once."""
-        with recording(self._ledger), self._streams.used():
-            return function(*self._shared([self.stack(one) for one in inputs]))
+        with self._computing():
+            return function(*self.arguments(inputs))
+
+    def arguments(self, inputs: tuple[Any, ...]) -> list[Any]:
+        """Every tensor in these as a Stacked."""
+        stacked: list[Any] = self._shared([self.stack(one) for one in inputs])
+        return stacked
+
+    def stacked_tensors(self) -> list[Stacked]:
+        """All that the template's modules hold."""
+        return [
+            one
+            for module in self._template[0].modules()
+            for kind in (module._parameters, module._buffers)
+            for one in kind.values()
+            if isinstance(one, Stacked)
+        ]
 
     def stack(self, value: Any) -> Any:
         """A list with one tensor for each model becomes a Stacked; all else stays as it is."""
@@ -104,6 +142,16 @@ class ModelArray(nn.Module):
         if self.optimizer is None:
             raise UsageError("this array was fused without optimizers: fuse(models, optimizers)")
         self.optimizer.step(skipped)
+
+    def graph(self, step: Callable[..., Any]) -> CapturedStep:
+        """A whole step, which ends with `array.step()`, as one CUDA graph; see captured.py."""
+        return CapturedStep(step, [self])
+
+    def compile(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:
+        """A function of each model's tensors, as for `apply_each`, by torch.compile with these
+        options; without one, the models themselves. It may use this array, but no other."""
+        check_can_compile(self._streams.together)
+        return CompiledFunction(self, function or self.forward, options)
 
     def step_schedulers(self, metrics: Sequence[float] | None = None) -> None:
         """Every model's scheduler; `metrics` are one for each, where they take one."""
@@ -183,8 +231,7 @@ class ModelArray(nn.Module):
         return len(self) - 1
 
     def cut(self, place: int) -> tuple[ModelArray, ModelArray]:
-        """Two arrays in the memory of this one, which ends: its models before this place, and the
-        others."""
+        """Two arrays in the memory of this one, which ends: the models before this place; the rest."""
         return self._window(slice(0, place)), self._window(slice(place, len(self)))
 
     def checkpoint(self) -> dict[str, Any]:
@@ -214,7 +261,12 @@ class ModelArray(nn.Module):
         ways: dict[str, dict[str, int]] = {}
         for (name, way), times in sorted(self._ledger.items()):
             ways.setdefault(way, {})[name] = times
-        return {"models": len(self), "functions": ways, "one_by_one": dict(self._alone)}
+        return {
+            "models": len(self),
+            "functions": ways,
+            "one_by_one": dict(self._alone),
+            "choices": self._chooser.choices(),
+        }
 
     # Inside.
 
@@ -225,13 +277,20 @@ class ModelArray(nn.Module):
             joined.optimizers[part] if joined is not None else (),
             self._schedulers[part],
             random=self._streams.states[part],
+            draws="together" if self._streams.together else "own",
             in_place=True,
         )
         if joined is not None and array.optimizer is not None:
             array.optimizer.restore(joined.states_of(part))
-        array.training = self.training
+        array.training, array._chooser = self.training, self._chooser
         array._ledger, array._alone, array._proven = self._ledger, self._alone, self._proven
         return array
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Meanwhile rules find this array's random numbers and choices, and note what they do."""
+        with recording(self._ledger), self._streams.used(), self._chooser.used():
+            yield
 
     def _shared(self, values: Any) -> Any:
         """Every other tensor in these is one that all models have in common."""
@@ -262,7 +321,7 @@ class ModelArray(nn.Module):
                     stacked = Stacked(made[id(first)], len(self))
                     getattr(template.get_submodule(path), kind)[name] = stacked
         for path, module in template.named_modules():
-            _refresh_flat_weights(module)
+            refresh_flat_weights(module)
             if "forward" not in vars(module):
                 module.forward = partial(self._compute, path, module.forward)
 
@@ -349,7 +408,7 @@ class ModelArray(nn.Module):
         results = []
         for number, model in enumerate(self._models):
             module = model.get_submodule(path)
-            own_args, own_kwargs = tree_map(partial(_own, number), (args, kwargs))
+            own_args, own_kwargs = tree_map(partial(of_model, number), (args, kwargs))
             tensors = self._own_tensors(module, path, number)
             with self._streams.of(number):
                 results.append(torch.func.functional_call(module, tensors, own_args, own_kwargs))
@@ -376,40 +435,16 @@ def fuse(
     schedulers: Sequence[Any] = (),
     seeds: Sequence[int | None] | None = None,
     random: Sequence[list[Any]] | None = None,
+    draws: Draws = "own",
+    choose: Choose | None = None,
 ) -> ModelArray:
     """Train models of one architecture together, each with its own optimizer and scheduler.
 
     `seeds`: what torch.manual_seed would get before each model trains alone; it then draws the
     same numbers here. `random` are states to go on from instead (random_states.states_now).
+    `draws="together"`: dropout draws for all models at once, much faster on a GPU, but other
+    numbers than each would draw alone; captured and compiled steps need it.
+    `choose="measure"`: where an operator can be computed in several ways, each is measured once
+    on this device (usual on a GPU); "rules": none is (usual on a CPU).
     """
-    return ModelArray(models, optimizers, schedulers, seeds, random)
-
-
-def _check_lengths(count: int, **given: Sequence[Any]) -> None:
-    for name, values in given.items():
-        if values and len(values) != count:
-            raise UsageError(f"{len(values)} {name} for {count} models: give one for each")
-
-
-def _template(model: nn.Module) -> nn.Module:
-    """The model's code and settings without its tensors, which come from the stacks."""
-    with torch.no_grad():
-        memo = {id(one): one for one in (*model.parameters(), *model.buffers())}
-        return copy.deepcopy(model, memo)
-
-
-def _refresh_flat_weights(module: nn.Module) -> None:
-    """Recurrent modules keep a list of their weights beside the weights themselves."""
-    if isinstance(module, nn.RNNBase):
-        names = module._flat_weights_names
-        module._flat_weights = [module._parameters.get(name) for name in names]
-
-
-def leave_stacks(model: nn.Module) -> None:
-    """Give a model tensors of its own."""
-    for one in (*model.parameters(), *model.buffers()):
-        one.data = one.data.clone()
-
-
-def _own(number: int, value: Any) -> Any:
-    return value.of(number) if isinstance(value, Stacked) else value
+    return ModelArray(models, optimizers, schedulers, seeds, random, draws, choose)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,19 +11,28 @@ from stepscope.fix.random_states import restore, states_now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
 _current: list[Streams] = []
 
 
 class Streams:
-    """States of torch's generators by model. `seeds` begin them; None: where torch's own is."""
+    """States of torch's generators by model. `seeds` begin them; None: where torch's own is.
 
-    def __init__(self, seeds: Sequence[int | None]) -> None:
+    `together`: torch's own generator draws for all models at once; each has other numbers than it
+    would have alone, but one kernel draws them, which a CUDA graph or a compiler can hold.
+    """
+
+    def __init__(self, seeds: Sequence[int | None], together: bool = False) -> None:
+        self.together = together
         self.states: list[list[Any]] = [_started(seed) for seed in seeds]
 
     @contextmanager
     def of(self, model: int) -> Iterator[None]:
         """Meanwhile torch draws from this model's stream."""
+        if self.together:
+            yield
+            return
         outer = states_now()
         restore(self.states[model])
         try:
@@ -44,6 +53,11 @@ class Streams:
 def streams() -> Streams:
     """Those of the array that computes now."""
     return _current[-1]
+
+
+def drawing_as(model: int) -> AbstractContextManager[None]:
+    """This model's stream, where an array computes; elsewhere torch's own."""
+    return _current[-1].of(model) if _current else nullcontext()
 
 
 def _started(seed: int | None) -> list[Any]:

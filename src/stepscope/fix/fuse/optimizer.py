@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from stepscope.errors import UsageError
+from stepscope.fix.fuse.settings import SettingColumns
+from stepscope.fix.fuse.torch_kernels import KERNELS, can_step, step_each, step_together
 from stepscope.fix.fuse.updates import UPDATES, WeightStep
 
 if TYPE_CHECKING:
@@ -38,11 +40,16 @@ class ArrayOptimizer:
         if len(kinds) > 1:
             names = sorted(kind.__name__ for kind in kinds)
             raise UsageError(f"all models of an array need one kind of optimizer, not {names}")
-        self._array = array
-        self._update = UPDATES.get(kinds.pop())
+        self._array, self._kind = array, kinds.pop()
+        plain = not any(group.get("differentiable") for group in optimizers[0].param_groups)
+        self._update = UPDATES.get(self._kind) if plain else None
         self._groups = _group_of_each(array, optimizers)
         self._states: dict[str, State] = {name: {} for name in self._groups}
-        self._steps = [0] * len(optimizers)
+        device = next(array.get_parameter(name).device for name in self._groups)
+        self._columns = SettingColumns(self.optimizers, device)
+        self._counts = torch.zeros(len(optimizers), dtype=torch.float64, device=device)
+        self._same_count = True
+        self.use_kernels = device.type == "cuda"  # torch's own; updates.py where they cannot
 
     @property
     def is_fused(self) -> bool:
@@ -53,50 +60,94 @@ class ArrayOptimizer:
         if self._update is None:
             self._step_each(skipped)
             return
+        self.prepare()
+        with torch.no_grad():
+            if skipped and any(skipped):
+                self._step_some([not one for one in skipped])
+            else:
+                self._counts += 1
+                for group, names in self._names_by_group().items():
+                    self._step_group(self._weight_step(group, names), group)
+
+    def prepare(self) -> None:
+        """All that a step needs from the host: settings, copied to the device if they changed."""
         for optimizer in self.optimizers:
             optimizer._opt_called = True  # schedulers ask for it
-        active = [not one for one in skipped] if skipped else [True] * len(self.optimizers)
-        self._steps = [step + on for step, on in zip(self._steps, active, strict=True)]
+        self._columns.refresh()
+
+    def hold_on_device(self) -> None:
+        """From now on a step reads every number from the device, as a captured step must."""
+        self._columns.as_columns = True
+
+    def held(self) -> tuple[Any, ...]:
+        """What a captured step holds and cannot change: it is captured again when this changes."""
+        numbers: tuple[Any, ...] = ()
+        if self.use_kernels and self._kind in KERNELS:
+            numbers = tuple(
+                tuple(self._columns.values_of(group, name))
+                for group, name in self._columns.numbers()
+                if name != "lr"
+            )
+        return self._columns.signature(), numbers
+
+    def _names_by_group(self) -> dict[int, list[str]]:
+        """Stacks that have a gradient."""
+        names: dict[int, list[str]] = {}
         for name, group in self._groups.items():
-            stack: Any = self._array.get_parameter(name)
-            if stack.grad is None:
-                continue
-            settings = self._settings(group, stack)
-            state = self._states[name]
-            with torch.no_grad():
-                if all(active):
-                    self._update(
-                        WeightStep(stack, stack.grad, state, settings, self._counts(stack))
-                    )
-                else:
-                    self._update_some(stack, state, settings, active)
+            if self._array.get_parameter(name).grad is not None:
+                names.setdefault(group, []).append(name)
+        return names
 
-    def _update_some(self, stack: Any, state: State, settings: Any, active: list[bool]) -> None:
-        """All are computed; those that skip get their old values back."""
-        keep = torch.tensor(active, device=stack.device).reshape(-1, *(1,) * (stack.dim() - 1))
-        before = {name: value.clone() for name, value in state.items()}
-        old, gradient = stack.detach().clone(), torch.where(keep, stack.grad, 0)
+    def _weight_step(self, group: int, names: list[str]) -> WeightStep:
+        stacks = [self._array.get_parameter(name) for name in names]
+        gradients: Any = [stack.grad for stack in stacks]
+        settings = self._columns.of(group)
+        used = {name for name in settings if self._columns.is_used(group, name)}
+        states = [self._states[name] for name in names]
+        return WeightStep(stacks, gradients, states, settings, used, self._counts)
+
+    def _step_group(self, step: WeightStep, group: int) -> None:
         assert self._update is not None
-        counts = self._counts(stack).clamp(min=1)
-        self._update(WeightStep(stack, gradient, state, settings, counts))
-        stack.copy_(torch.where(keep, stack, old))
-        for name, value in state.items():
-            former = before.get(name)
-            value.copy_(torch.where(keep, value, 0 if former is None else former))
+        if not self.use_kernels or not can_step(self._kind, step):
+            self._update(step)
+            return
+        columns = self._columns
+        if columns.agree(group) and self._same_count:
+            step_together(self._kind, step, self._settings_of(0, group, step))
+            return
+        models = range(len(self.optimizers))
+        step_each(self._kind, step, [self._settings_of(model, group, step) for model in models])
 
-    def _settings(self, group: int, stack: torch.Tensor) -> dict[str, Any]:
-        """By name: one value where all models agree, else a column of theirs."""
-        groups = [optimizer.param_groups[group] for optimizer in self.optimizers]
-        return {
-            name: _column([one[name] for one in groups], stack)
-            for name in groups[0]
-            if name != "params"
-        }
+    def _settings_of(self, model: int, group: int, step: WeightStep) -> dict[str, Any]:
+        """One model's, as numbers; a captured step has its rate on the device."""
+        own = {name: self._columns.values_of(group, name)[model] for name in step.settings}
+        if self._columns.as_columns:
+            own["lr"] = step.settings["lr"][model].float()
+        return own
 
-    def _counts(self, stack: torch.Tensor) -> torch.Tensor:
-        """Each model's number of steps, as a column."""
-        counts = torch.tensor(self._steps, dtype=torch.float64, device=stack.device)
-        return counts.reshape(-1, *(1,) * (stack.dim() - 1))
+    def _step_some(self, active: list[bool]) -> None:
+        """All are computed; those that skip get their old values back."""
+        self._same_count = False
+        going = torch.tensor(active, device=self._counts.device)
+        self._counts += going
+        for group, names in self._names_by_group().items():
+            step = self._weight_step(group, names)
+            masks = [going.reshape(-1, *(1,) * (one.dim() - 1)) for one in step.weights]
+            old = [stack.detach().clone() for stack in step.weights]
+            before = [
+                {name: value.clone() for name, value in state.items()} for state in step.states
+            ]
+            gradients = [
+                torch.where(mask, one, 0) for mask, one in zip(masks, step.gradients, strict=True)
+            ]
+            assert self._update is not None
+            self._update(step._replace(gradients=gradients, count=self._counts.clamp(min=1)))
+            for place, mask in enumerate(masks):
+                stack, state = step.weights[place], step.states[place]
+                stack.copy_(torch.where(mask, stack, old[place]))
+                for name, value in state.items():
+                    former = before[place].get(name)
+                    value.copy_(torch.where(mask, value, 0 if former is None else former))
 
     def _step_each(self, skipped: Sequence[bool] | None) -> None:
         for number, optimizer in enumerate(self.optimizers):
@@ -150,14 +201,16 @@ class ArrayOptimizer:
             name: {kind: value[chosen] for kind, value in state.items()}
             for name, state in self._states.items()
         }
-        places = range(len(self._steps))[chosen] if isinstance(chosen, slice) else chosen
-        return states, [self._steps[model] for model in places]
+        places = range(len(self.optimizers))[chosen] if isinstance(chosen, slice) else chosen
+        return states, [int(self._counts[model]) for model in places]
 
     def restore(self, states: tuple[dict[str, State], list[int]]) -> None:
         """Models beyond those are new: their state is empty."""
         known, steps = states
         missing = len(self.optimizers) - len(steps)
-        self._steps = steps + [0] * missing
+        counts = torch.tensor([*steps, *[0] * missing], dtype=torch.float64)
+        self._counts.copy_(counts)
+        self._same_count = len(set(counts.tolist())) < 2
         for name, state in known.items():
             for kind, value in state.items():
                 room = value.new_zeros((missing, *value.shape[1:]))
@@ -173,7 +226,7 @@ class ArrayOptimizer:
                     continue
                 parts = {kind: value[model].clone() for kind, value in state.items()}
                 if type(optimizer) is not torch.optim.SGD:
-                    parts["step"] = torch.tensor(float(self._steps[model]))
+                    parts["step"] = self._counts[model].cpu().float()
                 optimizer.state[own[name.replace("/", ".")]] = parts
         whole: dict[str, Any] = optimizer.state_dict()
         return whole
@@ -196,16 +249,3 @@ def _group_of_each(
                 if groups.setdefault(name, group) != group:
                     raise UsageError(f"{names[id(own)]} is in other groups of optimizer {number}")
     return groups
-
-
-def _column(values: list[Any], stack: torch.Tensor) -> Any:
-    first = values[0]
-    if all(value == first for value in values):
-        return first
-    if isinstance(first, tuple | list):
-        return tuple(_column(list(parts), stack) for parts in zip(*values, strict=True))
-    if isinstance(first, bool) or not isinstance(first, int | float):
-        raise UsageError(f"models of an array cannot differ in a setting such as {first!r}")
-    column = torch.tensor([float(value) for value in values], dtype=torch.float64)
-    column = column.to(stack.device, torch.promote_types(stack.dtype, torch.float32))
-    return column.reshape(-1, *(1,) * (stack.dim() - 1))

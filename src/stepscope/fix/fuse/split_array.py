@@ -21,10 +21,12 @@ from weakref import WeakSet
 import torch
 
 from stepscope.errors import UsageError
-from stepscope.fix.fuse.array import ModelArray, fuse, leave_stacks
+from stepscope.fix.fuse.architecture import leave_stacks
+from stepscope.fix.fuse.array import ModelArray, fuse
 from stepscope.fix.fuse.largest_array import largest_array
 from stepscope.fix.fuse.stacked import Stacked
 from stepscope.fix.memory_meters import allocatable_bytes, is_out_of_memory
+from stepscope.fix.random_states import restore, states_now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,8 +42,9 @@ _TEMPORARIES = 8  # tensors of one weight's size that its update makes at most
 class SplitArray:
     """What `fuse_to_fit` gives: models by number, in one array or several."""
 
-    def __init__(self, array: ModelArray, memory_limit: int | None = None) -> None:
-        self.arrays = [array]
+    def __init__(self, array: ModelArray, memory_limit: int | None = None, **options: Any) -> None:
+        """`options` are those of `fuse` for arrays to come."""
+        self.arrays, self._options = [array], options
         self.halvings: list[str] = []  # one line for each time that memory ran out
         self._order: list[nn.Module] = _models(array)
         self._places = _numbered(self._order)
@@ -153,7 +156,7 @@ class SplitArray:
             own = [] if optimizer is None else [optimizer]
             plans = [] if scheduler is None else [scheduler]
             states = None if random is None else [random]
-            self.arrays.append(fuse([model], own, plans, [seed], states))
+            self.arrays.append(fuse([model], own, plans, [seed], states, **self._options))
         self._order.append(model)
         self._places = _numbered(self._order)
         return len(self) - 1
@@ -181,6 +184,7 @@ class SplitArray:
                 [self._order[place] for place in places],
                 [own[place] for place in places if own],
                 [plans[place] for place in places if plans],
+                **self._options,
             )
             part.resume(state)
             self.arrays.append(part)
@@ -268,7 +272,7 @@ class _StepOfSome:
     ) -> None:
         self._array, self._places, self._proven = array, places, proven
         self._others = [place for place in range(len(array)) if place not in places]
-        self._before = array.changing()
+        self._before, self._random = array.changing(), states_now()
         self._weights: list[torch.Tensor] | None = None
         self._states: Any = None
 
@@ -333,6 +337,7 @@ class _StepOfSome:
     def _restore(self) -> None:
         self._array.zero_grad()
         self._array.undo(self._before)
+        restore(self._random)
         if self._weights is None:
             return
         with torch.no_grad():
@@ -350,10 +355,12 @@ def fuse_to_fit(
     random: Sequence[list[Any]] | None = None,
     *,
     memory_limit: int | None = None,
+    **options: Any,
 ) -> SplitArray:
-    """As `fuse`, in as many arrays as `memory_limit` (bytes) makes necessary. Without a limit all
-    are one array until memory runs out."""
-    return SplitArray(fuse(models, optimizers, schedulers, seeds, random), memory_limit)
+    """As `fuse`, with its other options, in as many arrays as `memory_limit` (bytes) makes
+    necessary. Without a limit all are one array until memory runs out."""
+    array = fuse(models, optimizers, schedulers, seeds, random, **options)
+    return SplitArray(array, memory_limit, **options)
 
 
 def _models(array: ModelArray) -> list[nn.Module]:

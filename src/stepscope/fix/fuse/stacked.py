@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch.utils._pytree import tree_flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -48,6 +47,7 @@ class Stacked(torch.Tensor):
     order: Layout
     count: int
     common: torch.Tensor | None  # the one tensor that all models have, where they share it
+    _sizes: torch.Size
 
     @staticmethod
     def __new__(cls, physical: torch.Tensor, count: int, order: Layout = "front") -> Stacked:
@@ -59,6 +59,7 @@ class Stacked(torch.Tensor):
         stacked: Stacked = torch.Tensor._make_wrapper_subclass(
             cls, shape, dtype=physical.dtype, device=physical.device
         )
+        stacked._sizes = shape
         return stacked
 
     def __init__(self, physical: torch.Tensor, count: int, order: Layout = "front") -> None:
@@ -74,6 +75,31 @@ class Stacked(torch.Tensor):
 
     def __repr__(self, **_: Any) -> str:
         return f"Stacked({self.count} models, shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    # What rules and models ask for most is answered here: torch would go through
+    # __torch_function__ for each.
+
+    @property
+    def shape(self) -> torch.Size:
+        return self._sizes
+
+    @property
+    def ndim(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.physical.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.physical.device
+
+    def dim(self) -> int:
+        return len(self._sizes)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self._sizes if dim is None else self._sizes[dim]
 
     def front(self) -> torch.Tensor:
         """[models, *shape]."""
@@ -145,10 +171,23 @@ def stack_in_place(windows: Sequence[torch.Tensor]) -> torch.Tensor:
     return first.as_strided((len(windows), *first.shape), (apart, *first.stride()), begins[0])
 
 
+def of_model(number: int, value: Any) -> Any:
+    """One model's tensor of a Stacked; all else as it is."""
+    return value.of(number) if isinstance(value, Stacked) else value
+
+
 def all_common(*values: Any) -> bool:
     """Whether every tensor of the array in these is one that all models share."""
-    flat, _ = tree_flatten(values)
-    return all(one.common is not None for one in flat if isinstance(one, Stacked))
+    for value in values:
+        if isinstance(value, Stacked):
+            if value.common is None:
+                return False
+        elif isinstance(value, list | tuple):
+            if not all_common(*value):
+                return False
+        elif isinstance(value, dict) and not all_common(*value.values()):
+            return False
+    return True
 
 
 def _read_property(func: Any, args: Sequence[Any]) -> Any:

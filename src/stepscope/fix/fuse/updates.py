@@ -1,7 +1,8 @@
-"""One step of each kind of optimizer, for all models at once.
+"""One step of each kind of optimizer, for all weights of all models at once.
 
-`settings` are the optimizer's own, each one value or a column with every model's. The order of
-operations is torch's, so that a model trains as it would alone.
+Lists of weights go to torch's multi-tensor functions. A setting is a number, or a column with every
+model's, which is spread over the weights. The order of operations is torch's, so that a model
+trains as it would alone.
 """
 
 from __future__ import annotations
@@ -10,132 +11,186 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from stepscope.fix.fuse.stacked import NotFusableError
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     State = dict[str, torch.Tensor]
+    Tensors = list[torch.Tensor]
     Update = Callable[["WeightStep"], None]
-
-_UNKNOWN = ("differentiable",)
 
 
 class WeightStep(NamedTuple):
-    """What one step of one stacked weight needs."""
+    """What one step of a group of stacked weights needs."""
 
-    weight: torch.Tensor
-    gradient: torch.Tensor
-    state: State  # by torch's names; filled by the first step
-    settings: dict[str, Any]
-    count: torch.Tensor  # a column: each model's steps, this one counted
+    weights: Tensors
+    gradients: Tensors
+    states: list[State]  # by torch's names; filled by the first step
+    settings: dict[str, Any]  # a number or a column [models] each
+    used: set[str]  # settings that are not zero for every model
+    count: torch.Tensor  # [models]: each model's steps, this one counted
+
+    def spread(self, setting: Any) -> Any:
+        """A number, or for each weight a column that is as wide as it."""
+        if not isinstance(setting, torch.Tensor):
+            return setting
+        cast: dict[torch.dtype, torch.Tensor] = {}
+        columns = []
+        for weight in self.weights:
+            kind = torch.promote_types(weight.dtype, torch.float32)
+            if kind not in cast:
+                cast[kind] = setting.to(kind)
+            columns.append(cast[kind].reshape(-1, *(1,) * (weight.dim() - 1)))
+        return columns
+
+    def state(self, name: str, start: torch.Tensor | None = None) -> Tensors:
+        """What the optimizer keeps for each weight: zero at first, or each model's `start`."""
+        for state, weight in zip(self.states, self.weights, strict=True):
+            if name not in state:
+                state[name] = torch.zeros_like(weight)
+                if start is not None:
+                    state[name].add_(self._replace(weights=[weight]).spread(start)[0])
+        return [state[name] for state in self.states]
+
+    def descent(self) -> Tensors:
+        """The gradients, turned for optimizers that maximize."""
+        if "maximize" in self.used:
+            return list(torch._foreach_neg(self.gradients))
+        return self.gradients
+
+    def decayed(self, gradients: Tensors) -> Tensors:
+        if "weight_decay" not in self.used:
+            return gradients
+        return self.add(gradients, self.weights, self.settings["weight_decay"])
+
+    def add(self, left: Tensors, right: Tensors, factor: Any) -> Tensors:
+        """left + right * factor."""
+        if isinstance(factor, torch.Tensor):
+            return list(torch._foreach_add(left, torch._foreach_mul(right, self.spread(factor))))
+        return list(torch._foreach_add(left, right, alpha=factor))
+
+    def add_(self, left: Tensors, right: Tensors, factor: Any) -> None:
+        """left += right * factor."""
+        if isinstance(factor, torch.Tensor):
+            torch._foreach_add_(left, torch._foreach_mul(right, self.spread(factor)))
+        else:
+            torch._foreach_add_(left, right, alpha=factor)
+
+    def add_squares_(self, squares: Tensors, values: Tensors, keep: Any) -> None:
+        """squares = squares * keep + values² * (1 - keep)."""
+        torch._foreach_mul_(squares, self.spread(keep))
+        if isinstance(keep, torch.Tensor):
+            self.add_(squares, list(torch._foreach_mul(values, values)), 1 - keep)
+        else:
+            torch._foreach_addcmul_(squares, values, values, 1 - keep)
+
+    def average_(self, means: Tensors, values: Tensors, share: Any) -> None:
+        """means += (values - means) * share."""
+        if isinstance(share, torch.Tensor):
+            self.add_(means, list(torch._foreach_sub(values, means)), share)
+        else:
+            torch._foreach_lerp_(means, values, share)
 
 
 def sgd(step: WeightStep) -> None:
-    weight, gradient, state, settings, count = step
-    gradient = _signed(gradient, settings)
-    gradient = _decayed(gradient, weight, settings["weight_decay"])
-    momentum = settings["momentum"]
-    if _is_used(momentum):
-        buffer = state.get("momentum_buffer")
-        if buffer is None:
-            buffer = state["momentum_buffer"] = torch.zeros_like(weight)
-        damped = (1 - settings["dampening"]) * gradient
-        new = torch.where(count <= 1, gradient, buffer * momentum + damped)
-        buffer.copy_(new)
-        gradient = gradient + buffer * momentum if settings["nesterov"] else buffer
-    weight.sub_(gradient * settings["lr"])
+    settings = step.settings
+    move = step.decayed(step.descent())
+    if "momentum" in step.used:
+        momentum = settings["momentum"]
+        buffers = step.state("momentum_buffer")
+        torch._foreach_mul_(buffers, step.spread(momentum))
+        step.add_(buffers, move, _undamped(step))
+        move = step.add(move, buffers, momentum) if settings["nesterov"] else buffers
+    step.add_(step.weights, move, -settings["lr"])
+
+
+def _undamped(step: WeightStep) -> Any:
+    """The gradient's share in the momentum: all of it in a model's first step."""
+    if "dampening" not in step.used:
+        return 1.0
+    share = 1 - _column(step.settings["dampening"], step)
+    plain = (step.count <= 1) | (_column(step.settings["momentum"], step) == 0)
+    return torch.where(plain, torch.ones_like(share), share)
 
 
 def adam(step: WeightStep) -> None:
-    weight, gradient, state, settings, count = step
-    gradient = _signed(gradient, settings)
-    if settings.get("decoupled_weight_decay"):
-        weight.mul_(1 - settings["lr"] * settings["weight_decay"])
-    else:
-        gradient = _decayed(gradient, weight, settings["weight_decay"])
-    mean, square = _pair(state, weight, "exp_avg", "exp_avg_sq")
-    beta1, beta2 = settings["betas"]
-    mean.add_((gradient - mean) * (1 - beta1))
-    square.mul_(beta2).add_(gradient * gradient * (1 - beta2))
-    first, second = (_correction(beta, count, weight) for beta in (beta1, beta2))
-    if settings["amsgrad"]:
-        (largest,) = _pair(state, weight, "max_exp_avg_sq")
-        torch.maximum(largest, square, out=largest)
-        square = largest
-    root = square.sqrt() / second.sqrt() + settings["eps"]
-    weight.sub_(settings["lr"] / first * mean / root)
+    _adam(step, bool(step.settings.get("decoupled_weight_decay")))
 
 
 def adamw(step: WeightStep) -> None:
-    adam(step._replace(settings={**step.settings, "decoupled_weight_decay": True}))
+    _adam(step, decoupled=True)
+
+
+def _adam(step: WeightStep, decoupled: bool) -> None:
+    settings, gradients = step.settings, step.descent()
+    lr, beta1, beta2 = (settings[name] for name in ("lr", "beta1", "beta2"))
+    if not decoupled:
+        gradients = step.decayed(gradients)
+    elif "weight_decay" in step.used:
+        torch._foreach_mul_(step.weights, step.spread(1 - lr * settings["weight_decay"]))
+    means, squares = step.state("exp_avg"), step.state("exp_avg_sq")
+    step.average_(means, gradients, 1 - beta1)
+    step.add_squares_(squares, gradients, beta2)
+    if settings["amsgrad"]:
+        largest = step.state("max_exp_avg_sq")
+        torch._foreach_maximum_(largest, squares)
+        squares = largest
+    roots = list(torch._foreach_sqrt(squares))
+    torch._foreach_div_(roots, step.spread((1 - beta2**step.count).sqrt()))
+    torch._foreach_add_(roots, step.spread(settings["eps"]))
+    moves = list(torch._foreach_div(means, roots))
+    step.add_(step.weights, moves, -lr / (1 - beta1**step.count))
 
 
 def adadelta(step: WeightStep) -> None:
-    weight, gradient, state, settings, _ = step
-    gradient = _decayed(_signed(gradient, settings), weight, settings["weight_decay"])
-    square, moved = _pair(state, weight, "square_avg", "acc_delta")
-    rho, eps = settings["rho"], settings["eps"]
-    square.mul_(rho).add_(gradient * gradient * (1 - rho))
-    delta = (moved + eps).sqrt() / (square + eps).sqrt() * gradient
-    moved.mul_(rho).add_(delta * delta * (1 - rho))
-    weight.sub_(delta * settings["lr"])
+    gradients, settings = step.decayed(step.descent()), step.settings
+    squares, moved = step.state("square_avg"), step.state("acc_delta")
+    eps = step.spread(settings["eps"])
+    step.add_squares_(squares, gradients, settings["rho"])
+    deltas = list(torch._foreach_sqrt(torch._foreach_add(moved, eps)))
+    torch._foreach_div_(deltas, torch._foreach_sqrt(torch._foreach_add(squares, eps)))
+    torch._foreach_mul_(deltas, gradients)
+    step.add_squares_(moved, deltas, settings["rho"])
+    step.add_(step.weights, deltas, -settings["lr"])
 
 
 def rmsprop(step: WeightStep) -> None:
-    weight, gradient, state, settings, _ = step
-    gradient = _decayed(_signed(gradient, settings), weight, settings["weight_decay"])
-    (square,) = _pair(state, weight, "square_avg")
+    gradients, settings = step.decayed(step.descent()), step.settings
+    squares = step.state("square_avg")
     alpha = settings["alpha"]
-    square.mul_(alpha).add_(gradient * gradient * (1 - alpha))
-    root = square
+    step.add_squares_(squares, gradients, alpha)
+    spreads = squares
     if settings["centered"]:
-        (mean,) = _pair(state, weight, "grad_avg")
-        mean.add_((gradient - mean) * (1 - alpha))
-        root = square - mean * mean
-    move = gradient / (root.sqrt() + settings["eps"])
-    if _is_used(settings["momentum"]):
-        (buffer,) = _pair(state, weight, "momentum_buffer")
-        buffer.mul_(settings["momentum"]).add_(move)
-        move = buffer
-    weight.sub_(move * settings["lr"])
+        means = step.state("grad_avg")
+        step.average_(means, gradients, 1 - alpha)
+        spreads = list(torch._foreach_addcmul(squares, means, means, -1.0))
+    roots = list(torch._foreach_sqrt(spreads))
+    torch._foreach_add_(roots, step.spread(settings["eps"]))
+    moves = list(torch._foreach_div(gradients, roots))
+    if "momentum" in step.used:
+        buffers = step.state("momentum_buffer")
+        torch._foreach_mul_(buffers, step.spread(settings["momentum"]))
+        torch._foreach_add_(buffers, moves)
+        moves = buffers
+    step.add_(step.weights, moves, -settings["lr"])
 
 
 def adagrad(step: WeightStep) -> None:
-    weight, gradient, state, settings, count = step
-    gradient = _decayed(_signed(gradient, settings), weight, settings["weight_decay"])
-    total = state.get("sum")
-    if total is None:
-        initial = settings["initial_accumulator_value"]
-        total = state["sum"] = torch.zeros_like(weight) + initial
-    total.add_(gradient * gradient)
-    rate = settings["lr"] / (1 + (count - 1) * settings["lr_decay"])
-    weight.sub_((rate * gradient / (total.sqrt() + settings["eps"])).to(weight.dtype))
+    gradients, settings = step.decayed(step.descent()), step.settings
+    totals = step.state("sum", _column(settings["initial_accumulator_value"], step))
+    torch._foreach_addcmul_(totals, gradients, gradients, 1.0)
+    roots = list(torch._foreach_sqrt(totals))
+    torch._foreach_add_(roots, step.spread(settings["eps"]))
+    moves = list(torch._foreach_div(gradients, roots))
+    rate = settings["lr"]
+    if "lr_decay" in step.used:
+        rate = rate / (1 + (step.count - 1) * settings["lr_decay"])
+    step.add_(step.weights, moves, -rate)
 
 
-def _signed(gradient: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
-    if any(settings.get(name) for name in _UNKNOWN):
-        raise NotFusableError("differentiable optimizers are not fused")
-    return -gradient if settings.get("maximize") else gradient
-
-
-def _decayed(gradient: torch.Tensor, weight: torch.Tensor, decay: Any) -> torch.Tensor:
-    return gradient + weight * decay if _is_used(decay) else gradient
-
-
-def _is_used(setting: Any) -> bool:
-    return bool(setting.any()) if isinstance(setting, torch.Tensor) else bool(setting)
-
-
-def _pair(state: State, weight: torch.Tensor, *names: str) -> tuple[torch.Tensor, ...]:
-    """Values that start from zero."""
-    return tuple(state.setdefault(name, torch.zeros_like(weight)) for name in names)
-
-
-def _correction(beta: Any, count: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    exact = beta.double() if isinstance(beta, torch.Tensor) else beta
-    corrected: torch.Tensor = 1 - exact**count
-    return corrected.to(torch.promote_types(weight.dtype, torch.float32))
+def _column(setting: Any, step: WeightStep) -> torch.Tensor:
+    if isinstance(setting, torch.Tensor):
+        return setting
+    return torch.full_like(step.count, setting)
 
 
 UPDATES: dict[type, Update] = {

@@ -232,8 +232,8 @@ def _conclude(raw: dict[str, Any], html: Path | None, as_json: bool) -> None:
 
 def _compare(size_bytes: int, world: int | None, as_json: bool) -> None:
     from stepscope.predict.algorithms import compare_algorithms, hop_of_ring
+    from stepscope.records.user_folders import this_host
     from stepscope.trace.profiles import find_profile
-    from stepscope.trace.user_folders import this_host
 
     profile = find_profile(collective="all_reduce", skip_broken=False)
     fit = profile.fit_for("all_reduce", profile.world_size) if profile else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from stepscope.fix.fuse.ledger import note
+from stepscope.fix.fuse.model_streams import drawing_as
 from stepscope.fix.fuse.rules.registry import RULES, draws
 from stepscope.fix.fuse.stacked import NotFusableError, Stacked, all_common
 
@@ -55,7 +57,7 @@ def compute(
             note(name, "vmap")
             return result
     note(name, "one by one")
-    return one_by_one(func, args, kwargs)
+    return one_by_one(func, args, kwargs, name in _ONE_BY_ONE or draws(name, kwargs))
 
 
 def _compute_once(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -88,15 +90,21 @@ def _by_vmap(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
     return tree_map(lambda value: _wrapped(value, count), result)
 
 
-def one_by_one(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Each model's own call; their results are stacked."""
+def one_by_one(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    own_numbers: bool = True,
+) -> Any:
+    """Each model's own call; their results are stacked. `own_numbers`: it may draw some."""
     flat, shape = tree_flatten((tuple(args), kwargs))
     count = next(value.count for value in flat if isinstance(value, Stacked))
     results = []
     for model in range(count):
         values = [value.of(model) if isinstance(value, Stacked) else value for value in flat]
         inner_args, inner_kwargs = tree_unflatten(values, shape)
-        results.append(func(*inner_args, **inner_kwargs))
+        with drawing_as(model) if own_numbers else nullcontext():
+            results.append(func(*inner_args, **inner_kwargs))
     return stack_results(results)
 
 

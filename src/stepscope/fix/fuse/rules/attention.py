@@ -24,12 +24,12 @@ def attend(
     is_causal: bool = False,
     **kwargs: Any,
 ) -> Any:
-    if query.dim() < 3 or dropout_p:
+    if query.dim() < 3 or (dropout_p and not streams().together):
         return _each_attends(func, query, key, value, attn_mask, dropout_p, is_causal, **kwargs)
     count = count_of(query, key, value)
     fronts = [front_of(one, count).flatten(0, 1) for one in (query, key, value)]
     mask = _folded_mask(attn_mask, count, query)
-    made = func(*fronts, attn_mask=mask, is_causal=is_causal, **kwargs)
+    made = func(*fronts, attn_mask=mask, dropout_p=dropout_p, is_causal=is_causal, **kwargs)
     return Stacked(made.unflatten(0, (count, -1)), count)
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
+from stepscope.fix.fuse.choose import WayToChoose, chooser
+from stepscope.fix.fuse.rules.pointwise import product, product_in_channels, shared_product
 from stepscope.fix.fuse.rules.registry import front_of, rule_for
-from stepscope.fix.fuse.stacked import Stacked
+from stepscope.fix.fuse.stacked import Layout, Stacked
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Callable
+
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+_HALVES = (torch.bfloat16, torch.float16)
 
 
 @rule_for("conv1d", "conv2d", "conv3d")
@@ -22,20 +30,155 @@ def convolve(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """A batch that all models share needs no groups: all their filters see the same channels."""
     if not isinstance(weight, Stacked) or input.dim() != weight.dim():
         return NotImplemented
     count = weight.count
-    filters = weight.front().flatten(0, 1)
-    flat = None if bias is None else front_of(bias, count).reshape(-1)
     shared = input if not isinstance(input, Stacked) else input.common
-    if shared is not None and groups == 1:
-        pictures = shared
-    else:
-        pictures, groups = _channels(input, count), groups * count
-    return Stacked(
-        func(pictures, filters, flat, stride, padding, dilation, groups), count, "channel"
-    )
+    order: Layout = "front" if shared is not None else input.order
+    stride, padding, dilation = map(_hashable, (stride, padding, dilation))
+    call = _Convolution(func, count, shared is not None, order, stride, padding, dilation, groups)
+    pictures = shared if shared is not None else input.physical
+    tensors = [pictures, weight.front()]
+    if bias is not None:
+        tensors.append(front_of(bias, count))
+    way = chooser().pick(call.operator(tensors))
+    return call.ways()[way](*tensors)
+
+
+class _Convolution(NamedTuple):
+    """One call, and the ways to compute it: of pictures, [models, ...] weights and biases."""
+
+    func: Any
+    models: int
+    shared: bool  # one batch for all models
+    order: Layout  # of pictures that are not shared
+    stride: Any
+    padding: Any
+    dilation: Any
+    groups: int
+
+    def ways(self) -> dict[str, Callable[..., Stacked]]:
+        known: dict[str, Callable[..., Stacked]] = {"grouped": self._grouped}
+        if self.func.__name__ != "conv1d":
+            known["grouped, channels last"] = self._grouped_last
+        known["product"] = self._product
+        if self.func.__name__ != "conv1d" and not self.shared:
+            known["product, channels last"] = self._product_last
+        known["one by one"] = self._one_by_one
+        return known
+
+    def operator(self, tensors: list[torch.Tensor]) -> WayToChoose:
+        """What the chooser needs. A way ends in the layout that it was given, as the next one
+        may need it."""
+        pictures, weight = tensors[:2]
+        pointwise = self._is_pointwise(weight)
+
+        def ways() -> dict[str, Callable[..., torch.Tensor]]:
+            return {
+                name: partial(self._to_the_given_layout, way)
+                for name, way in self.ways().items()
+                if pointwise or not name.startswith("product")
+            }
+
+        def work() -> int:  # outputs of one element's worth of inputs, at most
+            return int(pictures.numel() * weight[0, :, 0].numel())
+
+        usual = self._usual(pictures, pointwise)
+        return WayToChoose(self.func.__name__, tensors, self[1:], usual, ways, work)
+
+    def _usual(self, pictures: torch.Tensor, pointwise: bool) -> str:
+        is_last = self.func.__name__ != "conv1d" and _is_half_on_cuda(pictures)
+        if pointwise and (self.shared or self.order == "front" or self.func.__name__ == "conv1d"):
+            return "product"
+        if pointwise and is_last:
+            return "product, channels last"
+        return "grouped, channels last" if is_last else "grouped"
+
+    def _is_pointwise(self, weight: torch.Tensor) -> bool:
+        one = all(size == 1 for size in weight.shape[3:])
+        return one and self.groups == 1 and _is_zero(self.padding)
+
+    def _to_the_given_layout(self, way: Callable[..., Stacked], *tensors: torch.Tensor) -> Any:
+        made = way(*tensors)
+        if self.shared:
+            return made.physical
+        if self.order == "front":
+            return made.front().transpose(1, 2).contiguous()
+        given = tensors[0]
+        if given.dim() > 3 and not given.is_contiguous():
+            return made.channels().contiguous(memory_format=_LAST[given.dim()])
+        return made.channels().contiguous()
+
+    def _channels(self, pictures: torch.Tensor) -> tuple[torch.Tensor, int]:
+        """[batch, channels of all models, ...] and the groups. A batch that all models share needs
+        no groups: all their filters see the same channels."""
+        if not self.shared:
+            given = Stacked(pictures, self.models, self.order)
+            return given.channels(), self.groups * self.models
+        if self.groups == 1:
+            return pictures, 1
+        return Stacked.share(pictures, self.models).channels(), self.groups * self.models
+
+    def _grouped(self, pictures: Any, weight: Any, bias: Any = None, last: bool = False) -> Stacked:
+        given, groups = self._channels(pictures)
+        filters = weight.flatten(0, 1)
+        if last:
+            given = given.contiguous(memory_format=_LAST[given.dim()])
+            filters = filters.contiguous(memory_format=_LAST[given.dim()])
+        flat = None if bias is None else bias.reshape(-1)
+        made = self.func(given, filters, flat, self.stride, self.padding, self.dilation, groups)
+        return Stacked(made, self.models, "channel")
+
+    def _grouped_last(self, pictures: Any, weight: Any, bias: Any = None) -> Stacked:
+        return self._grouped(pictures, weight, bias, last=True)
+
+    def _product(self, pictures: Any, weight: Any, bias: Any = None) -> Stacked:
+        if self.shared:
+            return Stacked(shared_product(self._strided(pictures), weight, bias), self.models)
+        front = Stacked(pictures, self.models, self.order).front()
+        return Stacked(product(self._strided(front), weight, bias), self.models)
+
+    def _product_last(self, pictures: Any, weight: Any, bias: Any = None) -> Stacked:
+        given, _ = self._channels(pictures)
+        made = product_in_channels(self._strided(given), weight, bias)
+        return Stacked(made, self.models, "channel")
+
+    def _one_by_one(self, pictures: Any, weight: Any, bias: Any = None) -> Stacked:
+        given: Any = [pictures] * self.models
+        if not self.shared:
+            given = Stacked(pictures, self.models, self.order).each()
+        settings = (self.stride, self.padding, self.dilation, self.groups)
+        made = [
+            self.func(own, weight[model], None if bias is None else bias[model], *settings)
+            for model, own in enumerate(given)
+        ]
+        return Stacked(torch.stack(made), self.models)
+
+    def _strided(self, pictures: torch.Tensor) -> torch.Tensor:
+        """Only the elements that a kernel of one element sees."""
+        ndim = int(self.func.__name__[-2])
+        strides = (self.stride,) * ndim if isinstance(self.stride, int) else tuple(self.stride)
+        if all(one == 1 for one in strides):
+            return pictures
+        strides = strides * ndim if len(strides) == 1 else strides
+        return pictures[(..., *(slice(None, None, one) for one in strides))]
+
+
+def _hashable(sizes: Any) -> Any:
+    return tuple(sizes) if isinstance(sizes, list) else sizes
+
+
+def _is_zero(padding: Any) -> bool:
+    if isinstance(padding, str):  # "same" adds nothing to a kernel of one element
+        return True
+    return not any(padding) if isinstance(padding, tuple | list) else not padding
+
+
+def _is_half_on_cuda(pictures: torch.Tensor) -> bool:
+    """Where convolutions are fastest with channels last."""
+    if pictures.device.type != "cuda":
+        return False
+    return pictures.dtype in _HALVES or torch.is_autocast_enabled("cuda")
 
 
 @rule_for("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")

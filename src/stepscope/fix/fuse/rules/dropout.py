@@ -23,12 +23,28 @@ def dropout(
     shares = p.values if isinstance(p, PerModel) else (p,) * input.count
     if not training or not any(shares):
         return input
+    if streams().together:
+        return _drop_together(func, input, shares)
     fronts = input.front()
     dropped = []
     for model, (one, share) in enumerate(zip(fronts.unbind(0), shares, strict=True)):
         with streams().of(model):
             dropped.append(func(one, float(share), training))
     return Stacked(torch.stack(dropped), input.count)
+
+
+def _drop_together(func: Any, input: Stacked, shares: tuple[Any, ...]) -> Stacked:
+    """One kernel for all models: all elements are drawn alike, whoever's they are."""
+    if any(share != shares[0] for share in shares):
+        by_share = {share: func(input.front(), float(share), True) for share in set(shares)}
+        parts = [by_share[share][model] for model, share in enumerate(shares)]
+        return Stacked(torch.stack(parts), input.count)
+    share = float(shares[0])
+    if func.__name__ in ("dropout", "dropout_"):
+        return Stacked(func(input.physical, share, True), input.count, input.order)
+    if input.dim() < 3:
+        return Stacked(func(input.front(), share, True), input.count)
+    return Stacked(func(input.channels(), share, True), input.count, "channel")
 
 
 class PerModel:

@@ -36,6 +36,11 @@ def batch_norm(
     if not isinstance(input, Stacked):
         input = Stacked(front_of(input, count), count)
     channels = [_flat(one, count) for one in (running_mean, running_var, weight, bias)]
+    if func.__name__ == "batch_norm" and input.order == "front" and input.dim() > 2:
+        wide = input.front().transpose(1, 2)
+        if wide.is_contiguous():  # as products leave it: the batch may as well be the rest
+            made = func(wide.reshape(1, count * wide.shape[1], -1), *channels, *args, **kwargs)
+            return Stacked(made.reshape(wide.shape).transpose(1, 2), count)
     return Stacked(func(input.channels(), *channels, *args, **kwargs), count, "channel")
 
 
@@ -76,7 +81,7 @@ def layer_norm(
     for affine, apply in ((weight, torch.mul), (bias, torch.add)):
         if affine is not None:
             front = front_of(affine, input.count).reshape(-1, *ones, *shape)
-            made = apply(made, front)
+            made = apply(made, front).to(made.dtype)  # under autocast weights are wider
     return Stacked(made, input.count)
 
 

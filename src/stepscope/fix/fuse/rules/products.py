@@ -56,4 +56,4 @@ def addmm(func: Any, added: Any, a: Any, b: Any, *, beta: float = 1, alpha: floa
         if isinstance(a, Stacked) or isinstance(b, Stacked)
         else (torch.matmul(a, b))
     )
-    return added * beta + product * alpha
+    return (added * beta + product * alpha).to(product.dtype)  # under autocast the sum is wider

@@ -85,4 +85,6 @@ def along_one(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _wrapped(result: Any, count: int) -> Any:
+    if is_tensor(result):
+        return Stacked(result, count)
     return tree_map(lambda value: Stacked(value, count) if is_tensor(value) else value, result)

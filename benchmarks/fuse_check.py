@@ -1,0 +1,134 @@
+"""Is each fused training the training of its models alone, on this device?
+
+Losses of ten steps, fused and alone, from the same weights, data and random numbers. They may
+differ by as much as a training does whose weights were changed by one rounding (the control).
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from fuse_ways import AloneNet, Setup, fused_nets
+from stepscope.fix.fuse import CapturedStep, Stacked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+STEPS = 10
+_ROUNDING = {"fp32": 2.0**-23, "bf16": 2.0**-9}
+_FLOOR = {"fp32": 2e-4, "bf16": 2e-2}  # of the loss: what ten steps make of other kernels
+_TIMES_CONTROL = 5.0
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One training fused against alone; the differences are shares of the loss."""
+
+    name: str
+    passed: bool
+    words: str
+
+
+def check(setup: Setup, models: int, compiled: bool = False) -> list[CheckResult]:
+    """Fused as it is, as a graph, and if wanted compiled."""
+    name = f"{setup.case.name} {setup.dtype}"
+    results = []
+    alone = [_train_alone(setup, model, 0.0) for model in range(models)]
+    control = [_train_alone(setup, model, _ROUNDING[setup.dtype]) for model in range(models)]
+    limit = _limit(alone, control, setup.dtype)
+    results.append(_against(name, alone, limit, lambda: _train_fused(setup, models)))
+    ways = [("graphed", True, False)] + ([("compiled", True, True)] if compiled else [])
+    for words, graphed, by_compiler in ways:
+        # Random numbers are drawn together here: where models drop, only that it runs is checked.
+        loose = torch.full_like(limit, torch.inf) if setup.case.draws else limit
+        results.append(
+            _against(
+                f"{name} {words}",
+                alone,
+                loose,
+                lambda: _train_fused(setup, models, "together", graphed, by_compiler),  # noqa: B023
+            )
+        )
+    return results
+
+
+def _limit(alone: list[Any], control: list[Any], dtype: str) -> torch.Tensor:
+    losses, others = (torch.tensor(one) for one in (alone, control))
+    noise = (losses - others).abs().cummax(1).values  # it grows, by chance not in every step
+    return _TIMES_CONTROL * noise.amax(0) + _FLOOR[dtype] * losses.abs().amax(0)
+
+
+def _against(
+    name: str, alone: list[Any], limit: torch.Tensor, train: Callable[[], Any]
+) -> CheckResult:
+    start = time.perf_counter()
+    try:
+        losses, report = train()
+    except Exception:
+        last = traceback.format_exc().strip().splitlines()
+        return CheckResult(name, False, " | ".join(line.strip() for line in last[-7:]))
+    seconds = time.perf_counter() - start
+    wanted = torch.tensor(alone)
+    distance = (losses - wanted).abs().amax(0)
+    passed = bool((distance <= limit).all()) and bool(losses.isfinite().all())
+    worst = int((distance / limit.clamp(min=1e-30)).argmax())
+    words = (
+        f"step {worst + 1}: {float(distance[worst]):.2e} off, {float(limit[worst]):.2e} allowed, "
+        f"loss {float(wanted[0, 0]):.3f} -> {float(losses[0, -1]):.3f}, {seconds:.1f} s; {report}"
+    )
+    return CheckResult(name, passed, words)
+
+
+def _train_alone(setup: Setup, model: int, change: float) -> list[float]:
+    nets: Sequence[nn.Module] = setup.nets(model)
+    if change:
+        nets = copy.deepcopy(nets)
+        draw = torch.Generator(setup.device).manual_seed(model)
+        with torch.no_grad():
+            for net in nets:
+                for one in net.parameters():
+                    noise = torch.randn(one.shape, generator=draw, device=setup.device)
+                    one.mul_(1 + change * noise)
+    trained = [AloneNet(net, setup.optimizer(net, model), setup) for net in nets]
+    batch = setup.batch(model)
+    torch.manual_seed(model)
+    return [float(setup.case.step(trained, batch).detach()) for _ in range(STEPS)]
+
+
+def _train_fused(
+    setup: Setup,
+    models: int,
+    draws: str = "own",
+    graphed: bool = False,
+    compiled: bool = False,
+) -> tuple[torch.Tensor, str]:
+    """Losses [models, steps], and what was not fused."""
+    nets, batch = fused_nets(setup, models, compiled, draws)
+    train: Any = lambda: setup.case.step(nets, batch)  # noqa: E731
+    if graphed:
+        train = CapturedStep(train, [net.array for net in nets])
+    losses = []
+    for _ in range(STEPS):
+        loss = train()
+        assert isinstance(loss, Stacked)
+        losses.append(loss.front().detach().clone())
+    return torch.stack(losses, 1).cpu(), _not_fused([net.array.report() for net in nets])
+
+
+def _not_fused(reports: list[dict[str, Any]]) -> str:
+    parts = []
+    for report in reports:
+        parts += [
+            f"{way}: {', '.join(report['functions'][way])}"
+            for way in ("vmap", "one by one")
+            if way in report["functions"]
+        ]
+        parts += [f"{path}: {why}" for path, why in report["one_by_one"].items()]
+    return "; ".join(parts) or "all fused"

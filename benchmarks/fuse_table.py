@@ -1,0 +1,262 @@
+"""Many small trainings as one, against every other way to run them: ms a model-step, memory.
+
+    python benchmarks/fuse_table.py --check                       is it the same training here?
+    python benchmarks/fuse_table.py --save cells.json --seconds 600
+    python benchmarks/fuse_table.py --save cells.json --print [--svg docs/fuse.svg]
+
+Each cell is one training in one way with B models, timed in blocks that take turns with one model
+trained alone (the control of this very run). Cells are saved one by one: a run that is cut goes on
+where it ended. The most telling cells come first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fuse_cells import FuseCell, plan
+from fuse_check import check
+from fuse_models import CASES
+from fuse_report import markdown, plot
+from fuse_ways import PROCESSES, SERIAL, WAYS, Setup, TrainAll
+
+BLOCKS = 3
+_WARM_CALLS = 6  # a captured step trains three times as it is first
+
+
+def main() -> int:
+    options = _options()
+    device = torch.device(options.device)
+    if options.worker:
+        return _worker(options, device)
+    if options.check:
+        return _check(options, device)
+    saved = _load(options.save)
+    if not options.print:
+        _measure_all(options, device, saved)
+    print(markdown(saved["cells"], saved["device"]))
+    if options.svg:
+        options.svg.write_text(plot(saved["cells"]))
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--tiny", action="store_true", help="small shapes, for a CPU")
+    parser.add_argument(
+        "--check", action="store_true", help="compare with training alone, then end"
+    )
+    parser.add_argument("--compile", action="store_true", help="--check: compiled steps too")
+    parser.add_argument("--only", help="trainings, by comma")
+    parser.add_argument("--ways", help="by comma; all: " + ", ".join([*WAYS, PROCESSES]))
+    parser.add_argument("--models", default="1,2,4,8,16,32", help="how many in an array, by comma")
+    parser.add_argument("--dtypes", default="bf16,fp32")
+    parser.add_argument("--seconds", type=float, default=600, help="start no cell after this")
+    parser.add_argument("--timed", type=float, default=0.6, help="seconds of timed steps a cell")
+    parser.add_argument("--save", type=Path, help="JSON; read first, written after every cell")
+    parser.add_argument("--print", action="store_true", help="measure nothing")
+    parser.add_argument("--svg", type=Path)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _names(given: str | None, known: Any) -> list[str]:
+    names = list(known) if given is None else given.split(",")
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+    return names
+
+
+def _check(options: argparse.Namespace, device: torch.device) -> int:
+    """Prints one line for each training; 1 if one differs."""
+    torch.backends.cudnn.allow_tf32 = False  # its kernels round by shape
+    end = time.monotonic() + options.seconds
+    models, failed = min(3, max(int(one) for one in options.models.split(","))), 0
+    for dtype in options.dtypes.split(","):
+        for name in _names(options.only, CASES):
+            if time.monotonic() > end:
+                print(f"not tried  {name} {dtype}: the time is over", flush=True)
+                continue
+            setup = Setup(CASES[name], device, dtype, options.tiny)
+            for result in check(setup, models, options.compile):
+                failed += not result.passed
+                print(f"{'pass' if result.passed else 'FAIL'}  {result.name}: {result.words}")
+                sys.stdout.flush()
+            _free(device)
+    return int(failed > 0)
+
+
+def _load(file: Path | None) -> dict[str, Any]:
+    if file is not None and file.exists():
+        known: dict[str, Any] = json.loads(file.read_text())
+        return known
+    return {"device": None, "torch": torch.__version__, "cells": []}
+
+
+def _measure_all(options: argparse.Namespace, device: torch.device, saved: dict[str, Any]) -> None:
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    if saved["device"] not in (None, name):
+        raise SystemExit(f"{options.save} was measured on {saved['device']}, this is {name}")
+    saved["device"] = name
+    end = time.monotonic() + options.seconds
+    cells = plan(
+        _names(options.only, CASES),
+        options.dtypes.split(","),
+        [int(one) for one in options.models.split(",")],
+        _names(options.ways, [*WAYS, PROCESSES]),
+    )
+    known = {FuseCell.of(one) for one in saved["cells"]}
+    for cell in cells:
+        if cell in known or _is_hopeless(cell, saved["cells"]):
+            continue
+        if time.monotonic() > end:
+            break
+        result = {**cell.named(), **_measured(cell, options, device)}
+        saved["cells"].append(result)
+        print(_line(result), file=sys.stderr, flush=True)
+        if options.save:
+            part = options.save.with_suffix(".part")
+            part.write_text(json.dumps(saved, indent=1))
+            part.replace(options.save)
+
+
+def _is_hopeless(cell: FuseCell, results: list[dict[str, Any]]) -> bool:
+    """Fewer models did not fit, or could not be computed at all."""
+    same = (one for one in results if FuseCell.of(one).is_like(cell))
+    return any(one.get("error") and one["models"] <= cell.models for one in same)
+
+
+def _measured(cell: FuseCell, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+    if cell.way == PROCESSES:
+        return _processes(cell, options)
+    setup = Setup(CASES[cell.case], device, cell.dtype, options.tiny)
+    try:
+        control = WAYS["serial eager"](setup, 1)
+        _calls(control, _WARM_CALLS, device)
+        _free(device)
+        base = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+        start = time.monotonic()
+        train = WAYS[cell.way](setup, cell.models)
+        _calls(train, _WARM_CALLS, device)
+        ready_s = time.monotonic() - start
+        peak = torch.cuda.max_memory_allocated() - base if device.type == "cuda" else None
+        ms, control_ms = _blocks(train, control, options.timed, device)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
+    finally:
+        control = train = None  # type: ignore[assignment]
+        _free(device)
+    models = 1 if cell.way in SERIAL else cell.models
+    return {
+        "ms_a_model_step": ms / models,
+        "control_ms": control_ms,
+        "speed_up": control_ms * models / ms,
+        "peak_bytes_a_model": None if peak is None else peak // models,
+        "ready_s": ready_s,
+    }
+
+
+def _blocks(
+    train: TrainAll, control: TrainAll, seconds: float, device: torch.device
+) -> tuple[float, float]:
+    """Medians of blocks that take turns: ms for a call of each."""
+    times: tuple[list[float], list[float]] = ([], [])
+    counts = [
+        max(1, round(seconds / BLOCKS / 2 / (_calls(one, 2, device) / 2e3)))
+        for one in (train, control)
+    ]
+    for _ in range(BLOCKS):
+        for place, one in enumerate((train, control)):
+            times[place].append(_calls(one, counts[place], device) / counts[place])
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def _calls(train: TrainAll, calls: int, device: torch.device) -> float:
+    """Milliseconds that they took together."""
+    _wait(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        train()
+    _wait(device)
+    return (time.perf_counter() - start) * 1e3
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def _processes(cell: FuseCell, options: argparse.Namespace) -> dict[str, Any]:
+    """As many processes train at once; each begins when all are ready."""
+    command = [sys.executable, __file__, "--worker", "--device", options.device]
+    command += ["--only", cell.case, "--dtypes", cell.dtype, "--timed", str(2 * options.timed)]
+    command += ["--tiny"] if options.tiny else []
+    start = time.monotonic()
+    workers = [
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+        )
+        for _ in range(cell.models)
+    ]
+    try:
+        if any(worker.stdout.readline() != "ready\n" for worker in workers):  # type: ignore[union-attr]
+            return {"error": "a process ended before it was ready"}
+        ready_s = time.monotonic() - start
+        for worker in workers:
+            worker.stdin.write("go\n")  # type: ignore[union-attr]
+            worker.stdin.flush()  # type: ignore[union-attr]
+        facts = [json.loads(worker.stdout.readline()) for worker in workers]  # type: ignore[union-attr]
+    except (ValueError, OSError) as error:
+        return {"error": f"a process failed: {error}"}
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    rate = sum(one["steps"] / one["seconds"] for one in facts)
+    return {"ms_a_model_step": 1e3 / rate, "control_ms": None, "ready_s": ready_s}
+
+
+def _worker(options: argparse.Namespace, device: torch.device) -> int:
+    setup = Setup(CASES[options.only], device, options.dtypes, options.tiny)
+    train = WAYS["serial eager"](setup, 1)
+    _calls(train, _WARM_CALLS, device)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    start, steps = time.perf_counter(), 0
+    while time.perf_counter() - start < options.timed:
+        _calls(train, 5, device)
+        steps += 5
+    print(json.dumps({"steps": steps, "seconds": time.perf_counter() - start}), flush=True)
+    return 0
+
+
+def _line(result: dict[str, Any]) -> str:
+    cell = f"{result['case']} {result['dtype']} x{result['models']} {result['way']}: "
+    if "error" in result:
+        return cell + result["error"]
+    words = f"{result['ms_a_model_step']:.3f} ms a model-step"
+    if result.get("speed_up"):
+        words += f", {result['speed_up']:.2f}x of {result['control_ms']:.2f} ms"
+    return f"{cell}{words}, ready in {result['ready_s']:.1f} s"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
