@@ -231,7 +231,7 @@ class ModelArray(nn.Module):
         return len(self) - 1
 
     def cut(self, place: int) -> tuple[ModelArray, ModelArray]:
-        """Two arrays in the memory of this one, which ends: models before this place, and others."""
+        """Two arrays in the memory of this one: its models before this place, and the rest."""
         return self._window(slice(0, place)), self._window(slice(place, len(self)))
 
     def checkpoint(self) -> dict[str, Any]:
