@@ -12,12 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from stepscope.bench import catalogue, free_memory, predict_peak
 from stepscope.bench.fake_training import FakePlace, train_fake, train_for_real
 from stepscope.bench.memory_ledger import MemoryLedger
-from stepscope.bench.operator_needs import (
-    MeasuredNeeds,
-    OperatorNeeds,
-    RealTensor,
-    meter_on_host,
-)
+from stepscope.bench.operator_needs import MeasuredNeeds, OperatorNeeds, RealTensor
 from stepscope.bench.task import BenchTask
 from stepscope.bench.workload import Target, TrainingWorkload
 from stepscope.records.predicted_peak import PeakRequest, PredictedPeak
@@ -28,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.bench.workload import Config, Step, TrainingPlace
+from stepscope.fix.memory_meters import meter_on_host
 
 CPU = torch.device("cpu")
 GOAL = 0.03  # of the allocator's peak

@@ -17,13 +17,9 @@ from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import _foreach_utils
 
 from stepscope.bench.memory_ledger import MemoryLedger
-from stepscope.bench.operator_needs import (
-    MeasuredNeeds,
-    matmul_workspaces,
-    meter_on_cuda,
-    meter_on_host,
-)
+from stepscope.bench.operator_needs import MeasuredNeeds, matmul_workspaces
 from stepscope.bench.workload import Config, TrainingPlace
+from stepscope.fix.memory_meters import meter_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,7 +97,7 @@ def train_for_real(
             step(number)
         return place.gradient_bytes
 
-    gradient_bytes, peak = _meter(device)(train)
+    gradient_bytes, peak = meter_on(device)(train)
     return TrainingMemory(peak + kept, 0, gradient_bytes)
 
 
@@ -109,7 +105,7 @@ def _train_fake(
     workload: TrainingWorkload, config: Config, device: torch.device, steps: int
 ) -> TrainingMemory:
     kept = matmul_workspaces(device)
-    needs = MeasuredNeeds(_meter(device), _MOST_TRIED[device.type])
+    needs = MeasuredNeeds(meter_on(device), _MOST_TRIED[device.type])
     ledger, place = MemoryLedger(device.type, needs), FakePlace(device)
     with ExitStack() as stack:
         stack.enter_context(_many_tensors_at_once())
@@ -123,10 +119,6 @@ def _train_fake(
             step(number)
     notes = tuple(sorted(needs.notes))
     return TrainingMemory(ledger.peak_bytes + kept, start, gradients, notes)
-
-
-def _meter(device: torch.device) -> Any:
-    return meter_on_cuda if device.type == "cuda" else meter_on_host
 
 
 def _with(config: Config, **changes: Any) -> Config:

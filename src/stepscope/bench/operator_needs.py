@@ -121,31 +121,6 @@ class MeasuredNeeds:
         return made.zero_()
 
 
-def meter_on_host(call: Callable[[], Any]) -> tuple[Any, int]:
-    """By the profiler's account of the CPU allocator."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        results = call()
-    recorded = profiler.profiler.kineto_results.events()
-    changes = [event for event in recorded if event.name() == "[memory]"]
-    held = highest = 0
-    for change in sorted(changes, key=lambda event: event.start_ns()):
-        held += change.nbytes()
-        highest = max(highest, held)
-    return results, highest
-
-
-def meter_on_cuda(call: Callable[[], Any]) -> tuple[Any, int]:
-    """By the allocator's own counter."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    results = call()
-    torch.cuda.synchronize()
-    return results, torch.cuda.max_memory_allocated() - before
-
-
 @cache
 def matmul_workspaces(device: torch.device) -> int:
     """Bytes that the matrix library keeps once it was used forward and backward; none on a CPU.

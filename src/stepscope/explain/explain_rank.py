@@ -109,6 +109,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             cpu=analysis.compute_once(measure_cpu_use),
             strategies=analysis.strategies,
             layout=folder.layout if folder else {},
+            similar=folder.similar if folder else None,
             cycles=max(1, len(steps.cycles_ns)),
             run=run,
         )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
 
 SPREAD = 0.05
-_TAIL = 0.4  # of a wave of blocks: what the last one leaves idle
+TAIL = 0.4  # of a wave of blocks: what the last one leaves idle
 
 
 def grow_batch(context: StepContext, factor: float) -> Outcome:
@@ -94,8 +94,8 @@ def _grown_ns(context: StepContext, factor: float) -> Floats:
     tasks = context.graph.tasks
     blocks = task_blocks(context) * context.grown
     wave = float(context.multiprocessors)
-    before = np.maximum(1.0, blocks / wave + _TAIL)
-    after = np.maximum(1.0, blocks * factor / wave + _TAIL)
+    before = np.maximum(1.0, blocks / wave + TAIL)
+    after = np.maximum(1.0, blocks * factor / wave + TAIL)
     product = (
         (blocks > 0) & (context.operators.family != Family.OTHER) & ~_find_weight_gradients(context)
     )

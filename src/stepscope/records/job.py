@@ -156,6 +156,14 @@ class HostClock(msgspec.Struct, frozen=True, kw_only=True):
     ptp_devices: tuple[str, ...] = ()
 
 
+class SimilarRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a run looks like one of a search: the same script with other arguments."""
+
+    script: str
+    count: int  # runs beside it of the same script, with other arguments
+    options: tuple[str, ...] = ()  # its own arguments that searches have, such as --seed
+
+
 class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     """The files next to a trace in a run folder; every part may be missing."""
 
@@ -173,6 +181,7 @@ class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     load: HostLoad | None = None  # rank.json's "host_load"
     collectives: LoggedCollectives | None = None  # of the whole run
     links: RankLinks | None = None  # what its connections have sent
+    similar: SimilarRuns | None = None  # None if the command is not known
 
 
 class RankPart(msgspec.Struct, frozen=True, kw_only=True):

@@ -44,6 +44,9 @@ SET_TO_NONE = _add(
     "set-to-none", "call zero_grad(set_to_none=True): gradients are written, not added to zeros"
 )
 BATCH = _add("batch", "use a larger batch: each operator has more to do per call")
+FUSE = _add(
+    "fuse", "train several of these models as one array: stepscope.fix.fuse, stepscope sweep"
+)
 NO_SYNC = _add(
     "no-sync", "keep values on the device and read them every N steps; copy with non_blocking=True"
 )

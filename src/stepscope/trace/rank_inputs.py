@@ -62,10 +62,13 @@ def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> Rank
     from stepscope.trace.measured_steps import STEPS
     from stepscope.trace.rank_folder import read_rank_folder
     from stepscope.trace.run_times import read_run_times
+    from stepscope.trace.similar_runs import find_similar_runs
     from stepscope.trace.stack_samples import read_stack_samples
     from stepscope.trace.step_files import read_step_columns
 
     folder = read_rank_folder(path)
+    if folder is not None:
+        folder = replace(folder, similar=find_similar_runs(path.parent))
     oddities = Oddities(STEPS)
     steps = read_step_columns(path.parent, oddities)
     samples, sample_notes = read_stack_samples(path.parent)

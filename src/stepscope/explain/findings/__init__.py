@@ -65,6 +65,7 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
         "evaluation_share",
         "checkpoint_share",
         "start_up",
+        "one_of_many",
         "healthy",
     ),
     "job": ("not_training_together", "straggler", "pipeline_bubble"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stepscope.records import explanation
     from stepscope.records.efficiency import Efficiency, Spot
     from stepscope.records.explanation import Finding, Place, Severity
-    from stepscope.records.job import Job
+    from stepscope.records.job import Job, SimilarRuns
     from stepscope.records.memory import Memory
     from stepscope.records.nccl import NcclLog
     from stepscope.records.strategies import RankStrategy, Strategy
@@ -55,6 +55,7 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     cpu: CpuUse | None = None  # for a step that computes on the CPU
     strategies: tuple[RankStrategy, ...] = ()
     layout: dict[str, Any] = {}  # rank.json's "communication"; empty for a bare trace
+    similar: SimilarRuns | None = None  # runs of the same script beside this one
     cycles: int = 1  # steps in the budget's window
     run: RankRun | None = None  # all steps of the rank, where they were captured
 

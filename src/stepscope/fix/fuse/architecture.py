@@ -1,7 +1,9 @@
-"""Whether models are of one architecture, and which settings each has of its own."""
+"""Whether models are of one architecture, which settings each has of its own, and the template
+whose code computes for all."""
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,3 +95,30 @@ def loose_tensors(model: nn.Module) -> list[str]:
         for name, value in vars(module).items()
         if isinstance(value, torch.Tensor)
     ]
+
+
+def check_lengths(count: int, **given: Sequence[Any]) -> None:
+    """UsageError unless each is empty or has one value for each model."""
+    for name, values in given.items():
+        if values and len(values) != count:
+            raise UsageError(f"{len(values)} {name} for {count} models: give one for each")
+
+
+def make_template(model: nn.Module) -> nn.Module:
+    """The model's code and settings without its tensors, which come from the stacks."""
+    with torch.no_grad():
+        memo = {id(one): one for one in (*model.parameters(), *model.buffers())}
+        return copy.deepcopy(model, memo)
+
+
+def refresh_flat_weights(module: nn.Module) -> None:
+    """Recurrent modules keep a list of their weights beside the weights themselves."""
+    if isinstance(module, nn.RNNBase):
+        names = module._flat_weights_names
+        module._flat_weights = [module._parameters.get(name) for name in names]
+
+
+def leave_stacks(model: nn.Module) -> None:
+    """Give a model tensors of its own."""
+    for one in (*model.parameters(), *model.buffers()):
+        one.data = one.data.clone()

@@ -23,7 +23,14 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from stepscope.errors import UsageError
-from stepscope.fix.fuse.architecture import check_alike, settle
+from stepscope.fix.fuse.architecture import (
+    check_alike,
+    check_lengths,
+    leave_stacks,
+    make_template,
+    refresh_flat_weights,
+    settle,
+)
 from stepscope.fix.fuse.captured import CapturedStep
 from stepscope.fix.fuse.choose import Choose, Chooser
 from stepscope.fix.fuse.compiled import CompiledFunction, check_can_compile
@@ -31,7 +38,7 @@ from stepscope.fix.fuse.ledger import recording
 from stepscope.fix.fuse.model_streams import Streams
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
 from stepscope.fix.fuse.rules import stack_results
-from stepscope.fix.fuse.stacked import NotFusableError, Stacked
+from stepscope.fix.fuse.stacked import NotFusableError, Stacked, of_model, stack_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,10 +59,12 @@ class ModelArray(nn.Module):
         random: Sequence[list[Any]] | None = None,
         draws: Draws = "own",
         choose: Choose | None = None,
+        in_place: bool = False,
     ) -> None:
+        """`in_place`: models that are windows into one memory already, side by side, stay there."""
         super().__init__()
         check_alike(models)
-        _check_lengths(len(models), optimizers=optimizers, schedulers=schedulers, seeds=seeds or ())
+        check_lengths(len(models), optimizers=optimizers, schedulers=schedulers, seeds=seeds or ())
         self._models = tuple(models)  # a tuple: not this module's children
         self._schedulers = list(schedulers)
         if draws not in ("own", "together"):
@@ -73,8 +82,8 @@ class ModelArray(nn.Module):
         self._stacks: dict[str, torch.Tensor] = {}
         self._alone: dict[str, str] = {}
         self._proven: set[str] = set()
-        self._template = (_template(models[0]),)
-        self._join()
+        self._template = (make_template(models[0]),)
+        self._join(in_place=in_place)
         self.optimizer = ArrayOptimizer(self, optimizers) if optimizers else None
 
     # Training.
@@ -169,6 +178,10 @@ class ModelArray(nn.Module):
 
     # The models.
 
+    @property
+    def schedulers(self) -> list[Any]:
+        return list(self._schedulers)
+
     def __len__(self) -> int:
         return len(self._models)
 
@@ -196,7 +209,7 @@ class ModelArray(nn.Module):
         kept = [number for number in range(len(self)) if number != model]
         if self.optimizer is not None:
             self.optimizer.export(model)
-        _own_tensors(gone)
+        leave_stacks(gone)
         self._take(kept, ())
         return gone
 
@@ -216,6 +229,10 @@ class ModelArray(nn.Module):
         if random is not None:
             self._streams.states[-1] = list(random)
         return len(self) - 1
+
+    def cut(self, place: int) -> tuple[ModelArray, ModelArray]:
+        """Two arrays in the memory of this one: its models before this place, and the rest."""
+        return self._window(slice(0, place)), self._window(slice(place, len(self)))
 
     def checkpoint(self) -> dict[str, Any]:
         """What training goes on from: weights, optimizers, schedulers, random numbers."""
@@ -253,6 +270,22 @@ class ModelArray(nn.Module):
 
     # Inside.
 
+    def _window(self, part: slice) -> ModelArray:
+        joined = self.optimizer
+        array = ModelArray(
+            self._models[part],
+            joined.optimizers[part] if joined is not None else (),
+            self._schedulers[part],
+            random=self._streams.states[part],
+            draws="together" if self._streams.together else "own",
+            in_place=True,
+        )
+        if joined is not None and array.optimizer is not None:
+            array.optimizer.restore(joined.states_of(part))
+        array.training, array._chooser = self.training, self._chooser
+        array._ledger, array._alone, array._proven = self._ledger, self._alone, self._proven
+        return array
+
     @contextmanager
     def _computing(self) -> Iterator[None]:
         """Meanwhile rules find this array's random numbers and choices, and note what they do."""
@@ -269,7 +302,7 @@ class ModelArray(nn.Module):
 
         return tree_map(share, values)
 
-    def _join(self) -> None:
+    def _join(self, *, in_place: bool = False) -> None:
         """Stack all models' tensors, and make the models' own windows into the stacks."""
         template = self._template[0]
         self._alone |= settle(template, self._models)
@@ -284,17 +317,20 @@ class ModelArray(nn.Module):
                         continue
                     full = f"{path}.{name}".lstrip(".")
                     if id(first) not in made:
-                        made[id(first)] = self._stack_one(full, path, kind, name)
+                        made[id(first)] = self._stack_one(full, path, kind, name, in_place)
                     stacked = Stacked(made[id(first)], len(self))
                     getattr(template.get_submodule(path), kind)[name] = stacked
         for path, module in template.named_modules():
-            _refresh_flat_weights(module)
+            refresh_flat_weights(module)
             if "forward" not in vars(module):
                 module.forward = partial(self._compute, path, module.forward)
 
-    def _stack_one(self, full: str, path: str, kind: str, name: str) -> torch.Tensor:
+    def _stack_one(
+        self, full: str, path: str, kind: str, name: str, in_place: bool
+    ) -> torch.Tensor:
         own = [getattr(model.get_submodule(path), kind)[name] for model in self._models]
-        stack = torch.stack([one.detach() for one in own])
+        values = [one.detach() for one in own]
+        stack = stack_in_place(values) if in_place else torch.stack(values)
         if kind == "_parameters":
             parameter = nn.Parameter(stack, requires_grad=own[0].requires_grad)
             self.register_parameter(full.replace(".", "/"), parameter)
@@ -336,17 +372,17 @@ class ModelArray(nn.Module):
             return self._compute_alone(path, args, kwargs)
         if path in self._proven:
             return forward(*args, **kwargs)
-        before = self._changing(path)
+        before = self.changing(path)
         try:
             result = forward(*args, **kwargs)
         except NotFusableError as error:
-            self._undo(before)
+            self.undo(before)
             self._alone[path] = str(error)
             return self._compute_alone(path, args, kwargs)
         self._proven.add(path)
         return result
 
-    def _changing(self, path: str) -> tuple[dict[str, torch.Tensor], list[Any]]:
+    def changing(self, path: str = "") -> tuple[dict[str, torch.Tensor], list[Any]]:
         """What a forward pass may change before it fails: buffers and random numbers."""
         buffers = dict(self._template[0].get_submodule(path).named_buffers())
         saved = {
@@ -356,16 +392,23 @@ class ModelArray(nn.Module):
             list(states) for states in self._streams.states
         ]
 
-    def _undo(self, before: tuple[dict[str, torch.Tensor], list[Any]]) -> None:
-        for name, values in before[0].items():
-            self._stacks[name].copy_(values)
-        self._streams.states = before[1]
+    def undo(
+        self, before: tuple[dict[str, torch.Tensor], list[Any]], models: Sequence[int] | None = None
+    ) -> None:
+        """What `changing` gave, for all models or these."""
+        chosen = range(len(self)) if models is None else models
+        with torch.no_grad():
+            for name, values in before[0].items():
+                for model in chosen:
+                    self._stacks[name][model].copy_(values[model])
+        for model in chosen:
+            self._streams.states[model] = list(before[1][model])
 
     def _compute_alone(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         results = []
         for number, model in enumerate(self._models):
             module = model.get_submodule(path)
-            own_args, own_kwargs = tree_map(partial(_own, number), (args, kwargs))
+            own_args, own_kwargs = tree_map(partial(of_model, number), (args, kwargs))
             tensors = self._own_tensors(module, path, number)
             with self._streams.of(number):
                 results.append(torch.func.functional_call(module, tensors, own_args, own_kwargs))
@@ -405,32 +448,3 @@ def fuse(
     on this device (usual on a GPU); "rules": none is (usual on a CPU).
     """
     return ModelArray(models, optimizers, schedulers, seeds, random, draws, choose)
-
-
-def _check_lengths(count: int, **given: Sequence[Any]) -> None:
-    for name, values in given.items():
-        if values and len(values) != count:
-            raise UsageError(f"{len(values)} {name} for {count} models: give one for each")
-
-
-def _template(model: nn.Module) -> nn.Module:
-    """The model's code and settings without its tensors, which come from the stacks."""
-    with torch.no_grad():
-        memo = {id(one): one for one in (*model.parameters(), *model.buffers())}
-        return copy.deepcopy(model, memo)
-
-
-def _refresh_flat_weights(module: nn.Module) -> None:
-    """Recurrent modules keep a list of their weights beside the weights themselves."""
-    if isinstance(module, nn.RNNBase):
-        names = module._flat_weights_names
-        module._flat_weights = [module._parameters.get(name) for name in names]
-
-
-def _own_tensors(model: nn.Module) -> None:
-    for one in (*model.parameters(), *model.buffers()):
-        one.data = one.data.clone()
-
-
-def _own(number: int, value: Any) -> Any:
-    return value.of(number) if isinstance(value, Stacked) else value

@@ -175,15 +175,34 @@ class ArrayOptimizer:
         self._states = {name: {} for name in self._groups}
         self.restore((states, list(saved["steps"])))
 
+    def copies(self) -> tuple[dict[str, State], list[int], list[dict[Any, Any]]]:
+        """All states, to go back to exactly: loading a state dict would change dtypes."""
+        own = [
+            {weight: copy.deepcopy(state) for weight, state in optimizer.state.items()}
+            for optimizer in self.optimizers
+        ]
+        return (*self.states_of(range(len(self.optimizers))), own)
+
+    def put_back(self, copies: tuple[dict[str, State], list[int], list[dict[Any, Any]]]) -> None:
+        """What `copies` gave, once."""
+        states, steps, own = copies
+        self._states = {name: {} for name in self._groups}
+        self.restore((states, steps))
+        for optimizer, state in zip(self.optimizers, own, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(state)
+
     # The states, when models come and go.
 
-    def states_of(self, models: Sequence[int]) -> tuple[dict[str, State], list[int]]:
-        chosen = list(models)
+    def states_of(self, models: Sequence[int] | slice) -> tuple[dict[str, State], list[int]]:
+        """Copies; of a slice, windows."""
+        chosen = models if isinstance(models, slice) else list(models)
         states = {
             name: {kind: value[chosen] for kind, value in state.items()}
             for name, state in self._states.items()
         }
-        return states, [int(self._counts[model]) for model in chosen]
+        places = range(len(self.optimizers))[chosen] if isinstance(chosen, slice) else chosen
+        return states, [int(self._counts[model]) for model in places]
 
     def restore(self, states: tuple[dict[str, State], list[int]]) -> None:
         """Models beyond those are new: their state is empty."""

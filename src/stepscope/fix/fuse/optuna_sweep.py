@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.fuse.sweep import SweptTrial, sweep
+from stepscope.fix.fuse.sweep import sweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from stepscope.fix.fuse.sweep import Build
+    from stepscope.fix.fuse.trials import Build, SweptTrial
 
 
 def optimize(
@@ -54,6 +54,7 @@ def optimize(
         if trial.state == "finished":
             study.tell(own, trial.loss)
         else:
-            study.tell(own, state=TrialState.PRUNED)
+            ending = TrialState.FAIL if trial.state == "failed" else TrialState.PRUNED
+            study.tell(own, state=ending)
         ended.append(trial)
     return ended

@@ -155,6 +155,27 @@ class Stacked(torch.Tensor):
         raise NotFusableError(f"{func} was called below torch's functions")
 
 
+def stack_in_place(windows: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor over windows that lie side by side in one memory; others are copied."""
+    first = windows[0]
+    begins = [window.storage_offset() for window in windows]
+    apart = begins[1] - begins[0] if len(windows) > 1 else first.numel()
+    together = all(
+        window.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        and window.stride() == first.stride()
+        and begin == begins[0] + place * apart
+        for place, (window, begin) in enumerate(zip(windows, begins, strict=True))
+    )
+    if not together or (apart < first.numel() and len(windows) > 1):
+        return torch.stack(list(windows))
+    return first.as_strided((len(windows), *first.shape), (apart, *first.stride()), begins[0])
+
+
+def of_model(number: int, value: Any) -> Any:
+    """One model's tensor of a Stacked; all else as it is."""
+    return value.of(number) if isinstance(value, Stacked) else value
+
+
 def all_common(*values: Any) -> bool:
     """Whether every tensor of the array in these is one that all models share."""
     for value in values:

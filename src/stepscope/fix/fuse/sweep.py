@@ -15,39 +15,18 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.fix.fuse.trial_array import TrialArray
+from stepscope.fix.fuse.trials import SweptTrial, TrialFailedError, start_trial
 
-from stepscope.errors import UsageError
-from stepscope.fix.fuse.architecture import describe
-from stepscope.fix.fuse.array import ModelArray, fuse
-from stepscope.fix.random_states import restore, states_now
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-Settings = Mapping[str, Any]
-Build = Callable[[Settings], tuple[nn.Module, torch.optim.Optimizer, Iterable[Any], Any]]
-_PARTS = 4  # of what build returns
+    from stepscope.fix.fuse.trials import Build, Settings, StartedTrial
 
-
-@dataclass(slots=True)
-class SweptTrial:
-    """One setting: how far it is, and how it does."""
-
-    number: int
-    config: Settings
-    seed: int = 0
-    step: int = 0
-    losses: list[float] = field(default_factory=list)  # the mean since the one before
-    state: str = "waiting"  # then training, finished, stopped or failed
-    model: nn.Module | None = None  # once it has left its array
-
-    @property
-    def loss(self) -> float:
-        """The last one; infinite before the first."""
-        return self.losses[-1] if self.losses else float("inf")
+_MOST_ON_DEVICE, _MOST_ON_HOST = 64, 8  # models that "auto" trains together; more gain little
 
 
 def grid(**values: Sequence[Any]) -> list[dict[str, Any]]:
@@ -62,37 +41,19 @@ def sweep(
     configs: Iterable[Settings],
     *,
     steps: int,
-    width: int = 8,
+    width: int | None = 8,
     every: int = 50,
     seed: int = 0,
     stop: Callable[[SweptTrial], bool] = lambda _trial: False,
 ) -> Iterator[SweptTrial]:
     """Trials as they end. `configs` may be endless or wait for results: one is asked for whenever
-    a place in an array is free."""
+    a place in an array is free. `width` None: as many at a time as fit into memory.
+
+    A trial whose `build` or data raise ends as "failed", with its error; the others go on. If the
+    model or the loss raises, all trials of the array fail.
+    """
     running = _Sweep(build, iter(configs), steps=steps, width=width, every=every, seed=seed)
     yield from running.run(stop)
-
-
-@dataclass(slots=True)
-class _Started:
-    """A trial with what it trains."""
-
-    trial: SweptTrial
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    batches: Iterator[Any]
-    loss: Callable[[Any, Any], Any]
-    random: list[Any]  # its stream of random numbers after it was built
-    since: Any = None  # sum of losses since the last report
-    counted: int = 0
-
-    def next_batch(self, data: Iterable[Any]) -> Any:
-        """Data that end begin again."""
-        batch = next(self.batches, None)
-        if batch is None:
-            self.batches = iter(data)
-            batch = next(self.batches)
-        return batch
 
 
 class _Sweep:
@@ -102,105 +63,91 @@ class _Sweep:
         configs: Iterator[Settings],
         *,
         steps: int,
-        width: int,
+        width: int | None,
         every: int,
         seed: int,
     ) -> None:
-        if width < 1 or steps < 1:
+        if (width is not None and width < 1) or steps < 1:
             raise UsageError("a sweep needs at least one model at a time, and one step")
         self._build, self._configs, self._seed = build, configs, seed
         self._steps, self._width, self._every = steps, width, every
-        self._data: dict[int, Iterable[Any]] = {}
-        self._waiting: deque[_Started] = deque()  # of another architecture than the array's
+        self._waiting: deque[StartedTrial] = deque()  # of another architecture than the array's
+        self._failed: list[SweptTrial] = []
         self._numbers = itertools.count()
 
     def run(self, stop: Callable[[SweptTrial], bool]) -> Iterator[SweptTrial]:
         while first := self._next(None):
             yield from self._train_like(first, stop)
+        yield from self._take_failed()
 
     def _train_like(
-        self, first: _Started, stop: Callable[[SweptTrial], bool]
+        self, first: StartedTrial, stop: Callable[[SweptTrial], bool]
     ) -> Iterator[SweptTrial]:
         """All trials of the first one's architecture, until none is left."""
-        kind = describe(first.model)
-        members = [first]
-        array = fuse([first.model], [first.optimizer], random=[first.random])
-        while members:
-            while len(members) < self._width and (new := self._next(kind)):
-                array.admit(new.model, new.optimizer, random=new.random)
-                members.append(new)
-            self._train(array, members)
-            for place in reversed(range(len(members))):
-                trial = members[place].trial
+        array = TrialArray(first)
+        try:
+            width = self._width or _largest_width(array)
+        except Exception as error:  # of the model or its loss
+            yield _failed(array.remove(0), error)
+            return
+        while len(array):
+            while len(array) < width and (new := self._next(array.kind)):
+                array.add(new)
+            yield from self._take_failed()
+            left = min(self._steps - trial.step for trial in array.trials)
+            try:
+                array.train(min(self._every, left))  # so that nobody trains too far
+            except StepscopeError:
+                raise
+            except TrialFailedError as error:
+                yield _failed(array.remove(error.place), error.__cause__)
+                continue
+            except Exception as error:  # of the code that they have in common
+                yield from [_failed(array.remove(0), error) for _ in range(len(array))]
+                return
+            for place in reversed(range(len(array))):
+                trial = array.trials[place]
                 if trial.step >= self._steps or stop(trial):
                     trial.state = "finished" if trial.step >= self._steps else "stopped"
-                    gone = members.pop(place)
-                    trial.model = array.evict(place) if members else gone.model
-                    self._data.pop(trial.number, None)
-                    yield trial
+                    yield array.remove(place)
 
-    def _train(self, array: ModelArray, members: Sequence[_Started]) -> None:
-        """A few steps, the same number for all, so that nobody trains too far."""
-        left = min(self._steps - one.trial.step for one in members)
-        for _ in range(min(self._every, left)):
-            batches = [self._batch_of(array, place, one) for place, one in enumerate(members)]
-            losses = array.apply_each(
-                lambda *parts: members[0].loss(array, _batch(parts)), *_parts(batches)
-            )
-            array.zero_grad()
-            array.backward(losses)
-            array.step()
-            for one, loss in zip(members, losses.each(), strict=True):
-                one.trial.step += 1
-                one.counted += 1
-                one.since = loss.detach() if one.since is None else one.since + loss.detach()
-        for one in members:
-            one.trial.losses.append(float(one.since) / one.counted)
-            one.since, one.counted = None, 0
-
-    def _batch_of(self, array: ModelArray, place: int, started: _Started) -> Any:
-        with array.drawing_as(place):
-            return started.next_batch(self._data[started.trial.number])
-
-    def _next(self, kind: Any) -> _Started | None:
-        """A trial of this architecture, or of any; those of another wait for their own array."""
+    def _next(self, kind: Any) -> StartedTrial | None:
+        """A trial of this kind, or of any; those of another wait for their own array."""
         for place, started in enumerate(self._waiting):
-            if kind is None or describe(started.model) == kind:
+            if kind is None or started.kind == kind:
                 del self._waiting[place]
                 return started
         while (config := next(self._configs, None)) is not None:
-            started = self._start(config)
-            if kind is None or describe(started.model) == kind:
-                return started
-            self._waiting.append(started)
+            new = self._start(config)
+            if new is not None and (kind is None or new.kind == kind):
+                return new
+            if new is not None:
+                self._waiting.append(new)
         return None
 
-    def _start(self, config: Settings) -> _Started:
-        """As the program would alone: seeded, then built."""
+    def _start(self, config: Settings) -> StartedTrial | None:
         number = next(self._numbers)
-        trial = SweptTrial(number=number, config=config, seed=self._seed, state="training")
-        outer = states_now()
-        torch.manual_seed(self._seed)
         try:
-            built = self._build(config)
-            if not isinstance(built, tuple) or len(built) != _PARTS:
-                raise UsageError("build(config) must return model, optimizer, data and loss")
-            model, optimizer, data, loss = built
-            self._data[number] = data
-            return _Started(trial, model, optimizer, iter(data), loss, states_now())
-        finally:
-            restore(outer)
+            return start_trial(self._build, config, number, self._seed)
+        except UsageError:
+            raise
+        except Exception as error:
+            trial = SweptTrial(number=number, config=config, seed=self._seed)
+            self._failed.append(_failed(trial, error))
+            return None
+
+    def _take_failed(self) -> Iterator[SweptTrial]:
+        failed, self._failed = self._failed, []
+        yield from failed
 
 
-def _parts(batches: Sequence[Any]) -> list[Any]:
-    """Every model's batch, part by part; a part that is one tensor for all is given once."""
-    tuples = [batch if isinstance(batch, tuple | list) else (batch,) for batch in batches]
-    parts = []
-    for own in zip(*tuples, strict=True):
-        shared = all(one is own[0] for one in own) or not isinstance(own[0], torch.Tensor)
-        parts.append(own[0] if shared else list(own))
-    return parts
+def _failed(trial: SweptTrial, error: BaseException | None) -> SweptTrial:
+    trial.state, trial.error = "failed", error
+    return trial
 
 
-def _batch(parts: Sequence[Any]) -> Any:
-    return tuple(parts) if len(parts) > 1 else parts[0]
+def _largest_width(array: TrialArray) -> int:
+    """By memory, and not more than gains anything."""
+    device = next(array.members[0].model.parameters()).device
+    most = _MOST_ON_HOST if device.type == "cpu" else _MOST_ON_DEVICE
+    return max(1, min(most, array.fitting().low))

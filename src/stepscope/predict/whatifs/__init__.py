@@ -29,6 +29,7 @@ _NAMES = (
     "no-data-wait",
     "no-stalls",
     "batch",
+    "fuse",
     "accumulate",
     "checkpoint",
     "workers",

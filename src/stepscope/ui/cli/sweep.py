@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--fuse",
-    default=8,
+    default="8",
     show_default=True,
-    type=click.IntRange(1),
-    help="How many models train at a time, as one array.",
+    metavar="N|auto",
+    help="How many models train at a time, as one array; auto: as many as fit into memory.",
 )
 @click.option(
     "--steps",
@@ -70,15 +70,16 @@ def command(
     Models of one architecture train as one array, each as it would alone.
     """
     from stepscope.ui.sweep.running import run_sweep
-    from stepscope.ui.terminal.tune_progress import shown_trials
+    from stepscope.ui.sweep.table import shown_sweep
 
     words = (*grid, *more)
     journal = _resume(script, words, resume) if resume else _begin(script, words, out, options)
     code = 0
-    with shown_trials(quiet=quiet) as progress:
-        progress.news(f"sweep folder {journal.folder}")
+    if not quiet:
+        say(f"sweep folder {journal.folder}")
+    with shown_sweep(journal.start.steps, quiet=quiet) as shown:
         try:
-            run_sweep(journal, progress)
+            run_sweep(journal, shown)
         except KeyboardInterrupt:
             code = 130
     _print(journal, as_json=as_json)
@@ -99,9 +100,18 @@ def _begin(
     start = SweepStart(
         script=str(Path(script).absolute()),
         grid={name: list(values) for name, values in axes.items()},
+        fuse=_parse_fuse(options.pop("fuse")),
         **options,
     )
     return SweepJournal.create(claim_or_refuse(out, (script,)), start)
+
+
+def _parse_fuse(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--fuse {text}: give a number of models, or auto")
+    return int(text)
 
 
 def _resume(script: str, words: tuple[str, ...], folder: Path) -> SweepJournal:
@@ -121,5 +131,3 @@ def _print(journal: SweepJournal, *, as_json: bool) -> None:
     from stepscope.ui.sweep.words import sweep_json, sweep_text
 
     click.echo(sweep_json(journal) if as_json else sweep_text(journal))
-    if not journal.ended:
-        say(f"no trial has ended; stepscope sweep --resume {journal.folder} goes on")

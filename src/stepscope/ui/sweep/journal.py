@@ -27,7 +27,7 @@ class SweepStart(msgspec.Struct, frozen=True, kw_only=True, tag="start", tag_fie
     script: str
     grid: dict[str, list[Any]]
     steps: int
-    fuse: int
+    fuse: int | None  # None: as many as fit
     every: int
     seed: int
     schema: int = 1
@@ -41,7 +41,8 @@ class EndedTrial(msgspec.Struct, frozen=True, kw_only=True, tag="trial", tag_fie
     state: Literal["finished", "stopped", "failed"]
     steps: int
     losses: list[float]  # the mean of every few steps
-    loss: float | None  # the last of them; None: not finite
+    loss: float | None  # the last of them; None: not finite, or none
+    why: str | None = None  # it failed or was stopped
 
 
 _LINE = msgspec.json.Decoder(SweepStart | EndedTrial)

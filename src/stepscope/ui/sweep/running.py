@@ -7,19 +7,18 @@ import runpy
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from stepscope.errors import NotCapturedError, StepscopeError, UsageError
-from stepscope.records.figures import significant
+from stepscope.errors import NotCapturedError, UsageError
 from stepscope.ui.sweep.journal import BEST, EndedTrial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from stepscope.fix.fuse.sweep import SweptTrial
+    from stepscope.fix.fuse.trials import SweptTrial
     from stepscope.ui.sweep.journal import SweepJournal
-    from stepscope.ui.terminal.tune_progress import TuneProgress
+    from stepscope.ui.sweep.table import SweepTable
 
 
-def run_sweep(journal: SweepJournal, progress: TuneProgress) -> None:
+def run_sweep(journal: SweepJournal, shown: SweepTable) -> None:
     """Every ended trial is in the journal at once; the best one's weights are beside it."""
     from stepscope.fix.fuse.sweep import grid, sweep
 
@@ -29,40 +28,46 @@ def run_sweep(journal: SweepJournal, progress: TuneProgress) -> None:
     done = {trial.number for trial in journal.ended}
     left = [number for number in range(len(settings)) if number not in done]
 
-    def configs() -> Iterator[dict[str, Any]]:
-        yield from (settings[number] for number in left)
-
     def look(trial: SweptTrial) -> bool:
-        words = _words(trial.config)
-        loss = significant(trial.loss)
-        progress.trying(f"{words}: step {trial.step} of {start.steps}, loss {loss}")
+        shown.training(left[trial.number], trial)
         return not math.isfinite(trial.loss)
 
-    options = {"steps": start.steps, "width": start.fuse, "every": start.every, "seed": start.seed}
-    try:
-        for trial in sweep(build, configs(), **options, stop=look):
-            _record(journal, trial, left[trial.number], progress)
-    except StepscopeError:
-        raise
-    except Exception as error:
-        raise _failure(start.script, error) from error
+    configs = (settings[number] for number in left)
+    trials = sweep(
+        build,
+        configs,
+        steps=start.steps,
+        width=start.fuse,
+        every=start.every,
+        seed=start.seed,
+        stop=look,
+    )
+    for trial in trials:
+        ended = _describe(trial, left[trial.number], start.script)
+        journal.add(ended)
+        shown.ended(ended)
+        if journal.best() is ended:
+            _save(journal, trial)
+    if journal.ended and all(trial.state == "failed" for trial in journal.ended):
+        raise NotCapturedError(f"every trial failed, the first with {journal.ended[0].why}")
 
 
-def _record(journal: SweepJournal, trial: SweptTrial, number: int, progress: TuneProgress) -> None:
+def _describe(trial: SweptTrial, number: int, script: str) -> EndedTrial:
     finite = math.isfinite(trial.loss)
-    ended = EndedTrial(
+    why = None
+    if trial.error is not None:
+        why = _failure(script, trial.error)
+    elif trial.state == "stopped":
+        why = "its loss is not finite"
+    return EndedTrial(
         number=number,
         config=dict(trial.config),
-        state="finished" if trial.state == "finished" else "stopped",
+        state=trial.state,  # type: ignore[arg-type]
         steps=trial.step,
-        losses=trial.losses,
+        losses=[loss for loss in trial.losses if math.isfinite(loss)],
         loss=trial.loss if finite else None,
+        why=why,
     )
-    journal.add(ended)
-    how = f"loss {significant(trial.loss)}" if finite else "its loss is not finite"
-    progress.news(f"{_words(trial.config)}: {ended.state} after {trial.step} steps, {how}")
-    if journal.best() is ended:
-        _save(journal, trial)
 
 
 def _save(journal: SweepJournal, trial: SweptTrial) -> None:
@@ -81,7 +86,7 @@ def _load_build(script: str) -> Callable[..., Any]:
     except FileNotFoundError:
         raise UsageError(f"{script} does not exist") from None
     except Exception as error:
-        raise _failure(script, error) from error
+        raise NotCapturedError(_failure(script, error)) from error
     build = names.get("build")
     if not callable(build):
         raise UsageError(
@@ -92,13 +97,9 @@ def _load_build(script: str) -> Callable[..., Any]:
     return found
 
 
-def _failure(script: str, error: Exception) -> StepscopeError:
-    """The place in the user's own file, where there is one."""
+def _failure(script: str, error: BaseException) -> str:
+    """What was raised, and the place in the user's own file where there is one."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == script]
     where = f" in line {own[-1].lineno}" if own else ""
-    return NotCapturedError(f"{script}{where}: {type(error).__name__}: {error}")
-
-
-def _words(config: Any) -> str:
-    return " ".join(f"{name}={value}" for name, value in config.items())
+    return f"{script}{where}: {type(error).__name__}: {error}"

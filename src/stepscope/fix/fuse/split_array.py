@@ -1,0 +1,390 @@
+"""Models that may not fit into memory together: arrays that train one after the other.
+
+    array = fuse_to_fit(models, optimizers, memory_limit=12 << 30)
+    losses = array.train_step(loss, pictures, labels)      # loss(model, pictures, labels)
+
+An array that runs out of memory, in whatever part of a step, is put back to where the step began
+and cut in two halves, which train the same step one after the other: no step is lost, and every
+model trains as it would have.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections import deque
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+
+from stepscope.errors import UsageError
+from stepscope.fix.fuse.architecture import leave_stacks
+from stepscope.fix.fuse.array import ModelArray, fuse
+from stepscope.fix.fuse.largest_array import largest_array
+from stepscope.fix.fuse.stacked import Stacked
+from stepscope.fix.memory_meters import allocatable_bytes, is_out_of_memory
+from stepscope.fix.random_states import restore, states_now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+
+    Loss = Callable[..., Any]  # loss(model, *inputs)
+
+_TEMPORARIES = 8  # tensors of one weight's size that its update makes at most
+
+
+class SplitArray:
+    """What `fuse_to_fit` gives: models by number, in one array or several."""
+
+    def __init__(self, array: ModelArray, memory_limit: int | None = None, **options: Any) -> None:
+        """`options` are those of `fuse` for arrays to come."""
+        self.arrays, self._options = [array], options
+        self.halvings: list[str] = []  # one line for each time that memory ran out
+        self._order: list[nn.Module] = _models(array)
+        self._places = _numbered(self._order)
+        self._limit = memory_limit
+        self._most: int | None = None  # models of an array, once that is known
+        self._proven: WeakSet[ModelArray] = WeakSet()  # arrays whose optimizer has stepped
+        self._steps = 0
+
+    # Training.
+
+    def train_step(
+        self, loss: Loss, *inputs: Any, clip: float | Sequence[float] | None = None
+    ) -> torch.Tensor:
+        """One step of every model: `loss(model, *inputs)`, backward, gradients clipped to the norm
+        `clip`, optimizer. Returns every model's loss.
+
+        An input is one tensor that all models share, or a list with one for each. Models whose
+        inputs differ in shape, such as an epoch's last batch, step one group after the other.
+        """
+        if self._limit is not None and self._most is None:
+            self._cut_to(self._fitting(loss, inputs))
+        losses: dict[int, torch.Tensor] = {}
+        work = deque((array, tuple(range(len(array)))) for array in self.arrays)
+        while work:
+            array, places = work.popleft()
+            given = self._inputs_of(array, inputs)
+            now = _alike(given, places)
+            limits = clip if clip is None else self._own(array, clip)
+            try:
+                values = _StepOfSome(array, now, self._proven).run(loss, given, limits)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                if len(array) == 1:
+                    error.add_note(f"model {self._place_of(array[0])} alone does not fit")
+                    raise
+                values = None
+            if values is None:
+                work.extendleft(reversed(self._halve(array, places)))
+                continue
+            losses |= {self._place_of(array[place]): values[place] for place in now}
+            if rest := tuple(place for place in places if place not in now):
+                work.appendleft((array, rest))
+        self._steps += 1
+        return torch.stack([losses[place] for place in range(len(self))])
+
+    def step_schedulers(self, metrics: Sequence[float] | None = None) -> None:
+        """Every model's scheduler; `metrics` are one for each, where they take one."""
+        for array in self.arrays:
+            array.step_schedulers(None if metrics is None else self._own(array, metrics))
+
+    def drawing_as(self, model: int) -> AbstractContextManager[None]:
+        """Meanwhile torch draws this model's random numbers."""
+        array, place = self._find(model)
+        return array.drawing_as(place)
+
+    def train(self, mode: bool = True) -> SplitArray:
+        for array in self.arrays:
+            array.train(mode)
+        return self
+
+    def eval(self) -> SplitArray:
+        return self.train(False)
+
+    # The models.
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, model: int) -> nn.Module:
+        return self._order[model]
+
+    def state_of(self, model: int) -> dict[str, torch.Tensor]:
+        """A plain state dict that loads into the unfused program."""
+        array, place = self._find(model)
+        return array.state_of(place)
+
+    def evict(self, model: int) -> nn.Module:
+        """Take one model out; it and its optimizer go on alone."""
+        array, place = self._find(model)
+        if len(self) == 1:
+            raise UsageError("the last model cannot leave its array")
+        gone = self._order.pop(model)
+        self._places = _numbered(self._order)
+        if len(array) > 1:
+            array.evict(place)
+        else:
+            if array.optimizer is not None:
+                array.optimizer.export(0)
+            leave_stacks(gone)
+            self.arrays.remove(array)
+        self._proven.discard(array)
+        return gone
+
+    def admit(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        scheduler: Any = None,
+        seed: int | None = None,
+        random: list[Any] | None = None,
+    ) -> int:
+        """Add a model to the smallest array that has room, or in one of its own; its place."""
+        smallest = min(self.arrays, key=len)
+        if self._most is None or len(smallest) < self._most:
+            smallest.admit(model, optimizer, scheduler, seed, random)
+            self._proven.discard(smallest)
+        else:
+            own = [] if optimizer is None else [optimizer]
+            plans = [] if scheduler is None else [scheduler]
+            states = None if random is None else [random]
+            self.arrays.append(fuse([model], own, plans, [seed], states, **self._options))
+        self._order.append(model)
+        self._places = _numbered(self._order)
+        return len(self) - 1
+
+    def checkpoint(self) -> dict[str, Any]:
+        """What training goes on from, by array, and which models each holds."""
+        members = [[self._place_of(one) for one in _models(array)] for array in self.arrays]
+        saved = [array.checkpoint() for array in self.arrays]
+        return {"members": members, "arrays": saved, "most": self._most}
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Go on from a checkpoint, in arrays cut as they were then."""
+        members: list[list[int]] = saved["members"]
+        if sorted(chain(*members)) != list(range(len(self))) or len(self.arrays) > 1:
+            raise UsageError(
+                f"the checkpoint has {sum(map(len, members))} models: resume it in one new array "
+                f"of as many, not of {len(self)}"
+            )
+        (array,) = self.arrays
+        own = array.optimizer.optimizers if array.optimizer is not None else []
+        plans = array.schedulers
+        self.arrays = []
+        for places, state in zip(members, saved["arrays"], strict=True):
+            part = fuse(
+                [self._order[place] for place in places],
+                [own[place] for place in places if own],
+                [plans[place] for place in places if plans],
+                **self._options,
+            )
+            part.resume(state)
+            self.arrays.append(part)
+        self._most = saved["most"]
+
+    def report(self) -> dict[str, Any]:
+        """Of the first array, and how all were cut."""
+        sizes = [len(array) for array in self.arrays]
+        return {**self.arrays[0].report(), "arrays": sizes, "halvings": list(self.halvings)}
+
+    # Inside.
+
+    def _fitting(self, loss: Loss, inputs: Sequence[Any]) -> int:
+        """By the first model and its batch."""
+        first = self.arrays[0]
+        if first.optimizer is None:
+            raise UsageError("this array was fused without optimizers: give one for each model")
+        batch = [self._own_of_model(0, one) for one in inputs]
+        fit = largest_array(
+            first[0], first.optimizer.optimizers[0], loss, *batch, memory=self._limit
+        )
+        return max(1, fit.low)
+
+    def _cut_to(self, most: int) -> None:
+        """Arrays of about one size, none larger."""
+        self._most = most
+        whole = self.arrays.pop()
+        while len(whole) > most:
+            arrays_left = -(-len(whole) // most)
+            part, whole = whole.cut(-(-len(whole) // arrays_left))
+            self.arrays.append(part)
+        self.arrays.append(whole)
+
+    def _halve(
+        self, array: ModelArray, places: Sequence[int]
+    ) -> list[tuple[ModelArray, tuple[int, ...]]]:
+        """The halves, and which of their models have this step still before them."""
+        middle = len(array) // 2
+        self.halvings.append(
+            f"step {self._steps + 1}: out of memory with {len(array)} models, "
+            f"so {middle} and {len(array) - middle} from now on"
+        )
+        self._most = min(len(array) - middle, self._most or len(array))
+        at = self.arrays.index(array)
+        array.zero_grad()
+        self.arrays[at : at + 1] = halves = array.cut(middle)
+        _free_memory(array)
+        first = tuple(place for place in places if place < middle)
+        second = tuple(place - middle for place in places if place >= middle)
+        return [(half, own) for half, own in zip(halves, (first, second), strict=True) if own]
+
+    def _find(self, model: int) -> tuple[ModelArray, int]:
+        wanted = self._order[model]
+        for array in self.arrays:
+            for place, one in enumerate(_models(array)):
+                if one is wanted:
+                    return array, place
+        raise AssertionError("a model without an array")
+
+    def _place_of(self, model: nn.Module) -> int:
+        return self._places[id(model)]
+
+    def _inputs_of(self, array: ModelArray, inputs: Sequence[Any]) -> list[Any]:
+        return [self._own(array, one) for one in inputs]
+
+    def _own(self, array: ModelArray, value: Any) -> Any:
+        """The part of a list with one value for each model."""
+        if isinstance(value, Stacked):
+            value = list(value.each())
+        if not isinstance(value, list | tuple):
+            return value
+        if len(value) != len(self):
+            raise UsageError(f"{len(value)} values for {len(self)} models: one each is needed")
+        return [value[self._place_of(model)] for model in _models(array)]
+
+    def _own_of_model(self, model: int, value: Any) -> Any:
+        return value[model] if isinstance(value, list | tuple) else value
+
+
+class _StepOfSome:
+    """One step of some models of an array; the others stay as they are."""
+
+    def __init__(
+        self, array: ModelArray, places: tuple[int, ...], proven: WeakSet[ModelArray]
+    ) -> None:
+        self._array, self._places, self._proven = array, places, proven
+        self._others = [place for place in range(len(array)) if place not in places]
+        self._before, self._random = array.changing(), states_now()
+        self._weights: list[torch.Tensor] | None = None
+        self._states: Any = None
+
+    def run(
+        self, loss: Loss, inputs: Sequence[Any], clip: float | Sequence[float] | None
+    ) -> torch.Tensor:
+        """Every model's loss. When memory runs out, all is as it was before."""
+        try:
+            return self._run(loss, [self._lent(one) for one in inputs], clip)
+        except Exception as error:
+            if is_out_of_memory(error):
+                traceback.clear_frames(error.__traceback__)  # they hold what the step computed
+                self._restore()
+            raise
+
+    def _run(self, loss: Loss, inputs: Sequence[Any], clip: Any) -> torch.Tensor:
+        array = self._array
+        array.zero_grad()
+        losses = array.apply_each(partial(loss, array), *inputs)
+        array.backward(losses)
+        values = losses.front() if isinstance(losses, Stacked) else torch.stack(list(losses))
+        values = values.detach().clone()
+        del losses
+        if clip is not None:
+            array.clip_grad_norm_(clip)
+        if self._may_run_out():
+            self._remember_weights()
+        skipped = [place in self._others for place in range(len(array))]
+        array.step(skipped if self._others else None)
+        self._put_back_others()
+        self._proven.add(array)
+        return values
+
+    def _lent(self, value: Any) -> Any:
+        """Models that stay compute with the first one's input; nothing of it is kept."""
+        if not isinstance(value, list):
+            return value
+        first = value[self._places[0]]
+        return [first if place in self._others else one for place, one in enumerate(value)]
+
+    def _put_back_others(self) -> None:
+        if self._others:
+            self._array.undo(self._before, self._others)
+
+    def _may_run_out(self) -> bool:
+        """Whether the optimizer may find no memory halfway: the first time that it makes its
+        states, and when hardly more is left than one weight's update needs."""
+        stacks = list(self._array.parameters())
+        device = stacks[0].device
+        if self._array not in self._proven or device.type != "cuda":
+            return True
+        largest = max(stack.nbytes for stack in stacks)
+        return allocatable_bytes(device) < 2 * _TEMPORARIES * int(largest)
+
+    def _remember_weights(self) -> None:
+        """On the host, where the device is short of memory."""
+        stacks = self._array.parameters()
+        self._weights = [stack.detach().to("cpu", copy=True) for stack in stacks]
+        if self._array.optimizer is not None:
+            self._states = self._array.optimizer.copies()
+
+    def _restore(self) -> None:
+        self._array.zero_grad()
+        self._array.undo(self._before)
+        restore(self._random)
+        if self._weights is None:
+            return
+        with torch.no_grad():
+            for stack, value in zip(self._array.parameters(), self._weights, strict=True):
+                stack.copy_(value)
+        if self._array.optimizer is not None:
+            self._array.optimizer.put_back(self._states)
+
+
+def fuse_to_fit(
+    models: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    schedulers: Sequence[Any] = (),
+    seeds: Sequence[int | None] | None = None,
+    random: Sequence[list[Any]] | None = None,
+    *,
+    memory_limit: int | None = None,
+    **options: Any,
+) -> SplitArray:
+    """As `fuse`, with its other options, in as many arrays as `memory_limit` (bytes) makes
+    necessary. Without a limit all are one array until memory runs out."""
+    array = fuse(models, optimizers, schedulers, seeds, random, **options)
+    return SplitArray(array, memory_limit, **options)
+
+
+def _models(array: ModelArray) -> list[nn.Module]:
+    return [array[place] for place in range(len(array))]
+
+
+def _numbered(models: Sequence[nn.Module]) -> dict[int, int]:
+    return {id(model): place for place, model in enumerate(models)}
+
+
+def _alike(inputs: Sequence[Any], places: Sequence[int]) -> tuple[int, ...]:
+    """Those whose inputs have the shapes of the first one's."""
+
+    def shapes(place: int) -> list[Any]:
+        own = [one[place] for one in inputs if isinstance(one, list)]
+        return [(one.shape, one.dtype) if isinstance(one, torch.Tensor) else None for one in own]
+
+    first = shapes(places[0])
+    return tuple(place for place in places if shapes(place) == first)
+
+
+def _free_memory(array: ModelArray) -> None:
+    """What the failed step held, so that the halves get it."""
+    device = next(array.parameters()).device
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,147 @@
+"""A step that trains several models as one array: as many launches, each with more work."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.explain.flops import DTYPES
+from stepscope.explain.replay.schedule import step_ns
+from stepscope.explain.work import Kind
+from stepscope.predict.batch_growth import TAIL, task_blocks
+from stepscope.predict.edit import scale_calls
+from stepscope.predict.kernels import FLOOR_NS, MEMORY_SHARE, Family
+from stepscope.predict.outcome import Outcome, Refused
+from stepscope.predict.peaks import peak_at_batch
+from stepscope.predict.stalls import grow_stalls
+from stepscope.records.figures import percent, size
+from stepscope.records.prediction import PeakMemory
+
+if TYPE_CHECKING:
+    from stepscope.explain.replay.graph import Floats, StepGraph
+    from stepscope.predict.step_context import StepContext
+
+# ResNet-18 on an H200, bf16: an array of 4 and one of 8 took 1.20 and 1.25 times the host-bound
+# step of one model.
+HOST_GROWTH = 1.2
+_RESIDENT_PRODUCTS, _RESIDENT_OTHERS = 2, 8  # thread blocks on one multiprocessor
+_PRODUCT_SHARE = 0.5  # of the peak: what grouped convolutions and batched products reach
+_DOUBT = 0.15  # of the whole step, besides the bounds: grouped kernels are others than one model's
+_BUSY = 0.8  # of the step: a device that has no room for others
+
+
+def fuse_models(context: StepContext, count: int) -> Outcome:
+    """Refuses a CPU, and a job of several ranks."""
+    if context.on_host or not len(context.graph.tasks):
+        raise Refused("fuse: the trace has no accelerator; on a CPU an array gains little")
+    if (context.trace.world_size or 1) > 1 or (context.graph.tasks.kind == Kind.COMM).any():
+        raise Refused("fuse: the job has several ranks; an array trains on one device")
+    least, most = _bounds(context, count)
+    likely = np.sqrt(least * most)
+    host = scale_calls(context.graph, np.ones(len(context.graph.calls), np.bool_), HOST_GROWTH)
+    graph = _with_durations(host, likely)
+    slow, fast = (step_ns(_with_durations(host, durations)) for durations in (most, least))
+    peak = _peak(context, count)
+    return Outcome(
+        context=replace(context, graph=graph, stalls=grow_stalls(context.stalls, float(count))),
+        assumptions=(
+            f"{count} models of one architecture, each with its own batch: as many launches as "
+            f"one, host time times {HOST_GROWTH:g}; a kernel takes longer once it fills the device",
+            *_busy_words(context),
+            *_memory_words(context, peak, count),
+        ),
+        spread=0.0,
+        doubt=math.hypot(_DOUBT, math.log(slow / fast) / 4),  # the bounds are two deviations away
+        samples=float(count),
+        repeats=step_ns(graph) / step_ns(context.graph),
+        peak=peak,
+    )
+
+
+def _bounds(context: StepContext, count: int) -> tuple[Floats, Floats]:
+    """Each task with the work of `count` models, at least and at most.
+
+    A kernel that does not fill the device takes no longer until it does: with one thread block on
+    every multiprocessor at the latest, with as many as can be resident at the earliest. From there
+    on it goes on at the rate that it has now. Where the trace does not say its blocks, its FLOPs
+    and bytes give the earliest.
+    """
+    tasks = context.graph.tasks
+    blocks = task_blocks(context)
+    is_product = context.operators.family != Family.OTHER
+    resident = np.where(is_product, _RESIDENT_PRODUCTS, _RESIDENT_OTHERS)
+    start = np.minimum(tasks.dur_ns, FLOOR_NS)
+    rest = tasks.dur_ns - start
+    ideal = count * _ideal_ns(context)
+
+    def grown(per_wave: Floats | float) -> Floats:
+        before = np.maximum(1.0, blocks / per_wave + TAIL)
+        after = np.maximum(1.0, blocks * count / per_wave + TAIL)
+        return start + rest * np.where(blocks > 0, after / before, count)
+
+    most = grown(float(context.multiprocessors))
+    earliest = np.where(blocks > 0, grown(context.multiprocessors * resident), tasks.dur_ns)
+    known = ((blocks > 0) | (ideal > 0)) & (tasks.kind == Kind.COMPUTE)
+    least = np.where(known, np.maximum(earliest, start + np.minimum(ideal, count * rest)), most)
+    return np.minimum(least, most), most
+
+
+def _ideal_ns(context: StepContext) -> Floats:
+    """One model's work at the rate of a device that is full; 0 if it is not known."""
+    operators, ceilings = context.operators, context.ceilings
+    ideal: Floats = np.zeros(len(context.graph.tasks))
+    if ceilings is None:
+        return ideal
+    if ceilings.bytes_s:
+        moved = np.maximum(operators.bytes_moved, 0) * operators.share
+        ideal = np.maximum(ideal, moved / (MEMORY_SHARE * ceilings.bytes_s) * 1e9)
+    for code, dtype in enumerate(DTYPES):
+        if peak := ceilings.flops.get(dtype):
+            flops = np.where(operators.dtype == code, np.maximum(operators.flops, 0), 0.0)
+            ideal = np.maximum(ideal, flops * operators.share / (_PRODUCT_SHARE * peak) * 1e9)
+    return ideal
+
+
+def _with_durations(graph: StepGraph, dur_ns: Floats) -> StepGraph:
+    return replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
+
+
+def _busy_words(context: StepContext) -> tuple[str, ...]:
+    busy = context.graph.device_ns / max(1.0, step_ns(context.graph))
+    if busy < _BUSY:
+        return ()
+    return (
+        f"the device is busy for {percent(min(1.0, busy))} of the step already: only kernels that "
+        "leave multiprocessors without work gain",
+    )
+
+
+def _peak(context: StepContext, count: int) -> PeakMemory | None:
+    """Nearly all of it is each model's own; what is not, such as workspaces, is in the interval."""
+    if context.memory is not None:
+        one = PeakMemory(**dict.fromkeys(PeakMemory.__struct_fields__, context.memory.peak_bytes))
+    else:
+        arithmetic = peak_at_batch(context, context.grown)
+        if arithmetic is None:
+            return None
+        one = arithmetic
+    return PeakMemory(
+        size_bytes=one.size_bytes * count,
+        low_bytes=round(0.85 * one.low_bytes * count),
+        high_bytes=round(1.1 * one.high_bytes * count),
+    )
+
+
+def _memory_words(context: StepContext, peak: PeakMemory | None, count: int) -> tuple[str, ...]:
+    used = set(context.trace.device.device.tolist())
+    room = [one.memory_bytes for one in context.trace.devices if one.id in used]
+    if peak is None or not room or room[0] <= 0 or peak.size_bytes <= room[0]:
+        return ()
+    fitting = room[0] * count // peak.size_bytes
+    return (
+        f"{count} models need about {size(peak.size_bytes)}, the device has {size(room[0])}: about "
+        f"{fitting} fit at a time",
+    )
