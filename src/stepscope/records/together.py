@@ -3,7 +3,7 @@
     <run>/together/
         server.json                          one ServerFacts
         worker-00003-0.jsonl                 rank 3, its first life: Pull, Push
-        shard-0000-1.jsonl                   shard 0, its first actor: Applied, Served
+        shard-0000-1.jsonl                   shard 0, its first actor: UpdateApplied, PullServed
         coordinator.jsonl                    MemberChange, ClockClosed, CheckpointCut, ShardRestored
 
 Every line is one record as a JSON object; its `event` is the key of EVENT_TYPES that names its
@@ -107,7 +107,7 @@ class Push:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Applied:
+class UpdateApplied:
     """A shard changed its parameters: one optimizer step."""
 
     event: ClassVar[str] = "applied"
@@ -124,7 +124,7 @@ class Applied:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Served:
+class PullServed:
     """A shard answered a pull."""
 
     event: ClassVar[str] = "served"
@@ -199,15 +199,22 @@ class ShardRestored:
 
 
 ServerEvent = (
-    Pull | Push | Applied | Served | MemberChange | ClockClosed | CheckpointCut | ShardRestored
+    Pull
+    | Push
+    | UpdateApplied
+    | PullServed
+    | MemberChange
+    | ClockClosed
+    | CheckpointCut
+    | ShardRestored
 )
 EVENT_TYPES: dict[str, type[ServerEvent]] = {
     kind.event: kind
     for kind in (
         Pull,
         Push,
-        Applied,
-        Served,
+        UpdateApplied,
+        PullServed,
         MemberChange,
         ClockClosed,
         CheckpointCut,
