@@ -1,54 +1,68 @@
-"""Consistency of training through a parameter server: how far workers may run ahead of others."""
+"""The four consistency models: how far apart workers may be when one of them reads.
+
+Standard library only: the training process imports this file.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import msgspec
-import numpy as np
+from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from stepscope.records.together import Mode
 
-ConsistencyName = Literal["strong", "bounded", "eventual", "weak"]
-NAMES: tuple[ConsistencyName, ...] = get_args(ConsistencyName)
-_TAKES_STEPS = ("bounded", "weak")
-HOW = "give strong, bounded:STEPS, eventual or weak:STEPS, such as bounded:3"
+_SPELLING = re.compile(r"(strong|bounded|eventual|weak)(?::(\d{1,9})|\((\d{1,9})\))?", re.ASCII)
+_DEFAULT_WINDOW = 8  # clocks that a weak reader may keep its copy
 
 
-class Consistency(msgspec.Struct, frozen=True, kw_only=True):
-    """strong: all workers wait for each other at every step. bounded: a worker is at most `steps`
-    steps ahead of the slowest. eventual: nobody waits. weak: nobody waits, and a worker goes on
-    with the parameters it has until they are `steps` steps old."""
+@dataclass(frozen=True, slots=True)
+class Consistency:
+    """`bound` is in clocks: the largest read gap if bounded, the oldest copy if weak."""
 
-    name: ConsistencyName
-    steps: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.steps}" if self.name in _TAKES_STEPS else self.name
+    mode: Mode
+    bound: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Consistency:
-        """Raises ValueError with what to write instead."""
-        word, colon, number = text.strip().partition(":")
-        name = next((name for name in NAMES if name == word), None)
-        if name is None or bool(colon) != (name in _TAKES_STEPS):
-            raise ValueError(HOW)
-        if not colon:
-            return cls(name=name)
-        least = 0 if name == "bounded" else 1
-        if not number.isascii() or not number.isdigit() or int(number) < least:
-            raise ValueError(HOW)
-        return cls(name=name, steps=int(number))
+        """From "strong", "bounded:3", "eventual", "weak" or "weak:8"."""
+        spelled = _SPELLING.fullmatch(text.strip())
+        if spelled is None:
+            raise _unknown(text)
+        mode, number = spelled[1], spelled[2] or spelled[3]
+        if mode == "bounded" and number is not None:
+            return cls("bounded", int(number))
+        if mode == "weak":
+            return cls("weak", _DEFAULT_WINDOW if number is None else int(number))
+        if mode == "strong" and number is None:
+            return cls("strong", 0)
+        if mode == "eventual" and number is None:
+            return cls("eventual", None)
+        raise _unknown(text)
 
-    def needed_clocks(self, steps: int) -> NDArray[np.int64]:
-        """For each of a worker's steps, what all workers must have finished before it starts."""
-        clock = np.arange(steps + 1, dtype=np.int64)
-        if self.name in ("eventual", "weak"):
-            return np.zeros_like(clock)
-        return np.maximum(clock - self.steps, 0)
+    @property
+    def synchronous(self) -> bool:
+        """All workers' gradients of a clock become one update."""
+        return self.mode in ("strong", "bounded") and self.bound == 0
 
-    def pulled_clocks(self, steps: int) -> NDArray[np.bool_]:
-        """For each of a worker's steps, whether it asks the servers for the parameters."""
-        clock = np.arange(steps + 1, dtype=np.int64)
-        return clock % (self.steps if self.name == "weak" else 1) == 0
+    @property
+    def largest_gap(self) -> int | None:
+        """A read at clock c has every update before clock c - largest_gap; None: no such promise."""
+        return self.bound if self.mode in ("strong", "bounded") else None
+
+    @property
+    def copy_clocks(self) -> int:
+        """For how many clocks a worker goes on with parameters that it has read once."""
+        return max(1, self.bound or 1) if self.mode == "weak" else 1
+
+    def __str__(self) -> str:
+        return f"{self.mode}:{self.bound}" if self.mode in ("bounded", "weak") else self.mode
+
+
+def _unknown(text: str) -> UsageError:
+    return UsageError(
+        f'consistency "{text}" is not known: use "strong", "bounded:3" (a read misses at most 3 '
+        'clocks), "eventual", or "weak:8" (a copy is used for up to 8 clocks)'
+    )

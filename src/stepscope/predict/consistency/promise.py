@@ -26,7 +26,7 @@ _RUNS = 16  # drawn from the measured one; their spread is the interval
 _LEAST_STEPS, _MOST_STEPS = 400, 10_000  # per worker of a drawn run
 _BOUNDS = 20  # a run is at least so many times as long as a worker may run ahead
 _MOST_REQUESTS = 40_000  # that the queue's loop takes one after the other
-_MOST_NUMBERS = 30_000_000  # held in memory for all runs
+_MOST_NUMBERS = 4_000_000  # held in memory for all runs
 _WARM_UP = 0.1  # of a run: workers start together, which favours those that wait
 _IDLE_SERVER = 0.01  # busier servers make a queue that is worth simulating
 _MODEL_DOUBT = 0.05  # of a throughput, one standard deviation: what the simulation leaves out
@@ -34,7 +34,11 @@ NORMAL_95 = 1.96
 
 
 def promise_throughput(
-    times: WorkerTimes, consistency: Consistency, server: ServerTimes | None = None, *, seed: int = 0
+    times: WorkerTimes,
+    consistency: Consistency,
+    server: ServerTimes | None = None,
+    *,
+    seed: int = 0,
 ) -> ConsistencyPromise:
     """Needs two workers. Without `server`, servers are taken to answer at once."""
     workers = len(times.workers)
@@ -91,7 +95,7 @@ def find_staleness(simulated: SimulatedRuns, consistency: Consistency) -> Stalen
     start, end = simulated.start_ns, simulated.end_ns
     runs, steps, _ = start.shape
     clock = np.arange(steps)[:, None]
-    every = consistency.steps if consistency.name == "weak" else 1
+    every = consistency.copy_clocks
     read = clock[:, 0] // every * every  # the clock at which the parameters were read
     gaps = []
     for run in range(runs):
@@ -112,6 +116,6 @@ def _choose_steps(times: WorkerTimes, consistency: Consistency, *, queued: bool)
     """As long as the measured run, long enough for the bound to matter, and no longer than can be
     simulated in seconds."""
     measured = max(map(len, times.own_ns))
-    wanted = max(_LEAST_STEPS, measured, _BOUNDS * (consistency.steps + 1))
+    wanted = max(_LEAST_STEPS, measured, _BOUNDS * ((consistency.largest_gap or 0) + 1))
     most = max(_LEAST_STEPS // 4, _MOST_REQUESTS // (2 * len(times.workers)))
     return min(wanted, _MOST_STEPS, most if queued else _MOST_STEPS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.predict.consistency.clocks import SimulatedRuns
+from stepscope.predict.consistency.clocks import SimulatedRuns, needed_clocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,14 +39,13 @@ class ServerTimes(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.pull_ns, default=0.0) + max(self.push_ns, default=0.0)
 
 
-def simulate_queued(
-    own_ns: Floats, consistency: Consistency, server: ServerTimes
-) -> SimulatedRuns:
+def simulate_queued(own_ns: Floats, consistency: Consistency, server: ServerTimes) -> SimulatedRuns:
     """`own_ns` is (runs, steps, workers). Every run ends when its first worker has done all steps:
     what the others had left is infinite."""
     runs, steps, workers = own_ns.shape
     service = np.array([server.pull_ns, server.push_ns])
-    needed, pulled = consistency.needed_clocks(steps), consistency.pulled_clocks(steps)
+    needed = needed_clocks(consistency, steps)
+    pulled = np.arange(steps) % consistency.copy_clocks == 0
     start, end = np.full(own_ns.shape, np.inf), np.full(own_ns.shape, np.inf)
     start[:, 0] = 0.0
     row = np.arange(runs)

@@ -58,9 +58,7 @@ def _fading_lag(series: Floats) -> int:
     return int(faded[0]) if len(faded) else len(series)
 
 
-def _draw_places(
-    rng: np.random.Generator, count: int, block: int, runs: int, steps: int
-) -> Places:
+def _draw_places(rng: np.random.Generator, count: int, block: int, runs: int, steps: int) -> Places:
     """Places in a series of `count` steps; a block that passes the end goes on at the start."""
     blocks = -(-steps // block)
     first = rng.integers(0, count, (runs, blocks))

@@ -38,6 +38,7 @@ _NAMES = (
     "bandwidth",
     "latency",
     "no-straggler",
+    "consistency",
     "remove",
     "scale",
 )

@@ -1,0 +1,95 @@
+"""What waiting for others costs, and how much of it a consistency can avoid at best.
+
+Three steps bound every consistency. With a barrier a step takes as long as its slowest worker. With
+bounded staleness workers run ahead of others for a while, but in the long run none is faster than
+the slowest worker is on average. Without any waiting every worker has its own pace.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.records.figures import factor, milliseconds, percent
+from stepscope.records.together_summary import Straggling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from stepscope.records.together_summary import StragglingKind
+    from stepscope.records.worker_times import WorkerTimes
+
+    Floats = NDArray[np.float64]
+
+WORTH = 0.05  # of the step: what is less is no reason to change the consistency
+_SLOWER = 1.1  # a worker whose typical step is this much longer is slow at every step
+
+
+def find_straggling(times: WorkerTimes) -> Straggling:
+    """Needs two workers and one step of each."""
+    means = np.array([series.mean() for series in times.own_ns])
+    medians = np.array([np.median(series) for series in times.own_ns])
+    slowest = int(means.argmax())
+    others = float(np.median(np.delete(medians, slowest)))
+    barrier = mean_of_slowest(times)
+    free = len(means) / float((1 / np.maximum(means, 1.0)).sum())
+    ratio = float(medians[slowest]) / max(others, 1.0)
+    return Straggling(
+        kind=_kind(barrier, float(means[slowest]), free),
+        workers=len(means),
+        barrier_ms=barrier / 1e6,
+        slowest_ms=float(means[slowest]) / 1e6,
+        free_ms=free / 1e6,
+        worker=times.workers[slowest],
+        typical_ratio=ratio,
+        always=ratio >= _SLOWER,
+    )
+
+
+def _kind(barrier: float, slowest: float, free: float) -> StragglingKind:
+    if barrier - free < WORTH * barrier:
+        return "none"
+    return "transient" if barrier - slowest >= slowest - free else "persistent"
+
+
+def mean_of_slowest(times: WorkerTimes) -> float:
+    """The slowest worker's time, on average over steps. Steps that were not measured side by side
+    are taken to be independent."""
+    if times.side_by_side:
+        return float(np.max(times.own_ns, axis=0).mean())
+    return _expected_maximum([np.sort(series) for series in times.own_ns])
+
+
+def _expected_maximum(ordered: Sequence[Floats]) -> float:
+    """Of one draw from each sorted series."""
+    values = np.unique(np.concatenate(ordered))
+    below = np.ones(len(values))
+    for series in ordered:
+        below *= np.searchsorted(series, values, side="right") / len(series)
+    return float((values * np.diff(below, prepend=0.0)).sum())
+
+
+def describe_straggling(found: Straggling) -> str:
+    """A sentence: who is slow and when, and what that means for waiting."""
+    whole = f"a step takes {milliseconds(found.barrier_ms)} if all wait for the slowest"
+    if found.kind == "none":
+        return f"workers take equally long: {whole}, {milliseconds(found.free_ms)} if nobody waits"
+    if found.kind == "transient":
+        return (
+            f"the straggler is transient: slow steps come to different workers. {whole}, and "
+            f"{milliseconds(found.slowest_ms)} at the mean pace of worker {found.worker}, the "
+            "slowest: workers that may run ahead wait less"
+        )
+    slow = (
+        f"worker {found.worker} takes {factor(found.typical_ratio)} times as long as the others"
+        if found.always
+        else f"most slow steps are worker {found.worker}'s"
+    )
+    return (
+        f"the straggler is persistent: {slow}, and its mean step of "
+        f"{milliseconds(found.slowest_ms)} is {percent(found.slowest_ms / found.barrier_ms)} of "
+        "what a barrier costs: bounded staleness only delays the wait"
+    )
