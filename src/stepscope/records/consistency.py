@@ -49,7 +49,7 @@ class Consistency:
 
     @property
     def largest_gap(self) -> int | None:
-        """A read at clock c has every update before clock c - largest_gap; None: no such promise."""
+        """A read at clock c has all updates before clock c - largest_gap; None: not promised."""
         return self.bound if self.mode in ("strong", "bounded") else None
 
     @property

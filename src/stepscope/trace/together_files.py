@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MOST = 2**62  # a larger number is no time, size or count of a training
-_EVENTS = ("pull", "push", "applied", "served", "membership", "restored")
+_NOT_A_NUMBER = re.compile(rb":\s*(?:NaN|-?Infinity)\b")  # the loss of a training that diverged
+_EVENTS = ("pull", "push", "applied", "served", "member", "restored")
 
 
 class _Lost(msgspec.Struct):
@@ -109,7 +111,7 @@ def read_together(runs: Sequence[Path]) -> TogetherEvents | None:
         pushes=_pushes(events["push"]),
         applied=_requests(line for line in events["applied"] if not line.replica),
         served=_requests(events["served"]),
-        evicted=tuple(line.worker for line in events["membership"] if line.change == "evicted"),
+        evicted=tuple(line.worker for line in events["member"] if line.change == "evicted"),
         restored=tuple(line.shard for line in events["restored"]),
         lost_updates=sum(
             max(0, lost.last - lost.first + 1) for line in events["restored"] for lost in line.lost
@@ -142,7 +144,7 @@ def _read_lines(file: Path) -> tuple[list[_Line], Note | None]:
     lines, bad = [], 0
     for place, text in enumerate(texts):
         try:
-            line = decoder.decode(text)
+            line = decoder.decode(_NOT_A_NUMBER.sub(b":null", text))
         except (msgspec.DecodeError, UnicodeDecodeError):
             bad += place < len(texts) - 1 and bool(text.strip())
             continue

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.records.figures import factor, milliseconds, percent
+from stepscope.records.figures import factor, milliseconds
 from stepscope.records.together_summary import Straggling
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from stepscope.records.consistency import Consistency
     from stepscope.records.together_summary import StragglingKind
     from stepscope.records.worker_times import WorkerTimes
 
@@ -73,23 +74,30 @@ def _expected_maximum(ordered: Sequence[Floats]) -> float:
 
 
 def describe_straggling(found: Straggling) -> str:
-    """A sentence: who is slow and when, and what that means for waiting."""
-    whole = f"a step takes {milliseconds(found.barrier_ms)} if all wait for the slowest"
+    """Who is slow, and when."""
+    barrier, slowest, free = map(milliseconds, (found.barrier_ms, found.slowest_ms, found.free_ms))
     if found.kind == "none":
-        return f"workers take equally long: {whole}, {milliseconds(found.free_ms)} if nobody waits"
+        return f"workers take equally long ({barrier} a step with a barrier, {free} without)"
     if found.kind == "transient":
         return (
-            f"the straggler is transient: slow steps come to different workers. {whole}, and "
-            f"{milliseconds(found.slowest_ms)} at the mean pace of worker {found.worker}, the "
-            "slowest: workers that may run ahead wait less"
+            "the straggler is transient: slow steps come to different workers "
+            f"({barrier} a step with a barrier, {slowest} at the slowest worker's mean pace)"
         )
-    slow = (
-        f"worker {found.worker} takes {factor(found.typical_ratio)} times as long as the others"
-        if found.always
-        else f"most slow steps are worker {found.worker}'s"
-    )
-    return (
-        f"the straggler is persistent: {slow}, and its mean step of "
-        f"{milliseconds(found.slowest_ms)} is {percent(found.slowest_ms / found.barrier_ms)} of "
-        "what a barrier costs: bounded staleness only delays the wait"
-    )
+    if found.always:
+        times = f"takes {factor(found.typical_ratio)} times as long as the others"
+        return f"the straggler is persistent: worker {found.worker} {times}"
+    return f"the straggler is persistent: most slow steps are worker {found.worker}'s"
+
+
+def describe_effect(found: Straggling, consistency: Consistency, *, pays: bool) -> str:
+    """What such a straggler means for this consistency."""
+    would = "would " if consistency.synchronous else ""
+    if found.kind == "none":
+        return "there is little waiting to save"
+    if found.kind == "persistent" and consistency.largest_gap is None:
+        return "nobody waits for it, and it adds fewer updates"
+    if found.kind == "persistent":
+        return f"bounded staleness {would or 'only '}{'only delay' if would else 'delays'} the wait"
+    if pays or consistency.synchronous:
+        return f"workers that {'may ' if would else ''}run ahead {would}wait less"
+    return "workers may not run far enough ahead of such steps"

@@ -1,4 +1,4 @@
-"""A run through a parameter server, from its events: who waited, how stale reads were, what paid."""
+"""A run through a parameter server, from its events: who waited, and whether it paid."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.together.own_times import list_steps, worker_times
-from stepscope.explain.together.straggling import WORTH, describe_straggling, find_straggling
+from stepscope.explain.together.straggling import (
+    WORTH,
+    describe_effect,
+    describe_straggling,
+    find_straggling,
+)
 from stepscope.records.figures import factor, percent
 from stepscope.records.together_summary import (
     BlockedBy,
@@ -71,16 +76,17 @@ def judge(
     """Whether running ahead gave more updates than a barrier would have, and why or why not."""
     if straggling is None:
         return "one worker", "one worker waits for nobody"
-    reason = describe_straggling(straggling)
+    gain = rate * straggling.barrier_ms / 1e3 / straggling.workers
+    pays = gain >= 1 + WORTH
+    effect = describe_effect(straggling, consistency, pays=pays)
+    reason = f"{describe_straggling(straggling)}: {effect}"
     if consistency.synchronous:
         return "barrier", reason
-    gain = rate * straggling.barrier_ms / 1e3 / straggling.workers
-    if gain >= 1 + WORTH:
+    if pays:
         times = f"{factor(gain)} times the updates per second of a barrier at every step"
-        return "pays", f"{consistency} gives {times}; {reason}"
-    share = percent(abs(gain - 1))
-    moved = f"{share} {'more' if gain >= 1 else 'fewer'} updates per second than"
-    return "does not pay", f"{consistency} gives {moved} a barrier at every step; {reason}"
+        return "pays", f"{consistency} gives {times}: {reason}"
+    moved = f"{percent(abs(gain - 1))} {'more' if gain >= 1 else 'fewer'} updates per second"
+    return "does not pay", f"{consistency} gives {moved} than a barrier at every step: {reason}"
 
 
 def _span(events: TogetherEvents) -> tuple[int, int]:

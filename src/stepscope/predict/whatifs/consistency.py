@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.errors import UsageError
-from stepscope.explain.together.straggling import describe_straggling, find_straggling
+from stepscope.explain.together.straggling import (
+    WORTH,
+    describe_effect,
+    describe_straggling,
+    find_straggling,
+)
 from stepscope.explain.work import Kind
 from stepscope.predict.consistency.measured_times import find_own_times
 from stepscope.predict.consistency.promise import NORMAL_95, promise_throughput
@@ -63,12 +68,15 @@ def apply(context: StepContext, value: str) -> Outcome:
 
 def assumptions(times: WorkerTimes, promise: ConsistencyPromise) -> tuple[str, ...]:
     """What the workers are like, what would change, and where that comes from."""
-    found = describe_straggling(find_straggling(times))
+    found = find_straggling(times)
+    consistency = Consistency.parse(promise.consistency)
+    pays = promise.step_ms < (1 - WORTH) * found.barrier_ms
+    effect = describe_effect(found, consistency, pays=pays)
     stale = promise.staleness
     reads = f"{significant(stale.mean or 0.0)} steps behind on average, {stale.largest} at most"
     steps = sum(map(len, times.own_ns))
     return (
-        found,
+        f"{describe_straggling(found)}: {effect}",
         f"{promise.consistency}: a worker reads parameters {reads}, and is blocked for "
         f"{percent(promise.blocked_share)} of its time",
         f"simulated from {_SOURCES[times.source]} ({counted(steps, 'step')} of "

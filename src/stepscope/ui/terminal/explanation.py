@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from stepscope.explain.rank_steps import own_ms, typical_step
+from stepscope.explain.untimed_rank import is_server_only
 from stepscope.records.figures import byte_rate, duration, milliseconds, percent, significant, size
 from stepscope.records.words import counted
 from stepscope.ui.answer import Answer
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from stepscope.records.explanation import Budget, Explanation, Finding, RankExplanation
     from stepscope.records.memory import Memory
+    from stepscope.records.together_summary import TogetherSummary
 
 # With more ranks, only the slowest and the fastest are listed.
 _MOST_RANKS = 16
@@ -51,6 +53,8 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     worst = _rank_to_show(explanation)
     if worst.memory is not None and worst.memory.source == "snapshot":
         return _snapshot_sections(explanation, worst.memory, top, width)
+    if is_server_only(worst) and explanation.together is not None:
+        return _server_sections(explanation, explanation.together, top)
     out: list[RenderableType] = [_headline(explanation)]
     if applied := applied_line(explanation.origin):
         out.append(text_line(f"run with {applied}"))
@@ -65,6 +69,8 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     if explanation.job is not None:
         out += job_sections(explanation.job, top, width)
         out += _communication(explanation, top, width)
+    if explanation.together is not None:
+        out += _together(explanation.together, top)
     out += [_findings(explanation.findings), Text()]
     if explanation.advice:
         from stepscope.ui.terminal.advice import advice_table
@@ -100,6 +106,29 @@ def _snapshot_sections(
         Text(),
         *_notes(explanation),
     ]
+
+
+def _server_sections(
+    explanation: Explanation, together: TogetherSummary, top: int
+) -> list[RenderableType]:
+    """A run of which only the parameter server's events are known."""
+    title = f"{Path(explanation.ranks[0].path).parent.parent.name} · parameter server"
+    return [
+        text_line(title, style="bright_black"),
+        Text(),
+        _verdict(explanation),
+        Text(),
+        *_together(together, top),
+        _findings(explanation.findings),
+        Text(),
+        *_notes(explanation),
+    ]
+
+
+def _together(together: TogetherSummary, top: int) -> list[RenderableType]:
+    from stepscope.ui.terminal.together import together_sections
+
+    return together_sections(together, top)
 
 
 def _communication(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
