@@ -52,13 +52,14 @@ def explain_together_folder(*runs: Path) -> TogetherSummary | None:
 
 def _describe_run(summary: TogetherSummary) -> Finding:
     workers, shards = len(summary.workers), len(summary.shards)
+    who = f"{counted(workers, 'worker')} and {counted(shards, 'shard')}"
     return healthy.RULE.finding(
         title="Parameter server",
         share=0.0,
         of="run",
         severity="none",
-        summary=f"{summary.consistency} {_PAYS[summary.verdict]}: {counted(workers, 'worker')} and "
-        f"{counted(shards, 'shard')} apply {significant(summary.updates_per_s)} updates per second.",
+        summary=f"{summary.consistency} {_PAYS[summary.verdict]}: {who} apply "
+        f"{significant(summary.updates_per_s)} updates per second.",
         evidence=(summary.why,),
         remedies=(
             remedies.STEPSCOPE_RUN.offer(

@@ -79,14 +79,14 @@ def judge(
     gain = rate * straggling.barrier_ms / 1e3 / straggling.workers
     pays = gain >= 1 + WORTH
     effect = describe_effect(straggling, consistency, pays=pays)
-    reason = f"{describe_straggling(straggling)}: {effect}"
+    reason = f"{describe_straggling(straggling)}, and {effect}"
     if consistency.synchronous:
         return "barrier", reason
     if pays:
         times = f"{factor(gain)} times the updates per second of a barrier at every step"
-        return "pays", f"{consistency} gives {times}: {reason}"
+        return "pays", f"{consistency} gives {times}; {reason}"
     moved = f"{percent(abs(gain - 1))} {'more' if gain >= 1 else 'fewer'} updates per second"
-    return "does not pay", f"{consistency} gives {moved} than a barrier at every step: {reason}"
+    return "does not pay", f"{consistency} gives {moved} than a barrier at every step; {reason}"
 
 
 def _span(events: TogetherEvents) -> tuple[int, int]:

@@ -76,7 +76,7 @@ def assumptions(times: WorkerTimes, promise: ConsistencyPromise) -> tuple[str, .
     reads = f"{significant(stale.mean or 0.0)} steps behind on average, {stale.largest} at most"
     steps = sum(map(len, times.own_ns))
     return (
-        f"{describe_straggling(found)}: {effect}",
+        f"{describe_straggling(found)}, and {effect}",
         f"{promise.consistency}: a worker reads parameters {reads}, and is blocked for "
         f"{percent(promise.blocked_share)} of its time",
         f"simulated from {_SOURCES[times.source]} ({counted(steps, 'step')} of "

@@ -42,13 +42,13 @@ def together_sections(summary: TogetherSummary, top: int) -> list[RenderableType
         out += [_blocks(summary, top), Text()]
     out += [_shards(summary), Text()]
     if summary.staleness.pulls:
-        out += [_staleness(summary), Text()]
+        out += [_staleness(summary), Text(describe_staleness(summary)[0]), Text()]
     return out
 
 
 def _workers(summary: TogetherSummary) -> Table:
     columns = (">worker", ">steps", ">step", ">own work", ">blocked", ">pull", ">push", ">other")
-    table = titled_table("workers, mean step", *columns, ">sent", ">received", ">steps behind")
+    table = titled_table("workers, mean step", *columns, ">sent", ">received", ">behind")
     for worker in summary.workers[:_MOST_WORKERS]:
         table.add_row(*_worker_row(worker))
     if len(summary.workers) > _MOST_WORKERS:
@@ -110,8 +110,7 @@ def _shards(summary: TogetherSummary) -> Table:
 
 
 def _staleness(summary: TogetherSummary) -> Table:
-    title = f"staleness: {describe_staleness(summary)[0]}"
-    table = titled_table(title, ">steps behind", ">pulls", "")
+    table = titled_table("staleness", ">steps behind", ">pulls", "")
     rows = histogram_rows(summary.staleness)
     most = max(count for _, count in rows)
     for words, count in rows:
