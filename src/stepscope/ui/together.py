@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
+from stepscope.records.figures import factor, significant
+
 if TYPE_CHECKING:
     from stepscope.records.together_summary import (
         ConsistencyPromise,
         Staleness,
         TogetherSummary,
         TogetherVerdict,
+        WorkerShare,
     )
 
 VERDICTS: dict[TogetherVerdict, str] = {
@@ -20,7 +23,31 @@ VERDICTS: dict[TogetherVerdict, str] = {
     "barrier": "all wait for the slowest",
     "one worker": "one worker",
 }
+# Where a worker's time goes, in the order of a step.
+PARTS = {
+    "blocked": "blocked",
+    "pull": "pull",
+    "compute": "own work",
+    "push": "push",
+    "other": "other code",
+}
 _MOST_BINS = 12
+
+
+def together_line(summary: TogetherSummary) -> str:
+    """The throughput and what a barrier would have given."""
+    rate = f"{significant(summary.updates_per_s)} updates/s with {summary.consistency}"
+    if summary.barrier_updates_per_s is None or summary.gain is None:
+        return rate
+    barrier = significant(summary.barrier_updates_per_s)
+    against = f"{barrier} with a barrier at every step ({factor(summary.gain)}x)"
+    return f"{rate}, {against}: {VERDICTS[summary.verdict]}"
+
+
+def part_ns(worker: WorkerShare, name: str) -> int:
+    """One of PARTS; together they are the worker's whole time."""
+    ns: int = getattr(worker, f"{name}_ns")
+    return ns
 
 
 def histogram_rows(staleness: Staleness) -> list[tuple[str, int]]:

@@ -171,7 +171,7 @@ def _where_it_went(explanation: Explanation, width: int) -> list[Text]:
 def _server_line(explanation: Explanation, width: int) -> list[Text]:
     if explanation.together is None:
         return []
-    from stepscope.ui.terminal.together import together_line
+    from stepscope.ui.together import together_line
 
     words = together_line(explanation.together)
     return labelled("server", [text_line(cut(words, width - LABELS))])

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from stepscope.explain.together.words import describe_staleness
-from stepscope.records.figures import factor, milliseconds, percent, significant, size
+from stepscope.records.figures import milliseconds, percent, significant, size
 from stepscope.records.words import counted
 from stepscope.ui.terminal.console import text_line
 from stepscope.ui.terminal.tables import titled_table
-from stepscope.ui.together import VERDICTS, histogram_rows
+from stepscope.ui.together import histogram_rows, together_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,16 +21,6 @@ if TYPE_CHECKING:
 
 _BAR = 40  # characters of the longest bar
 _MOST_WORKERS = 16
-
-
-def together_line(summary: TogetherSummary) -> str:
-    """The throughput and what a barrier would have given."""
-    rate = f"{significant(summary.updates_per_s)} updates/s with {summary.consistency}"
-    if summary.barrier_updates_per_s is None or summary.gain is None:
-        return rate
-    barrier = significant(summary.barrier_updates_per_s)
-    against = f"{barrier} with a barrier at every step ({factor(summary.gain)}x)"
-    return f"{rate}, {against}: {VERDICTS[summary.verdict]}"
 
 
 def together_sections(summary: TogetherSummary, top: int) -> list[RenderableType]:
