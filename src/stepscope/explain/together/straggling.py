@@ -95,7 +95,7 @@ def describe_effect(found: Straggling, consistency: Consistency, *, pays: bool) 
     if found.kind == "none":
         return "there is little waiting to save"
     if found.kind == "persistent" and consistency.largest_gap is None:
-        return "nobody waits for it, and it adds fewer updates"
+        return "nobody waits for it while it adds fewer updates"
     if found.kind == "persistent":
         return f"bounded staleness {would or 'only '}{'only delay' if would else 'delays'} the wait"
     if pays or consistency.synchronous:

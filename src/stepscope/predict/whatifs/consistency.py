@@ -8,34 +8,20 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.errors import UsageError
-from stepscope.explain.together.straggling import (
-    WORTH,
-    describe_effect,
-    describe_straggling,
-    find_straggling,
-)
+from stepscope.explain.together.straggling import find_straggling
 from stepscope.explain.work import Kind
 from stepscope.predict.consistency.measured_times import find_own_times
 from stepscope.predict.consistency.promise import NORMAL_95, promise_throughput
+from stepscope.predict.consistency.words import describe_promise
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import scale_tasks
 from stepscope.predict.outcome import Outcome, WrongValue, changed
 from stepscope.predict.slowest_worker import slow_down
 from stepscope.records.consistency import Consistency
-from stepscope.records.figures import percent, significant
-from stepscope.records.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import StepGraph
     from stepscope.predict.step_context import StepContext
-    from stepscope.records.together_summary import ConsistencyPromise
-    from stepscope.records.worker_times import WorkerTimes
-
-_SOURCES = {
-    "every step": "every step of the run",
-    "window": "the steps under the profiler only: slow steps are rare in them",
-    "server": "what the workers recorded",
-}
 
 
 def apply(context: StepContext, value: str) -> Outcome:
@@ -57,31 +43,12 @@ def apply(context: StepContext, value: str) -> Outcome:
     return Outcome(
         context=longer,
         assumptions=(
-            *assumptions(times, then),
+            *describe_promise(find_straggling(times), times, then),
             "servers answer as fast as the all-reduce does now: with a shard on every worker's "
             "host they move as many bytes over each link",
         ),
         spread=0.0,
         doubt=math.log(then.high / then.low) / (2 * NORMAL_95),
-    )
-
-
-def assumptions(times: WorkerTimes, promise: ConsistencyPromise) -> tuple[str, ...]:
-    """What the workers are like, what would change, and where that comes from."""
-    found = find_straggling(times)
-    consistency = Consistency.parse(promise.consistency)
-    pays = promise.step_ms < (1 - WORTH) * found.barrier_ms
-    effect = describe_effect(found, consistency, pays=pays)
-    stale = promise.staleness
-    reads = f"{significant(stale.mean or 0.0)} steps behind on average, {stale.largest} at most"
-    steps = sum(map(len, times.own_ns))
-    return (
-        f"{describe_straggling(found)}, and {effect}",
-        f"{promise.consistency}: a worker reads parameters {reads}, and is blocked for "
-        f"{percent(promise.blocked_share)} of its time",
-        f"simulated from {_SOURCES[times.source]} ({counted(steps, 'step')} of "
-        f"{counted(len(times.workers), 'worker')}): slow spells are kept together",
-        "throughput only: stale gradients may need more steps to reach the same loss",
     )
 
 

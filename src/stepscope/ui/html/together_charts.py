@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 560.0
 _ROW, _BAR, _NAMES = 24.0, 16.0, 78.0
-_HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 220.0, 56.0, 548.0, 14.0, 184.0
+_HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 220.0, 68.0, 548.0, 14.0, 184.0
 
 
 def worker_bars(summary: TogetherSummary) -> Markup:
