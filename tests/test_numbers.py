@@ -42,6 +42,7 @@ NO_NUMBERS = set(
     not_run by_hand control outcome parity parity_detail patch remedy trials try tune variables
     agrees broken_rules cuda differs interleaved machine processor reruns rules samples scaling
     sizes stepscope tags target_reached task workloads
+    always by compression queued shard staleness straggling worker workers
     """,
     )
 )

@@ -274,6 +274,9 @@ KEEP_BARRIER = _add(
     "keep-barrier",
     "train synchronously (all-reduce): it gives as many updates, and every one of them is fresh",
 )
+COMPRESS_PUSHES = _add(
+    "compress-pushes", "send smaller gradients to the server: its compression bf16 or top-k"
+)
 MORE_SHARDS = _add("more-shards", "spread the parameters over more server shards, on more hosts")
 CHECK_NCCL = _add("check-nccl", "record with `stepscope run --nccl-debug` to see the transports")
 

@@ -30,12 +30,12 @@ _NOT_A_NUMBER = re.compile(rb":\s*(?:NaN|-?Infinity)\b")  # the loss of a traini
 _EVENTS = ("pull", "push", "applied", "served", "member", "restored")
 
 
-class _Lost(msgspec.Struct):
+class _LostUpdates(msgspec.Struct):
     first: int
     last: int
 
 
-class _Line(msgspec.Struct):
+class _EventLine(msgspec.Struct):
     """All fields of all events that are read; which of them a line has, its event says."""
 
     event: str = ""
@@ -59,7 +59,7 @@ class _Line(msgspec.Struct):
     members: list[str] = []
     replica: bool = False
     change: str = ""
-    lost: list[_Lost] = []
+    lost: list[_LostUpdates] = []
 
 
 class _Shard(msgspec.Struct):
@@ -92,7 +92,7 @@ def read_together(runs: Sequence[Path]) -> TogetherEvents | None:
     if not described:
         return None
     facts = _read_facts(described[0])
-    events: dict[str, list[_Line]] = {name: [] for name in _EVENTS}
+    events: dict[str, list[_EventLine]] = {name: [] for name in _EVENTS}
     notes: list[Note] = []
     folders = [run / FOLDER for run in runs if is_folder(run / FOLDER)]
     for file in (one for folder in folders for one in list_folder(folder)):
@@ -137,10 +137,10 @@ def _consistency(file: Path, facts: _Facts) -> Consistency:
         raise UnreadableInputError(f"{file}: {error}") from None
 
 
-def _read_lines(file: Path) -> tuple[list[_Line], Note | None]:
+def _read_lines(file: Path) -> tuple[list[_EventLine], Note | None]:
     """A killed process leaves its last line cut off; any bad line is left out and counted."""
     texts = read_whole(file).splitlines()
-    decoder = msgspec.json.Decoder(_Line)
+    decoder = msgspec.json.Decoder(_EventLine)
     lines, bad = [], 0
     for place, text in enumerate(texts):
         try:
@@ -158,7 +158,7 @@ def _read_lines(file: Path) -> tuple[list[_Line], Note | None]:
     return lines, Note(id="server-lines", detail=detail)
 
 
-def _is_plausible(line: _Line) -> bool:
+def _is_plausible(line: _EventLine) -> bool:
     """Whether the event has its worker or shard, and no time, size or count is impossible."""
     who = line.shard if line.event in ("applied", "served", "restored") else line.worker
     if line.event in _EVENTS and (who < 0 or line.at_unix_ns < 0):
@@ -171,29 +171,29 @@ def _is_plausible(line: _Line) -> bool:
     return all(0 <= number < _MOST for number in positive)
 
 
-def _column(lines: Sequence[_Line], name: str) -> Any:
+def _column(lines: Sequence[_EventLine], name: str) -> Any:
     values = (getattr(line, name) for line in lines)
     return np.array([-1 if value is None else value for value in values], np.int64)
 
 
-def _pulls(lines: Iterable[_Line]) -> PullColumns:
+def _pulls(lines: Iterable[_EventLine]) -> PullColumns:
     ordered = sorted(lines, key=_in_time)
     return PullColumns(**{name: _column(ordered, name) for name in PullColumns.__struct_fields__})
 
 
-def _pushes(lines: Iterable[_Line]) -> PushColumns:
+def _pushes(lines: Iterable[_EventLine]) -> PushColumns:
     ordered = sorted(lines, key=_in_time)
     names = [name for name in PushColumns.__struct_fields__ if name != "loss"]
     loss = np.array([np.nan if line.loss is None else line.loss for line in ordered], np.float64)
     return PushColumns(loss=loss, **{name: _column(ordered, name) for name in names})
 
 
-def _requests(lines: Iterable[_Line]) -> RequestColumns:
+def _requests(lines: Iterable[_EventLine]) -> RequestColumns:
     ordered = sorted(lines, key=_in_time)
     names = [name for name in RequestColumns.__struct_fields__ if name != "gradients"]
     gradients = np.array([len(line.members) for line in ordered], np.int64)
     return RequestColumns(gradients=gradients, **{name: _column(ordered, name) for name in names})
 
 
-def _in_time(line: _Line) -> tuple[int, int, int]:
+def _in_time(line: _EventLine) -> tuple[int, int, int]:
     return line.at_unix_ns, line.worker, line.clock

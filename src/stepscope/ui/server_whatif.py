@@ -35,7 +35,7 @@ def find_server_runs(paths: Sequence[str], settings: Sequence[Setting]) -> list[
 def predict_server(runs: Sequence[Path], settings: Sequence[Setting]) -> Tried:
     """The consistency asked for, or the usual ones. Raises UsageError for other changes, and
     NotCapturedError for too few workers or steps."""
-    from stepscope.predict.consistency.server_run import predict_server_run
+    from stepscope.predict.consistency.server_run import ServerRun
     from stepscope.predict.outcome import Refused
 
     if len(settings) > 1 or any(setting.name != "consistency" for setting in settings):
@@ -49,10 +49,11 @@ def predict_server(runs: Sequence[Path], settings: Sequence[Setting]) -> Tried:
     if events is None:
         raise NotCapturedError(f"{runs[0]}: its parameter server recorded nothing")
     try:
-        predictions = [predict_server_run(events, consistency) for consistency in wanted]
-        before = predict_server_run(events, events.consistency)
+        run = ServerRun(events)
     except Refused as reason:
         raise NotCapturedError(f"{runs[0]}: {reason}") from None
+    predictions = [run.predict(consistency) for consistency in wanted]
+    before = run.predict(events.consistency)
     best_first = sorted(predictions, key=lambda prediction: -prediction.throughput_factor)
     return Tried(before=_as_it_ran(before), predictions=tuple(best_first), refused=())
 

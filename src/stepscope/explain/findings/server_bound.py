@@ -38,7 +38,7 @@ def find(summary: TogetherSummary) -> Finding | None:
         ),
         remedies=(
             remedies.MORE_SHARDS.offer(),
-            remedies.COMPRESS_GRADIENTS.offer("send fewer bytes: compression bf16 or top-k"),
+            remedies.COMPRESS_PUSHES.offer(),
         ),
     )
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _RUNS = 16  # drawn from the measured one; their spread is the interval
 _LEAST_STEPS, _MOST_STEPS = 400, 10_000  # per worker of a drawn run
 _BOUNDS = 20  # a run is at least so many times as long as a worker may run ahead
-_MOST_REQUESTS = 40_000  # that the queue's loop takes one after the other
+_MOST_REQUESTS = 20_000  # that the queue's loop takes one after the other
 _MOST_NUMBERS = 4_000_000  # held in memory for all runs
 _WARM_UP = 0.1  # of a run: workers start together, which favours those that wait
 _IDLE_SERVER = 0.01  # busier servers make a queue that is worth simulating
@@ -116,6 +116,7 @@ def _choose_steps(times: WorkerTimes, consistency: Consistency, *, queued: bool)
     """As long as the measured run, long enough for the bound to matter, and no longer than can be
     simulated in seconds."""
     measured = max(map(len, times.own_ns))
-    wanted = max(_LEAST_STEPS, measured, _BOUNDS * ((consistency.largest_gap or 0) + 1))
+    least = _LEAST_STEPS // 2 if queued else _LEAST_STEPS
+    wanted = max(least, measured, _BOUNDS * ((consistency.largest_gap or 0) + 1))
     most = max(_LEAST_STEPS // 4, _MOST_REQUESTS // (2 * len(times.workers)))
     return min(wanted, _MOST_STEPS, most if queued else _MOST_STEPS)

@@ -14,7 +14,7 @@ from stepscope.predict.consistency.queued import ServerTimes
 from stepscope.predict.consistency.words import describe_promise
 from stepscope.predict.outcome import Refused
 from stepscope.predict.slowest_worker import ENOUGH_STEPS
-from stepscope.records.figures import percent, significant
+from stepscope.records.figures import signed_percent, significant
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.words import counted
 
@@ -25,12 +25,47 @@ if TYPE_CHECKING:
     from stepscope.records.together_summary import ConsistencyPromise
 
 
-def predict_server_run(events: TogetherEvents, consistency: Consistency) -> Prediction:
-    """The mean step of a worker, now and with this consistency. Raises Refused.
+class ServerRun:
+    """A run that other consistencies can be tried on. Raises Refused for too little of it.
 
-    The run is simulated as it was too: what the simulation is off there, the promise is moved by.
+    The run is simulated as it was too: what the simulation is off there, promises are moved by.
     """
-    steps = list_steps(events)
+
+    def __init__(self, events: TogetherEvents) -> None:
+        steps = list_steps(events)
+        _refuse_short(steps)
+        self.times = worker_times(steps)
+        self.server = find_server_times(events)
+        self.delay_ns = _request_delay(events, steps, self.server)
+        self.work = worker_times([_alone(one, self.delay_ns) for one in steps])
+        self.simulated = promise_throughput(self.work, events.consistency, self.server)
+        self.updates_per_s = sum(len(one) / max(float(one.step_ns.sum()), 1) for one in steps) * 1e9
+
+    @property
+    def step_ms(self) -> float:
+        """The mean step of a worker, as measured."""
+        return 1e3 * len(self.times.workers) / self.updates_per_s
+
+    @property
+    def own_ms(self) -> float:
+        return float(np.mean([series.mean() for series in self.work.own_ns])) / 1e6
+
+    def predict(self, consistency: Consistency) -> Prediction:
+        """The mean step of a worker, now and with this consistency."""
+        now, measured = self.simulated.updates_per_s, self.updates_per_s
+        promise = promise_throughput(self.work, consistency, self.server)
+        promise = _moved(promise, measured / now)
+        off = (
+            f"as it ran ({self.simulated.consistency}) the simulation gives {significant(now)} "
+            f"updates/s, measured {significant(measured)}: the promise is moved by "
+            f"{signed_percent(measured / now - 1)}"
+        )
+        described = describe_promise(find_straggling(self.times), self.times, promise)
+        server = _describe_server(self.server, self.delay_ns)
+        return _prediction(promise, self, assumptions=(*described, off, server))
+
+
+def _refuse_short(steps: list[WorkerSteps]) -> None:
     fewest = min(map(len, steps), default=0)
     if len(steps) < 2:
         raise Refused("consistency: one worker waits for nobody")
@@ -39,33 +74,12 @@ def predict_server_run(events: TogetherEvents, consistency: Consistency) -> Pred
             f"consistency: a worker has {counted(fewest, 'step')}, too few to tell slow workers "
             "from slow steps: train for longer"
         )
-    times = worker_times(steps)
-    server = find_server_times(events)
-    delay = _request_delay(events, steps, server)
-    alone = [one.compute_ns + one.other_ns + delay for one in steps]
-    work = worker_times(
-        [
-            msgspec.structs.replace(one, step_ns=own, blocked_ns=np.zeros_like(own))
-            for one, own in zip(steps, alone, strict=True)
-        ]
-    )
-    now = promise_throughput(work, events.consistency, server)
-    then = promise_throughput(work, consistency, server)
-    measured = sum(len(one) / max(float(one.step_ns.sum()), 1.0) for one in steps) * 1e9
-    promise = _moved(then, measured / now.updates_per_s)
-    straggling = find_straggling(times)
-    return _prediction(
-        promise,
-        1e3 * len(steps) / measured,
-        own_ms=float(np.mean([own.mean() for own in alone])) / 1e6,
-        assumptions=(
-            *describe_promise(straggling, times, promise),
-            f"as it ran ({now.consistency}) the simulation gives "
-            f"{significant(now.updates_per_s)} updates/s, measured {significant(measured)}: the "
-            f"promise is moved by {percent(measured / now.updates_per_s - 1)}",
-            _describe_server(server, delay),
-        ),
-    )
+
+
+def _alone(steps: WorkerSteps, delay_ns: int) -> WorkerSteps:
+    """The same steps at servers that are free and never make anybody wait."""
+    own = steps.compute_ns + steps.other_ns + delay_ns
+    return msgspec.structs.replace(steps, step_ns=own, blocked_ns=np.zeros_like(own))
 
 
 def find_server_times(events: TogetherEvents) -> ServerTimes:
@@ -105,8 +119,9 @@ def _moved(promise: ConsistencyPromise, by: float) -> ConsistencyPromise:
 
 
 def _prediction(
-    promise: ConsistencyPromise, step_ms: float, *, own_ms: float, assumptions: tuple[str, ...]
+    promise: ConsistencyPromise, run: ServerRun, *, assumptions: tuple[str, ...]
 ) -> Prediction:
+    step_ms = run.step_ms
     setting = Setting(name="consistency", value=promise.consistency)
     low, high = (1e3 * promise.workers / rate for rate in (promise.high, promise.low))
     return Prediction(
@@ -120,7 +135,7 @@ def _prediction(
         low_ms=low,
         high_ms=high,
         basis="mean",
-        host_ms=own_ms,
+        host_ms=run.own_ms,
         device_ms=0.0,
         throughput_factor=step_ms / promise.step_ms,
         speedup_low=step_ms / high,
