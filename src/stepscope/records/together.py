@@ -4,6 +4,7 @@
         server.json                          one ServerFacts
         worker-00003-0.jsonl                 rank 3, its first life: Pull, Push
         shard-0000-1.jsonl                   shard 0, its first actor: UpdateApplied, PullServed
+        shard-0000-2.jsonl                   its second actor: a backup, or who took over
         coordinator.jsonl                    MemberChange, ClockClosed, CheckpointCut, ShardRestored
 
 Every line is one record as a JSON object; its `event` is the key of EVENT_TYPES that names its
@@ -37,9 +38,9 @@ def worker_file(rank: int, life: int) -> str:
     return f"worker-{rank:05}-{life}.jsonl"
 
 
-def shard_file(shard: int, epoch: int) -> str:
-    """The file of one actor that served a shard; a restored shard has the next epoch."""
-    return f"shard-{shard:04}-{epoch}.jsonl"
+def shard_file(shard: int, actor: int) -> str:
+    """The file of one actor of a shard. Its lines say whether it was a backup then."""
+    return f"shard-{shard:04}-{actor}.jsonl"
 
 
 def member_name(rank: int, life: int) -> str:
@@ -97,6 +98,7 @@ class Push:
     worker: int
     life: int
     clock: int
+    step: int | None  # the caller's number for it, if any
     at_unix_ns: int
     compute_ns: int | None  # since its pull ended: the step's own work
     took_ns: int
