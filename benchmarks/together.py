@@ -100,6 +100,7 @@ def train_once(run: Path, consistency: str, scene: str, options: argparse.Namesp
         return
     import ray
     import torch
+
     from stepscope.fix.server import ParameterServer
 
     if not ray.is_initialized():

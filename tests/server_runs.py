@@ -102,6 +102,7 @@ def write_run(
                     clock=clock,
                     at_unix_ns=push_at,
                     compute_ns=compute,
+                    step=clock,
                     took_ns=PUSH_NS,
                     refused_ns=0,
                     size_bytes=PARAMETER_BYTES,

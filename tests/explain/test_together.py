@@ -185,6 +185,7 @@ def test_a_busy_shard_is_a_finding(paper) -> None:
     busy = replace(summary.shards[0], busy_share=0.9, mean_queue=2.5, mean_wait_ms=4.0)
     finding = find_server_bound(replace(summary, shards=(busy,)))
     assert finding is not None
+    assert finding.id == "server-bound"
     assert finding.share == pytest.approx(12 * 5 / 245)  # pulls and pushes
     assert "busy for 90% of the run" in finding.summary
 

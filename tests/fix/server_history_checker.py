@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from simulated_server import History
 
-from stepscope.fix.server.consistency import Consistency
+from stepscope.records.consistency import Consistency
 from stepscope.records.together import MemberChange, ShardRestored
 
 Update = tuple[int, int, int]  # rank, life, clock

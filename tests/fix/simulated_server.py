@@ -19,7 +19,6 @@ import torch
 
 from stepscope.fix.server.client import WorkerClient
 from stepscope.fix.server.compression import Compression, GradientPacker
-from stepscope.fix.server.consistency import Consistency
 from stepscope.fix.server.coordinator import Coordinator
 from stepscope.fix.server.layout import Layout, flatten, shard_layouts
 from stepscope.fix.server.messages import TakeCheckpoint, Unreachable
@@ -27,6 +26,7 @@ from stepscope.fix.server.optimizer_recipe import make_recipe
 from stepscope.fix.server.shard import ShardServer
 from stepscope.fix.server.shard_directory import Timing
 from stepscope.fix.server.shard_state import ShardRecipe, ShardSnapshot
+from stepscope.records.consistency import Consistency
 from stepscope.records.together import ServerEvent
 
 RANKS, LIVES, CLOCKS = 4, 12, 60

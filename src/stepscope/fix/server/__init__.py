@@ -2,9 +2,10 @@
 
     from stepscope.fix.server import ParameterServer
 
-consistency.py has the four models, clocks.py who may read when, shard_state.py how updates are
-applied; coordinator.py, shard.py and client.py are the three parties and speak messages.py. None of
-them knows Ray: ray_actors.py and worker.py run them on a cluster, tests run them in virtual time.
+records/consistency.py has the four models, clocks.py who may read when, shard_state.py how updates
+are applied; coordinator.py, shard.py and client.py are the three parties and speak messages.py.
+None of them knows Ray: ray_actors.py and worker.py run them on a cluster, tests run them in virtual
+time.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ from stepscope.records.together import Pull, Push
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from stepscope.fix.server.consistency import Consistency
     from stepscope.fix.server.messages import Joined
+    from stepscope.records.consistency import Consistency
     from stepscope.records.together import ServerEvent
 
 _FIRST_WAIT_S = 0.01

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stepscope.records.together import member_name
 
 if TYPE_CHECKING:
-    from stepscope.fix.server.consistency import Consistency
+    from stepscope.records.consistency import Consistency
 
 
 @dataclass(kw_only=True, slots=True)

@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.fix.server.clocks import MemberClock
-    from stepscope.fix.server.consistency import Consistency
     from stepscope.fix.server.shard_directory import CoordinatorSurroundings
     from stepscope.fix.server.shard_state import ShardSnapshot
+    from stepscope.records.consistency import Consistency
 
 _POLL_S = 2.0  # a worker that has to wait longer asks again
 _PING_S = 1.0

@@ -21,7 +21,6 @@ import torch
 from stepscope.errors import UsageError
 from stepscope.fix.server.checkpoint_files import load_cut, saved_cuts
 from stepscope.fix.server.compression import Compression
-from stepscope.fix.server.consistency import Consistency
 from stepscope.fix.server.event_log import run_folder, write_facts
 from stepscope.fix.server.layout import flatten, shard_layouts
 from stepscope.fix.server.messages import ReadState, TakeCheckpoint
@@ -32,6 +31,7 @@ from stepscope.fix.server.served_optimizer import ServedOptimizer
 from stepscope.fix.server.shard_directory import Timing
 from stepscope.fix.server.shard_state import ShardSnapshot
 from stepscope.fix.server.worker import Worker
+from stepscope.records.consistency import Consistency
 from stepscope.records.together import ServerFacts, ShardFacts
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stepscope.fix.server.compression import Compression
-    from stepscope.fix.server.consistency import Consistency
     from stepscope.fix.server.layout import Layout
     from stepscope.fix.server.optimizer_recipe import OptimizerRecipe
     from stepscope.fix.server.shard_directory import Timing
     from stepscope.fix.server.shard_state import ShardSnapshot
+    from stepscope.records.consistency import Consistency
     from stepscope.records.together import ServerEvent
 
 _START_S = 180.0
