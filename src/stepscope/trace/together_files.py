@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-_MOST = 2**62  # a larger number is no time, size or count of a training
+_MOST = 10**14  # a larger number is no duration (a day), size or count of one event
+_LONGEST_NS = 10**16  # months: an event further from the others has a wrong clock
 _NOT_A_NUMBER = re.compile(rb":\s*(?:NaN|-?Infinity)\b")  # the loss of a training that diverged
 _EVENTS = ("pull", "push", "applied", "served", "member", "restored")
 
@@ -102,6 +103,7 @@ def read_together(runs: Sequence[Path]) -> TogetherEvents | None:
             for line in lines:
                 if line.event in events:
                     events[line.event].append(line)
+    notes += _drop_wrong_clocks(events)
     return TogetherEvents(
         consistency=_consistency(described[0], facts),
         shard_bytes={shard.shard: shard.size_bytes for shard in facts.shards},
@@ -158,6 +160,22 @@ def _read_lines(file: Path) -> tuple[list[_EventLine], Note | None]:
     return lines, Note(id="server-lines", detail=detail)
 
 
+def _drop_wrong_clocks(events: dict[str, list[_EventLine]]) -> list[Note]:
+    """Leave out events that lie months away from the others."""
+    times = [line.at_unix_ns for lines in events.values() for line in lines]
+    if not times:
+        return []
+    usual = sorted(times)[len(times) // 2]
+    kept = 0
+    for name, lines in events.items():
+        events[name] = [line for line in lines if abs(line.at_unix_ns - usual) < _LONGEST_NS]
+        kept += len(events[name])
+    if kept == len(times):
+        return []
+    detail = f"{counted(len(times) - kept, 'event')} left out: months away from the others"
+    return [Note(id="server-lines", detail=detail)]
+
+
 def _is_plausible(line: _EventLine) -> bool:
     """Whether the event has its worker or shard, and no time, size or count is impossible."""
     who = line.shard if line.event in ("applied", "served", "restored") else line.worker
@@ -166,9 +184,9 @@ def _is_plausible(line: _EventLine) -> bool:
     positive = (
         *(line.blocked_ns, line.transfer_ns, line.size_bytes, line.took_ns, line.refused_ns),
         *(line.resent, line.queue, line.waited_ns, line.gap or 0, line.waited_for or 0),
-        *(line.compute_ns or 0, line.life, line.clock + 1, line.at_unix_ns + 1, who + 1),
+        *(line.compute_ns or 0, line.life, line.clock + 1, who + 1),
     )
-    return all(0 <= number < _MOST for number in positive)
+    return all(0 <= number < _MOST for number in positive) and line.at_unix_ns < 2**62
 
 
 def _column(lines: Sequence[_EventLine], name: str) -> Any:
