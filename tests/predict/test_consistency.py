@@ -231,3 +231,13 @@ def test_few_steps_and_one_rank_are_refused(golden) -> None:
     assert "one alone waits for nobody" in alone
     with pytest.raises(UsageError, match="is not known"):
         bench.predict([Setting(name="consistency", value="sloppy")])
+
+
+def test_a_copy_at_hand_saves_the_pull_and_its_messages() -> None:
+    server = ServerTimes(
+        pull_ns=(1 * MS,), push_ns=(2 * MS,), pull_delay_ns=8 * MS, push_delay_ns=4 * MS
+    )
+    delays = server.delays_ns(of("weak:2"), 4, queued=True) / MS
+    assert delays.tolist() == [12, 4, 12, 4]
+    delays = server.delays_ns(of("eventual"), 2, queued=False) / MS
+    assert delays.tolist() == [15, 15]

@@ -46,10 +46,11 @@ def promise_throughput(
     steps = _choose_steps(times, consistency, queued=queued)
     runs = max(4, min(_RUNS, _MOST_NUMBERS // (steps * workers)))
     own = draw_runs(times, runs=runs, steps=steps, seed=seed)
+    if server is not None:
+        own += server.delays_ns(consistency, steps, queued=queued)[:, None]
     if queued and server is not None:
         simulated = simulate_queued(own, consistency, server)
     else:
-        own = own + (server.step_ns if server else 0.0)
         simulated = simulate_clocks(own, consistency)
     rates = updates_per_second(simulated)
     middle = float(np.exp(np.log(rates).mean()))

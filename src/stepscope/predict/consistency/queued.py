@@ -23,20 +23,33 @@ if TYPE_CHECKING:
 
 
 class ServerTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """How long each shard is busy with one request, in nanoseconds."""
+    """How long each shard is busy with one request, and what a request takes beside that: messages,
+    copies. In nanoseconds."""
 
     pull_ns: tuple[float, ...]
     push_ns: tuple[float, ...]
+    pull_delay_ns: float = 0.0
+    push_delay_ns: float = 0.0
 
     @property
     def busy_ns(self) -> float:
         """What one step of one worker takes of the busiest shard."""
         return max(map(sum, zip(self.pull_ns, self.push_ns, strict=True)), default=0.0)
 
-    @property
-    def step_ns(self) -> float:
-        """What a step's two requests take at servers that nobody else asks."""
-        return max(self.pull_ns, default=0.0) + max(self.push_ns, default=0.0)
+    def delays_ns(self, consistency: Consistency, steps: int, *, queued: bool) -> Floats:
+        """What requests add to each of a worker's steps; without a queue, with the shards' work."""
+        pull, push = self.pull_delay_ns, self.push_delay_ns
+        if not queued:
+            pull += max(self.pull_ns, default=0.0)
+            push += max(self.push_ns, default=0.0)
+        delays: Floats = push + pull * pulled_clocks(consistency, steps).astype(np.float64)
+        return delays
+
+
+def pulled_clocks(consistency: Consistency, steps: int) -> NDArray[np.bool_]:
+    """The steps at which a worker asks for parameters; at others it has a copy."""
+    asks: NDArray[np.bool_] = np.arange(steps) % consistency.copy_clocks == 0
+    return asks
 
 
 def simulate_queued(own_ns: Floats, consistency: Consistency, server: ServerTimes) -> SimulatedRuns:
@@ -45,7 +58,7 @@ def simulate_queued(own_ns: Floats, consistency: Consistency, server: ServerTime
     runs, steps, workers = own_ns.shape
     service = np.array([server.pull_ns, server.push_ns])
     needed = needed_clocks(consistency, steps)
-    pulled = np.arange(steps) % consistency.copy_clocks == 0
+    pulled = pulled_clocks(consistency, steps)
     start, end = np.full(own_ns.shape, np.inf), np.full(own_ns.shape, np.inf)
     start[:, 0] = 0.0
     row = np.arange(runs)

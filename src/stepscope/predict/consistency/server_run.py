@@ -19,10 +19,14 @@ from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from stepscope.explain.together.own_times import WorkerSteps
     from stepscope.records.consistency import Consistency
     from stepscope.records.together_events import RequestColumns, TogetherEvents
     from stepscope.records.together_summary import ConsistencyPromise
+
+    Ints = NDArray[np.int64]
 
 
 class ServerRun:
@@ -36,8 +40,7 @@ class ServerRun:
         _refuse_short(steps)
         self.times = worker_times(steps)
         self.server = find_server_times(events)
-        self.delay_ns = _request_delay(events, steps, self.server)
-        self.work = worker_times([_alone(one, self.delay_ns) for one in steps])
+        self.work = worker_times([_alone(one) for one in steps])
         self.simulated = promise_throughput(self.work, events.consistency, self.server)
         self.updates_per_s = sum(len(one) / max(float(one.step_ns.sum()), 1) for one in steps) * 1e9
 
@@ -61,7 +64,7 @@ class ServerRun:
             f"{signed_percent(measured / now - 1)}"
         )
         described = describe_promise(find_straggling(self.times), self.times, promise)
-        server = _describe_server(self.server, self.delay_ns)
+        server = _describe_server(self.server)
         return _prediction(promise, self, assumptions=(*described, off, server))
 
 
@@ -76,18 +79,25 @@ def _refuse_short(steps: list[WorkerSteps]) -> None:
         )
 
 
-def _alone(steps: WorkerSteps, delay_ns: int) -> WorkerSteps:
-    """The same steps at servers that are free and never make anybody wait."""
-    own = steps.compute_ns + steps.other_ns + delay_ns
+def _alone(steps: WorkerSteps) -> WorkerSteps:
+    """The same steps without any request."""
+    own = steps.compute_ns + steps.other_ns
     return msgspec.structs.replace(steps, step_ns=own, blocked_ns=np.zeros_like(own))
 
 
 def find_server_times(events: TogetherEvents) -> ServerTimes:
-    """What each shard is busy for a pull and for one gradient, on average."""
-    shards = np.union1d(events.applied.shard, events.served.shard).tolist()
+    """What each shard is busy for a pull and for one gradient, and what else these take, on
+    average."""
+    applied, served, pulls = events.applied, events.served, events.pulls
+    shards = np.union1d(applied.shard, served.shard).tolist()
+    pull_ns = tuple(_mean_ns(served, shard) for shard in shards)
+    push_ns = tuple(_mean_ns(applied, shard) for shard in shards)
+    asked = pulls.gap >= 0  # a copy at hand has no gap
     return ServerTimes(
-        pull_ns=tuple(_mean_ns(events.served, shard) for shard in shards),
-        push_ns=tuple(_mean_ns(events.applied, shard) for shard in shards),
+        pull_ns=pull_ns,
+        push_ns=push_ns,
+        pull_delay_ns=_mean_delay(pulls.transfer_ns[asked], served, pull_ns),
+        push_delay_ns=_mean_delay(events.pushes.took_ns, applied, push_ns),
     )
 
 
@@ -97,15 +107,12 @@ def _mean_ns(requests: RequestColumns, shard: int) -> float:
     return float(requests.took_ns[mine].sum()) / count if count else 0.0
 
 
-def _request_delay(events: TogetherEvents, steps: list[WorkerSteps], server: ServerTimes) -> int:
-    """What a step's requests take beside the shards' work and their queues: messages, copies."""
-    whole = float(np.mean([float(one.pull_ns.mean() + one.push_ns.mean()) for one in steps]))
-    waits = [
-        float(requests.waited_ns.mean())
-        for requests in (events.served, events.applied)
-        if len(requests)
-    ]
-    return max(0, round(whole - sum(waits) - server.step_ns))
+def _mean_delay(took_ns: Ints, requests: RequestColumns, busy_ns: tuple[float, ...]) -> float:
+    """What requests take beside the shards' work and their queue."""
+    if not len(took_ns):
+        return 0.0
+    waited = float(requests.waited_ns.mean()) if len(requests) else 0.0
+    return max(0.0, float(took_ns.mean()) - waited - max(busy_ns, default=0.0))
 
 
 def _moved(promise: ConsistencyPromise, by: float) -> ConsistencyPromise:
@@ -146,9 +153,10 @@ def _prediction(
     )
 
 
-def _describe_server(server: ServerTimes, delay_ns: int) -> str:
+def _describe_server(server: ServerTimes) -> str:
     busy = significant(server.busy_ns / 1e6)
+    delay = server.pull_delay_ns + server.push_delay_ns
     return (
         f"the busiest shard works {busy} ms for each step of a worker, one request after the "
-        f"other; messages take {significant(delay_ns / 1e6)} ms more"
+        f"other; messages take {significant(delay / 1e6)} ms more"
     )
