@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import selectors
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,7 @@ class Faults:
     delay_s: float = 0.05
     worker_kills: int = 1
     shard_kills: int = 1
+    cut_links: int = 0
     slow_shard: int | None = None
     slow_s: float = 0.5
 
@@ -91,6 +93,7 @@ class SimulatedNetwork:
         self.processes: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {}
         self.dead: set[str] = set()
         self.cut_off: set[str] = set()
+        self.answers: Counter[str] = Counter()
         self._tasks: dict[str, set[asyncio.Task[Any]]] = {}
 
     async def ask(self, asker: str, address: str, message: Any, timeout_s: float = 5.0) -> Any:
@@ -110,6 +113,7 @@ class SimulatedNetwork:
         if task.cancelled():
             raise Unreachable(f"{address} has ended", dead=True)
         await self._travel()
+        self.answers[type(task.result()).__name__] += 1
         return task.result()
 
     def _deliver(self, address: str, message: Any, late_s: float) -> asyncio.Task[Any]:

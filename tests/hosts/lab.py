@@ -204,6 +204,10 @@ class Lab:
         """Take the host off the network; its processes go on."""
         _inside(self._switch, "ip", "link", "set", f"port{self.hosts[name].place}", "down")
 
+    def plug(self, name: str) -> None:
+        """Back onto the network."""
+        _inside(self._switch, "ip", "link", "set", f"port{self.hosts[name].place}", "up")
+
     def kill(self, name: str) -> None:
         """The host dies: every process on it at once, and nobody is told."""
         _end(self.hosts[name].keeper)
