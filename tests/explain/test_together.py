@@ -12,6 +12,7 @@ from msgspec.structs import replace
 import stepscope
 from server_runs import BEGAN_NS, MS, write_run
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
+from stepscope.explain.findings.barrier_waits import find as find_barrier_waits
 from stepscope.explain.findings.server_bound import find as find_server_bound
 from stepscope.explain.together.straggling import find_straggling, mean_of_slowest
 from stepscope.explain.together.summary import summarise_together
@@ -326,3 +327,11 @@ def test_whatif_lists_the_usual_ones_and_takes_nothing_else(tmp_path) -> None:
     assert "one change at a time" in done.output
     with pytest.raises(UsageError, match="only its consistency can be changed"):
         stepscope.whatif(run, "precision=bf16")
+
+
+def test_asking_for_permission_is_no_waiting_for_others(tmp_path) -> None:
+    """Without a bound nobody is waited for, however long an answer takes."""
+    summary = summary_of(write_run(tmp_path / "r", transient(), mode="eventual", bound=None))
+    assert find_barrier_waits(replace(summary, blocked_share=0.2)) is None
+    bounded = replace(summary, blocked_share=0.2, consistency="bounded:3")
+    assert find_barrier_waits(bounded) is not None

@@ -19,8 +19,8 @@ from simulated_server import (
 )
 
 from stepscope.fix.server.compression import GradientPacker
-from stepscope.fix.server.consistency import Consistency
 from stepscope.fix.server.shard_state import ShardState
+from stepscope.records.consistency import Consistency
 from stepscope.records.together import (
     LostUpdates,
     MemberChange,

@@ -16,11 +16,11 @@ from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.fix.server.checkpoint_files import load_cut, save_cut, saved_cuts
 from stepscope.fix.server.clocks import ClockTable
 from stepscope.fix.server.compression import Compression, GradientPacker, unpack
-from stepscope.fix.server.consistency import Consistency
 from stepscope.fix.server.event_log import EventLog, run_folder
 from stepscope.fix.server.layout import assign, flatten, lay_out, shard_layouts, unflatten
 from stepscope.fix.server.optimizer_recipe import group_settings, make_recipe
 from stepscope.fix.server.shard_state import ShardSnapshot
+from stepscope.records.consistency import Consistency
 from stepscope.records.together import (
     EVENT_TYPES,
     CheckpointCut,

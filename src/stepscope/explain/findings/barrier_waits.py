@@ -9,6 +9,7 @@ from stepscope.explain.findings.rule import FindingRule
 from stepscope.explain.together.straggling import describe_straggling
 from stepscope.explain.together.words import name_blockers
 from stepscope.records import remedies
+from stepscope.records.consistency import Consistency
 from stepscope.records.figures import percent
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def find(summary: TogetherSummary) -> Finding | None:
     straggling = summary.straggling
     if summary.verdict == "does not pay" or straggling is None or summary.blocked_share < LOW:
         return None
+    if Consistency.parse(summary.consistency).largest_gap is None:
+        return None  # nobody waits for others: what is left is asking for permission
     still = "" if summary.verdict == "barrier" else "still "
     waits = f"workers {still}wait for others for {percent(summary.blocked_share)} of their time"
     return RULE.finding(
