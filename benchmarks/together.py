@@ -5,14 +5,16 @@
 Workers fit a small linear model; most of a step is sleep, so that few cores suffice. In the scene
 "transient" one random worker takes three times as long at each step, in "persistent" it is always
 worker 0. The strong run is measured first. `stepscope whatif` promises the others from it; then
-they are measured. Time to a loss is when a run's loss is first as low as the strong run's was after
-four fifths of its time.
+they are measured. The learning rate of strong is that of the others times the workers, as it
+applies their mean once. Time to a loss is when a run's loss is first as low as the strong run's was
+after four fifths of its time.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -32,6 +34,7 @@ CONSISTENCIES = ("strong", "bounded:1", "bounded:3", "eventual", "weak:8")
 SCENES = ("transient", "persistent")
 SLOWER = 3
 FEATURES = 512
+RATE = 0.005  # learning rate of one worker's gradient
 TARGET_AT = 0.8  # of the strong run's time
 SMOOTH = 5  # points of a loss curve that are averaged
 COLOURS = ("#3567c9", "#0f8f83", "#d9631e", "#a3282b", "#7a4fb5")
@@ -95,9 +98,11 @@ def summary_of(run: Path) -> TogetherSummary:
 
 
 def train_once(run: Path, consistency: str, scene: str, options: argparse.Namespace) -> None:
-    """Unless it was trained before."""
-    if (run / "together").is_dir():
+    """Unless it was trained to its end before."""
+    if run.is_dir():
         return
+    begun = run.with_name(f"{run.name}.begun")
+    shutil.rmtree(begun, ignore_errors=True)
     import ray
     import torch
 
@@ -107,14 +112,16 @@ def train_once(run: Path, consistency: str, scene: str, options: argparse.Namesp
         ray.init(num_cpus=WORKERS + SHARDS + 2, include_dashboard=False, log_to_driver=False)
     torch.manual_seed(0)
     model = torch.nn.Linear(FEATURES, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    # A strong step applies the mean of all workers' gradients: once, so it may be so much longer.
+    together = WORKERS if consistency == "strong" else 1
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE * together)
     with ParameterServer(
         model,
         optimizer=optimizer,
         shards=SHARDS,
         consistency=consistency,
         workers=WORKERS,
-        run=run,
+        run=begun,
     ) as server:
         actor = ray.remote(num_cpus=0.5)(TrainingWorker)
         name = server.name
@@ -126,6 +133,7 @@ def train_once(run: Path, consistency: str, scene: str, options: argparse.Namesp
         ray.get(trained)
         for worker in workers:
             ray.kill(worker)
+    begun.rename(run)
 
 
 class TrainingWorker:
