@@ -191,14 +191,17 @@ class CoordinatorActor:
             self._avoid[node] = time.monotonic()
         self._ray.kill(address)
 
-    def keep_cut(self, cut: int, counts: dict[str, int], shards: Sequence[ShardSnapshot]) -> None:
+    async def keep_cut(
+        self, cut: int, counts: dict[str, int], shards: Sequence[ShardSnapshot]
+    ) -> None:
         """A full disk is reported and does not end the training."""
         del counts
         if self._setup.checkpoint is None:
             return
         number = self._setup.first_cut + cut
         try:
-            save_cut(Path(self._setup.checkpoint), number, self._setup.layouts, shards)
+            folder = Path(self._setup.checkpoint)
+            await asyncio.to_thread(save_cut, folder, number, self._setup.layouts, shards)
         except OSError as error:
             sys.stderr.write(f"stepscope: {self._setup.checkpoint}: not saved: {error}\n")
 

@@ -53,7 +53,9 @@ class CoordinatorSurroundings(Protocol):
     def stop_shard(self, address: Any) -> None:
         """End an actor that is not needed any more, if it still lives."""
 
-    def keep_cut(self, cut: int, counts: dict[str, int], shards: Sequence[ShardSnapshot]) -> None:
+    async def keep_cut(
+        self, cut: int, counts: dict[str, int], shards: Sequence[ShardSnapshot]
+    ) -> None:
         """Save a checkpoint."""
 
     def log(self, event: ServerEvent) -> None: ...
