@@ -54,8 +54,8 @@ def main(address: str, run: str, steps: int) -> None:
         replicas=1,
         consistency="bounded:2",
         workers=RANKS,
-        worker_deadline_s=6.0,
-        shard_deadline_s=4.0,
+        worker_deadline_s=8.0,
+        shard_deadline_s=8.0,
         run=run,
     ) as server:
         nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
