@@ -165,7 +165,10 @@ class CoordinatorActor:
             self._actors += 1
             number = self._actors
             actor = self._ray.remote(ShardActor).options(
-                num_cpus=0, scheduling_strategy=on_node(node)
+                # Ray places an actor that asks for nothing at random, whatever the strategy says.
+                num_cpus=0,
+                memory=1,
+                scheduling_strategy=on_node(node),
             )
             me = self._ray.get_runtime_context().current_actor
             address = actor.remote(self._setup, shard, snapshot, epoch, Answering(me), number)
