@@ -186,7 +186,7 @@ class Surroundings:
     def stop_shard(self, address: Any) -> None:
         self.world.network.kill(address)
 
-    def keep_cut(self, cut: int, counts: dict[str, int], shards: Any) -> None:
+    async def keep_cut(self, cut: int, counts: dict[str, int], shards: Any) -> None:
         self.world.history.add("cut", (cut, counts, [ledger_of(one.flat) for one in shards]))
 
 

@@ -205,7 +205,7 @@ def test_compressed_gradients_train(ray, tmp_path, compression: str) -> None:
         ) as server,
         server.worker() as worker,
     ):
-        for _ in range(30):
+        for _ in range(80):
             worker.pull()
             loss = loss_of(model, 0, 0)
             loss.backward()

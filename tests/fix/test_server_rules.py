@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +87,11 @@ def test_silence_is_measured_from_the_last_message() -> None:
     two = table("bounded:2", [0, 0])
     two.members["1.0"].heard_at = 50.0
     assert two.overdue(now=60.0, deadline_s=30.0) == ["0.0"]
+
+
+def test_importing_the_package_imports_neither_torch_nor_ray() -> None:
+    script = "import sys, stepscope.fix.server; assert not {'torch', 'ray'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 # Layout

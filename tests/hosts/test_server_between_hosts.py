@@ -110,7 +110,7 @@ def test_a_cut_link_comes_back_and_so_do_its_workers(tmp_path: Path, session_fol
         job = start_training(lab, session_folder, run, steps=60)
         wait_until_clock(run, 4, job)
         lab.unplug("node1")
-        time.sleep(10)
+        time.sleep(12)
         lab.plug("node1")
         outcome = job.wait(280)
     assert outcome.code == 0, outcome.stderr[-3000:]

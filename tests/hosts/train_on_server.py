@@ -54,8 +54,8 @@ def main(address: str, run: str, steps: int) -> None:
         replicas=1,
         consistency="bounded:2",
         workers=RANKS,
-        worker_deadline_s=6.0,
-        shard_deadline_s=4.0,
+        worker_deadline_s=8.0,
+        shard_deadline_s=8.0,
         run=run,
     ) as server:
         nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
@@ -63,7 +63,7 @@ def main(address: str, run: str, steps: int) -> None:
         jobs = []
         for rank in range(RANKS):
             where = NodeAffinitySchedulingStrategy(node_id=nodes[rank % len(nodes)], soft=False)
-            actor = trainer.options(num_cpus=0, scheduling_strategy=where).remote()
+            actor = trainer.options(num_cpus=0, memory=1, scheduling_strategy=where).remote()
             jobs.append((actor, actor.train.remote(server, rank, steps)))
         acked, lost = [], []
         for rank, (_, job) in enumerate(jobs):

@@ -93,9 +93,13 @@ class Coordinator:
 
     async def watch(self) -> None:
         """Evict silent members, for ever."""
+        every_s = self._timing.worker_deadline_s / 4
         while True:
-            await asyncio.sleep(self._timing.worker_deadline_s / 4)
+            due = asyncio.get_running_loop().time() + every_s
+            await asyncio.sleep(every_s)
             now = asyncio.get_running_loop().time()
+            if now - due > every_s:
+                continue  # this process stood still: what members said meanwhile is not read yet
             for name in self._table.overdue(now, self._timing.worker_deadline_s):
                 member = self._table.members[name]
                 silent = f"rank {member.rank} was silent for {now - member.heard_at:.0f} s"
@@ -270,7 +274,7 @@ class Coordinator:
         at, begun = time.time_ns(), time.monotonic_ns()
         number, cut = await self._take_cut()
         self._shards.last_cut = cut.shards
-        self._around.keep_cut(number, cut.counts, cut.shards)
+        await self._around.keep_cut(number, cut.counts, cut.shards)
         event = CheckpointCut(
             cut=number,
             counts=cut.counts,

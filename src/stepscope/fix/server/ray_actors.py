@@ -165,7 +165,10 @@ class CoordinatorActor:
             self._actors += 1
             number = self._actors
             actor = self._ray.remote(ShardActor).options(
-                num_cpus=0, scheduling_strategy=on_node(node)
+                # Ray places an actor that asks for nothing at random, whatever the strategy says.
+                num_cpus=0,
+                memory=1,
+                scheduling_strategy=on_node(node),
             )
             me = self._ray.get_runtime_context().current_actor
             address = actor.remote(self._setup, shard, snapshot, epoch, Answering(me), number)
@@ -191,14 +194,17 @@ class CoordinatorActor:
             self._avoid[node] = time.monotonic()
         self._ray.kill(address)
 
-    def keep_cut(self, cut: int, counts: dict[str, int], shards: Sequence[ShardSnapshot]) -> None:
+    async def keep_cut(
+        self, cut: int, counts: dict[str, int], shards: Sequence[ShardSnapshot]
+    ) -> None:
         """A full disk is reported and does not end the training."""
         del counts
         if self._setup.checkpoint is None:
             return
         number = self._setup.first_cut + cut
         try:
-            save_cut(Path(self._setup.checkpoint), number, self._setup.layouts, shards)
+            folder = Path(self._setup.checkpoint)
+            await asyncio.to_thread(save_cut, folder, number, self._setup.layouts, shards)
         except OSError as error:
             sys.stderr.write(f"stepscope: {self._setup.checkpoint}: not saved: {error}\n")
 

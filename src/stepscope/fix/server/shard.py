@@ -112,7 +112,7 @@ class ShardServer:
             case HoldPushes():
                 return await self._in_turn(self._hold_pushes, message)
             case AddBackup():
-                return await self._in_turn(self._add_backup, message)
+                return await self._greet_and_add(message)
             case _:
                 return await self._in_turn(self._change, message)
 
@@ -246,6 +246,15 @@ class ShardServer:
 
     # The primary's backups
 
+    async def _greet_and_add(self, message: AddBackup) -> Any:
+        """The first contact takes long, and nobody should have to wait for it."""
+        try:
+            await self._around.ask(message.address, Ping())
+        except Unreachable:
+            await self._give_up(message.backup)
+            return Stale() if self._stale else Ack(epoch=self._epoch)
+        return await self._in_turn(self._add_backup, message)
+
     async def _add_backup(self, message: AddBackup, _queue: int, _waited_ns: int) -> Ack | Stale:
         """In turn, so that no change falls between the copy and what is repeated after it."""
         state = self._its_state()
@@ -257,12 +266,11 @@ class ShardServer:
 
     async def _repeat(self, backup: str, message: Repeat | Load) -> None:
         """Until the backup has it, or the coordinator gave the backup up, or this actor."""
+        timeout_s = None if isinstance(message, Load) else self._patience_s  # Load may be large
         patience_until = asyncio.get_running_loop().time() + self._patience_s
         while backup in self._backups and not self._stale:
             try:
-                answer = await self._around.ask(
-                    self._backups[backup], message, timeout_s=self._patience_s
-                )
+                answer = await self._around.ask(self._backups[backup], message, timeout_s=timeout_s)
             except Unreachable as lost:
                 if lost.dead or asyncio.get_running_loop().time() > patience_until:
                     await self._give_up(backup)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stepscope.records.together import LostUpdates, ServerEvent
 
 _PING_S = 1.0
+_PAUSE_S = 1.0  # before another backup is tried
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +54,9 @@ class CoordinatorSurroundings(Protocol):
     def stop_shard(self, address: Any) -> None:
         """End an actor that is not needed any more, if it still lives."""
 
-    def keep_cut(self, cut: int, counts: dict[str, int], shards: Sequence[ShardSnapshot]) -> None:
+    async def keep_cut(
+        self, cut: int, counts: dict[str, int], shards: Sequence[ShardSnapshot]
+    ) -> None:
         """Save a checkpoint."""
 
     def log(self, event: ServerEvent) -> None: ...
@@ -204,8 +207,9 @@ class ShardDirectory:
             return isinstance(answer, Ack)
         return False
 
-    async def recruit(self, shard: int) -> None:
+    async def recruit(self, shard: int, after_s: float = 0.0) -> None:
         """Give the shard the backups that it should have."""
+        await asyncio.sleep(after_s)
         serving = self._serving[shard]
         while True:
             async with serving.lock:
@@ -234,7 +238,7 @@ class ShardDirectory:
         address = serving.backups.pop(message.backup, None)
         if address is not None:
             self._around.stop_shard(address)
-            self._in_background(self.recruit(message.shard))
+            self._in_background(self.recruit(message.shard, after_s=_PAUSE_S))
         return Counted()
 
     def _in_background(self, work: Any) -> None:
