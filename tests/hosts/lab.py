@@ -237,6 +237,10 @@ class Lab:
             port = _port(self.hosts[name].place, link)
             _inside(self._switch, "ip", "link", "set", port, "down")
 
+    def plug(self, name: str) -> None:
+        """Back onto the network."""
+        _inside(self._switch, "ip", "link", "set", f"port{self.hosts[name].place}", "up")
+
     def kill(self, name: str) -> None:
         """The host dies: every process on it at once, and nobody is told."""
         _end(self.hosts[name].keeper)

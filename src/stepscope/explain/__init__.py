@@ -19,6 +19,7 @@ explain_file.py      the same from a file, and a visit to it; truncate_tables.py
 engines.py           where files are read: pool_engine.py, ray_engine.py, torch_engine.py
 job.py               all ranks together: arrivals.py, stragglers.py, critical_path.py
 strategies/          data, sharded, tensor and pipeline parallelism, one file each
+together/            training through a parameter server: staleness, waiting, whether it pays
 nccl/                NCCL's own logs: how the ranks are connected
 explain_job.py       all files of a job; verdict.py: which finding leads
 """

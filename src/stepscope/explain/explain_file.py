@@ -21,6 +21,7 @@ from stepscope.trace.discover import on_disk
 from stepscope.trace.rank_inputs import AS_USUAL, ReadOptions, read_rank_inputs
 from stepscope.trace.regular_files import read_head
 from stepscope.trace.snapshot_pickle import is_pickle
+from stepscope.trace.together_files import is_server_file
 
 if TYPE_CHECKING:
     from stepscope.trace.discover import TraceFile
@@ -53,6 +54,10 @@ def explain_file(
                 from stepscope.explain.snapshot_rank import explain_snapshot
 
                 return ExplainedFile(explain_snapshot(path, str(file), options.memory_limit))
+            if is_server_file(path):
+                from stepscope.explain.server_rank import explain_server
+
+                return ExplainedFile(explain_server(path, str(file)))
             inputs = read_rank_inputs(path, options, name=str(file), progress=progress)
             analysis = RankAnalysis(inputs)
             rank = explain_analysis(analysis)

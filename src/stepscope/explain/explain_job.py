@@ -20,6 +20,7 @@ from stepscope.explain.rank_without_trace import (
 )
 from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
+from stepscope.records.together import FOLDER
 from stepscope.trace.discover import find_files_of_job, find_traces, named_file
 from stepscope.trace.job_folders import JobFolders, join_folders
 from stepscope.trace.rank_inputs import ReadOptions
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation, NcclSummary, RankExplanation
     from stepscope.records.profile import Profile
     from stepscope.records.ranks_without_trace import RankWithoutTrace
+    from stepscope.records.together_summary import TogetherSummary
     from stepscope.records.whole_run import RankRun
     from stepscope.trace.discover import TraceFile
     from stepscope.trace.files import Progress
@@ -215,6 +217,7 @@ class JobTraces:
             _calibrations(ranks),
             split.others,
             split.untraced,
+            _explain_server(self.paths),
         )
 
 
@@ -256,6 +259,16 @@ def _calibrations(ranks: tuple[RankExplanation, ...]) -> tuple[Profile, ...]:
     from stepscope.trace.profiles import find_calibrations
 
     return find_calibrations(host, ranks[0].kind)
+
+
+def _explain_server(paths: Sequence[str | Path]) -> TogetherSummary | None:
+    """What a parameter server recorded, when one of the run folders has one."""
+    folders = [Path(path) for path in paths if Path(path).is_dir()]
+    if not any((folder / FOLDER).is_dir() for folder in folders):
+        return None
+    from stepscope.explain.server_rank import explain_together_folder
+
+    return explain_together_folder(*folders)
 
 
 def _explain_nccl_logs(paths: Sequence[str | Path]) -> NcclSummary | None:

@@ -107,6 +107,7 @@ def join_ranks(
         notes=tuple(notes),
         members=members,
         run_arrivals=whole_run.arrivals,
+        own_times=whole_run.own_times,
         links=host_links,
     )
 

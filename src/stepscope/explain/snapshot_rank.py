@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepscope.errors import UsageError
-from stepscope.explain.empty_part import empty_part
 from stepscope.explain.findings import healthy, memory_leak, memory_near_limit, sort_findings
 from stepscope.explain.findings.fragmentation import find_in as find_fragmentation
-from stepscope.explain.launches import no_launches
 from stepscope.explain.memory.words import biggest, held_words
+from stepscope.explain.untimed_rank import MEMORY_ONLY, untimed_rank
 from stepscope.records import remedies
-from stepscope.records.explanation import Budget, Idle, RankExplanation, Steps, StepTime, Timeline
 from stepscope.records.figures import size
 from stepscope.records.quality import Note
 
@@ -19,10 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from stepscope.records.explanation import Finding
+    from stepscope.records.explanation import Finding, RankExplanation
     from stepscope.records.memory import Memory
-
-_TABLES = ("kernels", "operators", "modules", "lines", "copies", "syncs", "collectives")
 
 
 def explain_snapshot(path: Path, name: str, limit_bytes: int | None) -> RankExplanation:
@@ -32,29 +28,17 @@ def explain_snapshot(path: Path, name: str, limit_bytes: int | None) -> RankExpl
 
     snapshot = read_snapshot(path)
     memory, contradictions = memory_of_snapshot(snapshot, limit_bytes)
-    absent: dict[str, Any] = dict.fromkeys(("rank", "world_size", "device", "gaps"))
-    empty: dict[str, Any] = dict.fromkeys(_TABLES, ())
-    return RankExplanation(
+    return untimed_rank(
         path=name,
         kind="cuda",
         events=sum(len(history) for history in snapshot.histories),
-        timeline=Timeline(**dict.fromkeys(Timeline.__struct_fields__, 0)),
-        idle=Idle(**dict.fromkeys(Idle.__struct_fields__, 0)),
-        steps=Steps(source="window", steps=(), cycles_ns=(), window_start_ns=0, window_end_ns=0),
-        step_ms=StepTime(profiled=None),
-        budget=Budget(step_ms=0.0, parts=(), basis="window"),
-        launches=no_launches(),
-        part=empty_part(rank=0),
-        strategies=(),
         findings=find_in_memory(memory),
         quality=(
-            Note(id="memory-only", detail="a memory snapshot: it holds memory and nothing else"),
+            Note(id=MEMORY_ONLY, detail="a memory snapshot: it holds memory and nothing else"),
             *snapshot.quality,
             *contradictions,
         ),
         memory=memory,
-        **absent,
-        **empty,
     )
 
 

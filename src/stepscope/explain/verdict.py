@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.explain.budget import mean_budget, stretched
-from stepscope.explain.findings import find_in_job, sort_findings
+from stepscope.explain.findings import find_in_job, find_in_together, sort_findings
 from stepscope.records.explanation import Explanation, called
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stepscope.records.quality import Note
     from stepscope.records.ranks_without_trace import RanksWithoutTrace, RankWithoutTrace
     from stepscope.records.strategies import Strategy
+    from stepscope.records.together_summary import TogetherSummary
     from stepscope.records.whole_run import RankRun, WholeRun
 
 # A cause, and the findings that may be its symptoms.
@@ -40,6 +41,7 @@ def judge(
     calibrations: tuple[Profile, ...] = (),
     other_runs: Sequence[RankRun] = (),
     untraced: Sequence[RankWithoutTrace] = (),
+    together: TogetherSummary | None = None,
 ) -> Explanation:
     """The most severe finding is the verdict. `calibrations` are those of the first rank's host;
     `other_runs` are earlier attempts, and processes outside the job; `untraced` are ranks of it."""
@@ -51,7 +53,8 @@ def judge(
 
         ranks = explain_waits(ranks, waits_by_step(job.run_arrivals), job.run_arrivals.error_ns)
         budget = mean_budget(ranks)
-    findings = _merge(ranks, (*job_findings, *(nccl.findings if nccl else ())))
+    of_server = find_in_together(together) if together else ()
+    findings = _merge(ranks, (*job_findings, *(nccl.findings if nccl else ()), *of_server))
     top = findings[0]
     whose = called(ranks, top.rank) if len(ranks) > 1 and top.rank is not None else ""
     first_remedy = top.remedies[0].summary if top.remedies else None
@@ -65,7 +68,10 @@ def judge(
         job=job,
         strategies=strategies,
         nccl=nccl,
-        quality=_drop_repeated((*notes, *(job.notes if job else ()))),
+        together=together,
+        quality=_drop_repeated(
+            (*notes, *(job.notes if job else ()), *(together.notes if together else ()))
+        ),
         run=_join_runs(ranks, other_runs, untraced, job),
         without_trace=_describe_untraced(untraced, len(ranks)),
     )

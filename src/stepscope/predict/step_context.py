@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from stepscope.records.job import Job
     from stepscope.records.memory import Memory
     from stepscope.records.profile import Profile
+    from stepscope.records.together_summary import ConsistencyPromise
     from stepscope.records.trace import Trace
 
 
@@ -75,6 +76,7 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     bare_stalls: StepStalls | None = None
     plan: WorkerPlan | None = None
     exchange: Exchange | None = None  # as it was planned last
+    consistency: ConsistencyPromise | None = None  # simulated; None: as it was
 
     @property
     def on_host(self) -> bool:

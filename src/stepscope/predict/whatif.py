@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from stepscope.predict.outcome import Outcome
     from stepscope.records.job import Job
     from stepscope.records.memory import Memory
+    from stepscope.records.together_summary import ConsistencyPromise
     from stepscope.records.whole_run import RankRun
 
 # Of the logarithm of a change: twice the change has about twice the error.
@@ -201,6 +202,7 @@ class Bench:
             ),
             refused=trial.refused,
             applied=tuple(setting for setting in settings if setting in trial.applied),
+            consistency=_of_step(context.consistency, predicted, low, high),
         )
 
     def _baseline_interval(self) -> tuple[float, float]:
@@ -261,6 +263,16 @@ def _ceilings_doubt(trial: Trial) -> tuple[str, ...]:
     doubt = ceilings.doubt if ceilings else ""
     priced = any(find_whatif(setting.name).needs_ceilings for setting in trial.applied)
     return (doubt,) if doubt and priced else ()
+
+
+def _of_step(
+    promise: ConsistencyPromise | None, step_ns: float, low_ns: float, high_ns: float
+) -> ConsistencyPromise | None:
+    """Updates per second as the predicted step has them, every worker with one per step."""
+    if promise is None:
+        return None
+    rate, low, high = (1e9 * promise.workers / ns for ns in (step_ns, high_ns, low_ns))
+    return replace(promise, updates_per_s=rate, low=low, high=high, step_ms=step_ns / 1e6)
 
 
 def _batch(calls: StepCalls | None) -> int | None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stepscope.records.quality import Note
     from stepscope.records.ranks_without_trace import RanksWithoutTrace
     from stepscope.records.strategies import RankStrategy, Strategy
+    from stepscope.records.together_summary import TogetherSummary
     from stepscope.records.trace import Int8, Int32, Int64
     from stepscope.records.tuning import TriedRemedy
     from stepscope.records.whole_run import RankRun, WholeRun
@@ -377,6 +378,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     job: Job | None = None  # with several ranks
     strategies: tuple[Strategy, ...] = ()
     nccl: NcclSummary | None = None
+    together: TogetherSummary | None = None  # of a run through a parameter server
     quality: tuple[Note, ...] = ()  # about the set of files, such as one left out
     advice: tuple[Advice, ...] = ()  # changes that were tried, the best first
     run: WholeRun | None = None  # None for bare traces

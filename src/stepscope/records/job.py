@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stepscope.records.quality import Note
     from stepscope.records.run_calls import LoggedCollectives, RunArrivals, RunCalls
     from stepscope.records.trace import Int8, Int32, Int64
+    from stepscope.records.worker_times import WorkerTimes
 
 
 KINDS = (
@@ -360,3 +361,4 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[HostLink, ...] = ()  # between hosts, the slowest first
     places: dict[str, NetworkPlace] = {}  # of the hosts that tell theirs
     hierarchical: tuple[HierarchicalAllReduce, ...] = ()  # the longest first
+    own_times: WorkerTimes | None = None  # of every step; None where waits are not known

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from stepscope.records.figures import interval, milliseconds, significant
 from stepscope.records.notebook import card, line
+
+if TYPE_CHECKING:
+    from stepscope.records.together_summary import ConsistencyPromise
 
 # What "the step" is: the mean of a run's steady steps, stalls among them, or a typical one: the
 # median of steps, or what a trace shows.
@@ -69,6 +72,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     assumptions: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     applied: tuple[Setting, ...] = ()  # the settings that did not refuse
+    consistency: ConsistencyPromise | None = None  # of training through a parameter server
 
     @property
     def speedup(self) -> float:

@@ -268,6 +268,23 @@ CHECK_HOST = _add(
 )
 NO_STRAGGLER = _add("no-straggler", "bring the slow rank up to the pace of the others")
 BALANCE = _add("balance", "give every rank the same amount of work")
+BOUNDED_STALENESS = _add(
+    "bounded-staleness",
+    "train through stepscope.fix.server with bounded consistency: workers run ahead of a slow step",
+)
+NO_BARRIER = _add(
+    "no-barrier",
+    "train through stepscope.fix.server with eventual consistency: nobody waits, and reads are "
+    "as stale as the slowest worker makes them",
+)
+KEEP_BARRIER = _add(
+    "keep-barrier",
+    "train synchronously (all-reduce): it gives as many updates, and every one of them is fresh",
+)
+COMPRESS_PUSHES = _add(
+    "compress-pushes", "send smaller gradients to the server: its compression bf16 or top-k"
+)
+MORE_SHARDS = _add("more-shards", "spread the parameters over more server shards, on more hosts")
 CHECK_NCCL = _add("check-nccl", "record with `stepscope run --nccl-debug` to see the transports")
 
 # NCCL's environment

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError
 from stepscope.records.host_names import HOSTS
 from stepscope.records.packed_steps import TAIL
+from stepscope.records.together import FOLDER
 from stepscope.trace.layout import ENDINGS, is_trace_name
 from stepscope.trace.regular_files import is_folder, list_folder, may_exist
 from stepscope.trace.remote import RemoteTrace, fetch, find_remote_traces, is_url, local_path
@@ -110,13 +111,18 @@ def _find_bare(path: Path, here: list[Path]) -> list[Path]:
     """Traces that lie in the folder itself or one level below it."""
     traces = _traces_among(here)
     is_run = (path / "run.json") in here  # its folder of hosts holds other JSON files
-    folders = [one for one in here if is_folder(one) and not (is_run and one.name == HOSTS)]
+    others = {FOLDER, *((HOSTS,) if is_run else ())}
+    folders = [one for one in here if is_folder(one) and one.name not in others]
     inner = [] if traces else folders
     traces = traces or [trace for folder in inner for trace in _traces_among(list_folder(folder))]
     if not traces:
         from stepscope.trace.snapshot import find_snapshots
 
         traces = find_snapshots(path)
+    if not traces:
+        from stepscope.trace.together_files import server_file
+
+        traces = [file] if (file := server_file(path)) is not None else []
     if not traces:
         from stepscope.trace.run_state import is_run_folder
 

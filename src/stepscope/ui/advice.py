@@ -67,10 +67,10 @@ def advise_slowest(
     traces: JobTraces, explanation: Explanation, *, draw: bool = False
 ) -> RankAdvice | None:
     """Read the rank that decides the job's step again, and advise it."""
-    from stepscope.explain.snapshot_rank import is_memory_only
+    from stepscope.explain.untimed_rank import is_untimed
 
     rank = find_slowest(explanation)
-    if is_memory_only(rank):
+    if is_untimed(rank):
         return None
     visit = partial(advise_rank, job=explanation.job, draw=draw)
     try:

@@ -47,6 +47,7 @@ def whatif(
     from msgspec.structs import replace
 
     from stepscope.ui.cli.whatif import open_bench, parse_settings
+    from stepscope.ui.server_whatif import find_server_runs, predict_server
     from stepscope.ui.whatif import adjusted
     from stepscope.verify.track_record import history
 
@@ -56,6 +57,9 @@ def whatif(
             "whatif needs a change, such as 'precision=bf16'; explain(path).advice holds the "
             "usual ones"
         )
+    names = [str(one) for one in _list_paths(path)]
+    if runs := find_server_runs(names, wanted):
+        return predict_server(runs, wanted).predictions[0]
     bench, _, _ = open_bench(*map(str, _list_paths(path)), cache=cache, quiet=True)
     prediction = bench.predict(wanted)
     if not prediction.applied:

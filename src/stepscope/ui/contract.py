@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from stepscope.explain.hosts import ranks_by_host
 from stepscope.explain.rank_steps import own_ms
-from stepscope.explain.snapshot_rank import is_memory_only
+from stepscope.explain.untimed_rank import is_untimed
 from stepscope.records.job import Clock
+from stepscope.ui.together import together_json
 
 if TYPE_CHECKING:
     from stepscope.records.applied_remedy import RunOrigin
@@ -47,6 +48,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "strategies": [to_builtins(strategy) for strategy in explanation.strategies],
         "run": _run(explanation.run, explanation.origin),
         "nccl": to_builtins(explanation.nccl) if explanation.nccl else None,
+        "together": together_json(explanation.together) if explanation.together else None,
         "quality": [_note(note) for note in explanation.quality],
     }
 
@@ -113,11 +115,11 @@ def _rank(rank: RankExplanation) -> dict[str, Any]:
         "memory": to_builtins(rank.memory) if rank.memory else None,
         "quality": [_note(note) for note in rank.quality],
     }
-    return answer | _without_times(answer) if is_memory_only(rank) else answer
+    return answer | _without_times(answer) if is_untimed(rank) else answer
 
 
 def _without_times(answer: dict[str, Any]) -> dict[str, Any]:
-    """What a memory snapshot does not record is null, not zero."""
+    """What a memory snapshot or a parameter server does not record is null, not zero."""
     unknown = {
         name: dict.fromkeys(answer[name]) for name in ("timeline_ns", "idle_ns", "host_idle_ns")
     }
@@ -137,7 +139,7 @@ def _efficiency(efficiency: Efficiency | None) -> dict[str, Any] | None:
 
 def _whole_budget(explanation: Explanation) -> dict[str, Any]:
     budget = _budget(explanation.budget)
-    without_times = all(is_memory_only(rank) for rank in explanation.ranks)
+    without_times = all(is_untimed(rank) for rank in explanation.ranks)
     return {**budget, "step_ms": None} if without_times else budget
 
 

@@ -23,6 +23,7 @@ from stepscope.records.figures import (
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import promise_name
 from stepscope.records.words import counted, plural
+from stepscope.ui.together import promise_json
 from stepscope.verify.track_record import adjust, learn
 
 if TYPE_CHECKING:
@@ -218,6 +219,7 @@ def prediction_json(prediction: Prediction, before: Prediction) -> dict[str, Any
         "basis": prediction.basis,
         "stall_ms": prediction.stall_ms,
         "baseline_stall_ms": prediction.baseline_stall_ms,
+        "consistency": promise_json(prediction.consistency),
     }
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stepscope.records.job import Job
     from stepscope.records.nccl import NcclLog
     from stepscope.records.strategies import Strategy
+    from stepscope.records.together_summary import TogetherSummary
 
 # By scope, imported when that scope is asked for. Of two findings that are equally severe and have
 # the same share, the earlier one leads.
@@ -69,6 +70,7 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
         "healthy",
     ),
     "job": ("not_training_together", "straggler", "pipeline_bubble"),
+    "together": ("server_bound", "barrier_waits", "staleness_does_not_pay"),
     "nccl": ("nccl_socket_fallback", "nccl_unequal_channels", "nccl_no_p2p", "nccl_warnings"),
 }
 
@@ -95,7 +97,14 @@ def find_in_nccl(logs: Sequence[NcclLog]) -> tuple[Finding, ...]:
     return sort_findings(_apply("nccl", NcclEvidence(logs, group_communicators(logs))))
 
 
-def _apply(scope: Scope, evidence: RankEvidence | JobEvidence | NcclEvidence) -> list[Finding]:
+def find_in_together(summary: TogetherSummary) -> tuple[Finding, ...]:
+    """Findings about training through a parameter server."""
+    return tuple(_apply("together", summary))
+
+
+def _apply(
+    scope: Scope, evidence: RankEvidence | JobEvidence | NcclEvidence | TogetherSummary
+) -> list[Finding]:
     return [finding for rule in load_rules(scope) if (finding := rule.find(evidence))]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "FindingRule", "Scope"]
 
-Scope = Literal["rank", "job", "nccl"]
+Scope = Literal["rank", "job", "nccl", "together"]
 
 
 class FindingRule(msgspec.Struct, frozen=True, kw_only=True):

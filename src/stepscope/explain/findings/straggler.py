@@ -54,6 +54,7 @@ _HOST_REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
 _WANDERING = (
     remedies.CHECK_HOST.offer("look for what holds up one rank at a time: other processes, disks"),
     remedies.BALANCE.offer("if some batches take longer than others, balance them over the ranks"),
+    remedies.BOUNDED_STALENESS.offer(),
 )
 
 

@@ -22,6 +22,7 @@ from stepscope.explain.whole_run.lateness import LEAST_STEPS
 from stepscope.records.figures import milliseconds, percent
 from stepscope.records.job import Straggler, Stragglers
 from stepscope.records.words import counted
+from stepscope.records.worker_times import WorkerTimes
 from stepscope.trace.run_clocks import align_runs
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class WholeRunLateness(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: RunArrivals | None = None
     stragglers: Stragglers | None = None
     clears: bool = False
+    own_times: WorkerTimes | None = None  # None where `arrivals` are, and for groups of ranks
 
 
 class _Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,13 +103,28 @@ def judge_whole_run(parts: Sequence[RankPart]) -> WholeRunLateness:
     hosts = hosts_of(parts)
     case = _case(arrivals, aligned.runs, hosts) if arrivals is not None else None
     late = _find_late(case, on_host=on_host) if case is not None else None
+    own_times = _own_times(case) if case is not None and on_host else None
     if case is None or late is None:
-        return WholeRunLateness(arrivals=waits)
+        return WholeRunLateness(arrivals=waits, own_times=own_times)
     everyone = len(case.ranks) == len(parts)
     return WholeRunLateness(
         arrivals=waits,
         stragglers=_stragglers(case, _beyond_clock_error(case, late, aligned.error_ns)),
         clears=everyone and on_host,
+        own_times=own_times,
+    )
+
+
+def _own_times(case: _Case) -> WorkerTimes | None:
+    """Each rank's steps without its waits for the last rank; None if ranks meet in groups only."""
+    if not case.together:
+        return None
+    own = np.maximum(case.step_ns - case.wait_ns, 0.0)
+    return WorkerTimes(
+        workers=tuple(case.ranks),
+        own_ns=tuple(np.ascontiguousarray(own.T)),
+        side_by_side=True,
+        source="every step",
     )
 
 

@@ -39,6 +39,7 @@ _NAMES = (
     "bandwidth",
     "latency",
     "no-straggler",
+    "consistency",
     "remove",
     "scale",
 )

@@ -60,6 +60,8 @@ def command(
     if remember and not settings:
         raise UsageError("--remember keeps one prediction: say which one with --set")
     wanted = parse_settings(settings)
+    if _predict_server(paths, wanted, as_json=as_json, keep=remember):
+        return
     bench, rank, about = open_bench(*paths, cache=not no_cache, quiet=as_json)
     path = shlex.join(paths)
     if wanted:
@@ -87,6 +89,49 @@ def open_bench(*paths: str, cache: bool, quiet: bool = False) -> tuple[Bench, Ra
 
     with shown_progress(quiet=quiet) as progress:
         return open_slowest(*paths, cache=cache, progress=progress)
+
+
+def _predict_server(
+    paths: tuple[str, ...], wanted: list[Setting], *, as_json: bool, keep: bool
+) -> bool:
+    """Answer from what a parameter server recorded; False if the traces have to answer."""
+    from stepscope.ui.answer import Answer
+    from stepscope.ui.server_whatif import (
+        describe_rates,
+        describe_run,
+        find_server_runs,
+        predict_server,
+    )
+    from stepscope.ui.whatif import judge, prediction_json, verdict
+
+    runs = find_server_runs(paths, wanted)
+    if not runs:
+        return False
+    if keep:
+        raise UsageError("--remember keeps predictions of traces: `compare` reads nothing else")
+    tried = predict_server(runs, wanted)
+    best = tried.predictions[0]
+    if as_json:
+        body = prediction_json(best if wanted else tried.before, tried.before)
+        every = [prediction_json(step, tried.before) for step in tried.predictions]
+        alone = {"raw_ms": best.predicted_ms, "promise": None}
+        write_json(body | {"rank": None} | (alone if wanted else {"tried": every}))
+        return True
+    from stepscope.ui.terminal.whatif import print_predictions
+
+    print_predictions(
+        tried,
+        headline=describe_run(tried, runs),
+        answer=Answer(
+            verdict=verdict(best),
+            why=describe_rates(tried),
+            next="train with it, then `stepscope explain` the run: it says whether it paid",
+        ),
+        judged=judge(best),
+        assumptions=best.assumptions,
+        on_host=True,
+    )
+    return True
 
 
 def _predict(

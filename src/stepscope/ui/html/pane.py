@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.explain.snapshot_rank import is_memory_only
+from stepscope.explain.untimed_rank import is_untimed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class ReportData:
     @property
     def is_timed(self) -> bool:
         """False where memory was captured and nothing else."""
-        return not all(is_memory_only(rank) for rank in self.explanation.ranks)
+        return not all(is_untimed(rank) for rank in self.explanation.ranks)
 
     @property
     def notes(self) -> tuple[Note, ...]:

@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.text import Text
 
 from stepscope.explain.rank_steps import own_ms, typical_step
+from stepscope.explain.untimed_rank import is_server_only, is_untimed
 from stepscope.records.figures import byte_rate, duration, milliseconds, percent, significant, size
 from stepscope.records.words import counted
 from stepscope.ui.answer import Answer
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from stepscope.records.explanation import Budget, Explanation, Finding, RankExplanation
-    from stepscope.records.memory import Memory
 
 # With more ranks, only the slowest and the fastest are listed.
 _MOST_RANKS = 16
@@ -49,8 +49,8 @@ def print_explanation(
 
 def _sections(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
     worst = _rank_to_show(explanation)
-    if worst.memory is not None and worst.memory.source == "snapshot":
-        return _snapshot_sections(explanation, worst.memory, top, width)
+    if is_untimed(worst):
+        return _untimed_sections(explanation, worst, top, width)
     out: list[RenderableType] = [_headline(explanation)]
     if applied := applied_line(explanation.origin):
         out.append(text_line(f"run with {applied}"))
@@ -65,6 +65,7 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     if explanation.job is not None:
         out += job_sections(explanation.job, top, width)
         out += _communication(explanation, top, width)
+    out += _together(explanation, top)
     out += [_findings(explanation.findings), Text()]
     if explanation.advice:
         from stepscope.ui.terminal.advice import advice_table
@@ -84,22 +85,36 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     return out
 
 
-def _snapshot_sections(
-    explanation: Explanation, memory: Memory, top: int, width: int
+def _untimed_sections(
+    explanation: Explanation, rank: RankExplanation, top: int, width: int
 ) -> list[RenderableType]:
-    """A memory snapshot has no step and no bar of time."""
-    first = explanation.ranks[0]
-    title = f"{Path(first.path).name} · memory snapshot · {counted(first.events, 'event')}"
+    """Without a step there is no bar of time: a memory snapshot, or a parameter server alone."""
+    path = Path(rank.path)
+    name, kind = path.name, "memory snapshot"
+    if is_server_only(rank):
+        name, kind = path.parent.parent.name, "parameter server"
+    title = f"{name} · {kind} · {counted(rank.events, 'event')}"
+    memory = memory_sections(rank.memory, top=top, width=width) if rank.memory else []
     return [
         text_line(title, style="bright_black"),
         Text(),
         _verdict(explanation),
         Text(),
-        *memory_sections(memory, top=top, width=width),
+        *memory,
+        *_together(explanation, top),
         _findings(explanation.findings),
         Text(),
         *_notes(explanation),
     ]
+
+
+def _together(explanation: Explanation, top: int) -> list[RenderableType]:
+    """What a parameter server recorded; imported only if there is one."""
+    if explanation.together is None:
+        return []
+    from stepscope.ui.terminal.together import together_sections
+
+    return together_sections(explanation.together, top)
 
 
 def _communication(explanation: Explanation, top: int, width: int) -> list[RenderableType]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
+from stepscope.explain.untimed_rank import is_server_only
 from stepscope.records.explanation import called
 from stepscope.records.figures import interval, milliseconds, percent, trimmed
 from stepscope.records.words import counted
@@ -113,6 +114,8 @@ def _headline(explanation: Explanation, width: int) -> Text:
     facts = [first.device or first.kind.upper()]
     if first.memory is not None and first.memory.source == "snapshot":
         facts += ["memory snapshot", counted(first.events, "event")]
+    elif is_server_only(first):
+        facts = ["parameter server", counted(first.events, "event")]
     else:
         if first.steps.steps:
             facts.append(counted(len(first.steps.steps), "step"))
@@ -137,6 +140,8 @@ def _name(explanation: Explanation) -> str:
         kind = explanation.ranks[0].called.partition(" ")[0]  # rank, or process
         return counted(len(explanation.ranks), kind, "processes" if kind == "process" else None)
     path = Path(explanation.ranks[0].path)
+    if is_server_only(explanation.ranks[0]):
+        return path.parent.parent.name
     in_run = path.parent.name.startswith("rank-") and path.parent.parent.name
     return path.parent.parent.name if in_run else path.name
 
@@ -155,9 +160,21 @@ def _where_it_went(explanation: Explanation, width: int) -> list[Text]:
         from stepscope.ui.memory import headline
 
         return labelled("memory", [text_line(cut(headline(memory), width - LABELS))])
-    bar = [budget_bar(explanation.budget, width), *_legend(explanation.budget, width)]
+    server = _server_line(explanation, width)
+    if is_server_only(explanation.ranks[0]):
+        return server
+    bar = [budget_bar(explanation.budget, width), *_legend(explanation.budget, width), *server]
     line = run_line(explanation.run, width - LABELS) if explanation.run else None
     return bar if line is None else [*bar, *labelled("run", [line])]
+
+
+def _server_line(explanation: Explanation, width: int) -> list[Text]:
+    if explanation.together is None:
+        return []
+    from stepscope.ui.together import together_line
+
+    words = together_line(explanation.together)
+    return labelled("server", [text_line(cut(words, width - LABELS))])
 
 
 def _legend(budget: Budget, width: int) -> list[Text]:

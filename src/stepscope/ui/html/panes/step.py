@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.explain.snapshot_rank import is_memory_only
+from stepscope.explain.untimed_rank import is_untimed
 from stepscope.records.figures import duration, percent
 from stepscope.ui.html.pane import Pane, ReportData, rank_label
 from stepscope.ui.html.parts import slices
@@ -23,7 +23,7 @@ def step_view(report: ReportData) -> dict[str, Any]:
         "ranks": [
             {
                 "label": rank_label(rank),
-                "facts": [] if is_memory_only(rank) else _facts(rank),
+                "facts": [] if is_untimed(rank) else _facts(rank),
                 "slices": slices(rank.budget),
                 "step_ms": rank.budget.step_ms,
                 "quality": [(note.id, note.detail) for note in (*report.notes, *rank.quality)],

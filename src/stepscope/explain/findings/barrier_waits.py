@@ -1,0 +1,58 @@
+"""Workers of a parameter server wait for each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.evidence import LOW
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.together.straggling import describe_straggling
+from stepscope.explain.together.words import name_blockers
+from stepscope.records import remedies
+from stepscope.records.consistency import Consistency
+from stepscope.records.figures import percent
+
+if TYPE_CHECKING:
+    from stepscope.explain.findings.rule import Finding
+    from stepscope.records.explanation import Remedy
+    from stepscope.records.together_summary import Straggling, TogetherSummary
+
+_LOOK = remedies.CHECK_HOST.offer("look for what holds up one worker at a time: processes, disks")
+_LARGER_BOUND = remedies.BOUNDED_STALENESS.offer("a larger bound lets workers run further ahead")
+_PERSISTENT = (
+    remedies.NO_STRAGGLER.offer("bring the slow worker up to the pace of the others"),
+    remedies.BALANCE.offer("give the slow worker less work per step, or leave it out"),
+    remedies.NO_BARRIER.offer(),
+)
+
+
+def find(summary: TogetherSummary) -> Finding | None:
+    """Blocked time that a consistency which pays still has, or that a barrier costs."""
+    straggling = summary.straggling
+    if summary.verdict == "does not pay" or straggling is None or summary.blocked_share < LOW:
+        return None
+    if Consistency.parse(summary.consistency).largest_gap is None:
+        return None  # nobody waits for others: what is left is asking for permission
+    still = "" if summary.verdict == "barrier" else "still "
+    waits = f"workers {still}wait for others for {percent(summary.blocked_share)} of their time"
+    return RULE.finding(
+        share=summary.blocked_share,
+        of="run",
+        summary=f"{waits} ({summary.consistency}); {_reason(summary, straggling)}.",
+        evidence=(*((summary.why,) if still else ()), *name_blockers(summary)),
+        remedies=_choose_remedies(straggling, runs_ahead=bool(still)),
+    )
+
+
+def _reason(summary: TogetherSummary, straggling: Straggling) -> str:
+    """Of a barrier, with what running ahead would change."""
+    return summary.why if summary.verdict == "barrier" else describe_straggling(straggling)
+
+
+def _choose_remedies(straggling: Straggling, *, runs_ahead: bool) -> tuple[Remedy, ...]:
+    if straggling.kind == "persistent":
+        return _PERSISTENT
+    return (_LARGER_BOUND if runs_ahead else remedies.BOUNDED_STALENESS.offer(), _LOOK)
+
+
+RULE = FindingRule(id="barrier-waits", scope="together", title="Workers wait", find=find)

@@ -1,0 +1,41 @@
+"""Reads are stale, and no more updates come of it than a barrier would give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.evidence import HIGH
+from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.together.words import describe_staleness, name_blockers
+from stepscope.records import remedies
+
+if TYPE_CHECKING:
+    from stepscope.explain.findings.rule import Finding
+    from stepscope.records.together_summary import TogetherSummary
+
+
+def find(summary: TogetherSummary) -> Finding | None:
+    """Medium at least: stale gradients cost convergence and buy nothing."""
+    straggling = summary.straggling
+    if summary.verdict != "does not pay" or straggling is None:
+        return None
+    slow = (
+        remedies.NO_STRAGGLER.offer("bring the slow worker up to the pace of the others"),
+        remedies.BALANCE.offer("give the slow worker less work per step, or leave it out"),
+    )
+    return RULE.finding(
+        share=summary.blocked_share,
+        of="run",
+        severity="high" if summary.blocked_share >= HIGH else "medium",
+        summary=f"{summary.why}.",
+        evidence=(*describe_staleness(summary), *name_blockers(summary)),
+        remedies=(
+            *(slow if straggling.kind == "persistent" else ()),
+            remedies.KEEP_BARRIER.offer(),
+        ),
+    )
+
+
+RULE = FindingRule(
+    id="staleness-does-not-pay", scope="together", title="Staleness does not pay", find=find
+)

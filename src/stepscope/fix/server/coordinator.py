@@ -1,0 +1,335 @@
+"""The coordinator: who takes part, who may read, where each shard is served.
+
+It holds no parameters. A push counts when every shard has acknowledged it in its present epoch, so
+whoever is admitted after that reads it, and a failure in between makes the worker send it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from stepscope.fix.server.clocks import ClockTable
+from stepscope.fix.server.messages import (
+    Admit,
+    BeginClock,
+    BeginCut,
+    CloseClock,
+    Counted,
+    Cut,
+    CutAborted,
+    DropBackup,
+    Evicted,
+    Fence,
+    FetchCut,
+    FinishClock,
+    Found,
+    HoldPushes,
+    Join,
+    Joined,
+    Leave,
+    MayRead,
+    NotYet,
+    OutOfOrder,
+    ReachSyncPoint,
+    ReadState,
+    ReportShard,
+    SendAgain,
+    StillHere,
+    TakeCheckpoint,
+)
+from stepscope.fix.server.shard_directory import ShardDirectory, Timing
+from stepscope.records.together import CheckpointCut, ClockClosed, MemberChange
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.fix.server.clocks import MemberClock
+    from stepscope.fix.server.shard_directory import CoordinatorSurroundings
+    from stepscope.fix.server.shard_state import ShardSnapshot
+    from stepscope.records.consistency import Consistency
+
+_POLL_S = 2.0  # a worker that has to wait longer asks again
+_PING_S = 1.0
+
+
+class Coordinator:
+    """One per server. `first` are the shards' values before any update."""
+
+    def __init__(
+        self,
+        consistency: Consistency,
+        first: Sequence[ShardSnapshot],
+        surroundings: CoordinatorSurroundings,
+        *,
+        replicas: int,
+        expected: int = 0,
+        timing: Timing | None = None,
+        setup: Any = None,
+    ) -> None:
+        self._table = ClockTable(consistency=consistency, expected=expected)
+        self._around = surroundings
+        self._timing = timing or Timing()
+        self._setup = setup
+        self._shards = ShardDirectory(
+            first,
+            self._table,
+            surroundings,
+            replicas=replicas,
+            deadline_s=self._timing.shard_deadline_s,
+        )
+        self._joined: dict[str, Joined] = {}  # by token
+        self._leaving: set[str] = set()
+        self._cuts = 0
+        self._checkpointing: asyncio.Future[CheckpointCut] | None = None
+        self._changed = asyncio.Condition()
+        self._order = asyncio.Lock()  # joins, evictions, closings and cuts, one at a time
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Start every shard and its backups."""
+        await self._shards.start()
+
+    async def watch(self) -> None:
+        """Evict silent members, for ever."""
+        every_s = self._timing.worker_deadline_s / 4
+        while True:
+            due = asyncio.get_running_loop().time() + every_s
+            await asyncio.sleep(every_s)
+            now = asyncio.get_running_loop().time()
+            if now - due > every_s:
+                continue  # this process stood still: what members said meanwhile is not read yet
+            for name in self._table.overdue(now, self._timing.worker_deadline_s):
+                member = self._table.members[name]
+                silent = f"rank {member.rank} was silent for {now - member.heard_at:.0f} s"
+                await self._remove(name, "evicted", f"{silent}; the others go on without it")
+
+    async def ask(self, message: Any) -> Any:
+        """The answer to any message for the coordinator."""
+        self._heard(getattr(message, "member", None))
+        match message:
+            case Join():
+                return await self._join(message)
+            case BeginClock():
+                return await self._begin(message)
+            case FinishClock():
+                return await self._finish(message)
+            case ReachSyncPoint():
+                return await self._reach_sync_point(message)
+            case StillHere():
+                return Counted() if self._is_member(message.member) else Evicted()
+            case Leave():
+                await self._remove(message.member, "left", "")
+                return Counted()
+            case ReportShard():
+                await self._shards.restore(message.shard, message.epoch, dead=message.dead)
+                return Found(routes=self._shards.routes())
+            case DropBackup():
+                return self._shards.drop_backup(message)
+            case TakeCheckpoint():
+                return await self._checkpoint_once()
+            case ReadState():
+                return (await self._take_cut())[1]
+            case _:
+                return OutOfOrder(why=f"the coordinator knows no {type(message).__name__}")
+
+    # Members
+
+    async def _join(self, message: Join) -> Joined:
+        async with self._order:
+            if message.token in self._joined:
+                return self._joined[message.token]
+            rank = self._table.free_rank() if message.rank is None else message.rank
+            earlier = self._table.member_of(rank)
+            if earlier is not None:
+                await self._fence(earlier, "evicted", f"rank {rank} joined again")
+            now = asyncio.get_running_loop().time()
+            member = self._table.plan_member(rank, now)
+            self._table.add(member)  # first: a shard that is restored meanwhile knows it too
+            await self._shards.tell_all(Admit(member=member.name, clock=member.count))
+            member.heard_at = asyncio.get_running_loop().time()
+            joined = Joined(
+                member=member.name,
+                rank=rank,
+                life=member.life,
+                clock=member.count,
+                sync_points=member.sync_points,
+                routes=self._shards.routes(),
+                setup=self._setup,
+            )
+            self._joined[message.token] = joined
+            self._log_member("joined", member)
+        await self._notify()
+        return joined
+
+    async def _remove(self, name: str, change: Any, detail: str) -> None:
+        if not self._is_member(name):
+            return
+        self._leaving.add(name)  # from here on it is told that it was evicted
+        async with self._order:
+            if name in self._table.members:
+                await self._fence(self._table.members[name], change, detail)
+        self._leaving.discard(name)
+        await self._notify()
+
+    async def _fence(self, member: MemberClock, change: Any, detail: str) -> None:
+        """Shards refuse it first: a push on its way is either applied before this or never."""
+        self._leaving.add(member.name)
+        answers = await self._shards.tell_all(Fence(member=member.name, counted=member.count))
+        counts = {answer.count for answer in answers if answer.count is not None}
+        torn = not self._table.consistency.synchronous and len(counts) > 1
+        self._table.remove(member.name)
+        self._log_member(change, member, detail, torn=torn)
+
+    def _is_member(self, name: str) -> bool:
+        return name in self._table.members and name not in self._leaving
+
+    def _heard(self, name: str | None) -> None:
+        if name is not None and name in self._table.members:
+            self._table.members[name].heard_at = asyncio.get_running_loop().time()
+
+    # Clocks
+
+    async def _begin(self, message: BeginClock) -> MayRead | NotYet | Evicted:
+        waited_for: int | None = None
+        until = asyncio.get_running_loop().time() + _POLL_S
+        async with self._changed:
+            while self._is_member(message.member):
+                blockers = self._table.blockers(message.member, message.clock)
+                waited_for = blockers[0] if blockers else waited_for
+                if self._table.may_read(message.member, message.clock):
+                    return MayRead(routes=self._shards.routes(), waited_for=waited_for)
+                if not await self._wait_for_change(until):
+                    return NotYet(waiting_for=waited_for)
+        return Evicted()
+
+    async def _finish(self, message: FinishClock) -> Counted | SendAgain | Evicted:
+        if not self._is_member(message.member):
+            return Evicted()
+        if message.clock < self._table.members[message.member].count:
+            return Counted()  # repeated
+        changed = await self._shards.changed_since(message.epochs)
+        if changed:
+            return SendAgain(shards=changed, routes=self._shards.routes())
+        self._table.finish(message.member, message.clock)
+        self._in_background(self._close_clocks())
+        await self._notify()
+        return Counted()
+
+    async def _reach_sync_point(self, message: ReachSyncPoint) -> Counted | NotYet | Evicted:
+        until = asyncio.get_running_loop().time() + _POLL_S
+        if self._is_member(message.member):
+            member = self._table.members[message.member]
+            member.sync_points = max(member.sync_points, message.number)
+            await self._notify()
+        async with self._changed:
+            while self._is_member(message.member):
+                if self._table.reached_by_all(message.number):
+                    return Counted()
+                if not await self._wait_for_change(until):
+                    return NotYet()
+        return Evicted()
+
+    async def _close_clocks(self) -> None:
+        """Strong consistency: when everybody finished a clock, all shards apply it."""
+        async with self._order:
+            while (members := self._table.closable()) is not None:
+                clock = self._table.closed
+                await self._shards.tell_all(CloseClock(clock=clock, members=members))
+                self._table.close()
+                self._around.log(
+                    ClockClosed(clock=clock, members=members, at_unix_ns=time.time_ns())
+                )
+        await self._notify()
+
+    async def _notify(self) -> None:
+        """Wake those who wait; a member that went away may have held up a clock."""
+        if self._table.closable() is not None:
+            self._in_background(self._close_clocks())
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _wait_for_change(self, until: float) -> bool:
+        left = until - asyncio.get_running_loop().time()
+        try:
+            await asyncio.wait_for(self._changed.wait(), max(0.0, left))
+        except TimeoutError:
+            return False
+        return True
+
+    def _in_background(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # Checkpoints
+
+    async def _checkpoint_once(self) -> CheckpointCut:
+        if self._checkpointing is None or self._checkpointing.done():
+            self._checkpointing = asyncio.ensure_future(self._checkpoint())
+        return await asyncio.shield(self._checkpointing)
+
+    async def _checkpoint(self) -> CheckpointCut:
+        at, begun = time.time_ns(), time.monotonic_ns()
+        number, cut = await self._take_cut()
+        self._shards.last_cut = cut.shards
+        await self._around.keep_cut(number, cut.counts, cut.shards)
+        event = CheckpointCut(
+            cut=number,
+            counts=cut.counts,
+            at_unix_ns=at,
+            took_ns=time.monotonic_ns() - begun,
+            size_bytes=sum(one.size_bytes for one in cut.shards),
+        )
+        self._around.log(event)
+        return event
+
+    async def _take_cut(self) -> tuple[int, Cut]:
+        """Again if somebody died meanwhile: a cut has whole updates only."""
+        while True:
+            async with self._order:
+                self._cuts += 1
+                number = self._cuts
+                counts = await self._begin_cut(number)
+            shards = await asyncio.gather(
+                *(self._fetch_cut(shard, number) for shard in self._shards)
+            )
+            if None not in shards:
+                return number, Cut(counts=counts, shards=tuple(shards))
+
+    async def _begin_cut(self, cut: int) -> dict[str, int]:
+        """The largest counts of any shard: what one shard has applied is on its way to the others.
+        While they are collected, pushes wait."""
+        if self._table.consistency.synchronous:
+            counts = dict.fromkeys(self._table.members, self._table.closed)
+        else:
+            answers = await self._shards.tell_all(HoldPushes(cut=cut))
+            counts = {
+                name: max(answer.counts.get(name, 0) for answer in answers)
+                for name in self._table.members
+            }
+        await self._shards.tell_all(BeginCut(cut=cut, counts=counts))
+        return counts
+
+    async def _fetch_cut(self, shard: int, cut: int) -> ShardSnapshot | None:
+        while isinstance(answer := await self._shards.tell(shard, FetchCut(cut=cut)), NotYet):
+            pass
+        return None if isinstance(answer, CutAborted) else answer
+
+    # Events
+
+    def _log_member(
+        self, change: Any, member: MemberClock, detail: str = "", *, torn: bool = False
+    ) -> None:
+        self._around.log(
+            MemberChange(
+                change=change,
+                worker=member.rank,
+                life=member.life,
+                clock=member.count,
+                at_unix_ns=time.time_ns(),
+                detail=detail,
+                torn=torn,
+            )
+        )

@@ -1,0 +1,267 @@
+"""The front door: a parameter server for a model, on a Ray cluster.
+
+    with ParameterServer(model, optimizer=SGD(model.parameters(), lr=0.1),
+                         consistency="bounded:3") as server:
+        with server.worker() as w:
+            w.pull(); loss_of(model, batch).backward(); w.push()
+
+Workers are this process, Ray actors that were given `server`, or processes that call `connect`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepscope.errors import UsageError
+from stepscope.fix.server.checkpoint_files import load_cut, saved_cuts
+from stepscope.fix.server.compression import Compression
+from stepscope.fix.server.event_log import run_folder, write_facts
+from stepscope.fix.server.layout import flatten, shard_layouts
+from stepscope.fix.server.messages import ReadState, TakeCheckpoint
+from stepscope.fix.server.optimizer_recipe import make_recipe
+from stepscope.fix.server.ray_actors import Answering, CoordinatorActor, ServerSetup
+from stepscope.fix.server.ray_cluster import NAMESPACE, connect_ray, import_ray
+from stepscope.fix.server.served_optimizer import ServedOptimizer
+from stepscope.fix.server.shard_directory import Timing
+from stepscope.fix.server.shard_state import ShardSnapshot
+from stepscope.fix.server.worker import Worker
+from stepscope.records.consistency import Consistency
+from stepscope.records.together import ServerFacts, ShardFacts
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+    from typing import Self
+
+    from stepscope.fix.server.layout import Layout
+    from stepscope.records.together import CheckpointCut
+
+_END_S = 10.0
+
+
+class ServerConnection:
+    """A server that runs somewhere on the cluster, by its name. It can be sent to Ray actors."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._actor: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ServerConnection, (self.name,)
+
+    def worker(self, model: Any, rank: int | None = None) -> Worker:
+        """This process as a worker. Without `rank`, the lowest free one is taken."""
+        return Worker(Answering(self._its_actor()), named_parameters(model), rank)
+
+    def wrap(self, model: Any, optimizer: Any, rank: int | None = None) -> ServedOptimizer:
+        """The optimizer for an ordinary loop; the loop itself stays as it is."""
+        worker = self.worker(model, rank)
+        worker.join()
+        return ServedOptimizer(optimizer, worker)
+
+    def checkpoint(self) -> CheckpointCut:
+        """Save all shards at one cut, while workers go on."""
+        cut: CheckpointCut = self._ask(TakeCheckpoint())
+        return cut
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All parameters at one cut; buffers stay with each worker's model."""
+        ray = import_ray()
+        setup: ServerSetup = ray.get(self._its_actor().setup.remote())
+        state = {}
+        for layout, snapshot in zip(setup.layouts, self._ask(ReadState()).shards, strict=True):
+            views = layout.views(torch.tensor(snapshot.flat))
+            state.update({name: view.clone() for name, view in views.items()})
+        return state
+
+    def _ask(self, message: Any) -> Any:
+        return import_ray().get(self._its_actor().answer.remote(message))
+
+    def _its_actor(self) -> Any:
+        if self._actor is None:
+            ray = import_ray()
+            try:
+                self._actor = ray.get_actor(self.name, namespace=NAMESPACE)
+            except ValueError:
+                raise UsageError(
+                    f'no parameter server named "{self.name}" runs on this Ray cluster: it ended, '
+                    "or this process is connected to another cluster"
+                ) from None
+        return self._actor
+
+
+class ParameterServer(ServerConnection):
+    """Starts the server, and ends it in `close` or at the end of `with`.
+
+    model         an nn.Module, or its parameters by name
+    optimizer     a torch optimizer of these parameters, or a function that makes one of a list
+    shards        actors that share the parameters, balanced by bytes
+    consistency   "strong", "bounded:3", "eventual" or "weak:8"
+    replicas      backups of each shard, on other machines if there are any
+    compression   None, "bf16" or "top-k:0.01"
+    workers       the first clock begins when so many have joined; 0: at once
+    checkpoint    a folder for checkpoints; the last one in it is resumed
+    run           the run folder for events; under `stepscope run`, its folder
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        optimizer: Any,
+        shards: int = 2,
+        consistency: str = "strong",
+        replicas: int = 0,
+        compression: str | None = None,
+        workers: int = 0,
+        name: str | None = None,
+        address: str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every_s: float | None = None,
+        run: str | os.PathLike[str] | None = None,
+        worker_deadline_s: float = 30.0,
+        shard_deadline_s: float = 10.0,
+        queue_limit: int = 64,
+    ) -> None:
+        super().__init__(name or f"parameter-server-{uuid.uuid4().hex[:8]}")
+        self._model = model
+        self._closed = False
+        parameters = named_parameters(model)
+        layouts = tuple(shard_layouts(parameters, shards))
+        folder = str(Path(run).absolute()) if run is not None else run_folder()
+        saved = saved_cuts(Path(checkpoint)) if checkpoint is not None else []
+        setup = ServerSetup(
+            consistency=Consistency.parse(consistency),
+            compression=Compression.parse(compression),
+            layouts=layouts,
+            optimizer=make_recipe(optimizer, parameters),
+            replicas=_not_negative("replicas", replicas),
+            workers=_not_negative("workers", workers),
+            timing=Timing(worker_deadline_s=worker_deadline_s, shard_deadline_s=shard_deadline_s),
+            queue_limit=queue_limit,
+            folder=folder,
+            checkpoint=str(Path(checkpoint).absolute()) if checkpoint is not None else None,
+            checkpoint_every_s=checkpoint_every_s,
+            first_cut=int(saved[-1].name.removeprefix("cut-")) if saved else 0,
+        )
+        first = load_cut(saved[-1], layouts) if saved else _first_values(layouts, parameters)
+        self._ray, self._own_cluster = connect_ray(address)
+        try:
+            self._actor = self._start(setup, first)
+        except BaseException:
+            self.close()
+            raise
+        write_facts(folder, _facts(setup))
+
+    def _start(self, setup: ServerSetup, first: list[ShardSnapshot]) -> Any:
+        head = {"node:__internal_head__": 0.001}  # without the head node there is no cluster either
+        actor = (
+            self._ray.remote(CoordinatorActor)
+            .options(
+                name=self.name,
+                namespace=NAMESPACE,
+                num_cpus=0,
+                resources=head,
+                max_concurrency=10_000,
+            )
+            .remote(setup, first)
+        )
+        self._actor = actor
+        try:
+            self._ray.get(actor.start.remote())
+        except self._ray.exceptions.RayError as error:
+            raise UsageError(
+                "the parameter server does not start on this Ray cluster: every machine needs the "
+                f"same stepscope and torch as this one ({str(error).strip().splitlines()[-1]})"
+            ) from None
+        return actor
+
+    def worker(self, model: Any = None, rank: int | None = None) -> Worker:
+        """This process as a worker, with the model given here or to the server."""
+        return super().worker(self._model if model is None else model, rank)
+
+    def close(self) -> None:
+        """End all actors, and the cluster if it was started for this server."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._actor is not None and self._ray.is_initialized():
+            with contextlib.suppress(Exception):
+                self._ray.get(self._actor.stop.remote(), timeout=_END_S)
+            with contextlib.suppress(Exception):
+                self._ray.kill(self._actor)
+        if self._own_cluster:
+            self._ray.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect(name: str, address: str | None = None) -> ServerConnection:
+    """A server by its name, from a process of one's own on a machine of the cluster."""
+    connect_ray(address)
+    connection = ServerConnection(name)
+    connection._its_actor()
+    return connection
+
+
+def named_parameters(model: Any) -> dict[str, Any]:
+    """Parameters by name. UsageError for what a server cannot hold."""
+    if isinstance(model, torch.nn.Module):
+        parameters = dict(model.named_parameters())
+    elif isinstance(model, dict):
+        parameters = {
+            name: one if isinstance(one, torch.nn.Parameter) else torch.nn.Parameter(one)
+            for name, one in model.items()
+        }
+    else:
+        raise UsageError(f"{type(model).__name__}: give an nn.Module or tensors by name")
+    for name, one in parameters.items():
+        plain = type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout == torch.strided
+        if not plain or one.is_meta:
+            raise UsageError(
+                f"{name} is a {type(one).__name__} on {one.device}: a parameter server holds "
+                "ordinary, dense tensors with values"
+            )
+    return parameters
+
+
+def _first_values(
+    layouts: tuple[Layout, ...], parameters: Mapping[str, Any]
+) -> list[ShardSnapshot]:
+    return [
+        ShardSnapshot(flat=flatten(layout, parameters).numpy(), optimizer={}, counts={})
+        for layout in layouts
+    ]
+
+
+def _facts(setup: ServerSetup) -> ServerFacts:
+    kind = setup.compression
+    return ServerFacts(
+        mode=setup.consistency.mode,
+        bound=setup.consistency.bound,
+        shards=tuple(
+            ShardFacts(shard=shard, tensors=len(one.places), size_bytes=one.size_bytes)
+            for shard, one in enumerate(setup.layouts)
+        ),
+        replicas=setup.replicas,
+        optimizer=setup.optimizer.kind.__name__,
+        compression=None if kind.kind == "none" else kind.words,
+        deadline_s=setup.timing.worker_deadline_s,
+        started_unix_ns=time.time_ns(),
+    )
+
+
+def _not_negative(name: str, value: int) -> int:
+    if value < 0:
+        raise UsageError(f"{name}={value}: must be 0 or more")
+    return value

@@ -1,0 +1,249 @@
+"""One shard's parameters and optimizer, and how each message changes them.
+
+Without network and clock: the same changes in the same order give the same bits, so that a backup
+which repeats them is its primary's equal.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepscope.fix.server.compression import Compression, unpack
+from stepscope.fix.server.messages import (
+    Ack,
+    Admit,
+    BeginCut,
+    CloseClock,
+    Evicted,
+    Fence,
+    OutOfOrder,
+    PushGradients,
+)
+from stepscope.fix.server.optimizer_recipe import OptimizerRecipe, set_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.fix.server.layout import Layout
+    from stepscope.fix.server.messages import Change
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardRecipe:
+    """What a shard is built from, besides its values."""
+
+    shard: int
+    layout: Layout
+    optimizer: OptimizerRecipe
+    compression: Compression
+    synchronous: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardSnapshot:
+    """All that a shard knows at one moment; held gradients belong to a clock still open."""
+
+    flat: Any  # bytes
+    optimizer: dict[str, Any]
+    counts: dict[str, int]
+    fenced: dict[str, int] = field(default_factory=dict)
+    closed: int = 0
+    updates: int = 0
+    held: dict[str, PushGradients] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        tensors = [
+            value
+            for state in self.optimizer.get("state", {}).values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        ]
+        return int(self.flat.nbytes + sum(one.nbytes for one in tensors))
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedStep:
+    """One optimizer step that a change caused."""
+
+    clock: int
+    members: tuple[str, ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class _PendingCut:
+    """`earlier` is the state without updates after the cut, as soon as there is one."""
+
+    counts: dict[str, int]
+    earlier: ShardState | None = None
+
+
+class ShardState:
+    """The rules of one shard."""
+
+    def __init__(self, recipe: ShardRecipe, snapshot: ShardSnapshot) -> None:
+        self.recipe = recipe
+        self.flat = torch.tensor(snapshot.flat, dtype=torch.uint8)
+        trained = {place.name: place.trained for place in recipe.layout.places}
+        self._parameters = {
+            name: torch.nn.Parameter(view, requires_grad=trained[name])
+            for name, view in recipe.layout.views(self.flat).items()
+        }
+        self._optimizer, self._groups = recipe.optimizer.build(self._parameters)
+        if self._optimizer is not None and snapshot.optimizer:
+            self._optimizer.load_state_dict(copy.deepcopy(snapshot.optimizer))
+        self.counts = dict(snapshot.counts)
+        self.closed = snapshot.closed
+        self.updates = snapshot.updates
+        self._fenced = dict(snapshot.fenced)  # with their last counts
+        self._held = dict(snapshot.held)
+        self._pending: dict[int, _PendingCut] = {}
+        self.cuts: dict[int, ShardSnapshot | None] = {}  # finished; None: aborted
+        self.steps: list[AppliedStep] = []  # caused by the last change
+
+    # Changes
+
+    def change(self, message: Change) -> Any:
+        """Carry out one change; its answer. The caller puts the epoch in."""
+        self.steps = []
+        match message:
+            case PushGradients():
+                return self._push(message)
+            case CloseClock():
+                return self._close(message)
+            case Admit():
+                self._admit(message)
+            case Fence():
+                return self._fence(message)
+            case BeginCut():
+                self._begin_cut(message)
+        return Ack(epoch=0)
+
+    def _admit(self, message: Admit) -> None:
+        if message.member not in self._fenced:
+            self.counts.setdefault(message.member, message.clock)
+
+    def _push(self, message: PushGradients) -> Any:
+        member, clock = message.member, message.clock
+        if member not in self.counts:
+            return Evicted()
+        if clock < self.counts[member]:
+            return Ack(epoch=0)  # repeated
+        if clock > self.counts[member]:
+            return OutOfOrder(why=f"{member} pushes clock {clock} after {self.counts[member] - 1}")
+        if self.recipe.synchronous:
+            self._held[member] = message
+        else:
+            self._apply_through_cuts(message)
+        self.counts[member] = clock + 1
+        self._finish_cuts()
+        return Ack(epoch=0)
+
+    def _close(self, message: CloseClock) -> Ack:
+        if message.clock < self.closed:
+            return Ack(epoch=0)  # repeated
+        held = {
+            member: push
+            for member in message.members
+            if (push := self._held.get(member)) is not None and push.clock == message.clock
+        }
+        if held:
+            self._apply(list(held.values()), AppliedStep(message.clock, tuple(held)))
+        for member in held:
+            del self._held[member]
+        self.closed = message.clock + 1
+        missing = tuple(member for member in message.members if member not in held)
+        return Ack(epoch=0, missing=missing)
+
+    def _fence(self, message: Fence) -> Ack:
+        count = self.counts.pop(message.member, message.counted)
+        count = self._fenced.setdefault(message.member, count)
+        held = self._held.get(message.member)
+        if held is not None and held.clock >= message.counted:
+            del self._held[message.member]
+        for cut in [cut for cut, one in self._pending.items() if message.member in one.counts]:
+            del self._pending[cut]
+            self.cuts[cut] = None
+        return Ack(epoch=0, count=count)
+
+    # Cuts
+
+    @property
+    def pending_cuts(self) -> set[int]:
+        """Cuts that wait for updates."""
+        return set(self._pending)
+
+    def _begin_cut(self, message: BeginCut) -> None:
+        if message.cut in self._pending or message.cut in self.cuts:
+            return
+        self.cuts = {}
+        if self.recipe.synchronous:
+            self.cuts[message.cut] = replace(
+                self.snapshot(), held={}, counts=dict.fromkeys(self.counts, self.closed)
+            )
+            return
+        if any(self.counts.get(name, 0) > count for name, count in message.counts.items()):
+            self.cuts[message.cut] = None  # a restored shard did not know that it had to wait
+            return
+        self._pending = {message.cut: _PendingCut(counts=message.counts)}
+        self._finish_cuts()
+
+    def _apply_through_cuts(self, message: PushGradients) -> None:
+        """States that a cut waits for get only the updates that belong to the cut."""
+        for pending in self._pending.values():
+            if message.clock < pending.counts.get(message.member, 0):
+                if pending.earlier is not None:
+                    pending.earlier.change(message)
+            elif pending.earlier is None:
+                pending.earlier = ShardState(self.recipe, self.snapshot())
+        self._apply([message], AppliedStep(message.clock, (message.member,)))
+
+    def _finish_cuts(self) -> None:
+        for cut, pending in list(self._pending.items()):
+            if all(self.counts.get(one, 0) >= count for one, count in pending.counts.items()):
+                state = self if pending.earlier is None else pending.earlier
+                self.cuts[cut] = state.snapshot()
+                del self._pending[cut]
+
+    def snapshot(self) -> ShardSnapshot:
+        return ShardSnapshot(
+            flat=self.flat.numpy().copy(),
+            optimizer=copy.deepcopy(self._optimizer.state_dict()) if self._optimizer else {},
+            counts=dict(self.counts),
+            fenced=dict(self._fenced),
+            closed=self.closed,
+            updates=self.updates,
+            held=dict(self._held),
+        )
+
+    # Arithmetic
+
+    def _apply(self, pushes: Sequence[PushGradients], step: AppliedStep) -> None:
+        """One optimizer step with the mean of the gradients, added up in the order given."""
+        totals: dict[str, Any] = {}
+        for push in pushes:
+            gradients = unpack(self.recipe.compression, self.recipe.layout, push.gradients)
+            for name, gradient in gradients.items():
+                if name not in totals:
+                    totals[name] = gradient.clone() if len(pushes) > 1 else gradient
+                else:
+                    totals[name] += gradient
+        for name, parameter in self._parameters.items():
+            gradient = totals.get(name) if parameter.requires_grad else None
+            parameter.grad = None if gradient is None else _divided(gradient, len(pushes))
+        if self._optimizer is not None:
+            if pushes[0].settings is not None:
+                set_groups(self._optimizer, self._groups, pushes[0].settings)
+            self._optimizer.step()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        self.updates += 1
+        self.steps.append(step)
+
+
+def _divided(total: Any, by: int) -> Any:
+    return total / by if by > 1 else total
