@@ -188,6 +188,9 @@ class Coordinator:
         answers = await self._shards.tell_all(Fence(member=member.name, counted=member.count))
         counts = {answer.count for answer in answers if answer.count is not None}
         torn = not self._table.consistency.synchronous and len(counts) > 1
+        if not self._table.consistency.synchronous and not torn:
+            # A last push that all shards have is part of the history, though it was not counted.
+            member.count = max([member.count, *counts])
         self._table.remove(member.name)
         self._log_member(change, member, detail, torn=torn)
 
