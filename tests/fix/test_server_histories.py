@@ -44,6 +44,7 @@ async def live_through(server: SimulatedServer, chance: random.Random) -> None:
         rank = chance.randrange(RANKS)
         lives[rank].cancel()
         await asyncio.sleep(chance.choice((0.0, 60.0)))  # before, or after it is missed
+        lives[rank].cancel()  # another kill may have brought it back: one process for each rank
         lives[rank] = asyncio.ensure_future(server.train(rank, STEPS, paces[rank]))
 
     async def kill_a_shard() -> None:
