@@ -101,9 +101,18 @@ class Coordinator:
             if now - due > every_s:
                 continue  # this process stood still: what members said meanwhile is not read yet
             for name in self._table.overdue(now, self._timing.worker_deadline_s):
-                member = self._table.members[name]
-                silent = f"rank {member.rank} was silent for {now - member.heard_at:.0f} s"
-                await self._remove(name, "evicted", f"{silent}; the others go on without it")
+                await self._evict_if_silent(name)
+
+    async def _evict_if_silent(self, name: str) -> None:
+        """Still silent, when its turn comes."""
+        async with self._order:
+            now = asyncio.get_running_loop().time()
+            if name not in self._table.overdue(now, self._timing.worker_deadline_s):
+                return
+            member = self._table.members[name]
+            silent = f"rank {member.rank} was silent for {now - member.heard_at:.0f} s"
+            await self._fence(member, "evicted", f"{silent}; the others go on without it")
+        await self._notify()
 
     async def ask(self, message: Any) -> Any:
         """The answer to any message for the coordinator."""
@@ -120,7 +129,7 @@ class Coordinator:
             case StillHere():
                 return Counted() if self._is_member(message.member) else Evicted()
             case Leave():
-                await self._remove(message.member, "left", "")
+                await self._let_go(message.member)
                 return Counted()
             case ReportShard():
                 await self._shards.restore(message.shard, message.epoch, dead=message.dead)
@@ -163,13 +172,13 @@ class Coordinator:
         await self._notify()
         return joined
 
-    async def _remove(self, name: str, change: Any, detail: str) -> None:
+    async def _let_go(self, name: str) -> None:
         if not self._is_member(name):
             return
         self._leaving.add(name)  # from here on it is told that it was evicted
         async with self._order:
             if name in self._table.members:
-                await self._fence(self._table.members[name], change, detail)
+                await self._fence(self._table.members[name], "left", "")
         self._leaving.discard(name)
         await self._notify()
 
@@ -179,6 +188,9 @@ class Coordinator:
         answers = await self._shards.tell_all(Fence(member=member.name, counted=member.count))
         counts = {answer.count for answer in answers if answer.count is not None}
         torn = not self._table.consistency.synchronous and len(counts) > 1
+        if not self._table.consistency.synchronous and not torn:
+            # A last push that all shards have is part of the history, though it was not counted.
+            member.count = max([member.count, *counts])
         self._table.remove(member.name)
         self._log_member(change, member, detail, torn=torn)
 

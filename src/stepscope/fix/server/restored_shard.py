@@ -36,7 +36,11 @@ def as_of_now(snapshot: ShardSnapshot, table: ClockTable) -> ShardSnapshot:
     """Old values with the present clocks: the next push of each member is the one it now makes."""
     return replace(
         snapshot,
-        counts={name: one.count for name, one in table.members.items()},
+        # The snapshot may have a push that all shards got and the coordinator has yet to count.
+        counts={
+            name: max(one.count, snapshot.counts.get(name, 0))
+            for name, one in table.members.items()
+        },
         fenced={name: one.count for name, one in table.gone.items()},
         closed=table.closed,
         held={},
