@@ -94,7 +94,9 @@ def test_a_workload_that_raises_is_said_and_the_others_go_on(home: Path) -> None
     assert (raises["status"], raises["why"]) == ("failed", "ValueError: no data for step 12")
     assert quick["status"] == "measured"
     assert quick["samples_per_s"] == pytest.approx(32e3 / quick["step_ms"])
-    assert quick["low"] <= quick["samples_per_s"] <= quick["high"]
+    assert quick["low"] <= quick["samples_per_s"]
+    # On a busy machine steps differ so much that nothing bounds the pace from above.
+    assert quick["high"] is None or quick["samples_per_s"] <= quick["high"]
     assert sum(quick["budget_ms"].values()) == pytest.approx(quick["step_ms"])
     assert quick["loss_last"] < quick["loss_first"]
     assert quick["peak_bytes"]
