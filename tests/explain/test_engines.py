@@ -105,7 +105,8 @@ def test_few_files_are_in_flight(tmp_path: Path) -> None:
     outcomes = map_in_order(Pool(2), partial(leave_a_mark, tmp_path), files)
     next(outcomes)
     time.sleep(0.5)
-    assert len(list(tmp_path.iterdir())) <= 2 * FILES_PER_WORKER * 2  # and those that replace them
+    # Those in flight, those that replace them, and a few that overtook a slow one.
+    assert len(list(tmp_path.iterdir())) <= 4 * FILES_PER_WORKER * 2
     assert len([*outcomes]) == 39
 
 

@@ -45,6 +45,8 @@ _VALUES = {
     "latency": ("2",),
     "no-stalls": ("data", "data,gc"),
     "hosts": ("2", "8:10"),
+    "fuse": ("2", "32"),
+    "consistency": ("bounded:3", "eventual"),
 }
 _WITHOUT_VALUE = {name for name, whatif in WHATIFS.items() if not whatif.takes_value}
 CHANGES = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import sys
 import threading
 import warnings
 import weakref
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 FLOAT = 4
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_yet() -> None:
+    """Another test of this process may have compiled something, which changes what is watched."""
+    if (dynamo := sys.modules.get("torch._dynamo")) is not None:
+        dynamo.reset()
+        dynamo.utils.counters.clear()
 
 
 @contextlib.contextmanager

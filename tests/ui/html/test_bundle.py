@@ -73,7 +73,7 @@ def test_a_circle_is_refused(modules):
 
 def test_every_script_of_the_page_is_used_and_small_enough_to_read():
     panes = ("run", "timeline", "flames", "tables", "memory", "whatif", "ranks")
-    text = bundle(*panes, "main", "comparison", "tune_page", "bench_page")
+    text = bundle(*panes, "main", "comparison", "tune_page", "bench_page", "laboratory_page")
     names = {path.stem for path in PAGE.glob("*.js")}
     assert set(re.findall(r"^const \$(\w+) = ", text, re.MULTILINE)) == names
     assert all(path.read_text().count("\n") <= 450 for path in PAGE.glob("*.js"))
