@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from stepscope.explain.explain_job import explain_job
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ def test_processes_that_share_a_model_are_named_and_not_accused(tmp_path: Path) 
     assert "duplicate-ranks" not in {note.id for note in found.quality}
 
 
+@pytest.mark.slow
 def test_ranks_that_only_sum_their_loss_do_not_train_together(tmp_path: Path) -> None:
     found = explained(tmp_path, "apart.py", *TWO_RANKS)
     assert found.findings[0].id == "not-training-together"

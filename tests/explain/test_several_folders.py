@@ -180,6 +180,7 @@ def test_attempts_on_two_disks_follow_each_other(one: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a process another host name")
+@pytest.mark.slow
 def test_a_real_job_on_two_hosts_is_the_same_from_one_folder_and_from_two(tmp_path: Path) -> None:
     command = [
         *("stepscope", "run", "--no-explain", "--out", str(tmp_path / "one"), "--"),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 def test_losses_differ_from_fp32_and_agree_with_the_patch(tmp_path: Path) -> None:
     source = assert_patch_trains_the_same(tmp_path, TRAINING, "bf16")
     assert (

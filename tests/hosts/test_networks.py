@@ -63,6 +63,7 @@ def separate(lab: Lab, folder: Path) -> dict[str, list[str]]:
     return {name: capture(folder / name) for name in lab.hosts}
 
 
+@pytest.mark.slow
 def test_a_stranger_at_our_port_is_refused_and_changes_nothing(
     lab: Lab, bare: Mapping[str, HostOutcome], tmp_path: Path
 ) -> None:

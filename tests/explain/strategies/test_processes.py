@@ -152,6 +152,7 @@ def test_tensor_parallel_alone(tmp_path: Path) -> None:
     assert 0 < each.comm_share < 1
 
 
+@pytest.mark.slow
 def test_sharded_and_tensor_parallel_on_a_mesh(tmp_path: Path) -> None:
     sharded, tensor = found_in(capture(tmp_path / "run", "tensor_parallel", "sharded"))
     assert isinstance(sharded, FullySharded)
