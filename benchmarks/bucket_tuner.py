@@ -12,16 +12,12 @@ with 1 unless the choice is within 3% of the best and took fewer than 60 steps.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from shaped_hosts import first_ranks_answer, why_not
+
 WORKLOAD = Path(__file__).with_name("workloads") / "bucket_sweep.py"
-sys.path.insert(0, str(ROOT / "tests/hosts"))
-
-from lab import Lab, why_not  # noqa: E402  (a folder of tests)
 
 TARGET = 1.03
 MOST_STEPS = 60
@@ -35,7 +31,7 @@ def main() -> int:
     if reason := why_not():
         print(f"no hosts here: {reason}", file=sys.stderr)
         return 4
-    found = measure(options.rate, rest)
+    found = first_ranks_answer(WORKLOAD, rest, options.rate)
     print("\n".join(found["report"]))
     best = min(ms for _, ms, is_swept, _, _ in found["rows"] if is_swept)
     (chosen,) = [ms for _, ms, _, _, is_chosen in found["rows"] if is_chosen]
@@ -48,20 +44,6 @@ def main() -> int:
     print(f"\nthe tuner's choice takes {chosen / best:.3f} of the best of the sweep")
     keeps_targets = chosen <= TARGET * best and found["steps"] < MOST_STEPS
     return 1 if options.check and not keeps_targets else 0
-
-
-def measure(rate: str, arguments: list[str]) -> dict[str, Any]:
-    """What rank 0 found."""
-    with Lab(hosts=2) as lab:
-        lab.shape("node0", rate)
-        lab.shape("node1", rate)
-        job = lab.torchrun([str(WORKLOAD), *arguments])
-        outcomes = [process.wait() for process in job.values()]
-    for outcome in outcomes:
-        if outcome.code:
-            raise SystemExit(f"a rank ended with {outcome.code}:\n{outcome.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(outcomes[0].stdout.splitlines()[-1])
-    return found
 
 
 if __name__ == "__main__":

@@ -14,17 +14,13 @@ losses have the same bits.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from shaped_hosts import first_ranks_answer, why_not
+
 WORKLOAD = Path(__file__).with_name("workloads") / "two_links.py"
-sys.path.insert(0, str(ROOT / "tests/hosts"))
-
-from lab import Lab, why_not  # noqa: E402  (a folder of tests)
 
 TARGET = 1.6
 
@@ -37,7 +33,7 @@ def main() -> int:
     if reason := why_not():
         print(f"no hosts here: {reason}", file=sys.stderr)
         return 4
-    measured = measure(options.rate, rest)
+    measured = first_ranks_answer(WORKLOAD, rest, options.rate, links=2)
     medians = {name: statistics.median(one["steps_s"]) for name, one in measured.items()}
     plain = medians["plain"]
     print(f"links of {options.rate}\n\n| way | step | against plain | bytes sent by link |")
@@ -50,21 +46,6 @@ def main() -> int:
     pays = plain / medians["several links"] >= TARGET
     pays_on_one = plain / medians["one link"] >= TARGET
     return 1 if options.check and not (same and pays and not pays_on_one) else 0
-
-
-def measure(rate: str, arguments: list[str], links: int = 2) -> dict[str, Any]:
-    """What rank 0 found, by way."""
-    with Lab(hosts=2, links=links) as lab:
-        for link in range(links):
-            lab.shape("node0", rate, link=link)
-            lab.shape("node1", rate, link=link)
-        job = lab.torchrun([str(WORKLOAD), *arguments])
-        outcomes = [process.wait() for process in job.values()]
-    for outcome in outcomes:
-        if outcome.code:
-            raise SystemExit(f"a rank ended with {outcome.code}:\n{outcome.stderr[-3000:]}")
-    found: dict[str, Any] = json.loads(outcomes[0].stdout.splitlines()[-1])
-    return found
 
 
 if __name__ == "__main__":
