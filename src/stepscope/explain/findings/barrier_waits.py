@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.evidence import LOW
 from stepscope.explain.findings.rule import FindingRule
-from stepscope.explain.together.straggling import describe_straggling
 from stepscope.explain.together.words import name_blockers
 from stepscope.records import remedies
 from stepscope.records.consistency import Consistency
@@ -33,20 +32,18 @@ def find(summary: TogetherSummary) -> Finding | None:
         return None
     if Consistency.parse(summary.consistency).largest_gap is None:
         return None  # nobody waits for others: what is left is asking for permission
-    still = "" if summary.verdict == "barrier" else "still "
-    waits = f"workers {still}wait for others for {percent(summary.blocked_share)} of their time"
+    runs_ahead = summary.verdict != "barrier"
+    share = f"for {percent(summary.blocked_share)} of their time ({summary.consistency})"
+    # What a barrier costs is told with what running ahead would change.
     return RULE.finding(
         share=summary.blocked_share,
         of="run",
-        summary=f"{waits} ({summary.consistency}); {_reason(summary, straggling)}.",
-        evidence=(*((summary.why,) if still else ()), *name_blockers(summary)),
-        remedies=_choose_remedies(straggling, runs_ahead=bool(still)),
+        summary=f"workers still wait for others {share}."
+        if runs_ahead
+        else f"workers wait for others {share}; {summary.why}.",
+        evidence=(*((summary.why,) if runs_ahead else ()), *name_blockers(summary)),
+        remedies=_choose_remedies(straggling, runs_ahead=runs_ahead),
     )
-
-
-def _reason(summary: TogetherSummary, straggling: Straggling) -> str:
-    """Of a barrier, with what running ahead would change."""
-    return summary.why if summary.verdict == "barrier" else describe_straggling(straggling)
 
 
 def _choose_remedies(straggling: Straggling, *, runs_ahead: bool) -> tuple[Remedy, ...]:
