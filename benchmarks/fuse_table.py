@@ -12,6 +12,7 @@ where it ended. The most telling cells come first.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -29,6 +30,7 @@ from fuse_check import check
 from fuse_models import CASES
 from fuse_report import markdown, plot
 from fuse_ways import PROCESSES, SERIAL, WAYS, Setup, TrainAll
+from library_turn import Turns, shared_turns
 
 BLOCKS = 3
 _WARM_CALLS = 6  # a captured step trains three times as it is first
@@ -81,6 +83,7 @@ def _names(given: str | None, known: Any) -> list[str]:
 def _check(options: argparse.Namespace, device: torch.device) -> int:
     """Prints one line for each training; 1 if one differs."""
     torch.backends.cudnn.allow_tf32 = False  # its kernels round by shape
+    shared_turns()
     end = time.monotonic() + options.seconds
     models, failed = min(3, max(int(one) for one in options.models.split(","))), 0
     for dtype in options.dtypes.split(","):
@@ -110,6 +113,7 @@ def _measure_all(options: argparse.Namespace, device: torch.device, saved: dict[
     if saved["device"] not in (None, name):
         raise SystemExit(f"{options.save} was measured on {saved['device']}, this is {name}")
     saved["device"] = name
+    turns = shared_turns()
     end = time.monotonic() + options.seconds
     cells = plan(
         _names(options.only, CASES),
@@ -123,7 +127,7 @@ def _measure_all(options: argparse.Namespace, device: torch.device, saved: dict[
             continue
         if time.monotonic() > end:
             break
-        result = {**cell.named(), **_measured(cell, options, device)}
+        result = {**cell.named(), **_measured(cell, options, device, turns)}
         saved["cells"].append(result)
         print(_line(result), file=sys.stderr, flush=True)
         if options.save:
@@ -138,21 +142,26 @@ def _is_hopeless(cell: FuseCell, results: list[dict[str, Any]]) -> bool:
     return any(one.get("error") and one["models"] <= cell.models for one in same)
 
 
-def _measured(cell: FuseCell, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+def _measured(
+    cell: FuseCell, options: argparse.Namespace, device: torch.device, turns: Turns | None
+) -> dict[str, Any]:
+    alone = turns.alone if turns is not None else contextlib.nullcontext
     if cell.way == PROCESSES:
-        return _processes(cell, options)
+        with alone():
+            return _processes(cell, options)
     setup = Setup(CASES[cell.case], device, cell.dtype, options.tiny)
     try:
         control = WAYS["serial eager"](setup, 1)
-        _calls(control, _WARM_CALLS, device)
+        _warm(control, device)
         _free(device)
         base = torch.cuda.memory_allocated() if device.type == "cuda" else 0
         start = time.monotonic()
         train = WAYS[cell.way](setup, cell.models)
-        _calls(train, _WARM_CALLS, device)
+        _warm(train, device)
         ready_s = time.monotonic() - start
         peak = torch.cuda.max_memory_allocated() - base if device.type == "cuda" else None
-        ms, control_ms = _blocks(train, control, options.timed, device)
+        with alone():
+            ms, control_ms = _blocks(train, control, options.timed, device)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
     finally:
@@ -181,6 +190,12 @@ def _blocks(
         for place, one in enumerate((train, control)):
             times[place].append(_calls(one, counts[place], device) / counts[place])
     return statistics.median(times[0]), statistics.median(times[1])
+
+
+def _warm(train: TrainAll, device: torch.device) -> None:
+    """One at a time: a process that is stopped leaves little on the device."""
+    for _ in range(_WARM_CALLS):
+        _calls(train, 1, device)
 
 
 def _calls(train: TrainAll, calls: int, device: torch.device) -> float:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _WARM_UP = 6  # steps
-_DRAIN_S = 0.1  # until what the others have launched is done
+_DRAIN_S = 0.3  # until what the others have launched is done
+FOLDER_VARIABLE = "STEPSCOPE_TURNS"
 _LOOK_S = 0.05
 _NEVER = 1_000_000_000  # the step of a window that a trial never opens
 
@@ -123,6 +124,17 @@ class Turns:
                 stays_in_line = number == signal.SIGSTOP and waits.exists()
                 signal_all([] if stays_in_line else [process], number)
                 signal_all(children_of(process), number)
+
+
+def shared_turns() -> Turns | None:
+    """Those of the folder that the environment names: benchmarks that time within themselves have
+    the device alone by these while others train beside them."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        return None
+    turns = Turns(Path(folder))
+    turns.enter()
+    return turns
 
 
 def signal_all(processes: Iterable[int], number: signal.Signals) -> None:
