@@ -110,6 +110,17 @@ def test_what_does_not_help_alone_is_tried_again_on_top_of_what_is_kept() -> Non
     assert search.kept == ("a", "b")
 
 
+def test_what_was_worse_alone_is_tried_again_once_the_step_is_another_one() -> None:
+    """On a step of which most is gone, it saves what it could not save before."""
+    both = {frozenset("ab"): 0.8 / 1.03}
+    command = SimulatedCommand({"a": 0.3, "b": 1.03}, together=both)
+    assert searched(command, contenders(*map(made_up_fix, "ab"))).kept == ("a", "b")
+    command = SimulatedCommand({"a": 0.7, "b": 1.03}, together=both)
+    search = searched(command, contenders(*map(made_up_fix, "ab")))
+    assert search.kept == ("a",)
+    assert ("a", "b") not in command.asked
+
+
 def test_one_that_waits_for_a_family_is_tried_once_that_is_kept_even_if_it_was_worse() -> None:
     command = SimulatedCommand({"a": 0.8, "b": 1.2}, together={frozenset("ab"): 0.8 / 1.2})
     fixes = [made_up_fix("a", family="first"), made_up_fix("b", after=frozenset({"first"}))]

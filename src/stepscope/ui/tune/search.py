@@ -5,7 +5,8 @@
 2. The promising ones are confirmed, best first, in fresh pairs of runs. What is kept joins the
    base, and the next one has to beat that. Of a family only one is kept; a better member
    replaces it.
-3. What did not help alone is tried once more on top of what was kept.
+3. What did not help alone is tried once more on top of what was kept; what was clearly worse
+   alone too, once the step is less than half of what it was.
 4. The whole combination is confirmed against the command as it is.
 
 verify.tuned_gain decides what is promising and what is sure.
@@ -14,6 +15,8 @@ verify.tuned_gain decides what is promising and what is sure.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from stepscope.errors import NotCapturedError
 from stepscope.fix.remedies import FIXES
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
 _BETWEEN_BASES = 3  # candidates that run between two runs of the base
 _CONFIRMED = 3  # candidates that there must be time to confirm while others are screened
+ANOTHER_STEP = 0.5  # of the step as it was: what was worse then is tried again
 _NO_TIME = "the budget leaves no time to try it and to confirm it"
 _STOPPED = "tune was stopped before it was tried"
 
@@ -259,12 +263,20 @@ class Search:
 
     def _may_help_now(self, contender: Contender) -> bool:
         """It waits for a family that is kept now, even in the place of its rival; or was not
-        clearly worse alone."""
+        clearly worse alone, or the step is another one by now."""
         if contender.out or self.kept in contender.tested_on or contender.name in self.kept:
             return False
         if self._is_new_beside_its_families(contender):
             return True
-        return self._rival(contender) is None and contender.is_open and not contender.tested_on
+        if self._rival(contender) is not None or contender.tested_on:
+            return False
+        return contender.is_open or self._is_another_step()
+
+    def _is_another_step(self) -> bool:
+        """What is kept leaves so little of the step that something else limits it, and what a
+        remedy did to the whole no longer tells."""
+        kept = [_middle(trial) for trial in self._bench.trials if self._is_kept(trial)]
+        return min(kept) < ANOTHER_STEP * min(map(_middle, self.bases))
 
     def _is_new_beside_its_families(self, contender: Contender) -> bool:
         """It never ran together with a kept member of the families it is tried again after."""
@@ -406,6 +418,10 @@ def in_declared_order(names: Iterable[str]) -> Configuration:
 def _pairs(base: Configuration, challenger: Configuration) -> list[Configuration]:
     """The fewest runs that can be sure."""
     return [base, challenger] * FEWEST_PAIRS
+
+
+def _middle(trial: TrialRun) -> float:
+    return float(np.median(trial.step_ms))
 
 
 def _timed(trial: TrialRun) -> TimedTrial:
