@@ -41,6 +41,29 @@ def test_backward_through_time(steps: int, batch: int, size: int, chunk: int, ta
         assert float((a - b).norm() / b.norm()) < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("steps", "batch", "size", "features"),
+    [(40, 3, 5, 4), (200, 2, 20, 70), (1, 1, 3, 1), (33, 17, 16, 130)],
+)
+def test_weight_gradients(steps: int, batch: int, size: int, features: int) -> None:
+    from stepscope.fix.scan.weight_kernels import weight_gradients
+
+    torch.manual_seed(0)
+    reached, state = (torch.randn(steps, batch, size, device=DEVICE) for _ in range(2))
+    initial = torch.randn(batch, size, device=DEVICE)
+    inputs = torch.randn(steps, batch, features, device=DEVICE)
+    before = torch.cat([initial.unsqueeze(0), state[:-1]])
+    found = weight_gradients(reached, state, initial, inputs)
+    rows = reached.double().flatten(0, 1)
+    torch.testing.assert_close(
+        found.input.double(), rows.t() @ inputs.double().flatten(0, 1), rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(
+        found.recurrent.double(), rows.t() @ before.double().flatten(0, 1), rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(found.bias.double(), rows.sum(0), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("steps", "width"), [(130, 130), (5, 3), (64, 1)])
 def test_linear_recurrences(steps: int, width: int) -> None:
     from stepscope.fix.scan.linear_kernels import scan_pairs

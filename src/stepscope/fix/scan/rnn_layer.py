@@ -22,8 +22,6 @@ PRECISIONS = ("fp32", "tf32x3", "tf32")
 _DOT = {"fp32": "ieee", "tf32x3": "tf32x3", "tf32": "tf32"}  # as Triton calls them
 _LARGEST_SIZE = 128  # of a state that the kernels keep in registers
 _LARGEST_PLAIN = 64  # beyond, products without tensor cores take minutes to compile
-_SPLIT_FROM = 1 << 14  # rows: a product of tall matrices is split, or one block would do it all
-_SPLITS = 128
 _NOT_ONE_PIECE = ".*not part of single contiguous chunk of memory"
 
 
@@ -39,6 +37,18 @@ def rnn_layer(
     precision: str,
 ) -> Tensor:
     """All states, [steps, batch, size], from [steps, batch, features] and [batch, size]."""
+    return _states(inputs, initial, weight_input, weight, bias_input, bias, tanh)
+
+
+def _states(
+    inputs: Tensor,
+    initial: Tensor,
+    weight_input: Tensor,
+    weight: Tensor,
+    bias_input: Tensor | None,
+    bias: Tensor | None,
+    tanh: bool,
+) -> Tensor:
     weights = [weight_input, weight]
     if bias_input is not None and bias is not None:
         weights += [bias_input, bias]
@@ -69,16 +79,43 @@ def rnn_layer_backward(
     wants_inputs: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of inputs (empty if not wanted), initial state, both weights and a bias."""
+    found = _gradients(
+        gradient, states, inputs, initial, weight_input, weight,
+        tanh=tanh, precision=precision, wants_inputs=wants_inputs,
+    )  # fmt: skip
+    of_inputs, of_initial, *of_weights = found
+    return of_inputs, of_initial, *(one.clone() for one in of_weights)
+
+
+def _gradients(
+    gradient: Tensor,
+    states: Tensor,
+    inputs: Tensor,
+    initial: Tensor,
+    weight_input: Tensor,
+    weight: Tensor,
+    *,
+    tanh: bool,
+    precision: str,
+    wants_inputs: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """As the operator gives them; those of weights may be parts of one tensor."""
     reached, left = backward_states(gradient, states, weight, tanh=tanh, precision=precision)
+    of_inputs = reached @ weight_input if wants_inputs else inputs.new_empty(0)
+    return of_inputs, left, *_of_weights(reached, states, inputs, initial, precision)
+
+
+def _of_weights(
+    reached: Tensor, states: Tensor, inputs: Tensor, initial: Tensor, precision: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    if _kernels_fit(reached):
+        from stepscope.fix.scan.weight_kernels import weight_gradients
+
+        dot = _dot(precision, reached.shape[-1])
+        return weight_gradients(reached, states, initial, inputs, precision=dot)
     rows = reached.flatten(0, 1)
-    return (
-        reached @ weight_input if wants_inputs else inputs.new_empty(0),
-        left,
-        _tall_product(rows, inputs.flatten(0, 1)),
-        _tall_product(reached[1:].flatten(0, 1), states[:-1].flatten(0, 1))
-        + reached[0].t() @ initial,
-        rows.sum(0),
-    )
+    before = torch.cat([initial.unsqueeze(0), states[:-1]]).flatten(0, 1)
+    return rows.t() @ inputs.flatten(0, 1), rows.t() @ before, rows.sum(0)
 
 
 @rnn_layer_backward.register_fake
@@ -142,17 +179,6 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _tall_product(left: Tensor, right: Tensor) -> Tensor:
-    """left.T @ right of many rows."""
-    rows = left.shape[0]
-    if not left.is_cuda or rows < _SPLIT_FROM:
-        return left.t() @ right
-    whole = rows // _SPLITS * _SPLITS
-    parts = [values[:whole].unflatten(0, (_SPLITS, -1)) for values in (left, right)]
-    product = torch.bmm(parts[0].transpose(1, 2), parts[1]).sum(0)
-    return product + left[whole:].t() @ right[whole:] if whole < rows else product
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     given, initial, weight_input, weight, bias_input, _, tanh, precision = inputs
     ctx.save_for_backward(output, given, initial, weight_input, weight)
@@ -162,9 +188,13 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     states, given, initial, weight_input, weight = ctx.saved_tensors
     wants_inputs = ctx.needs_input_grad[0]
-    of_inputs, of_initial, of_weight_input, of_weight, of_bias = rnn_layer_backward(
+    # The operator only where its own gradient may be asked for (and refused), or it is compiled.
+    as_operator = torch.is_grad_enabled() or torch.compiler.is_compiling()
+    of_inputs, of_initial, of_weight_input, of_weight, of_bias = (
+        rnn_layer_backward if as_operator else _gradients
+    )(
         gradient, states, given, initial, weight_input, weight,
-        ctx.tanh, ctx.precision, wants_inputs,
+        tanh=ctx.tanh, precision=ctx.precision, wants_inputs=wants_inputs,
     )  # fmt: skip
     bias = of_bias if ctx.has_bias else None
     return (
@@ -175,3 +205,24 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 rnn_layer.register_autograd(_backward, setup_context=_keep)
 rnn_layer_backward.register_autograd(refuse_second_derivative)
+
+
+class _EagerLayer(torch.autograd.Function):
+    """The operator without torch.library around it, which costs a tenth of a millisecond a call."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        states = _states(*inputs[:7])
+        _keep(ctx, inputs, states)
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, gradient)
+
+
+def scanned_layer(*inputs: Any) -> Tensor:
+    """`rnn_layer`, as cheaply as it can be called here."""
+    if torch.compiler.is_compiling():
+        return rnn_layer(*inputs)
+    return _EagerLayer.apply(*inputs)

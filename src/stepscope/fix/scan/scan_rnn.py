@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from stepscope.fix.refusal import RefusedError
-from stepscope.fix.scan.rnn_layer import PRECISIONS, rnn_layer
+from stepscope.fix.scan.rnn_layer import PRECISIONS, scanned_layer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,7 +167,7 @@ def _in_precision_of_weights(
     """Under autocast too: states that go around thousands of times are not rounded to 16 bits."""
     kind = weights[0].dtype
     with torch.autocast(values.device.type, enabled=False):
-        return rnn_layer(
+        return scanned_layer(
             values.to(kind).contiguous(), initial.to(kind).contiguous(), *weights, tanh, precision
         )
 
