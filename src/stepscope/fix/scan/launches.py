@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 _CHUNKS = (8, 16, 32, 64, 128, 256, 512, 1024)
-# Microseconds on an H200, by padded size. Those of size 32 were measured (scan_table.py); the others
-# follow it by the products' sizes.
+# Microseconds on an H200, by padded size. Those of size 32 were measured (scan_table.py), the
+# others follow by the products' sizes.
 _FOLD_US = {16: 0.7, 32: 0.95, 64: 1.6, 128: 5.0}  # a step of one program, which waits for itself
 _REPLAY_US = {16: 0.6, 32: 0.78, 64: 0.9, 128: 1.8}
 _FOLD_SHARE_US = {16: 0.06, 32: 0.2, 64: 1.0, 128: 5.0}  # of a multiprocessor that is full
