@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from stepscope.errors import UsageError
+from stepscope.fix.choice_cache import ChoiceCache
 from stepscope.fix.fuse import Stacked, fuse
 from stepscope.fix.fuse import choose as choosing
-from stepscope.fix.fuse.cache import ChoiceCache
 from stepscope.fix.fuse.choose import Chooser, WayToChoose, fastest
 from stepscope.fix.fuse.rules.convolutions import _Convolution
 

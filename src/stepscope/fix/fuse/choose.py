@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from stepscope.fix.fuse.cache import ChoiceCache
+from stepscope.fix.choice_cache import ChoiceCache
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +79,7 @@ class Chooser:
             return operator.usual
         cache = self._caches.get(first.device)
         if cache is None:
-            cache = self._caches[first.device] = ChoiceCache.of_device(first.device)
+            cache = self._caches[first.device] = ChoiceCache.of_device("fuse", first.device)
         chosen = cache.get(_words(key))
         if chosen not in operator.ways():
             if not _is_measurable(operator.tensors):

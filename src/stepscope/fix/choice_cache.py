@@ -20,19 +20,19 @@ _MOST_BYTES = 4 << 20
 
 
 class ChoiceCache:
-    """By key: the name of the fastest way. A damaged file counts as none; it is written anew."""
+    """By key: the fastest way, in words. A damaged file counts as none; it is written anew."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._choices: dict[str, str] | None = None
 
     @classmethod
-    def of_device(cls, device: torch.device) -> ChoiceCache:
+    def of_device(cls, what: str, device: torch.device) -> ChoiceCache:
         name = "cpu"
         if device.type == "cuda":
             name = torch.cuda.get_device_name(device)
         folder = user_folder("STEPSCOPE_CACHE_DIR", "", "XDG_CACHE_HOME", "~/.cache")
-        return cls(folder / f"fuse-{_for_file(name)}-torch-{_for_file(torch.__version__)}.json")
+        return cls(folder / f"{what}-{_for_file(name)}-torch-{_for_file(torch.__version__)}.json")
 
     def get(self, key: str) -> str | None:
         if self._choices is None:

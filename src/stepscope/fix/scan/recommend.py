@@ -1,0 +1,139 @@
+"""Which backward pass for a recurrence of this shape, here: torch's own, the scan, or fewer steps.
+
+Both are measured once on the device, in turns, forward and backward together, and kept for later
+(choice_cache.py). A truncated pass needs no measuring: it is what torch does, over fewer steps.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from stepscope.fix.choice_cache import ChoiceCache
+from stepscope.fix.scan.scan_rnn import ScanRNN
+from stepscope.records.figures import factor, milliseconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stepscope.fix.scan.horizon import GradientHorizon
+
+WORTH = 1.05  # times as fast: less is not worth another module
+_ROUNDS = 7
+_LEAST_S = 0.02
+
+
+class RnnShape(NamedTuple):
+    """Steps, sequences and the state's size; `features` of an input."""
+
+    steps: int
+    batch: int
+    size: int
+    features: int
+    nonlinearity: str = "tanh"
+
+
+@dataclass(frozen=True, slots=True)
+class ScanAdvice:
+    """`choice` is "torch", "scan" or "truncate"; times are of forward and backward together."""
+
+    choice: str
+    torch_ms: float
+    scan_ms: float
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.choice}: {self.why}"
+
+
+def recommend(
+    steps: int,
+    batch: int,
+    size: int,
+    *,
+    features: int | None = None,
+    nonlinearity: str = "tanh",
+    device: torch.device | str | None = None,
+    horizon: GradientHorizon | None = None,
+) -> ScanAdvice:
+    """For one layer. Give `gradient_horizon(rnn, inputs)` too: where few steps matter, truncation
+    beats both. Takes a second the first time."""
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    shape = RnnShape(steps, batch, size, size if features is None else features, nonlinearity)
+    torch_ms, scan_ms = _times(shape, place)
+    return _advice(torch_ms, scan_ms, horizon)
+
+
+def _advice(torch_ms: float, scan_ms: float, horizon: GradientHorizon | None) -> ScanAdvice:
+    speed_up = torch_ms / scan_ms
+    pace = (
+        f"forward and backward take {milliseconds(torch_ms)} with torch, "
+        f"{milliseconds(scan_ms)} with the scan"
+    )
+    if horizon is not None and horizon.truncation_pays:
+        return ScanAdvice("truncate", torch_ms, scan_ms, f"{horizon}; all of them: {pace}")
+    if speed_up >= WORTH:
+        return ScanAdvice("scan", torch_ms, scan_ms, f"{factor(speed_up)} times as fast; {pace}")
+    return ScanAdvice("torch", torch_ms, scan_ms, f"the scan is not worth it here: {pace}")
+
+
+def _times(shape: RnnShape, device: torch.device) -> tuple[float, float]:
+    cache = ChoiceCache.of_device("scan", device)
+    key = " ".join(map(str, shape))
+    known = _read(cache.get(key))
+    if known is None:
+        known = _measure(shape, device)
+        cache.put(key, json.dumps(known))
+    return known
+
+
+def _read(kept: str | None) -> tuple[float, float] | None:
+    try:
+        torch_ms, scan_ms = map(float, json.loads(kept or "null"))
+    except (TypeError, ValueError):
+        return None
+    return (torch_ms, scan_ms) if torch_ms > 0 and scan_ms > 0 else None
+
+
+def _measure(shape: RnnShape, device: torch.device) -> tuple[float, float]:
+    """Medians of rounds that take turns. The training's random numbers stay as they are."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.enable_grad():
+        plain = nn.RNN(shape.features, shape.size, nonlinearity=shape.nonlinearity, device=device)
+        inputs = torch.randn(shape.steps, shape.batch, shape.features, device=device)
+        gradient = torch.randn(shape.steps, shape.batch, shape.size, device=device)
+        trainings = [_training(rnn, inputs, gradient) for rnn in (plain, ScanRNN.of(plain))]
+        for train in trainings:  # compiles, and chooses kernels
+            train()
+        rounds = [[_ms(train, device) for train in trainings] for _ in range(_ROUNDS)]
+    torch_ms, scan_ms = (statistics.median(times) for times in zip(*rounds, strict=True))
+    return torch_ms, scan_ms
+
+
+def _training(rnn: nn.Module, inputs: torch.Tensor, gradient: torch.Tensor) -> Callable[[], Any]:
+    def train() -> None:
+        rnn.zero_grad()
+        rnn(inputs)[0].backward(gradient)
+
+    return train
+
+
+def _ms(train: Callable[[], Any], device: torch.device) -> float:
+    _wait(device)
+    began, count = time.perf_counter(), 0
+    while count == 0 or time.perf_counter() - began < _LEAST_S:
+        train()
+        _wait(device)
+        count += 1
+    return (time.perf_counter() - began) / count * 1e3
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
