@@ -105,10 +105,12 @@ def test_a_rank_whose_data_comes_late(tmp_path: Path) -> None:
     expect_in_most_windows(run, ("found", "input", 1), tmp_path)
 
 
+@pytest.mark.slow
 def test_nothing_wrong_accuses_nobody(tmp_path: Path, healthy: Path) -> None:
     expect_in_most_windows(healthy, ("none", None, None), tmp_path)
 
 
+@pytest.mark.slow
 def test_an_offset_of_five_milliseconds_is_found(tmp_path: Path, healthy: Path) -> None:
     """All ranks run on this machine's one clock, so the whole offset is ours."""
     before, run = (only_window(healthy, 0, tmp_path / name) for name in ("before", "run"))

@@ -138,6 +138,7 @@ def test_lesson_2_the_wait_for_data_goes_and_losses_stay(tmp_path: Path) -> None
     assert len(one) == 3
 
 
+@pytest.mark.slow
 def test_lesson_3_the_same_flops_in_fewer_operators(tmp_path: Path) -> None:
     lesson = Lesson(3, tmp_path)
     before = lesson.answer("explain", "runs/small/before")

@@ -276,6 +276,7 @@ def listening_ports(pid: int) -> list[int]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a process another host name")
+@pytest.mark.slow
 def test_a_real_job_on_two_disks_is_explained_by_the_first_host(tmp_path: Path) -> None:
     command = [
         *("stepscope", "run", "--collect", "--out", str(tmp_path / "run-{place}"), "--"),
