@@ -57,7 +57,7 @@ def command(runs_dir: Path | None, port: int | None, open_browser: bool, rebuild
         if open_browser:
             click.launch(address)
 
-    served = ServedRuns.open(root, rebuild=rebuild)
+    served = ServedRuns.of_folder(root, rebuild=rebuild)
     app = make_app(served, token, cookie=f"stepscope-{number}")
     serve_until_stopped(app, listener, announce)
     click.echo("stopped", err=True)

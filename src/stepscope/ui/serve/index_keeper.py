@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.errors import StepscopeError
+from stepscope.ui.serve.path_text import text_of
 from stepscope.ui.serve.run_summary import RUNNING, RunSummary
-from stepscope.ui.serve.worker import text_of
 from stepscope.ui.serve.worker_process import WorkerError, WorkerProcess
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""One run folder in a row of the list: quickly from its small files, then from its traces.
+"""One run folder in a row of the list, from its small files.
 
-Runs in the worker process: a folder may hold a million steps or a thousand ranks.
+This is the worker's work: a folder may hold a million steps or a thousand ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from stepscope.ui.words import one_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.explanation import Explanation
     from stepscope.verify.runs import ComparedRun
 
 _MOST_BYTES = 64 << 20  # of run.json, which lists every rank
@@ -68,7 +67,7 @@ def summarise(folder: Path, kind: str) -> RunSummary:
     try:
         return _summarise_tune(folder) if kind == "tune" else _summarise_run(folder)
     except StepscopeError as error:
-        return RunSummary(state=BROKEN, problem=_short(str(error)))
+        return RunSummary(state=BROKEN, problem=short_text(str(error)))
 
 
 def _summarise_tune(folder: Path) -> RunSummary:
@@ -78,12 +77,12 @@ def _summarise_tune(folder: Path) -> RunSummary:
     return RunSummary(
         state=FINISHED,
         script=script_path(result.command, result.folder or None),
-        command=_short(shlex.join(result.command)),
+        command=short_text(shlex.join(result.command)),
         started_unix=_written(folder),
         step_ms=result.baseline_ms,
         low_ms=result.baseline_low_ms,
         high_ms=result.baseline_high_ms,
-        verdict=_short(tune_answer(result, folder).verdict),
+        verdict=short_text(tune_answer(result, folder).verdict),
     )
 
 
@@ -102,9 +101,9 @@ def _summarise_run(folder: Path) -> RunSummary:
     return RunSummary(
         state=state,
         script=script_path(run.command or facts.get("argv") or (), run.folder),
-        command=_short(shlex.join(run.command or ())),
+        command=short_text(shlex.join(run.command or ())),
         started_unix=run.started_unix or _written(folder),
-        device=_device_words(device) if measured else None,
+        device=device_words(device) if measured else None,
         world_size=run.world_size or facts.get("world_size"),
         step_ms=mean,
         low_ms=low,
@@ -123,7 +122,7 @@ def _state(folder: Path, run: _RunJson) -> tuple[str, str | None]:
     if run.exit_code:
         return FAILED, f"the command ended with exit code {run.exit_code}"
     if "not-closed" in notes:
-        return OPEN, _short(notes["not-closed"])
+        return OPEN, short_text(notes["not-closed"])
     return FINISHED, None
 
 
@@ -134,7 +133,7 @@ def _measured(folder: Path) -> tuple[ComparedRun | None, str | None]:
     try:
         return find_runs(str(folder))[0], None
     except StepscopeError as error:
-        return None, _short(str(error))
+        return None, short_text(str(error))
 
 
 def _mean_step(run: ComparedRun | None) -> tuple[float | None, float | None, float | None]:
@@ -154,7 +153,7 @@ def _mean_step(run: ComparedRun | None) -> tuple[float | None, float | None, flo
     return max(0.0, spread.value - reach), spread.value, spread.value + reach
 
 
-def _device_words(device: object) -> str:
+def device_words(device: object) -> str:
     """rank.json has null for a training on the CPU."""
     if isinstance(device, dict):
         device = device.get("name")
@@ -168,30 +167,7 @@ def _kept_verdict(folder: Path) -> str | None:
     except UnreadableInputError:
         return None
     title = _TITLE.search(start)
-    return _short(html.unescape(title[1])) if title else None
-
-
-def explain_run(folder: Path) -> RunSummary:
-    """Verdict, MFU and what else only the traces say; fields that stay None are not known."""
-    from stepscope.ui.api import explain
-
-    explanation = explain(folder)
-    slowest = max(explanation.ranks, key=lambda rank: rank.budget.step_ms, default=None)
-    memory = slowest.memory if slowest else None
-    return RunSummary(
-        state="",
-        verdict=_short(explanation.verdict),
-        mfu=_mfu(explanation),
-        step_ms=explanation.budget.step_ms or None,
-        device=_device_words(slowest.device) if slowest and slowest.device else None,
-        peak_bytes=memory.peak_bytes if memory else None,
-    )
-
-
-def _mfu(explanation: Explanation) -> float | None:
-    """Of the rank that uses its device least: the others wait for it or do its work."""
-    known = [rank.efficiency.mfu for rank in explanation.ranks if rank.efficiency is not None]
-    return min((mfu for mfu in known if mfu is not None), default=None)
+    return short_text(html.unescape(title[1])) if title else None
 
 
 def script_path(command: Sequence[str], folder: str | None) -> str | None:
@@ -211,7 +187,7 @@ def _written(folder: Path) -> float | None:
         return None
 
 
-def _short(text: str) -> str:
+def short_text(text: str) -> str:
     line = one_line(text)
     if len(line) <= _MOST_TEXT:
         return line

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.ui.serve.index_files import cache_folder, tags_file
 from stepscope.ui.serve.index_keeper import IndexKeeper
+from stepscope.ui.serve.path_text import text_of
 from stepscope.ui.serve.run_index import RunIndex
 from stepscope.ui.serve.run_tags import RunTags
 from stepscope.ui.serve.runs_directory import RunsDirectory
-from stepscope.ui.serve.worker import text_of
 from stepscope.ui.serve.worker_process import WorkerPool
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ServedRuns:
     pages: Path
 
     @classmethod
-    def open(cls, root: Path, *, rebuild: bool = False) -> ServedRuns:
+    def of_folder(cls, root: Path, *, rebuild: bool = False) -> ServedRuns:
         directory = RunsDirectory(root)
         own = cache_folder(directory.root)
         pages = own / "pages"

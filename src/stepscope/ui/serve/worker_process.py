@@ -76,7 +76,7 @@ class WorkerProcess:
         if self._child is None or self._child.poll() is not None:
             self._kill()
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "stepscope.ui.serve.worker"],
+                [sys.executable, "-m", "stepscope.ui.serve_worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

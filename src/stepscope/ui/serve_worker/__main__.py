@@ -11,12 +11,12 @@ import gc
 import json
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stepscope.errors import StepscopeError
+from stepscope.ui.serve.path_text import path_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 _NICE = 10
 
 
-def path_of(text: str) -> Path:
-    """Names may hold any bytes: paths travel in hexadecimal digits."""
-    return Path(os.fsdecode(bytes.fromhex(text)))
-
-
-def text_of(path: Path) -> str:
-    return os.fsencode(path).hex()
-
-
 def _summarise(job: Job) -> Any:
     from stepscope.ui.serve.run_summary import summarise
 
@@ -45,7 +36,7 @@ def _summarise(job: Job) -> Any:
 
 
 def _explain(job: Job) -> Any:
-    from stepscope.ui.serve.run_summary import explain_run
+    from stepscope.ui.serve_worker.explained_run import explain_run
 
     return explain_run(path_of(job["path"]))
 
@@ -91,7 +82,7 @@ def _open_bench(job: Job) -> tuple[Bench, RankExplanation, str]:
 
 
 def _predict(job: Job) -> Any:
-    from stepscope.ui.serve.predicted_changes import predict_changes
+    from stepscope.ui.serve_worker.predicted_changes import predict_changes
 
     return predict_changes(*_open_bench(job), job["settings"])
 
@@ -125,7 +116,8 @@ def answer(line: bytes) -> dict[str, Any]:
 
 def main() -> None:
     """Until stdin closes."""
-    answers = os.fdopen(os.dup(1), "wb")
+    kept = os.dup(1)
+    answers = os.fdopen(kept, "wb")
     os.dup2(2, 1)
     os.nice(_NICE)
     for line in sys.stdin.buffer:
