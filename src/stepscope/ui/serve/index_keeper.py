@@ -51,11 +51,14 @@ class IndexKeeper:
 
     def look(self) -> None:
         """Bring the list of folders up to date."""
+        problem = None
         try:
             self.index.replace_folders(self.directory.scan(), self.directory.root)
-            self.problem = None
         except StepscopeError as error:
-            self.problem = str(error)
+            problem = str(error)
+        if problem != self.problem:
+            self.problem = problem
+            self.index.generation += 1
         self.looked.set()
 
     def summarise_changed(self) -> None:

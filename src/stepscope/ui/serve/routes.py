@@ -6,13 +6,21 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode
 
-from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from markupsafe import Markup
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    RedirectResponse,
+    Response,
+)
 from starlette.routing import Route
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.ui.serve.answers import answered, page, part, report_page, status_of
+from stepscope.ui.serve.list_tables import ListTables
 from stepscope.ui.serve.page_files import has_page_file, page_file
-from stepscope.ui.serve.run_rows import ListQuery, describe, list_context, run_json, trend_address
+from stepscope.ui.serve.run_rows import ListQuery, describe, run_json, trend_address
 from stepscope.ui.serve.run_summary import RUNNING
 
 if TYPE_CHECKING:
@@ -36,6 +44,7 @@ class RunPages:
 
     def __init__(self, served: ServedRuns) -> None:
         self._served = served
+        self._tables = ListTables(served)
 
     def routes(self) -> list[Route]:
         pages = {
@@ -59,30 +68,22 @@ class RunPages:
 
     def list(self, request: Request) -> Response:
         query = ListQuery.from_address(request.query_params)
-        tag = self._list_tag(query)
+        table = self._tables.table(query)
         return page(
-            "runs.html.j2", title="Runs", here="/", query=query, tag=tag, **self._list(query)
+            "runs.html.j2",
+            title="Runs",
+            here="/",
+            query=query,
+            tag=table.tag,
+            table=Markup(table.text),
         )
 
     def rows(self, request: Request) -> Response:
         """The list alone; 304 if it is still the one that the page has."""
-        query = ListQuery.from_address(request.query_params)
-        tag = self._list_tag(query)
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers={"etag": tag})
-        answer = part("rows.html.j2", **self._list(query))
-        answer.headers["etag"] = tag
-        return answer
-
-    def _list(self, query: ListQuery) -> dict[str, Any]:
-        index = self._served.index
-        runs = index.runs(order=query.order, descending=query.descending)
-        waiting = sum(run.kind != "none" and run.summarised is None for run in runs)
-        problem = self._served.keeper.problem
-        return list_context(runs, query, self._served.tags.all(), waiting) | {"problem": problem}
-
-    def _list_tag(self, query: ListQuery) -> str:
-        return f'"{self._served.index.generation}-{abs(hash(query)):x}"'
+        table = self._tables.table(ListQuery.from_address(request.query_params))
+        if request.headers.get("if-none-match") == table.tag:
+            return Response(status_code=304, headers={"etag": table.tag})
+        return HTMLResponse(table.text, headers={"etag": table.tag})
 
     def json(self, request: Request) -> Response:
         del request
@@ -111,7 +112,21 @@ class RunPages:
         return report_page(self._served.report(self._find(request)))
 
     async def set_tags(self, request: Request) -> Response:
-        return await _save_tags(self._served, request)
+        """A form of the run's page; then back to it."""
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > _MOST_FORM:
+                return PlainTextResponse("too long\n", status_code=413)
+        words = parse_qs(body.decode("utf-8", "replace")).get("tags", [""])[0].split(",")
+
+        def save(request: Request) -> Response:
+            run = self._find(request)
+            self._served.tags.set(run.id, words)
+            self._tables.forget()
+            return RedirectResponse(f"/runs/{run.id}", status_code=303)
+
+        return await answered(save)(request)
 
     def compare(self, request: Request) -> Response:
         a, b = self._pair(request)
@@ -231,30 +246,6 @@ class RunPages:
         if len(ids) != 2 or ids[0] == ids[1]:
             raise UsageError("two runs are compared: tick two in the list")
         return self._served.run(ids[0]), self._served.run(ids[1])
-
-
-async def _save_tags(served: ServedRuns, request: Request) -> Response:
-    """A form of the run's page; then back to it."""
-    from starlette.concurrency import run_in_threadpool
-
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _MOST_FORM:
-            return PlainTextResponse("too long\n", status_code=413)
-    words = parse_qs(body.decode("utf-8", "replace")).get("tags", [""])[0].split(",")
-
-    def save() -> Response:
-        try:
-            run = served.run(request.path_params["id"])
-            served.tags.set(run.id, words)
-        except StepscopeError as error:
-            text = "; ".join(map(str, error.args))
-            return page("problem.html.j2", status=status_of(error), title="Not saved", problem=text)
-        served.index.generation += 1
-        return RedirectResponse(f"/runs/{run.id}", status_code=303)
-
-    return await run_in_threadpool(save)
 
 
 def _facts(row: RunWords) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from stepscope.ui.serve.run_index import IndexedRun
 
-PER_PAGE = 200
+PER_PAGE = 1000
 _TAG = "tag:"
 _TONES = {RUNNING: "running", FAILED: "bad", BROKEN: "bad", OPEN: "open"}
 _HEADS = (
