@@ -31,7 +31,7 @@ class IndexKeeper:
 
     directory: RunsDirectory
     index: RunIndex
-    worker: WorkerProcess = field(default_factory=WorkerProcess)
+    worker: WorkerProcess = field(default_factory=lambda: WorkerProcess("--background"))
     problem: str | None = None  # why the served folder cannot be read
     looked: threading.Event = field(default_factory=threading.Event)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -83,14 +83,21 @@ class IndexKeeper:
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            began = time.monotonic()
-            self.look()
-            took = time.monotonic() - began
-            self.summarise_changed()
-            again = began + max(_LOOK_EVERY_S, _REST * took)
-            while not self._stop.is_set() and time.monotonic() < again:
-                if not self.explain_next():
-                    self._stop.wait(max(0.0, again - time.monotonic()))
+            try:
+                self._work_once()
+            except Exception as error:  # the list must go on, and say why it may be old
+                self.problem = f"the list is not kept up to date: {error}"
+                self._stop.wait(_LOOK_EVERY_S)
+
+    def _work_once(self) -> None:
+        began = time.monotonic()
+        self.look()
+        took = time.monotonic() - began
+        self.summarise_changed()
+        again = began + max(_LOOK_EVERY_S, _REST * took)
+        while not self._stop.is_set() and time.monotonic() < again:
+            if not self.explain_next():
+                self._stop.wait(max(0.0, again - time.monotonic()))
 
     def _is_due(self, run: IndexedRun) -> bool:
         now = time.monotonic()
