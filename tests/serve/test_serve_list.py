@@ -106,6 +106,22 @@ def test_hostile_names_are_shown_and_never_become_markup_or_paths(serve, root):
     assert len(rows(client)) == len(names) - 1  # hidden folders are left out
 
 
+def test_values_that_make_no_sense_are_left_out_and_stop_nobody(serve, root):
+    add_run(root, "huge", world_size=10**30, started_unix=BEGAN_S, exit_code=10**20)
+    add_run(root, "odd", world_size=-5, started_unix=1e308, command=[1, {}], folder=7)
+    add_run(root, "surrogate", command=["python", "\udc80.py"], device="\udc80")
+    add_run(root, "a good one")
+    os.mkfifo(root / "a good one" / "fifo")
+    (root / "fifo").mkdir()
+    os.mkfifo(root / "fifo" / "run.json")
+    found = rows(serve())
+    assert found["huge"]["world_size"] in (None, 1)
+    assert found["odd"]["script"] is None
+    assert found["a good one"]["step_ms"] is not None
+    assert all(row["state"] for row in found.values())
+    assert found["fifo"]["state"] == "broken"
+
+
 def test_links_out_of_the_folder_are_listed_and_not_followed(serve, root, tmp_path):
     outside = add_run(tmp_path / "elsewhere", "secret")
     (root / "link").symlink_to(outside)

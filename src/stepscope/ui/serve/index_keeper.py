@@ -11,7 +11,7 @@ import msgspec
 
 from stepscope.errors import StepscopeError
 from stepscope.ui.serve.path_text import text_of
-from stepscope.ui.serve.run_summary import RUNNING, RunSummary
+from stepscope.ui.serve.run_summary import BROKEN, RUNNING, RunSummary
 from stepscope.ui.serve.worker_process import WorkerError, WorkerProcess
 
 if TYPE_CHECKING:
@@ -116,10 +116,14 @@ class IndexKeeper:
         except WorkerError as error:
             if self._stop.is_set():
                 return
-            summary = RunSummary(state="broken", problem=str(error))
-        except StepscopeError as error:
-            summary = RunSummary(state="broken", problem=str(error))
-        self.index.keep_summary(run.id, run.stamp, summary)
+            summary = RunSummary(state=BROKEN, problem=str(error))
+        except (StepscopeError, msgspec.ValidationError) as error:
+            summary = RunSummary(state=BROKEN, problem=str(error))
+        try:
+            self.index.keep_summary(run.id, run.stamp, summary)
+        except (OverflowError, UnicodeEncodeError) as error:  # one folder must not stop the others
+            broken = RunSummary(state=BROKEN, problem=f"holds a value that cannot be kept: {error}")
+            self.index.keep_summary(run.id, run.stamp, broken)
 
 
 def _summary(answer: object) -> RunSummary:
