@@ -74,3 +74,22 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def _mean_ms(rank: LiveRank) -> float:
     return rank.run.times.mean_ms if rank.run.times is not None else 0.0
+
+
+class FindingNow(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding of the last explained window."""
+
+    id: str
+    summary: str
+    severity: str = ""
+
+
+class VerdictNow(msgspec.Struct, frozen=True, kw_only=True):
+    """What the windows of a run that goes on say, or why they say nothing (`failed`)."""
+
+    verdict: str
+    findings: tuple[FindingNow, ...] = ()
+    mfu: float | None = None  # of the rank that uses its device least
+    peak_bytes: int | None = None  # of the rank that needs most
+    batch: int | None = None  # samples of one rank's step
+    failed: bool = False

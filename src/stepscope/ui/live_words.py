@@ -19,7 +19,7 @@ from stepscope.ui.words import or_dash
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.live_run import LiveRank, LiveRun
+    from stepscope.records.live_run import LiveRank, LiveRun, VerdictNow
     from stepscope.records.whole_run import Stall
 
 VISIBLE = 0.005  # share of the step
@@ -88,3 +88,11 @@ def attempt_words(earlier: Sequence[LiveRank]) -> list[str]:
         took = long_duration(1e9 * seconds)
         rows.append(f"{attempt} ended after {counted(steps, 'step')} in {took}{pace}")
     return rows
+
+
+def samples_per_s(run: LiveRun, verdict: VerdictNow | None) -> float | None:
+    """Of all ranks together; known once a window has shown the batch."""
+    if verdict is None or verdict.batch is None:
+        return None
+    rates = [rank.recent_steps_per_s for rank in run.ranks]
+    return verdict.batch * sum(rate or 0.0 for rate in rates) if any(rates) else None
