@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 
-from stepscope.records.figures import milliseconds, significant, unsigned_percent
+from stepscope.records.figures import (
+    interval,
+    milliseconds,
+    percent,
+    signed_percent,
+    significant,
+    unsigned_percent,
+)
 from stepscope.records.words import counted
 from stepscope.ui.answer import Answer
 from stepscope.ui.comparison import SCHEMA
+from stepscope.ui.words import or_dash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +27,9 @@ if TYPE_CHECKING:
 
     from stepscope.records.promise import Delivery, Promise, TrackedPromise
     from stepscope.verify.track_record import Summary
+
+SUMMARY_COLUMNS = ("what-if", "promised", "delivered", "median error", "bias", "inside")
+PROMISE_COLUMNS = ("id", "when", "what-if", "before", "promised", "delivered", "error")
 
 
 def record_answer(kept: Sequence[TrackedPromise]) -> Answer:
@@ -46,6 +58,36 @@ def record_answer(kept: Sequence[TrackedPromise]) -> Answer:
         why=f"{inside} of {len(errors)} landed inside the promised interval; {waiting} still open",
         next=f"try the open ones: {compare}" if waiting else "ask stepscope whatif for more",
     )
+
+
+def summary_cells(row: Summary) -> list[str]:
+    """A what-if's row, as SUMMARY_COLUMNS has it."""
+    return [
+        row.name,
+        str(row.promised),
+        str(row.delivered),
+        or_dash(row.median_error, unsigned_percent),
+        or_dash(row.median_bias, signed_percent),
+        or_dash(row.inside, percent),
+    ]
+
+
+def promise_cells(kept: TrackedPromise) -> list[str]:
+    """A promise's row, as PROMISE_COLUMNS has it."""
+    promise, delivered, error = kept.promise, kept.delivered_ms, kept.error
+    return [
+        promise.id,
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(promise.when_unix)),
+        promise.words,
+        milliseconds(promise.baseline_ms),
+        f"{significant(promise.predicted_ms)} ({interval(promise.low_ms, promise.high_ms)})",
+        "open" if delivered is None else milliseconds(delivered),
+        or_dash(error, signed_percent),
+    ]
+
+
+def newest_first(kept: Sequence[TrackedPromise]) -> list[TrackedPromise]:
+    return sorted(kept, key=lambda row: -row.promise.when_unix)
 
 
 def unread_words(unread: int) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 VERBS = {
     "run": "capture an unmodified training command, then explain it",
     "top": "show a run live in a terminal, while it trains",
+    "serve": "show a folder of runs in a browser of this machine",
     "explain": "show where each training step's time went",
     "gather": "copy the parts of one job from several hosts into one run folder",
     "whatif": "predict what a change would save, before anybody makes it",

@@ -24,7 +24,7 @@ from stepscope.ui.html.classes import CLASS_WORDS, EVENT_CLASSES
 from stepscope.ui.html.parts import gap_labels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def render_page(
@@ -78,12 +78,17 @@ def _umask() -> int:
 
 @cache
 def _environment() -> jinja2.Environment:
+    return make_environment(read_page_file)
+
+
+def make_environment(read_template: Callable[[str], str]) -> jinja2.Environment:
+    """Templates that escape everything, with the filters for figures."""
     environment = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        loader=jinja2.FunctionLoader(read_page_file),
+        loader=jinja2.FunctionLoader(read_template),
     )
     filters: dict[str, Any] = {
         "duration": duration,

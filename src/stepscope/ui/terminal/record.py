@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
-from stepscope.records.figures import (
-    interval,
-    milliseconds,
-    percent,
-    signed_percent,
-    significant,
-    unsigned_percent,
+from stepscope.ui.record import (
+    PROMISE_COLUMNS,
+    SUMMARY_COLUMNS,
+    ignored_words,
+    newest_first,
+    promise_cells,
+    record_answer,
+    summary_cells,
+    unread_words,
 )
-from stepscope.ui.record import ignored_words, record_answer, unread_words
 from stepscope.ui.terminal.console import make_console, note_line, print_path
 from stepscope.ui.terminal.tables import answer_grid, fitting_table
-from stepscope.ui.words import or_dash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,38 +52,18 @@ def print_record(
 
 
 def _summaries(rows: Sequence[Summary], width: int) -> Table:
-    columns = ["what-if", ">promised", ">delivered", ">median error", ">bias", ">inside"]
-    cells = [
-        [
-            row.name,
-            str(row.promised),
-            str(row.delivered),
-            or_dash(row.median_error, unsigned_percent),
-            or_dash(row.median_bias, signed_percent),
-            or_dash(row.inside, percent),
-        ]
-        for row in rows
-    ]
+    columns = _right_aligned(SUMMARY_COLUMNS, ("what-if",))
+    cells = [summary_cells(row) for row in rows]
     return fitting_table("promised against delivered", columns, cells, width=width, spare=("bias",))
 
 
 def _promises(kept: Sequence[TrackedPromise], top: int, width: int) -> Table:
-    columns = ["id", "when", "what-if", ">before", ">promised", ">delivered", ">error"]
-    newest = sorted(kept, key=lambda row: -row.promise.when_unix)[:top]
+    columns = _right_aligned(PROMISE_COLUMNS, ("id", "when", "what-if"))
+    cells = [promise_cells(row) for row in newest_first(kept)[:top]]
     spare = ("when", "before", "error")
-    return fitting_table(
-        "newest promises", columns, [_cells(row) for row in newest], width=width, spare=spare
-    )
+    return fitting_table("newest promises", columns, cells, width=width, spare=spare)
 
 
-def _cells(kept: TrackedPromise) -> list[str]:
-    promise, delivered, error = kept.promise, kept.delivered_ms, kept.error
-    return [
-        promise.id,
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(promise.when_unix)),
-        promise.words,
-        milliseconds(promise.baseline_ms),
-        f"{significant(promise.predicted_ms)} ({interval(promise.low_ms, promise.high_ms)})",
-        "open" if delivered is None else milliseconds(delivered),
-        or_dash(error, signed_percent),
-    ]
+def _right_aligned(columns: Sequence[str], words: Sequence[str]) -> list[str]:
+    """All but the columns of words; fitting_table knows them by the sign."""
+    return [column if column in words else f">{column}" for column in columns]

@@ -1,0 +1,75 @@
+"""stepscope serve: the runs of a folder in a browser of this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from stepscope.errors import UsageError
+
+_TOKEN = "STEPSCOPE_SERVE_TOKEN"
+_SHORTEST_TOKEN = 16
+_HOME = "stepscope-runs"
+
+
+@click.command(name="serve")
+@click.argument("runs_dir", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=None,
+    help="The port of 127.0.0.1 to listen on; 0 takes any free one (default: 8763).",
+)
+@click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
+@click.option(
+    "--rebuild", is_flag=True, help="Forget the index and make it again from the run folders."
+)
+def command(runs_dir: Path | None, port: int | None, open_browser: bool, rebuild: bool) -> None:
+    """Show the runs below RUNS_DIR (stepscope-runs) in a browser: list, report, compare, what-if.
+
+    Only this machine is served, and only who has the token in the printed address. Run folders are
+    read, never changed. Ctrl-C stops it.
+    """
+    root = runs_dir or Path(_HOME)
+    if not root.is_dir():
+        missing = f"{root} is not a folder" if root.exists() else f"{root} does not exist"
+        raise UsageError(missing, "serve takes a folder that holds run folders: serve RUNS_DIR")
+    try:
+        from stepscope.ui.serve.app import make_app
+    except ImportError as error:
+        raise UsageError(
+            f"serve needs {error.name}, which is not installed",
+            "pip install 'stepscope[serve]' brings it",
+        ) from None
+    from stepscope.ui.serve.listen import HOST, PORT, open_port, serve_until_stopped
+    from stepscope.ui.serve.served_runs import ServedRuns
+
+    token = _chosen_token()
+    listener = open_port(PORT if port is None else port)
+    number = listener.getsockname()[1]
+    address = f"http://{HOST}:{number}/?token={token}"
+
+    def announce() -> None:
+        click.echo(f"serving {root} at {address}")
+        click.echo("Ctrl-C stops it", err=True)
+        if open_browser:
+            click.launch(address)
+
+    served = ServedRuns.of_folder(root, rebuild=rebuild)
+    app = make_app(served, token, cookie=f"stepscope-{number}")
+    serve_until_stopped(app, listener, announce)
+    click.echo("stopped", err=True)
+
+
+def _chosen_token() -> str:
+    """A new one, or that of the environment, for programs that come back."""
+    import secrets
+
+    chosen = os.environ.get(_TOKEN)
+    if chosen is None:
+        return secrets.token_urlsafe(24)
+    if len(chosen) < _SHORTEST_TOKEN or not chosen.isascii() or not chosen.isprintable():
+        raise UsageError(f"{_TOKEN} needs at least {_SHORTEST_TOKEN} characters of plain text")
+    return chosen

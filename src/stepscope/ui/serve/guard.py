@@ -1,0 +1,128 @@
+"""Who may ask: browsers and programs of this machine that know the token.
+
+- The Host must name this machine: a page of another site that makes its own name point here
+  (DNS rebinding) is refused.
+- The token comes once in the URL and then as a cookie, or as `Authorization: Bearer`.
+- A request that a page of another origin starts is refused, also with the cookie.
+"""
+
+from __future__ import annotations
+
+import hmac
+import html
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, quote, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import HTMLResponse, PlainTextResponse
+
+if TYPE_CHECKING:
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+_SAFE = frozenset({"GET", "HEAD"})
+_BEARER = "Bearer "
+
+
+class Guard:
+    """Asks everybody for the token, and adds the security headers to every answer."""
+
+    def __init__(self, app: ASGIApp, token: str, cookie: str) -> None:
+        self._app, self._token, self._cookie = app, token, cookie
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # web sockets: none are offered
+        answer = self._refusal_or_welcome(scope)
+        await (answer or self._app)(scope, receive, _with_headers(send))
+
+    def _refusal_or_welcome(self, scope: Scope) -> Response | None:
+        """None lets the request pass."""
+        headers = Headers(scope=scope)
+        if why := _foreign(headers, scope["method"]):
+            return PlainTextResponse(f"refused: {why}\n", status_code=403)
+        given = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("token")
+        if given is not None and self._is_token(given):
+            return self._welcome(scope)
+        cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie)
+        bearer = headers.get("authorization", "")
+        known = (cookie, bearer.removeprefix(_BEARER) if bearer.startswith(_BEARER) else None)
+        if any(one is not None and self._is_token(one) for one in known):
+            return None
+        return PlainTextResponse(
+            "refused: open the address that `stepscope serve` printed, with its token\n",
+            status_code=401,
+            headers={"www-authenticate": "Bearer"},
+        )
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
+
+    def _welcome(self, scope: Scope) -> Response:
+        """Keep the token as a cookie, and go on without it in the address.
+
+        A page that goes on by itself, not a redirect: after a click in another site's page, a
+        redirect would still count as that site's request and come without the cookie.
+        """
+        pairs = parse_qsl(scope["query_string"].decode("latin-1"))
+        rest = urlencode([pair for pair in pairs if pair[0] != "token"])
+        # One slash: //name would lead to another host.
+        target = "/" + quote(scope["path"].lstrip("/\\")) + (f"?{rest}" if rest else "")
+        target = html.escape(target)
+        answer = HTMLResponse(
+            '<!doctype html><html lang="en"><head><title>stepscope</title>'
+            f'<meta http-equiv="refresh" content="0;url={target}"><link rel="icon" href="data:,">'
+            f'</head><body><a href="{target}">stepscope</a></body></html>'
+        )
+        answer.set_cookie(
+            self._cookie, self._token, path="/", httponly=True, samesite="strict", secure=False
+        )
+        return answer
+
+
+def _foreign(headers: Headers, method: str) -> str | None:
+    """Why a request does not come from our own pages or from a program of this machine."""
+    host = headers.get("host", "")
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    if name.lower() not in HOSTS:
+        return "this server answers to 127.0.0.1 and localhost only"
+    origin = headers.get("origin")
+    if origin is not None and origin.lower() != f"http://{host}".lower():
+        return "the request comes from a page of another origin"
+    site = headers.get("sec-fetch-site", "none")
+    # Somebody who follows a link is fine: the answer is not shown to the page with the link.
+    follows_link = method in _SAFE and headers.get("sec-fetch-mode") == "navigate"
+    if site not in ("none", "same-origin") and not follows_link:
+        return "the request comes from a page of another origin"
+    if method not in _SAFE and origin is None and "authorization" not in headers:
+        return "a request that changes something must say where it comes from (Origin)"
+    return None
+
+
+def _with_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return send_with_headers

@@ -1,0 +1,121 @@
+"""Keeps the index up to date in the background: look for changes, summarise, then explain."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.errors import StepscopeError
+from stepscope.ui.serve.path_text import text_of
+from stepscope.ui.serve.run_summary import RUNNING, RunSummary
+from stepscope.ui.serve.worker_process import WorkerError, WorkerProcess
+
+if TYPE_CHECKING:
+    from stepscope.ui.serve.run_index import IndexedRun, RunIndex
+    from stepscope.ui.serve.runs_directory import RunsDirectory
+
+_LOOK_EVERY_S = 2.0
+_REST = 10.0  # times as long as a look took, until the next one
+_RUNNING_EVERY_S = 10.0  # a running run changes all the time: its row need not
+SUMMARY_LIMIT_S = 30.0
+EXPLAIN_LIMIT_S = 120.0
+
+
+@dataclass(slots=True)
+class IndexKeeper:
+    """One thread and one worker process, both of low priority for the machine's sake."""
+
+    directory: RunsDirectory
+    index: RunIndex
+    worker: WorkerProcess = field(default_factory=WorkerProcess)
+    problem: str | None = None  # why the served folder cannot be read
+    looked: threading.Event = field(default_factory=threading.Event)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _refreshed: dict[str, float] = field(default_factory=dict)
+
+    def start(self) -> None:
+        self.directory.remember((run.id, run.path) for run in self.index.runs())
+        self._thread = threading.Thread(target=self._work, name="index", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self.worker.close()
+        if self._thread is not None:
+            self._thread.join(10)
+
+    def look(self) -> None:
+        """Bring the list of folders up to date."""
+        problem = None
+        try:
+            self.index.replace_folders(self.directory.scan(), self.directory.root)
+        except StepscopeError as error:
+            problem = str(error)
+        if problem != self.problem:
+            self.problem = problem
+            self.index.generation += 1
+        self.looked.set()
+
+    def summarise_changed(self) -> None:
+        """Every folder that has changed."""
+        for run in self.index.unsummarised():
+            if self._stop.is_set():
+                return
+            if self._is_due(run):
+                self._summarise(run)
+
+    def explain_next(self) -> bool:
+        """Read the traces of one run; False if there is none to read."""
+        waiting = self.index.unexplained()
+        if not waiting or self._stop.is_set():
+            return False
+        run = waiting[0]
+        try:
+            answer = self.worker.ask(EXPLAIN_LIMIT_S, job="explain", path=text_of(run.path))
+            self.index.keep_explanation(run.id, run.stamp, _summary(answer))
+        except StepscopeError as error:
+            if not self._stop.is_set():
+                self.index.keep_failure(run.id, run.stamp, f"not explained: {error}")
+        return True
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            began = time.monotonic()
+            self.look()
+            took = time.monotonic() - began
+            self.summarise_changed()
+            again = began + max(_LOOK_EVERY_S, _REST * took)
+            while not self._stop.is_set() and time.monotonic() < again:
+                if not self.explain_next():
+                    self._stop.wait(max(0.0, again - time.monotonic()))
+
+    def _is_due(self, run: IndexedRun) -> bool:
+        now = time.monotonic()
+        last = self._refreshed.get(run.id)
+        if run.state == RUNNING and last is not None and now - last < _RUNNING_EVERY_S:
+            return False
+        self._refreshed[run.id] = now
+        return True
+
+    def _summarise(self, run: IndexedRun) -> None:
+        try:
+            answer = self.worker.ask(
+                SUMMARY_LIMIT_S, job="summarise", path=text_of(run.path), kind=run.kind
+            )
+            summary = _summary(answer)
+        except WorkerError as error:
+            if self._stop.is_set():
+                return
+            summary = RunSummary(state="broken", problem=str(error))
+        except StepscopeError as error:
+            summary = RunSummary(state="broken", problem=str(error))
+        self.index.keep_summary(run.id, run.stamp, summary)
+
+
+def _summary(answer: object) -> RunSummary:
+    return msgspec.convert(answer, RunSummary)
