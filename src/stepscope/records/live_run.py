@@ -37,7 +37,7 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
     recent_steps_per_s: float | None = None  # the same for the last ten seconds of steps
     phases_ms: dict[str, float] = {}  # of a typical step, on the host
     goodput: float | None = None  # steady training over wall time
-    memory_bytes: int | None = None  # alive when the last step ended
+    memory_bytes: int | None = None  # alive when the last step that was asked ended
     windows: int = 0  # of the profiler, so far
     seconds: float = 0.0  # from the beginning of its first step to the end of its last
 

@@ -136,7 +136,6 @@ def _live_rank(
         run = RankRun(rank=rank.rank, attempt=rank.attempt, steps=0, warm_up=0, times=None)
         return LiveRank(run=run, kept=0)
     figures = known.get((rank.rank, rank.attempt)) or _figures(rank, has_ended=has_ended)
-    memory = recent.allocated_bytes
     return replace(
         figures,
         run=replace(figures.run, steps=steps.seen),
@@ -144,7 +143,7 @@ def _live_rank(
         quiet_s=_quiet_s(recent, now),
         steps_per_s=1e9 * steps.whole / steps.whole_ns if steps.whole_ns else None,
         recent_steps_per_s=_recent_rate(recent),
-        memory_bytes=int(memory[-1]) if memory is not None and memory[-1] >= 0 else None,
+        memory_bytes=_last_memory(recent),
         windows=steps.windows,
         seconds=steps.wall_ns / 1e9,
     )
@@ -182,6 +181,14 @@ def _goodput(run: RankRun, steps: StepsSoFar, times: RunTimes | None) -> float |
     share = float(own[steady].sum()) / max(1.0, float(kept.wall_ns.sum()))
     wall_ns = times.ended_ns - times.began_ns if times is not None else steps.wall_ns
     return min(1.0, share * steps.wall_ns / wall_ns) if wall_ns > 0 else None
+
+
+def _last_memory(recent: StepColumns) -> int | None:
+    """Not every step is asked for it."""
+    if recent.allocated_bytes is None:
+        return None
+    known = recent.allocated_bytes[recent.allocated_bytes >= 0]
+    return int(known[-1]) if len(known) else None
 
 
 def _quiet_s(recent: StepColumns, now: float) -> float | None:

@@ -114,6 +114,6 @@ class LiveChannels:
     def close(self) -> None:
         """The server stops."""
         for channel, follower in self._open.values():
-            follower.stop()
+            follower.stop(wait_s=1.0)
             channel.publish(channel.update, True)
         self._open.clear()

@@ -106,9 +106,11 @@ class JobFollower:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """Returns at once; the thread ends after its look."""
+    def stop(self, wait_s: float = 0.0) -> None:
+        """The thread ends after its look; wait for that no longer than this."""
         self._stop.set()
+        if wait_s:
+            self._thread.join(wait_s)
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):  # of this thread, on Linux: the job comes first

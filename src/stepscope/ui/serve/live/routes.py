@@ -40,22 +40,29 @@ class Runs(Protocol):
 
 
 def live_routes(runs: Runs) -> list[Route]:
-    """To be mounted behind the checks for the token and the origin."""
-    live = LiveAnswers(runs)
-    return [
-        Route("/runs/{run_id}/events", live.events, methods=["GET"]),
-        Route("/runs/{run_id}/capture", live.capture, methods=["POST"]),
-        Route("/metrics", live.metrics, methods=["GET"]),
-    ]
+    """For an application that never ends; otherwise close `LiveAnswers`."""
+    return LiveAnswers(runs).routes()
 
 
 class LiveAnswers:
-    """The answers to three kinds of request."""
+    """The answers to three kinds of request, behind the checks for the token and the origin."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self._channels = LiveChannels()
         self._metrics = RunningMetrics(runs.scan, self._channels.looks_of)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/runs/{run_id}/events", self.events, methods=["GET"]),
+            Route("/runs/{run_id}/capture", self.capture, methods=["POST"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+        ]
+
+    def close(self) -> None:
+        """Let go of every run folder, and end the processes that explain windows."""
+        self._channels.close()
+        self._metrics.close()
 
     async def events(self, request: Request) -> Response:
         run_id = request.path_params["run_id"]
@@ -86,7 +93,10 @@ class LiveAnswers:
 
     async def metrics(self, request: Request) -> Response:
         del request
-        text = await run_in_threadpool(self._metrics.text)
+        try:
+            text = await run_in_threadpool(self._metrics.text)
+        except StepscopeError as error:
+            return PlainTextResponse(f"{error}\n", status_code=503)
         return PlainTextResponse(text, media_type=_METRICS_TYPE)
 
 

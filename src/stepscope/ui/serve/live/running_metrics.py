@@ -61,6 +61,10 @@ class RunningMetrics:
             self._forget({one.id for one in running[:MOST_RUNS]})
         return metrics_text(runs, left_out=max(0, len(running) - MOST_RUNS))
 
+    def close(self) -> None:
+        with self._lock:
+            self._forget(set())
+
     def _has_ended(self, listed: ListedRun) -> bool:
         if self._ended.get(listed.id) == listed.stamp:
             return True

@@ -18,9 +18,9 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from stepscope.records.live_run import FindingNow, VerdictNow
+from stepscope.records.live_run import VerdictNow
 from stepscope.trace.layout import is_trace_name
-from stepscope.ui.words import one_line
+from stepscope.ui.brief_verdict import ExplainedJson, brief_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,28 +31,6 @@ _AT_ONCE = threading.BoundedSemaphore(2)  # children of this process
 _NICER = 10
 _REST = 2.0  # times as long as the last one took, before the next
 _MOST_LOOKED_AT = 16  # ranks
-_MOST_FINDINGS = 4
-_MOST_TEXT = 600
-
-
-class _Efficiency(msgspec.Struct, frozen=True):
-    mfu: float | None = None
-
-
-class _Memory(msgspec.Struct, frozen=True):
-    peak_bytes: int | None = None
-    batch: int | None = None
-
-
-class _Rank(msgspec.Struct, frozen=True):
-    efficiency: _Efficiency | None = None
-    memory: _Memory | None = None
-
-
-class _Answer(msgspec.Struct, frozen=True):
-    verdict: str = ""
-    ranks: list[_Rank] = []
-    findings: list[FindingNow] = []
 
 
 class VerdictChild:
@@ -135,22 +113,9 @@ def _read_answer(text: bytes, code: int) -> VerdictNow | None:
     if code:
         return None
     try:
-        answer = msgspec.json.decode(text, type=_Answer)
+        return brief_verdict(msgspec.json.decode(text, type=ExplainedJson))
     except msgspec.DecodeError:
         return VerdictNow(verdict="explaining gave no answer that can be read", failed=True)
-    mfus = [rank.efficiency.mfu for rank in answer.ranks if rank.efficiency]
-    memories = [rank.memory for rank in answer.ranks if rank.memory]
-    peaks = [memory.peak_bytes for memory in memories if memory.peak_bytes is not None]
-    return VerdictNow(
-        verdict=one_line(answer.verdict)[:_MOST_TEXT],
-        findings=tuple(
-            FindingNow(id=one.id, summary=one_line(one.summary)[:_MOST_TEXT], severity=one.severity)
-            for one in answer.findings[:_MOST_FINDINGS]
-        ),
-        mfu=min((mfu for mfu in mfus if mfu is not None), default=None),
-        peak_bytes=max(peaks, default=None),
-        batch=next((memory.batch for memory in memories if memory.batch), None),
-    )
 
 
 def _trace_stamps(folder: Path, ranks: Iterable[str]) -> tuple[tuple[str, str, int], ...]:

@@ -9,6 +9,7 @@
   const reloadedKey = `stepscope-reloaded-${section.dataset.run}`;
   const COLUMNS = ["rank", "steps", "now/s", "mean", "p99", "stalls", "memory", "last step", ""];
   const LINE_COLOURS = 8;
+  const MOST_RELOADS = 5;
 
   // The page's skeleton: made once, filled by every update.
 
@@ -320,10 +321,12 @@
     say(link, "");
     section.dataset.over = view.status;
     if (!view.reload) return;
-    if (sessionStorage.getItem(reloadedKey)) return; // once: the page may stay as it is
-    sessionStorage.setItem(reloadedKey, "1");
+    // The list of runs may learn later than this page that the job has ended.
+    const times = Number(sessionStorage.getItem(reloadedKey)) + 1;
+    if (times > MOST_RELOADS) return;
+    sessionStorage.setItem(reloadedKey, times);
     say(link, "the job has ended: its report opens");
-    setTimeout(() => location.reload(), 1500);
+    setTimeout(() => location.reload(), 1500 * times);
   };
   const open = () => {
     close();
