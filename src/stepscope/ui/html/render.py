@@ -39,7 +39,7 @@ def render_page(
             style=Markup("".join(map(read_page_file, styles))),
             script=Markup(script),
             script_hash=_policy_hash(script),
-            shared=Markup(json_block(_shared())),
+            shared=shared_block(),
             **context,
         )
     )
@@ -103,9 +103,9 @@ def make_environment(read_template: Callable[[str], str]) -> jinja2.Environment:
     return environment
 
 
-def _shared() -> dict[str, Any]:
+def shared_block() -> Markup:
     """What shared.js reads."""
-    return {
+    body = {
         "classes": EVENT_CLASSES,
         "classWords": CLASS_WORDS,
         "causes": GAP_CAUSES,
@@ -114,6 +114,7 @@ def _shared() -> dict[str, Any]:
         "stalls": STALL_CAUSES,
         "names": sorted(NAMES),
     }
+    return Markup(json_block(body))
 
 
 def _policy_hash(script: str) -> str:

@@ -11,6 +11,7 @@ from starlette.responses import FileResponse, HTMLResponse
 
 from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError, UsageError
 from stepscope.trace.regular_files import read_start
+from stepscope.ui.html.render import shared_block
 from stepscope.ui.serve.page_files import render
 from stepscope.ui.serve.served_runs import GoneError
 from stepscope.ui.serve.worker_process import WorkerError
@@ -54,6 +55,7 @@ def page(
         styles=(*_STYLES, *styles),
         scripts=("serve.js", *scripts),
         script=True,
+        shared=shared_block(),
         **context,
     )
     return HTMLResponse(text, status_code=status)

@@ -56,9 +56,7 @@ class IndexKeeper:
             self.index.replace_folders(self.directory.scan(), self.directory.root)
         except StepscopeError as error:
             problem = str(error)
-        if problem != self.problem:
-            self.problem = problem
-            self.index.generation += 1
+        self.problem = problem
         self.looked.set()
 
     def summarise_changed(self) -> None:

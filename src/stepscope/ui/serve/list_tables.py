@@ -27,6 +27,7 @@ class ListTable:
     tag: str
     made_s: float
     generation: int
+    problem: str | None
 
 
 class ListTables:
@@ -56,19 +57,22 @@ class ListTables:
             self._born = secrets.token_hex(4)
 
     def _is_fresh(self, table: ListTable) -> bool:
+        if table.problem != self._served.keeper.problem:
+            return False
         if table.generation == self._served.index.generation:
             return True
         return time.monotonic() - table.made_s < _FRESH_S
 
     def _made(self, query: ListQuery) -> ListTable:
         served = self._served
-        generation = served.index.generation
+        generation, problem = served.index.generation, served.keeper.problem
         runs = served.index.runs(order=query.order, descending=query.descending)
         waiting = sum(run.kind != "none" and run.summarised is None for run in runs)
         context = list_context(runs, query, served.tags.all(), waiting)
         return ListTable(
-            text=render("rows.html.j2", problem=served.keeper.problem, **context),
-            tag=f'"{self._born}-{generation}-{abs(hash(query)):x}"',
+            text=render("rows.html.j2", problem=problem, **context),
+            tag=f'"{self._born}-{generation}-{abs(hash((query, problem))):x}"',
             made_s=time.monotonic(),
             generation=generation,
+            problem=problem,
         )

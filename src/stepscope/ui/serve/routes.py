@@ -20,7 +20,13 @@ from stepscope.errors import StepscopeError, UsageError
 from stepscope.ui.serve.answers import answered, page, part, report_page, status_of
 from stepscope.ui.serve.list_tables import ListTables
 from stepscope.ui.serve.page_files import has_page_file, page_file
-from stepscope.ui.serve.run_rows import ListQuery, describe, run_json, trend_address
+from stepscope.ui.serve.run_rows import (
+    ListQuery,
+    compare_address,
+    describe,
+    run_json,
+    trend_address,
+)
 from stepscope.ui.serve.run_summary import RUNNING
 
 if TYPE_CHECKING:
@@ -130,14 +136,13 @@ class RunPages:
 
     def compare(self, request: Request) -> Response:
         a, b = self._pair(request)
-        pair = urlencode([("run", a.id), ("run", b.id)])
         return page(
             "compare.html.j2",
             title=f"{b.name} against {a.name}",
             a=self._describe(a),
             b=self._describe(b),
-            swapped=f"/compare?{urlencode([('run', b.id), ('run', a.id)])}",
-            framed=f"/compare/page?{pair}",
+            swapped=compare_address(b, a),
+            framed=compare_address(a, b, "/compare/page"),
         )
 
     def comparison(self, request: Request) -> Response:
@@ -166,7 +171,8 @@ class RunPages:
         try:
             answer = self._served.predictions(run, settings)
         except StepscopeError as error:
-            return PlainTextResponse("; ".join(map(str, error.args)), status_code=status_of(error))
+            sentence = Markup('<p class="note">{}</p>').format("; ".join(map(str, error.args)))
+            return HTMLResponse(sentence, status_code=status_of(error))
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse([row["json"] for row in answer["rows"]])
         for row in answer["rows"]:
@@ -241,11 +247,15 @@ class RunPages:
         return describe(run, self._served.tags.all().get(run.id, ()))
 
     def _pair(self, request: Request) -> tuple[IndexedRun, IndexedRun]:
-        """A, then B: the older run is A unless the address says otherwise."""
-        ids = request.query_params.getlist("run")
-        if len(ids) != 2 or ids[0] == ids[1]:
+        """A and B as the address says; of two that were only ticked, the older one is A."""
+        given = request.query_params
+        if "a" in given and "b" in given:
+            return self._served.run(given["a"]), self._served.run(given["b"])
+        ticked = given.getlist("run")
+        if len(ticked) != 2 or ticked[0] == ticked[1]:
             raise UsageError("two runs are compared: tick two in the list")
-        return self._served.run(ids[0]), self._served.run(ids[1])
+        older, newer = sorted(map(self._served.run, ticked), key=lambda run: run.started_unix or 0)
+        return older, newer
 
 
 def _facts(row: RunWords) -> list[tuple[str, str]]:

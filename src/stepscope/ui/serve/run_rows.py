@@ -111,7 +111,7 @@ def describe(run: IndexedRun, tags: tuple[str, ...] = ()) -> RunWords:
         started=when(run.started_unix),
         command=run.command or "",
         tags=tags,
-        comparable=run.kind == "run" and (run.step_ms is not None or bool(run.explained)),
+        comparable=run.kind == "run" and not (run.step_ms is None and run.verdict is None),
     )
 
 
@@ -123,6 +123,10 @@ def trend_address(run: IndexedRun) -> str:
         "ranks": run.world_size or 1,
     }
     return f"/trends?{urlencode(series, errors='replace')}"
+
+
+def compare_address(a: IndexedRun, b: IndexedRun, page: str = "/compare") -> str:
+    return f"{page}?{urlencode({'a': a.id, 'b': b.id})}"
 
 
 def when(unix: float | None) -> str:

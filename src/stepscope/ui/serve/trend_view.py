@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,8 @@ from stepscope.records.figures import (
     unsigned_percent,
 )
 from stepscope.records.words import counted
-from stepscope.ui.html.svg import circle, drawing, path, text
-from stepscope.ui.serve.run_rows import trend_address, when
+from stepscope.ui.html.svg import circle, drawing, path, round_values, short_tick, text
+from stepscope.ui.serve.run_rows import compare_address, trend_address, when
 from stepscope.verify.run_trend import FEWEST_RUNS, LEVEL, find_run_changes
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _change_words(runs: Sequence[IndexedRun], change: RunLevelChange) -> ChangeW
         change=signed_percent(change.change),
         between=ends if known else "too few runs",
         chance=percent(change.chance),
-        compare=f"/compare?run={last.id}&run={first.id}",
+        compare=compare_address(last, first),
     )
 
 
@@ -199,11 +200,14 @@ def draw_trend(runs: Sequence[IndexedRun], changes: Sequence[RunLevelChange]) ->
 
 
 def _grid(low: float, high: float, y: Callable[[float], float]) -> list[str]:
+    # Figures have three digits: steps that are finer would carry the same words twice.
+    finest = 10.0 ** (math.floor(math.log10(high)) - 2)
+    step = max(finest, next(iter(round_values(high - low, _LEVELS)), finest))
     parts = []
-    for share in range(_LEVELS + 1):
-        level = low + (high - low) * share / _LEVELS
+    for number in range(math.ceil(low / step), math.floor(high / step) + 1):
+        level = number * step
         parts.append(path("grid", [(_LEFT, y(level)), (_RIGHT, y(level))]))
-        parts.append(text("level", _LEFT - 8, y(level), milliseconds(level)))
+        parts.append(text("level", _LEFT - 8, y(level), short_tick(milliseconds(level))))
     return parts
 
 

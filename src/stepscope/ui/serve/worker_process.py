@@ -58,11 +58,7 @@ class WorkerProcess:
             self._jobs += 1
             if self._jobs >= _MOST_JOBS:
                 self._kill()
-        answer = json.loads(text)
-        if "error" in answer:
-            raise _ERRORS.get(answer["exit_code"], StepscopeError)(answer["error"])
-        result: dict[str, Any] = answer["result"]
-        return result
+        return read_answer(text)
 
     def close(self) -> None:
         """A job that is under way ends in a WorkerError."""
@@ -90,6 +86,15 @@ class WorkerProcess:
         child, self._child = self._child, None
         if child is not None:
             _end(child)
+
+
+def read_answer(text: bytes) -> dict[str, Any]:
+    """The result in a worker's line, or its error raised."""
+    answer = json.loads(text)
+    if "error" in answer:
+        raise _ERRORS.get(answer["exit_code"], StepscopeError)(answer["error"])
+    result: dict[str, Any] = answer["result"]
+    return result
 
 
 def _exchange(child: subprocess.Popen[bytes], line: bytes, limit_s: float) -> bytes:
