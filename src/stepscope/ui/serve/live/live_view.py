@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from stepscope.explain.whole_run.late_by_phase import find_late_ranks
 from stepscope.records.figures import long_duration, milliseconds, percent, significant, size
@@ -163,10 +164,16 @@ def live_view(
             for one in late[:_MOST_LATE]
         ),
         notes=(*map(one_line, run.notes), *attempt_words(run.earlier)),
-        verdict=verdict,
+        verdict=_without_repetition(verdict) if verdict is not None else None,
         explaining=explaining,
         window=window,
     )
+
+
+def _without_repetition(verdict: VerdictNow) -> VerdictNow:
+    """The verdict is made from the first finding."""
+    others = tuple(one for one in verdict.findings if one.summary not in verdict.verdict)
+    return replace(verdict, findings=others)
 
 
 _Recent = dict[tuple[int, int], "StepColumns"]
@@ -277,8 +284,10 @@ def _causes(series: StepSeries | None, numbers: NDArray[np.int64]) -> list[str]:
 
 
 def _rounded(values: NDArray[np.float64]) -> list[float]:
-    """Four digits are more than a chart can show."""
-    return [float(f"{value:.4g}") for value in values.tolist()]
+    """A chart shows no more than four digits."""
+    digits = 3 - np.floor(np.log10(np.maximum(values, 1e-9)))
+    rounded: list[float] = (np.rint(values * 10.0**digits) / 10.0**digits).tolist()
+    return rounded
 
 
 def _stretches(rank: LiveRank) -> LiveStretches | None:
@@ -306,14 +315,18 @@ def _main_marks(
     causes: NDArray[np.int8], step_ns: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> list[str]:
     """For each stretch the cause whose steps took most of it."""
+    present = [cause for cause in range(len(STALL_CAUSES)) if (causes == cause).any()]
+    if not present:
+        return [""] * len(starts)
     spent = np.array(
-        [
-            np.add.reduceat(np.where(causes == cause, step_ns, 0), starts)
-            for cause in range(len(STALL_CAUSES))
-        ]
+        [np.add.reduceat(np.where(causes == cause, step_ns, 0), starts) for cause in present]
     )
-    main = np.where(spent.any(axis=0), spent.argmax(axis=0), -1)
-    return [STALL_CAUSES[cause] if cause >= 0 else "" for cause in main]
+    main = spent.argmax(axis=0)
+    stalled = spent.any(axis=0)
+    return [
+        STALL_CAUSES[present[cause]] if some else ""
+        for cause, some in zip(main, stalled, strict=True)
+    ]
 
 
 def _memory(recent: StepColumns) -> list[int]:
