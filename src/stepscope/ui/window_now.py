@@ -74,8 +74,7 @@ class _Plan(msgspec.Struct, frozen=True):
 
 def ask_for_window(followed: FollowedRun, now: float) -> str:
     """The request's id. UsageError where no window can come, or one is coming already."""
-    running = [rank for rank in followed.ranks if rank.state in ("running", "unknown")]
-    if not running:
+    if not _training(followed):
         has_ranks = "has ended" if followed.ranks else "has not ended a step yet"
         raise UsageError(f"no window: the job {has_ranks}")
     before = last_asked_window(followed, now)
@@ -97,7 +96,7 @@ def last_asked_window(followed: FollowedRun, now: float) -> AskedWindow | None:
         return None
     name = plan_name(request.id)
     plan = read_record(followed.folder / name, _Plan, Oddities(name))
-    has_ended = all(rank.state in ("ended", "gone") for rank in followed.ranks)
+    has_ended = not _training(followed)
     waited_s = now - request.asked_unix
     if plan is None:
         return _unplanned(waited_s, has_ended=has_ended)
@@ -125,7 +124,7 @@ def _planned(
         return AskedWindow(state="recorded", words=f"{plan.steps} recorded on {of}")
     if has_ended:
         return AskedWindow(state="missed", words=f"the job ended before {plan.steps} were saved")
-    now = min((_last_step(rank) for rank in followed.ranks if rank.state != "gone"), default=-1) + 1
+    now = min((_last_step(rank) for rank in _training(followed)), default=-1) + 1
     if now < plan.first:
         return AskedWindow(state="planned", words=f"{plan.steps} will be recorded")
     if now <= plan.last:
@@ -134,6 +133,11 @@ def _planned(
         words = f"{plan.steps} left no trace: `problems` in rank.json may say why"
         return AskedWindow(state="missed", words=words)
     return AskedWindow(state="saving", words=f"saving {plan.steps}")
+
+
+def _training(followed: FollowedRun) -> list[FollowedRank]:
+    """Those of a host that cannot be seen from here may train."""
+    return [rank for rank in followed.ranks if rank.state in ("running", "unknown")]
 
 
 def _count_traces(plan: _Plan, folder: Path, ranks: Sequence[FollowedRank]) -> int:
