@@ -31,6 +31,8 @@ from stepscope.ui.run_words import how_often, phase_words, rank_name, stall_word
 from stepscope.ui.words import one_line, or_dash
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from stepscope.records.live_run import LiveRank, LiveRun, VerdictNow
@@ -47,6 +49,7 @@ _SPARK_STEPS = 60
 _STRETCHES = 160
 _MOST_STALLS = 5
 _MOST_LATE = 3
+_HIGHEST_TOP = 6.0  # median steps
 _BAD = frozenset({"failed", "killed", "seems to hang", "gone"})
 
 
@@ -76,6 +79,13 @@ class LiveLine(msgspec.Struct, frozen=True, kw_only=True):
     marks: list[str]
 
 
+class ChartTop(msgspec.Struct, frozen=True, kw_only=True):
+    """What the full height of a chart stands for."""
+
+    value: float
+    words: str
+
+
 class LiveStretches(msgspec.Struct, frozen=True, kw_only=True):
     """The whole run in equal stretches."""
 
@@ -83,13 +93,15 @@ class LiveStretches(msgspec.Struct, frozen=True, kw_only=True):
     last: int
     ms: list[float]
     marks: list[str]
+    top: ChartTop
 
 
 class LiveRow(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of the table."""
 
     cells: list[str]
-    tone: str  # "", "late" or "bad"
+    tone: str  # "" or "late"
+    line: int | None  # its place among the lines, if it is one of them
     spark: list[float]
 
 
@@ -109,8 +121,10 @@ class LiveView(msgspec.Struct, frozen=True, kw_only=True):
     stalls: tuple[LivePart, ...] = ()
     changes: tuple[str, ...] = ()
     lines: tuple[LiveLine, ...] = ()
+    lines_top: ChartTop | None = None
     stretches: LiveStretches | None = None
     memory: list[int] = []  # bytes at the ends of the last steps that were asked
+    memory_top: ChartTop | None = None
     rows: tuple[LiveRow, ...] = ()
     more_ranks: int = 0  # than rows
     ranks: str = ""  # how they compare
@@ -140,6 +154,8 @@ def live_view(
     slowest = next((rank for rank in run.by_mean if rank.last_step is not None), None)
     recent = {(one.rank, one.attempt): one.steps.recent for one in followed.ranks}
     late = find_late_ranks(run.ranks)
+    lines = tuple(_line(rank, _of(rank, recent)) for rank in _drawn(run))
+    memory = _memory(_of(slowest, recent)) if slowest else []
     return LiveView(
         title=one_line(Path(run.folder).absolute().name),
         status=run.status,
@@ -152,10 +168,12 @@ def live_view(
         phases=_phases(slowest) if slowest else (),
         stalls=_stalls(slowest) if slowest else (),
         changes=tuple(latest_changes(slowest)) if slowest else (),
-        lines=tuple(_line(rank, _of(rank, recent)) for rank in run.by_mean[:_MOST_LINES]),
+        lines=lines,
+        lines_top=_top_ms([ms for line in lines for ms in line.ms]),
         stretches=_stretches(slowest) if slowest else None,
-        memory=_memory(_of(slowest, recent)) if slowest else [],
-        rows=_rows(run, recent, {one.rank for one in late}),
+        memory=memory,
+        memory_top=ChartTop(value=max(memory), words=size(max(memory))) if memory else None,
+        rows=_rows(run, recent, {one.rank for one in late}, [line.rank for line in lines]),
         more_ranks=max(0, len(run.ranks) - MOST_ROWS),
         ranks=spread_words(run),
         late=tuple(
@@ -283,6 +301,14 @@ def _causes(series: StepSeries | None, numbers: NDArray[np.int64]) -> list[str]:
     return [STALL_CAUSES[cause] if cause >= 0 else "" for cause in causes]
 
 
+def _top_ms(values: Sequence[float] | NDArray[np.float64]) -> ChartTop | None:
+    """The longest step, or six usual ones: a chart of one long step would show nothing else."""
+    if not len(values):
+        return None
+    top = max(1e-6, min(float(np.max(values)), _HIGHEST_TOP * float(np.median(values))))
+    return ChartTop(value=top, words=milliseconds(top))
+
+
 def _rounded(values: NDArray[np.float64]) -> list[float]:
     """A chart shows no more than four digits."""
     digits = 3 - np.floor(np.log10(np.maximum(values, 1e-9)))
@@ -308,6 +334,7 @@ def _stretches(rank: LiveRank) -> LiveStretches | None:
         last=int(numbers[-1]),
         ms=_rounded(means),
         marks=_main_marks(series.cause[chosen], series.step_ns[chosen], starts),
+        top=_top_ms(means) or ChartTop(value=1.0, words=""),
     )
 
 
@@ -322,10 +349,9 @@ def _main_marks(
         [np.add.reduceat(np.where(causes == cause, step_ns, 0), starts) for cause in present]
     )
     main = spent.argmax(axis=0)
-    stalled = spent.any(axis=0)
     return [
-        STALL_CAUSES[present[cause]] if some else ""
-        for cause, some in zip(main, stalled, strict=True)
+        STALL_CAUSES[present[cause]] if most else ""
+        for cause, most in zip(main, spent.max(axis=0), strict=True)
     ]
 
 
@@ -337,17 +363,36 @@ def _memory(recent: StepColumns) -> list[int]:
 # Ranks.
 
 
-def _rows(run: LiveRun, recent: _Recent, late: set[int]) -> tuple[LiveRow, ...]:
-    return tuple(_row(rank, _of(rank, recent), late) for rank in run.by_mean[:MOST_ROWS])
+def _drawn(run: LiveRun) -> list[LiveRank]:
+    """The slowest, in the order of ranks: each keeps its colour while they take turns."""
+    return sorted(run.by_mean[:_MOST_LINES], key=lambda rank: (rank.run.rank, rank.run.attempt))
 
 
-def _row(rank: LiveRank, recent: StepColumns, late: set[int]) -> LiveRow:
+def _by_rounded_mean(run: LiveRun) -> list[LiveRank]:
+    """The slowest first; ranks that take about the same time keep their places."""
+
+    def place(rank: LiveRank) -> tuple[float, int]:
+        times = rank.run.times
+        return -float(f"{times.mean_ms:.2g}") if times else 0.0, rank.run.rank
+
+    return sorted(run.ranks, key=place)
+
+
+def _rows(
+    run: LiveRun, recent: _Recent, late: set[int], lines: Sequence[str]
+) -> tuple[LiveRow, ...]:
+    ranks = _by_rounded_mean(run)[:MOST_ROWS]
+    return tuple(_row(rank, _of(rank, recent), late, lines) for rank in ranks)
+
+
+def _row(rank: LiveRank, recent: StepColumns, late: set[int], lines: Sequence[str]) -> LiveRow:
+    name = rank_name(rank.run)
     times = rank.run.times
     stalled = sum(stall.share for stall in rank.run.stalls)
     quiet = long_duration(1e9 * rank.quiet_s) if rank.quiet_s is not None else "-"
     return LiveRow(
         cells=[
-            rank_name(rank.run),
+            name,
             f"{rank.run.steps:,}",
             or_dash(rank.recent_steps_per_s, significant),
             milliseconds(times.mean_ms) if times else "-",
@@ -357,5 +402,6 @@ def _row(rank: LiveRank, recent: StepColumns, late: set[int]) -> LiveRow:
             f"{quiet} ago" if rank.quiet_s is not None else "-",
         ],
         tone="late" if rank.run.rank in late else "",
+        line=lines.index(name) if name in lines else None,
         spark=_rounded(recent.step_ns[-_SPARK_STEPS:] / 1e6),
     )

@@ -53,6 +53,7 @@
   const facts = make("dl", "live-facts", section);
   const lately = block(section, "Last steps");
   const recent = chart(lately, "is-tall", "Time of the last steps, one line per rank");
+  const legend = make("ul", "live-legend", lately);
   const pointed = make("p", "live-small", lately);
   const grid = make("div", "live-grid", section);
   const whole = block(grid, "The run so far");
@@ -60,6 +61,7 @@
   const span = make("p", "live-small", whole);
   const memoryBlock = block(grid, "Memory at step ends");
   const memory = chart(memoryBlock, "", "Memory when the last steps ended");
+  const held = make("p", "live-small", memoryBlock);
   const phaseBlock = block(grid, "A typical step, on the host");
   const phases = make("div", "live-bar", phaseBlock);
   const phaseList = make("ul", "live-list", phaseBlock);
@@ -116,12 +118,6 @@
     pen.clearRect(0, 0, width, height);
     return { pen, width, height };
   };
-  const topOf = (values) => {
-    const sorted = [...values].sort((a, b) => a - b);
-    const middle = sorted[Math.floor(sorted.length / 2)] || 1;
-    const most = sorted[sorted.length - 1] || 1;
-    return 1.05 * Math.min(most, 6 * middle);
-  };
   const drawLine = (pen, values, left, step, height, top) => {
     pen.beginPath();
     values.forEach((value, place) => {
@@ -133,32 +129,37 @@
   };
 
   let place = null; // where the pointer is in the chart of the last steps
-  const drawRecent = (lines) => {
+  const drawRecent = (lines, top) => {
     const { pen, width, height } = prepare(recent);
     const shown = lines.filter((line) => line.ms.length);
     if (!shown.length) return;
     const first = Math.min(...shown.map((line) => line.first));
     const last = Math.max(...shown.map((line) => line.first + line.ms.length - 1));
-    const top = topOf(shown.flatMap((line) => line.ms));
     const step = width / Math.max(1, last - first);
-    shown[0].marks.forEach((mark, number) => {
-      if (!mark) return;
-      pen.fillStyle = markColour(mark);
-      const y = Math.min(shown[0].ms[number] / top, 1) * height;
-      const x = (shown[0].first + number - first) * step;
-      pen.fillRect(x - Math.max(1, step / 2), height - y, Math.max(2, step), y);
+    shown.forEach((line) => {
+      line.marks.forEach((mark, number) => {
+        if (!mark) return;
+        pen.fillStyle = markColour(mark);
+        const tall = Math.min(line.ms[number] / top.value, 1) * height;
+        const x = (line.first + number - first) * step;
+        pen.fillRect(x - Math.max(1, step / 2), height - tall, Math.max(2, step), tall);
+      });
     });
     pen.lineWidth = 1.4;
     shown.forEach((line, number) => {
       pen.strokeStyle = colour(`--live-line-${number % LINE_COLOURS}`);
-      drawLine(pen, line.ms, (line.first - first) * step, step, height, top);
+      drawLine(pen, line.ms, (line.first - first) * step, step, height, top.value);
     });
-    describe(shown, first, last, step);
+    fill(legend, shown.length > 1 ? shown : [], () => make("li"), (node, line, number) => {
+      node.className = `live-line-${number % LINE_COLOURS}`;
+      say(node, `rank ${line.rank}`);
+    });
+    describe(shown, first, last, step, top);
   };
-  const describe = (lines, first, last, step) => {
+  const describe = (lines, first, last, step, top) => {
     const chosen = place === null ? null : Math.min(last, first + Math.round(place / step));
     if (chosen === null) {
-      say(pointed, `steps ${first} to ${last} · rank ${lines.map((line) => line.rank).join(", ")}`);
+      say(pointed, `steps ${first} to ${last} · full height ${top.words}`);
       return;
     }
     const words = lines.flatMap((line) => {
@@ -169,20 +170,19 @@
     });
     say(pointed, `step ${chosen}: ${words.join(" · ")}`);
   };
-  const drawBars = (canvas, values, marks, name) => {
+  const drawBars = (canvas, values, marks, name, top) => {
     const { pen, width, height } = prepare(canvas);
-    const top = topOf(values);
     const step = width / Math.max(1, values.length);
     values.forEach((value, number) => {
       pen.fillStyle = marks[number] ? markColour(marks[number]) : colour(name);
-      const tall = Math.min(value / top, 1) * height;
+      const tall = Math.min(value / top.value, 1) * height;
       pen.fillRect(number * step, height - tall, Math.max(0.6, step - 0.4), tall);
     });
   };
-  const drawSpark = (canvas, values) => {
+  const drawSpark = (canvas, values, number, top) => {
     const { pen, width, height } = prepare(canvas);
-    pen.strokeStyle = colour("--live-line-0");
-    if (values.length > 1) drawLine(pen, values, 0, width / (values.length - 1), height, topOf(values));
+    pen.strokeStyle = colour(number === null ? "--live-muted" : `--live-line-${number}`);
+    if (values.length > 1) drawLine(pen, values, 0, width / (values.length - 1), height, top.value);
   };
 
   // One update.
@@ -213,12 +213,16 @@
     memoryBlock.hidden = view.memory.length < 2;
     phaseBlock.hidden = !view.phases.length;
     rankBlock.hidden = !view.rows.length;
-    if (!lately.hidden) drawRecent(view.lines);
+    if (!lately.hidden) drawRecent(view.lines, view.lines_top);
     if (view.stretches) {
-      drawBars(stretches, view.stretches.ms, view.stretches.marks, "--live-line-0");
-      say(span, `mean step, steps ${view.stretches.first} to ${view.stretches.last}`);
+      const { ms, marks, top, first, last } = view.stretches;
+      drawBars(stretches, ms, marks, "--live-line-0", top);
+      say(span, `mean step, steps ${first} to ${last} · full height ${top.words}`);
     }
-    if (!memoryBlock.hidden) drawBars(memory, view.memory, [], "--live-memory");
+    if (!memoryBlock.hidden) {
+      drawBars(memory, view.memory, [], "--live-memory", view.memory_top);
+      say(held, `full height ${view.memory_top.words}`);
+    }
     showParts(view);
     showRanks(view);
     fillTexts(notes, view.notes);
@@ -259,7 +263,8 @@
       (row, rank) => {
         row.className = rank.tone ? `is-${rank.tone}` : "";
         rank.cells.forEach((cell, number) => say(row.children[number], cell));
-        drawSpark(row.lastElementChild.firstElementChild, rank.spark);
+        if (!view.lines_top) return;
+        drawSpark(row.lastElementChild.firstElementChild, rank.spark, rank.line, view.lines_top);
       },
     );
     const more = view.more_ranks ? `${view.more_ranks} more, faster` : "";
