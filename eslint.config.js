@@ -6,7 +6,7 @@ import globals from "globals";
 export default [
   js.configs.recommended,
   {
-    files: ["src/stepscope/ui/html/page/*.js"],
+    files: ["src/stepscope/ui/html/page/*.js", "src/stepscope/ui/serve/page/*.js"],
     languageOptions: { globals: globals.browser },
     rules: {
       eqeqeq: "error",

@@ -5,7 +5,7 @@ chance alone reaches that much, over all places of a cut, is counted on the same
 order. Ranks are used so that a single odd run decides nothing. Each side of a cut is tested again
 at half the level. Then every cut is placed and tested anew between its neighbours.
 
-Error: of series without any change, at most 5 in 100 show one. This holds for any distribution of
+Error: of series without any change, at most 1 in 100 shows one. This holds for any distribution of
 the noise as long as the runs are exchangeable: a machine that is slow for days breaks it. The
 interval is that of Hodges and Lehmann for the two stretches; it does not know that the place of the
 cut was chosen from the same runs, and is a little too narrow for that.
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-LEVEL = 0.05
+LEVEL = 0.01
 MOST_RUNS = 1000  # the newest ones
-FEWEST_RUNS = 7  # with fewer no cut can be told from chance
+FEWEST_RUNS = 10  # with fewer no cut can be told from chance
 _SHUFFLES = 999
 _AT_ONCE = 111  # shuffles held in memory
 _FEWEST_ON_A_SIDE = 3

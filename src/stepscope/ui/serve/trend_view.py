@@ -15,6 +15,7 @@ from stepscope.records.figures import (
     milliseconds,
     percent,
     signed_percent,
+    trimmed,
     unsigned_percent,
 )
 from stepscope.records.words import counted
@@ -144,7 +145,7 @@ def _caption(runs: int) -> str:
         return "A dot is a run's mean steady step, with its 95% interval."
     return (
         "A dot is a run's mean steady step, with its 95% interval; lines are medians between "
-        f"changes. Of series without a change, at most {percent(LEVEL)} show one "
+        f"changes. Of series without a change, at most {trimmed(percent(LEVEL))} show one "
         "(permutation test on ranks)."
     )
 

@@ -51,7 +51,7 @@ function startList(rows) {
     }
   };
 
-  let typing = 0;
+  let typing = /** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined);
   search.addEventListener("input", () => {
     clearTimeout(typing);
     typing = setTimeout(() => {
