@@ -18,10 +18,10 @@ from stepscope.measure.writer import LineWriter, append_lines, started_thread
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
     from pathlib import Path
 
     from stepscope.measure.sampler import Sampler
+    from stepscope.measure.window_requests import WindowRequests
 
 
 class RankParts:
@@ -32,9 +32,9 @@ class RankParts:
         folder: Path,
         steps: LineWriter,
         sampler: Sampler | None,
+        requests: WindowRequests,
         *,
-        alone: bool = True,
-        step_now: Callable[[], int] = int,
+        alone: bool,
     ) -> None:
         self.folder = folder
         self._steps = steps
@@ -45,12 +45,18 @@ class RankParts:
         if sampler is not None:
             sampler.save = self._save_samples
         self._log = None if alone else CollectiveLog(folder)
-        self._links = links = None if alone else Links()
-        if links is not None:
-            steps.beside = lambda: links.look_if_rested(step_now())
+        self._links = None if alone else Links()
+        self._requests = requests
+        steps.beside = self._look_around
         self._rendezvous = None if alone else Rendezvous(folder.parent, rank_and_world()[0])
         if self._rendezvous is not None:
             self._rendezvous.publish()
+
+    def _look_around(self) -> None:
+        """In the writer's thread, once per flush."""
+        self._requests.look()
+        if self._links is not None:
+            self._links.look_if_rested(self._requests.step)
 
     def due(self, step: int) -> int:
         """The first step, from this one on, before which `look_at_others` has work to do."""

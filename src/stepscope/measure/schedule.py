@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stepscope.measure.folder import COMMS, TRACE
+from stepscope.records.window_request import step_trace
 
 if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
@@ -24,6 +25,7 @@ class PlannedWindow:
     file: str = TRACE  # a later window with the same file replaces it
     regular: bool = False  # one of `--every`
     alone: bool = False  # on this rank only
+    asked: bool = False  # while the job ran: see window_requests.py
 
     @property
     def first_active(self) -> int:
@@ -34,9 +36,15 @@ class PlannedWindow:
         return self.first_active + self.active - 1
 
     @property
+    def meets(self) -> bool:
+        """Whether the ranks compare their clocks before and after it."""
+        return not (self.alone or self.asked)
+
+    @property
     def comms_file(self) -> str:
-        """Regular windows have one of their own, which goes with the trace."""
-        return f"comms-step-{self.first_active}.jsonl" if self.regular else COMMS
+        """Regular windows and those asked for have one of their own, which goes with the trace."""
+        own = self.regular or self.asked
+        return f"comms-step-{self.first_active}.jsonl" if own else COMMS
 
 
 # A script may end or be killed after a few steps, so short windows come first; each later window
@@ -48,13 +56,14 @@ _EARLY_MEMORY = 5
 @dataclass(slots=True, kw_only=True)
 class Schedule:
     """The windows in order, and the steps that measure memory. Windows of `--every` follow, without
-    end; `extra` is one that was asked for on the way."""
+    end; `extra` is one around a stall, `asked` one that somebody asked for."""
 
     windows: tuple[PlannedWindow, ...]
     memory_steps: tuple[int, ...] = ()
     every: int = 0  # 0: no regular windows
     regular: PlannedWindow | None = None  # the first one
     extra: PlannedWindow | None = None
+    asked: PlannedWindow | None = None
 
     @classmethod
     def plan(cls, settings: Settings) -> Schedule:
@@ -107,7 +116,7 @@ class Schedule:
 
     def _around(self, step: int) -> list[PlannedWindow]:
         """All windows, but of the regular ones only those next to this step."""
-        windows = [*self.windows, *filter(None, [self.extra])]
+        windows = [*self.windows, *filter(None, [self.extra, self.asked])]
         if self.regular is not None:
             past = max(0, step - self.regular.first) // self.every
             windows += [_shifted(self.regular, (past + more) * self.every) for more in (0, 1)]
@@ -129,5 +138,4 @@ def _regular(settings: Settings, first: int) -> PlannedWindow:
 
 def _shifted(window: PlannedWindow, steps: int) -> PlannedWindow:
     first_active = window.first_active + steps
-    file = TRACE.replace(".", f"-step-{first_active}.", 1)
-    return replace(window, first=window.first + steps, file=file)
+    return replace(window, first=window.first + steps, file=step_trace(first_active))

@@ -47,6 +47,7 @@ from stepscope.measure.start_up import StartUp
 from stepscope.measure.step_meter import StepMeter
 from stepscope.measure.step_notes import AGAIN, ENDED, ENTER, LEAVE, PERHAPS
 from stepscope.measure.steps import Anchor, StepLines, step_marks
+from stepscope.measure.window_requests import WindowRequests
 from stepscope.measure.writer import LineWriter, flush_interval_s
 
 if TYPE_CHECKING:
@@ -329,7 +330,7 @@ class Session:
 
     def _open_window(self, parts: RankParts, planned: PlannedWindow) -> None:
         parts.sampler_pauses()
-        if not planned.alone:
+        if planned.meets:
             parts.synchronise("start", self.number)  # on every rank, even if no window opens
         if self._choice.traced and self._windows.open(
             planned, parts.folder, one_thread_trains=self._alone
@@ -344,7 +345,7 @@ class Session:
             if not planned.alone:
                 parts.collectives(lines, planned.comms_file)
         self._read_job_layout()
-        if not planned.alone:
+        if planned.meets:
             parts.look_at_links(self.number)
             parts.synchronise("end", self.number)
         parts.sampler_resumes()
@@ -377,9 +378,8 @@ class Session:
         self._meter = StepMeter()
         hz = self.settings.sample_hz if traced else 0.0
         sampler = start_sampler(self.thread, hz, lambda: self.number)
-        self._parts = RankParts(
-            folder, steps, sampler, alone=world_size == 1, step_now=lambda: self.number
-        )
+        requests = WindowRequests(self, self._schedule, folder.parent, pause_s)
+        self._parts = RankParts(folder, steps, sampler, requests, alone=world_size == 1)
         self._due = min(self._due, self._parts.due(self.number + 1))
         self._rank_file = RankFile(folder, rank, world_size)
         self._read_job_layout()

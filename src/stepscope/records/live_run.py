@@ -37,7 +37,7 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
     recent_steps_per_s: float | None = None  # the same for the last ten seconds of steps
     phases_ms: dict[str, float] = {}  # of a typical step, on the host
     goodput: float | None = None  # steady training over wall time
-    memory_bytes: int | None = None  # alive when the last step ended
+    memory_bytes: int | None = None  # alive when the last step that was asked ended
     windows: int = 0  # of the profiler, so far
     seconds: float = 0.0  # from the beginning of its first step to the end of its last
 
@@ -74,3 +74,22 @@ class LiveRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def _mean_ms(rank: LiveRank) -> float:
     return rank.run.times.mean_ms if rank.run.times is not None else 0.0
+
+
+class FindingNow(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding of the last explained window."""
+
+    id: str
+    summary: str
+    severity: str = ""
+
+
+class VerdictNow(msgspec.Struct, frozen=True, kw_only=True):
+    """What the windows of a run that goes on say, or why they say nothing (`failed`)."""
+
+    verdict: str
+    findings: tuple[FindingNow, ...] = ()
+    mfu: float | None = None  # of the rank that uses its device least
+    peak_bytes: int | None = None  # of the rank that needs most
+    batch: int | None = None  # samples of one rank's step
+    failed: bool = False

@@ -64,6 +64,7 @@ class FollowedRank(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     steps: StepsSoFar
     times: RunTimes | None  # of a run that goes on, without its end
+    folder_name: str = ""
 
 
 class FollowedRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +167,7 @@ class _RankFollower:
             state=_state(self._facts),
             steps=steps,
             times=self._times,
+            folder_name=self._folder.name,
         )
 
     @property

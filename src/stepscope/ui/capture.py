@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from stepscope.measure.settings import Settings
     from stepscope.ui.job_part import JobPart
-    from stepscope.ui.job_process import HeldSignals
+    from stepscope.ui.job_process import HeldSignals, News
 
 
 def capture(
@@ -45,12 +45,16 @@ def capture_into(
     until: Callable[[], bool] | None = None,
     announce: bool = False,
     signals: HeldSignals | None = None,
+    around: Callable[[News | None], News] | None = None,
 ) -> tuple[int, list[dict[str, Any]]]:
     """The command's exit code and what each rank left; run.json holds both.
 
-    Once `until` returns True, the command is ended, which is no failure.
+    Once `until` returns True, the command is ended, which is no failure. What `around` makes of
+    the news is polled while the command runs.
     """
-    attachment = Attachment(run.folder, settings, command) if announce else None
+    attachment: News | None = Attachment(run.folder, settings, command) if announce else None
+    if around is not None:
+        attachment = around(attachment)
     job = partial(run_job, command, settings, output=output, until=until)
     try:
         code = job(news=attachment, diary=run, signals=signals)

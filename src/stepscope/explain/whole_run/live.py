@@ -35,16 +35,22 @@ _HANG_S, _HANG_MEDIANS, _HANG_LONGEST = 10.0, 20.0, 3.0
 _SAVING_S = 120.0  # saving a window or a memory snapshot may take this long
 _CLOCK_AHEAD_S = 2.0
 # Explaining a rank takes tens of milliseconds: a look takes few, with 1% more steps or more.
-_MOST_ANEW, _NEW_STEPS = 4, 0.01
+MOST_ANEW, _NEW_STEPS = 4, 0.01
 OWN_PARTS = ("evaluation", "checkpoint", "between_epochs")  # as in account.py
 
 
-def explain_live(followed: FollowedRun, now: float, before: LiveRun | None = None) -> LiveRun:
+def explain_live(
+    followed: FollowedRun,
+    now: float,
+    before: LiveRun | None = None,
+    *,
+    most_anew: int = MOST_ANEW,
+) -> LiveRun:
     """`now` is the Unix time. With `before`, the last look at the run, few ranks are explained
     anew, and only those with enough new steps to matter; counts and rates are always new."""
     last, earlier = _split_attempts(followed.ranks)
     has_ended = followed.run is not None and followed.run.ended_unix is not None
-    known = _still_good(followed.ranks, before) if before and not has_ended else {}
+    known = _still_good(followed.ranks, before, most_anew) if before and not has_ended else {}
     current = tuple(_live_rank(rank, now, known, has_ended=has_ended) for rank in last)
     status, detail = _status(followed, last, current)
     return LiveRun(
@@ -61,7 +67,9 @@ def explain_live(followed: FollowedRun, now: float, before: LiveRun | None = Non
     )
 
 
-def _still_good(ranks: Sequence[FollowedRank], before: LiveRun) -> dict[_Process, LiveRank]:
+def _still_good(
+    ranks: Sequence[FollowedRank], before: LiveRun, most_anew: int
+) -> dict[_Process, LiveRank]:
     """Ranks whose figures of the last look stay. The rank that is shown in detail, and then those
     with most new steps, are explained anew."""
     known = {_process(rank.run): rank for rank in (*before.ranks, *before.earlier)}
@@ -72,7 +80,7 @@ def _still_good(ranks: Sequence[FollowedRank], before: LiveRun) -> dict[_Process
         if process in known:
             growth[process] = rank.steps.seen / max(1, known[process].explained_steps) - 1
     order = sorted(growth, key=lambda process: (process != shown, -growth[process]))
-    anew = [process for process in order if growth[process] >= _NEW_STEPS][:_MOST_ANEW]
+    anew = [process for process in order if growth[process] >= _NEW_STEPS][:most_anew]
     return {process: known[process] for process in growth if process not in anew}
 
 
@@ -128,7 +136,6 @@ def _live_rank(
         run = RankRun(rank=rank.rank, attempt=rank.attempt, steps=0, warm_up=0, times=None)
         return LiveRank(run=run, kept=0)
     figures = known.get((rank.rank, rank.attempt)) or _figures(rank, has_ended=has_ended)
-    memory = recent.allocated_bytes
     return replace(
         figures,
         run=replace(figures.run, steps=steps.seen),
@@ -136,7 +143,7 @@ def _live_rank(
         quiet_s=_quiet_s(recent, now),
         steps_per_s=1e9 * steps.whole / steps.whole_ns if steps.whole_ns else None,
         recent_steps_per_s=_recent_rate(recent),
-        memory_bytes=int(memory[-1]) if memory is not None and memory[-1] >= 0 else None,
+        memory_bytes=_last_memory(recent),
         windows=steps.windows,
         seconds=steps.wall_ns / 1e9,
     )
@@ -174,6 +181,14 @@ def _goodput(run: RankRun, steps: StepsSoFar, times: RunTimes | None) -> float |
     share = float(own[steady].sum()) / max(1.0, float(kept.wall_ns.sum()))
     wall_ns = times.ended_ns - times.began_ns if times is not None else steps.wall_ns
     return min(1.0, share * steps.wall_ns / wall_ns) if wall_ns > 0 else None
+
+
+def _last_memory(recent: StepColumns) -> int | None:
+    """Not every step is asked for it."""
+    if recent.allocated_bytes is None:
+        return None
+    known = recent.allocated_bytes[recent.allocated_bytes >= 0]
+    return int(known[-1]) if len(known) else None
 
 
 def _quiet_s(recent: StepColumns, now: float) -> float | None:

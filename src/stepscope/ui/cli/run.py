@@ -29,8 +29,11 @@ from stepscope.ui.say import say
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from stepscope.records.explanation import Explanation
     from stepscope.ui.collect import PartCollector
     from stepscope.ui.job_key import JobKey
+    from stepscope.ui.job_process import News
+    from stepscope.ui.metrics_file import MetricsFile
 
 AFTER_SIGTERM_S = 25.0  # for closing and explaining
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -130,6 +133,12 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     "first host, which explains all of them.",
 )
 @with_option
+@click.option(
+    "--metrics-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE.prom",
+    help="Keep the job's metrics in this file while it trains, for Prometheus' node exporter.",
+)
 @click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
 @click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -137,6 +146,7 @@ def command(
     out: Path | None,
     job: str | None,
     collect: bool,
+    metrics_file: Path | None,
     quiet: bool,
     no_explain: bool,
     command: tuple[str, ...],
@@ -147,6 +157,8 @@ def command(
     The command's output and exit code pass through untouched; what stepscope says goes to stderr.
     """
     command = startable(command)
+    if metrics_file is not None:
+        _require_metrics_place(metrics_file)
     collector = _open_collector() if collect else None
     options |= collector.settings if collector is not None else {}
     with HeldSignals() as signals:
@@ -154,7 +166,15 @@ def command(
         if run is None:
             return run_job(command, None, signals=signals)
         announce = run.closes and not quiet
-        code, ranks = capture_into(run, command, run.settings, announce=announce, signals=signals)
+        metrics = _Metrics(metrics_file, run.folder)
+        code, ranks = capture_into(
+            run,
+            command,
+            run.settings,
+            announce=announce,
+            signals=signals,
+            around=metrics.around if metrics_file is not None else None,
+        )
     with _not_ended_by_signals(), _ended_before_the_scheduler_kills(run):
         sent = collector is not None and _collect(collector.command_ended, run)
         if isinstance(run, JobPart):
@@ -162,8 +182,35 @@ def command(
         if collector is not None and not sent:
             _collect(lambda _: collector.finish(), run)
         if run.closes and not sent:
-            _conclude(run, ranks, command, code, explain=not no_explain)
+            explanation = _conclude(run, ranks, command, code, explain=not no_explain)
+            metrics.conclude(explanation)
     return code
+
+
+def _require_metrics_place(path: Path) -> None:
+    from stepscope.ui.metrics_file import require_place
+
+    require_place(path)
+
+
+class _Metrics:
+    """`--metrics-file`, loaded only when it is asked for."""
+
+    def __init__(self, path: Path | None, folder: Path) -> None:
+        self._path, self._folder = path, folder
+        self._file: MetricsFile | None = None
+
+    def around(self, news: News | None) -> News:
+        from stepscope.ui.metrics_file import MetricsFile
+
+        assert self._path is not None
+        self._file = MetricsFile(self._path.absolute(), self._folder.absolute(), news)
+        return self._file
+
+    def conclude(self, explanation: Explanation | None) -> None:
+        """Nothing here may change the command's exit code."""
+        if self._file is not None and (problem := self._file.write(explanation)):
+            say(problem)
 
 
 def _open_collector() -> PartCollector | None:
@@ -306,18 +353,18 @@ def _conclude(
     code: int,
     *,
     explain: bool,
-) -> None:
+) -> Explanation | None:
     """Report and explain; nothing here may change the command's exit code."""
     folder = run.folder
     try:
         if not ranks:
             say(f"nothing was captured: {why_nothing(folder, run.settings, command, code)}")
-            return
+            return None
         say(f"run folder {folder}")
         for words in (*applied_words(ranks), *missing_words(ranks)):
             say(words)
         if explain and any(layout.TRACE in rank["captured"] for rank in ranks):
-            _explain(folder)
+            return _explain(folder)
     except StepscopeError as error:
         say(str(error))
     except Exception as error:
@@ -327,9 +374,10 @@ def _conclude(
             f"the run was captured, but explaining it failed: a defect in stepscope: "
             f"{type(error).__name__}: {error}; `stepscope explain {folder}` tries again"
         )
+    return None
 
 
-def _explain(folder: Path) -> None:
+def _explain(folder: Path) -> Explanation:
     from stepscope.ui.cli.explain import explain_paths
     from stepscope.ui.terminal.short import print_short
 
@@ -337,3 +385,4 @@ def _explain(folder: Path) -> None:
     explanation = explain_paths((folder,), cache=True, html=report, quiet=True)
     more = f"stepscope explain {shlex.quote(str(folder))} --full"
     print_short(explanation, more=more, report=report, to_stderr=True)
+    return explanation

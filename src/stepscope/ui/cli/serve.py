@@ -30,7 +30,7 @@ def command(runs_dir: Path | None, port: int | None, open_browser: bool, rebuild
     """Show the runs below RUNS_DIR (stepscope-runs) in a browser: list, report, compare, what-if.
 
     Only this machine is served, and only who has the token in the printed address. Run folders are
-    read, never changed. Ctrl-C stops it.
+    read; only a window that you ask a running job for writes a file. Ctrl-C stops it.
     """
     root = runs_dir or Path(_HOME)
     if not root.is_dir():

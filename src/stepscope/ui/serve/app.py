@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 
 from stepscope.ui.serve.guard import Guard
+from stepscope.ui.serve.live.routes import LiveAnswers
 from stepscope.ui.serve.routes import RunPages
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 def make_app(served: ServedRuns, token: str, *, cookie: str = "stepscope") -> ASGIApp:
     """Closing the application closes `served`."""
+    live = LiveAnswers(served.directory)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -29,10 +31,11 @@ def make_app(served: ServedRuns, token: str, *, cookie: str = "stepscope") -> AS
         try:
             yield
         finally:
+            live.close()
             served.close()
 
     app = Starlette(
-        routes=RunPages(served).routes(),
+        routes=[*live.routes(), *RunPages(served).routes()],
         lifespan=lifespan,
         exception_handlers={404: _not_found, 500: _defect},
     )

@@ -7,15 +7,21 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from stepscope.records.figures import factor, long_duration, milliseconds, percent, significant
-from stepscope.records.figures import size as byte_size
+from stepscope.records.figures import long_duration, milliseconds, percent, significant
 from stepscope.records.step_columns import ALL_PHASES
 from stepscope.records.words import counted
+from stepscope.ui.live_words import (
+    VISIBLE,
+    account_so_far,
+    attempt_words,
+    latest_changes,
+    matters,
+    memory_items,
+    progress_items,
+    spread_words,
+)
 from stepscope.ui.run_words import (
-    account_items,
-    growth_words,
     how_often,
-    list_changes,
     phase_words,
     rank_name,
     stall_words,
@@ -53,9 +59,8 @@ _PHASE_COLOURS = (
 # (character, colour) of each phase
 _PHASES = dict(zip(ALL_PHASES, zip("╳█▓▒░▦▧▨▩─", _PHASE_COLOURS, strict=True), strict=True))
 _RECENT = 200  # steps
-_MOST_STALLS, _MOST_CHANGES = 5, 2
+_MOST_STALLS = 5
 _FEWEST_RANKS = 3  # rows
-_VISIBLE = 0.005
 
 
 def live_lines(
@@ -74,7 +79,7 @@ def _all_lines(run: LiveRun, width: int, room: int | None, *, brief: bool) -> li
     """`brief` leaves out what a small screen can do without."""
     lines = [*_head(run, width, brief=brief), *_body(run, width, brief=brief)]
     after = [line for note in run.notes for line in labelled("note", [_row(note, width, FAINT)])]
-    for attempt in _attempts(run.earlier):
+    for attempt in attempt_words(run.earlier):
         after += labelled("attempt", [_row(attempt, width, FAINT)])
     left = None if room is None else room - len(lines) - len(after)
     return [*lines, *_rank_rows(run, width, left, brief=brief), *after]
@@ -105,33 +110,19 @@ def _body(run: LiveRun, width: int, *, brief: bool) -> list[Text]:
     if rank is None:
         return []
     return [
-        *labelled("steps", _flow_words(_progress(run, rank), width)),
+        *labelled("steps", _flow_words(progress_items(run, rank), width)),
         *labelled("step", _step(run, rank, width)),
         *_over_time(rank, width, brief=brief),
         *labelled("stalls", _stalls(rank, width, 2 if brief else _MOST_STALLS)),
-        *labelled("changes", [_row(words, width) for words in _changes(rank)]),
-        *labelled("run", _flow_words(_account(rank), width)),
-        *([] if brief else labelled("memory", _flow_words(_memory(rank), width))),
+        *labelled("changes", [_row(words, width) for words in latest_changes(rank)]),
+        *labelled("run", _flow_words(account_so_far(rank), width)),
+        *([] if brief else labelled("memory", _flow_words(memory_items(rank), width))),
     ]
 
 
 def _flow_words(items: Sequence[str], width: int) -> list[Text]:
     rows = flow([text_line(item) for item in items], width - LABELS)
     return [_row(row.plain.replace("  ", " · "), width) for row in rows]
-
-
-def _progress(run: LiveRun, rank: LiveRank) -> list[str]:
-    counts = [one.run.steps for one in run.ranks]
-    fewest, most = min(counts), max(counts)
-    done = counted(most, "step")
-    if fewest < most:
-        done = f"{fewest:,} to {done}"
-    rates = [
-        f"{or_dash(rank.recent_steps_per_s, significant)} a second now",
-        f"{or_dash(rank.steps_per_s, significant)} on average",
-    ]
-    windows = [f"{counted(rank.windows, 'window')} recorded"] if rank.windows else []
-    return [done, *rates, *windows]
 
 
 def _step(run: LiveRun, rank: LiveRank, width: int) -> list[Text]:
@@ -151,7 +142,7 @@ def _step(run: LiveRun, rank: LiveRank, width: int) -> list[Text]:
             f"{phase_words(phase)} {milliseconds(rank.phases_ms[phase])} {percent(share)}",
         )
         for phase, share in parts
-        if share >= _VISIBLE
+        if share >= VISIBLE
     ]
     return rows + flow(items, width - LABELS)
 
@@ -172,7 +163,7 @@ def _over_time(rank: LiveRank, width: int, *, brief: bool) -> list[Text]:
 def _stalls(rank: LiveRank, width: int, most: int) -> list[Text]:
     if rank.run.times is None:
         return []
-    stalls = [stall for stall in rank.run.stalls if _matters(stall)]
+    stalls = [stall for stall in rank.run.stalls if matters(stall)]
     if not stalls:
         varies = percent(rank.run.times.variation)
         return [_row(f"none so far; steps vary by {varies}", width, FAINT)]
@@ -180,10 +171,6 @@ def _stalls(rank: LiveRank, width: int, most: int) -> list[Text]:
     if len(stalls) > most:
         rows.append(_row(f"{counted(len(stalls) - most, 'more cause')}", width, FAINT))
     return rows
-
-
-def _matters(stall: Stall) -> bool:
-    return stall.share >= _VISIBLE or stall.between_epochs_ms > 0
 
 
 def _stall(stall: Stall, width: int) -> Text:
@@ -199,24 +186,6 @@ def _stall(stall: Stall, width: int) -> Text:
     return row.append(often, FAINT)
 
 
-def _changes(rank: LiveRank) -> list[str]:
-    words = list_changes(rank.run.changes)
-    more = len(words) - _MOST_CHANGES
-    return [*([f"{more:,} earlier"] if more > 0 else []), *words[-_MOST_CHANGES:]]
-
-
-def _account(rank: LiveRank) -> list[str]:
-    goodput = [f"goodput {percent(rank.goodput)}"] if rank.goodput is not None else []
-    account = rank.run.account
-    return [*goodput, *(account_items(account, "training") if account else ())]
-
-
-def _memory(rank: LiveRank) -> list[str]:
-    growth = rank.run.memory_growth
-    now = [f"{byte_size(rank.memory_bytes)} when the last step ended"] if rank.memory_bytes else []
-    return [*now, *([growth_words(growth)] if growth else [])]
-
-
 # Several ranks.
 
 
@@ -224,7 +193,7 @@ def _rank_rows(run: LiveRun, width: int, room: int | None, *, brief: bool) -> li
     """The slowest first, as many as fit; then how far they lie apart."""
     if len(run.ranks) < 2:
         return []
-    spread = _spread(run)
+    spread = spread_words(run)
     ending = labelled("spread", [_row(spread, width)]) if spread else []
     gap = [] if brief else [Text()]
     most = None if room is None else room - len(ending) - len(gap) - 1
@@ -253,31 +222,3 @@ def _rank_row(rank: LiveRank, width: int) -> Text:
     if series is not None:
         row.append_text(draw_steps(series, max(1, width - row.cell_len)))
     return row
-
-
-def _spread(run: LiveRun) -> str:
-    """How far the mean steps lie apart. Ranks that wait for each other take the same time."""
-    if run.spread is None:
-        return ""
-    timed = [rank for rank in run.by_mean if rank.run.times is not None]
-    slowest, fastest = timed[0], timed[-1]
-    if slowest.run.times is None or fastest.run.times is None:
-        return ""
-    return (
-        f"rank {slowest.run.rank} takes {milliseconds(slowest.run.times.mean_ms)}, "
-        f"{factor(run.spread)} times rank {fastest.run.rank}"
-    )
-
-
-def _attempts(earlier: Sequence[LiveRank]) -> list[str]:
-    """One sentence for each attempt that has ended, in the order of time."""
-    rows = []
-    for attempt in sorted({rank.run.attempt for rank in earlier}):
-        ranks = [rank for rank in earlier if rank.run.attempt == attempt]
-        steps = max(rank.run.steps for rank in ranks)
-        seconds = max(rank.seconds for rank in ranks)
-        means = [rank.run.times.mean_ms for rank in ranks if rank.run.times]
-        pace = f", {milliseconds(max(means))} a step" if means else ""
-        took = long_duration(1e9 * seconds)
-        rows.append(f"{attempt} ended after {counted(steps, 'step')} in {took}{pace}")
-    return rows

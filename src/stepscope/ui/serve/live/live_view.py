@@ -1,0 +1,407 @@
+"""What the live page shows of a run: words and charts, one JSON object per update.
+
+Numbers become text here, by the rules of every other surface; the page's script only places them.
+Programs read `top --json` or /metrics instead.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.explain.whole_run.late_by_phase import find_late_ranks
+from stepscope.records.figures import long_duration, milliseconds, percent, significant, size
+from stepscope.records.step_columns import ALL_PHASES
+from stepscope.records.whole_run import STALL_CAUSES
+from stepscope.ui.live_words import (
+    VISIBLE,
+    attempt_words,
+    latest_changes,
+    matters,
+    memory_items,
+    progress_items,
+    samples_per_s,
+    spread_words,
+)
+from stepscope.ui.run_words import how_often, phase_words, rank_name, stall_words
+from stepscope.ui.words import one_line, or_dash
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from stepscope.records.live_run import LiveRank, LiveRun, VerdictNow
+    from stepscope.records.step_columns import StepColumns
+    from stepscope.records.whole_run import StepSeries
+    from stepscope.trace.follow_run import FollowedRun
+    from stepscope.ui.window_now import AskedWindow
+
+SCHEMA = 1
+MOST_ROWS = 64  # ranks in the table
+_MOST_LINES = 8  # ranks in the chart
+_RECENT_STEPS = 240
+_SPARK_STEPS = 60
+_STRETCHES = 160
+_MOST_STALLS = 5
+_MOST_LATE = 3
+_HIGHEST_TOP = 6.0  # median steps
+_BAD = frozenset({"failed", "killed", "seems to hang", "gone"})
+
+
+class LiveFact(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure in large type, and what belongs to it in small type."""
+
+    label: str
+    value: str
+    detail: str = ""
+
+
+class LivePart(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the typical step, or a cause of stalls."""
+
+    id: str
+    words: str
+    share: float
+    detail: str = ""
+
+
+class LiveLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The last steps of one rank. A mark is a cause of stalls, "window", or empty."""
+
+    rank: str
+    first: int
+    ms: list[float]
+    marks: list[str]
+
+
+class ChartTop(msgspec.Struct, frozen=True, kw_only=True):
+    """What the full height of a chart stands for."""
+
+    value: float
+    words: str
+
+
+class LiveStretches(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole run in equal stretches."""
+
+    first: int
+    last: int
+    ms: list[float]
+    marks: list[str]
+    top: ChartTop
+
+
+class LiveRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank of the table."""
+
+    cells: list[str]
+    tone: str  # "" or "late"
+    line: int | None  # its place among the lines, if it is one of them
+    spark: list[float]
+
+
+class LiveView(msgspec.Struct, frozen=True, kw_only=True):
+    """One update. `reload`: the job has ended, and its report can be opened."""
+
+    schema: int = SCHEMA
+    title: str
+    status: str
+    tone: str  # good, bad or busy
+    detail: str
+    command: str = ""
+    has_ended: bool = False
+    reload: bool = False
+    facts: tuple[LiveFact, ...] = ()
+    phases: tuple[LivePart, ...] = ()
+    stalls: tuple[LivePart, ...] = ()
+    changes: tuple[str, ...] = ()
+    lines: tuple[LiveLine, ...] = ()
+    lines_top: ChartTop | None = None
+    stretches: LiveStretches | None = None
+    memory: list[int] = []  # bytes at the ends of the last steps that were asked
+    memory_top: ChartTop | None = None
+    rows: tuple[LiveRow, ...] = ()
+    more_ranks: int = 0  # than rows
+    ranks: str = ""  # how they compare
+    late: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    verdict: VerdictNow | None = None
+    explaining: bool = False
+    window: AskedWindow | None = None
+
+
+def gone_view(folder: Path, why: str) -> LiveView:
+    """The folder cannot be followed any more."""
+    return LiveView(
+        title=one_line(folder.name), status="gone", tone="bad", detail=one_line(why), has_ended=True
+    )
+
+
+def live_view(
+    run: LiveRun,
+    followed: FollowedRun,
+    verdict: VerdictNow | None = None,
+    *,
+    explaining: bool = False,
+    reload: bool = False,
+    window: AskedWindow | None = None,
+) -> LiveView:
+    slowest = next((rank for rank in run.by_mean if rank.last_step is not None), None)
+    recent = {(one.rank, one.attempt): one.steps.recent for one in followed.ranks}
+    late = find_late_ranks(run.ranks)
+    lines = tuple(_line(rank, _of(rank, recent)) for rank in _drawn(run))
+    memory = _memory(_of(slowest, recent)) if slowest else []
+    return LiveView(
+        title=one_line(Path(run.folder).absolute().name),
+        status=run.status,
+        tone="bad" if run.status in _BAD else "good" if run.status == "training" else "busy",
+        detail=one_line(run.detail),
+        command=one_line(" ".join(run.command)),
+        has_ended=run.has_ended,
+        reload=reload,
+        facts=_facts(run, slowest, verdict) if slowest else (),
+        phases=_phases(slowest) if slowest else (),
+        stalls=_stalls(slowest) if slowest else (),
+        changes=tuple(latest_changes(slowest)) if slowest else (),
+        lines=lines,
+        lines_top=_top_ms([ms for line in lines for ms in line.ms]),
+        stretches=_stretches(slowest) if slowest else None,
+        memory=memory,
+        memory_top=ChartTop(value=max(memory), words=size(max(memory))) if memory else None,
+        rows=_rows(run, recent, {one.rank for one in late}, [line.rank for line in lines]),
+        more_ranks=max(0, len(run.ranks) - MOST_ROWS),
+        ranks=spread_words(run),
+        late=tuple(
+            f"rank {one.rank} spends {milliseconds(one.extra_ms)} more in {phase_words(one.phase)} "
+            "than the others, who wait for it"
+            for one in late[:_MOST_LATE]
+        ),
+        notes=(*map(one_line, run.notes), *attempt_words(run.earlier)),
+        verdict=_without_repetition(verdict) if verdict is not None else None,
+        explaining=explaining,
+        window=window,
+    )
+
+
+def _without_repetition(verdict: VerdictNow) -> VerdictNow:
+    """The verdict is made from the first finding."""
+    others = tuple(one for one in verdict.findings if one.summary not in verdict.verdict)
+    return replace(verdict, findings=others)
+
+
+_Recent = dict[tuple[int, int], "StepColumns"]
+
+
+def _of(rank: LiveRank, recent: _Recent) -> StepColumns:
+    return recent[rank.run.rank, rank.run.attempt]
+
+
+def _facts(run: LiveRun, rank: LiveRank, verdict: VerdictNow | None) -> tuple[LiveFact, ...]:
+    times, rate = rank.run.times, rank.recent_steps_per_s
+    done, *more = progress_items(run, rank)
+    facts = [
+        LiveFact(
+            label="step now",
+            value=milliseconds(1000 / rate) if rate else "-",
+            detail=f"mean {milliseconds(times.mean_ms)} · p99 {milliseconds(times.p99_ms)}"
+            if times
+            else "no steady step yet",
+        ),
+        _throughput(run, verdict, rate),
+        LiveFact(label="done", value=done, detail=" · ".join(more[1:])),
+        LiveFact(
+            label="goodput",
+            value=or_dash(rank.goodput, percent),
+            detail=f"of {long_duration(1e9 * run.seconds)}",
+        ),
+        LiveFact(
+            label="memory",
+            value=or_dash(_most_memory(run), size),
+            detail=_memory_detail(rank, verdict),
+        ),
+    ]
+    if verdict is not None and verdict.mfu is not None:
+        facts.append(LiveFact(label="MFU", value=percent(verdict.mfu), detail="last window"))
+    return tuple(facts)
+
+
+def _throughput(run: LiveRun, verdict: VerdictNow | None, rate: float | None) -> LiveFact:
+    samples = samples_per_s(run, verdict)
+    steps = f"{or_dash(rate, significant)} steps/s"
+    if samples is None:
+        return LiveFact(label="throughput", value=steps)
+    return LiveFact(label="throughput", value=f"{significant(samples)} samples/s", detail=steps)
+
+
+def _most_memory(run: LiveRun) -> int | None:
+    known = [rank.memory_bytes for rank in run.ranks if rank.memory_bytes is not None]
+    return max(known, default=None)
+
+
+def _memory_detail(rank: LiveRank, verdict: VerdictNow | None) -> str:
+    peak = verdict.peak_bytes if verdict is not None else None
+    parts = [f"peak {size(peak)} in the window"] if peak is not None else []
+    return " · ".join((*parts, *memory_items(rank)[1:])) or "when the last step ended"
+
+
+def _phases(rank: LiveRank) -> tuple[LivePart, ...]:
+    whole = sum(rank.phases_ms.values())
+    return tuple(
+        LivePart(
+            id=phase,
+            words=phase_words(phase),
+            share=ms / whole,
+            detail=f"{milliseconds(ms)} · {percent(ms / whole)}",
+        )
+        for phase in ALL_PHASES
+        if (ms := rank.phases_ms.get(phase, 0.0)) > VISIBLE * whole
+    )
+
+
+def _stalls(rank: LiveRank) -> tuple[LivePart, ...]:
+    return tuple(
+        LivePart(
+            id=stall.cause,
+            words=stall_words(stall),
+            share=stall.share,
+            detail=f"{milliseconds(stall.cost_ms + stall.between_epochs_ms)} a step · "
+            f"{how_often(stall)}",
+        )
+        for stall in [stall for stall in rank.run.stalls if matters(stall)][:_MOST_STALLS]
+    )
+
+
+# Charts.
+
+
+def _line(rank: LiveRank, recent: StepColumns) -> LiveLine:
+    last = slice(-_RECENT_STEPS, None)
+    numbers = recent.number[last]
+    causes = _causes(rank.run.series, numbers)
+    own = (recent.window | recent.memory)[last]
+    return LiveLine(
+        rank=rank_name(rank.run),
+        first=int(numbers[0]) if len(numbers) else 0,
+        ms=_rounded(recent.step_ns[last] / 1e6),
+        marks=["window" if ours else cause for cause, ours in zip(causes, own, strict=True)],
+    )
+
+
+def _causes(series: StepSeries | None, numbers: NDArray[np.int64]) -> list[str]:
+    """What made these steps stall, as far as they were explained."""
+    if series is None or not len(series.number):
+        return [""] * len(numbers)
+    places = np.searchsorted(series.number, numbers).clip(max=len(series.number) - 1)
+    causes = np.where(series.number[places] == numbers, series.cause[places], -1)
+    return [STALL_CAUSES[cause] if cause >= 0 else "" for cause in causes]
+
+
+def _top_ms(values: Sequence[float] | NDArray[np.float64]) -> ChartTop | None:
+    """The longest step, or six usual ones: a chart of one long step would show nothing else."""
+    if not len(values):
+        return None
+    top = max(1e-6, min(float(np.max(values)), _HIGHEST_TOP * float(np.median(values))))
+    return ChartTop(value=top, words=milliseconds(top))
+
+
+def _rounded(values: NDArray[np.float64]) -> list[float]:
+    """A chart shows no more than four digits."""
+    digits = 3 - np.floor(np.log10(np.maximum(values, 1e-9)))
+    rounded: list[float] = (np.rint(values * 10.0**digits) / 10.0**digits).tolist()
+    return rounded
+
+
+def _stretches(rank: LiveRank) -> LiveStretches | None:
+    """The mean step of equal stretches, without warm-up and our own windows."""
+    series = rank.run.series
+    if series is None:
+        return None
+    chosen = np.flatnonzero(~series.window[series.warm_up :]) + series.warm_up
+    count = min(_STRETCHES, len(chosen))
+    if not count:
+        return None
+    starts = np.arange(count) * len(chosen) // count
+    lengths = np.diff(starts, append=len(chosen))
+    means = np.add.reduceat(series.step_ns[chosen] / 1e6, starts) / lengths
+    numbers = series.number[chosen]
+    return LiveStretches(
+        first=int(numbers[0]),
+        last=int(numbers[-1]),
+        ms=_rounded(means),
+        marks=_main_marks(series.cause[chosen], series.step_ns[chosen], starts),
+        top=_top_ms(means) or ChartTop(value=1.0, words=""),
+    )
+
+
+def _main_marks(
+    causes: NDArray[np.int8], step_ns: NDArray[np.int64], starts: NDArray[np.int64]
+) -> list[str]:
+    """For each stretch the cause whose steps took most of it."""
+    present = [cause for cause in range(len(STALL_CAUSES)) if (causes == cause).any()]
+    if not present:
+        return [""] * len(starts)
+    spent = np.array(
+        [np.add.reduceat(np.where(causes == cause, step_ns, 0), starts) for cause in present]
+    )
+    main = spent.argmax(axis=0)
+    return [
+        STALL_CAUSES[present[cause]] if most else ""
+        for cause, most in zip(main, spent.max(axis=0), strict=True)
+    ]
+
+
+def _memory(recent: StepColumns) -> list[int]:
+    held = recent.allocated_bytes
+    return held[held >= 0][-_RECENT_STEPS:].tolist() if held is not None else []
+
+
+# Ranks.
+
+
+def _drawn(run: LiveRun) -> list[LiveRank]:
+    """The slowest, in the order of ranks: each keeps its colour while they take turns."""
+    return sorted(run.by_mean[:_MOST_LINES], key=lambda rank: (rank.run.rank, rank.run.attempt))
+
+
+def _by_rounded_mean(run: LiveRun) -> list[LiveRank]:
+    """The slowest first; ranks that take about the same time keep their places."""
+
+    def place(rank: LiveRank) -> tuple[float, int]:
+        times = rank.run.times
+        return -float(f"{times.mean_ms:.2g}") if times else 0.0, rank.run.rank
+
+    return sorted(run.ranks, key=place)
+
+
+def _rows(
+    run: LiveRun, recent: _Recent, late: set[int], lines: Sequence[str]
+) -> tuple[LiveRow, ...]:
+    ranks = _by_rounded_mean(run)[:MOST_ROWS]
+    return tuple(_row(rank, _of(rank, recent), late, lines) for rank in ranks)
+
+
+def _row(rank: LiveRank, recent: StepColumns, late: set[int], lines: Sequence[str]) -> LiveRow:
+    name = rank_name(rank.run)
+    times = rank.run.times
+    stalled = sum(stall.share for stall in rank.run.stalls)
+    quiet = long_duration(1e9 * rank.quiet_s) if rank.quiet_s is not None else "-"
+    return LiveRow(
+        cells=[
+            name,
+            f"{rank.run.steps:,}",
+            or_dash(rank.recent_steps_per_s, significant),
+            milliseconds(times.mean_ms) if times else "-",
+            milliseconds(times.p99_ms) if times else "-",
+            percent(stalled) if times else "-",
+            or_dash(rank.memory_bytes, size),
+            f"{quiet} ago" if rank.quiet_s is not None else "-",
+        ],
+        tone="late" if rank.run.rank in late else "",
+        line=lines.index(name) if name in lines else None,
+        spark=_rounded(recent.step_ns[-_SPARK_STEPS:] / 1e6),
+    )
