@@ -148,7 +148,14 @@ def test_a_loop_in_pure_python_is_not_marked_for_ever(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_is_not_watched(tmp_path: Path) -> None:
     seen = Seen()
-    text = "import os, sys\nbegin()\npid = os.fork()\nif not pid:\n    os._exit(sys.gettrace() is not None)\nend()\n"
+    text = """\
+        import os, sys
+        begin()
+        pid = os.fork()
+        if not pid:
+            os._exit(sys.gettrace() is not None)
+        end()
+        """
     names = run(tmp_path, text, seen)
     assert os.waitstatus_to_exitcode(os.waitpid(names["pid"], 0)[1]) == 0
 
