@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.line_watch import is_user_file
+from stepscope.measure.no_side_effects import change_no_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -98,15 +99,21 @@ class _SeenEnough(BaseException):
 
 def main() -> None:
     request = FakeRequest(**json.load(sys.stdin))
+    to = os.open(request.answer, os.O_WRONLY | os.O_CREAT, 0o600)
+    change_no_file()
     answer: dict[str, Any] = {"failed": None}
     try:
         answer |= run_fake(request).content()
     except BaseException as error:
         answer["failed"] = _describe(error, request.script)
     finally:
-        Path(request.answer).write_text(json.dumps(answer))
-        sys.stdout.flush()
+        _write(to, json.dumps(answer).encode())
         os._exit(0)  # whatever the script started goes with this process
+
+
+def _write(file: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(file, content) :]
 
 
 def run_fake(request: FakeRequest) -> FakeStep:
