@@ -5,14 +5,16 @@
 Each script is profiled once, and the step at half, twice and four times its batch is promised from
 that run. Then the number in its source is changed, as an editor would, and the changed scripts and
 the unchanged one are profiled in turns. The middle of the rounds counts. A busy machine slows all
-of them, so the promised ratio to the present batch is compared with the ratio measured in turns.
-Also prints what marking lines costs: a marked step over a plain one.
+of them, so each trains with one thread, the time that it waits for a core is left out, and the
+promised ratio to the present batch is compared with the ratio measured in turns. Also prints what
+marking lines costs: a marked step over a plain one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -33,6 +35,7 @@ SCRIPTS = Path(__file__).parents[1] / "tests" / "ui" / "editor" / "scripts"
 FACTORS = (0.5, 2.0, 4.0)
 LIMIT_S = 120.0
 _MARKED = (8, 9)  # the steps whose lines are marked
+_AFTER = 10  # from this step on nothing is recorded
 
 
 class Measured(NamedTuple):
@@ -46,6 +49,7 @@ def main() -> None:
     parser.add_argument("scripts", nargs="*", default=["mlp_loader.py", "encoder.py", "convnet.py"])
     parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
     rows = []
     for name in options.scripts:
         with tempfile.TemporaryDirectory() as place:
@@ -117,13 +121,10 @@ def measure(run: Path) -> Measured:
     costs = line_costs_of(run)
     steps = read_step_columns(run / "rank-00000", Oddities("steps"))
     assert steps is not None
-    marked = [ns for n, ns in zip(steps.number, steps.step_ns, strict=True) if n in _MARKED]
-    plain = [float(ns) for ns in steps.step_ns[steps.plain]]
-    return Measured(
-        step_ms=costs.step_ms,
-        peak_bytes=costs.peak_bytes,
-        marked_over_plain=float(statistics.median(marked)) / statistics.median(plain),
-    )
+    own_ns = steps.step_ns - (0 if steps.cpu_wait_ns is None else steps.cpu_wait_ns)
+    plain = float(own_ns[steps.number >= _AFTER].mean())
+    marked = float(own_ns[(steps.number >= min(_MARKED)) & (steps.number <= max(_MARKED))].mean())
+    return Measured(plain / 1e6, costs.peak_bytes, marked / plain)
 
 
 if __name__ == "__main__":

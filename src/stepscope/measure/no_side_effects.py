@@ -45,7 +45,7 @@ def change_no_file() -> None:
         if event in _REMOVING and not _is_under(arguments[0], temporary):
             raise PermissionError(f"an estimate changes no file: {event} {arguments[0]}")
 
-    builtins.open = io.open = open_unless_written  # type: ignore[assignment]
+    builtins.open = io.open = open_unless_written
     os.mkdir = make_temporary
     sys.addaudithook(refuse_removal)
     _save_nothing()
