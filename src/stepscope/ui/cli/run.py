@@ -130,6 +130,11 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     "first host, which explains all of them.",
 )
 @with_option
+@click.option(
+    "--script-facts",
+    is_flag=True,
+    help="Also write script.json: what the script builds and where, which patches are made from.",
+)
 @click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
 @click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
