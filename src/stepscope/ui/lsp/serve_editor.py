@@ -1,0 +1,51 @@
+"""Start the server on standard input and output, or on a port of this machine."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from stepscope.errors import UsageError
+from stepscope.ui.lsp.features import make_server
+from stepscope.ui.say import say
+
+_LOCAL = "127.0.0.1"
+
+
+def serve_stdio() -> NoReturn:
+    """The protocol gets descriptors of its own: whatever else is printed goes to stderr."""
+    _prepare()
+    source, target = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    make_server().start_io(os.fdopen(source, "rb"), os.fdopen(target, "wb"))
+    _leave()
+
+
+def serve_tcp(port: int) -> NoReturn:
+    """One editor, then the server ends."""
+    _prepare()
+    try:
+        say(f"listening on {_LOCAL}:{port}")
+        make_server().start_tcp(_LOCAL, port)
+    except OSError as error:
+        raise UsageError(f"port {port} cannot be used: {error.strerror}") from None
+    _leave()
+
+
+def _prepare() -> None:
+    gc.enable()  # verbs switch it off: they end soon, this one does not
+    logging.basicConfig(stream=sys.stderr, level=logging.ERROR)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
+def _leave() -> NoReturn:
+    """A thread may still wait for input, which Python would wait for."""
+    sys.stderr.flush()
+    os._exit(0)
