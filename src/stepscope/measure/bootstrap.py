@@ -33,7 +33,7 @@ def _begin(settings: Settings) -> None:
     from stepscope.measure.hooks import install
     from stepscope.measure.session import Session
 
-    if settings.trial or settings.remedies or settings.script_facts:
+    if settings.trial or settings.remedies or settings.stop_after or settings.script_facts:
         from stepscope.measure.trial_session import TrialSession
 
         _session = TrialSession(settings, _change_training(settings))

@@ -24,6 +24,7 @@ COMMS = "comms.jsonl"
 CLOCK = "clock.json"
 LINKS = "links.json"
 SAMPLES = "samples.json"
+LINES = "lines.json"
 PARTS = (TRACE, STEPS, MEMORY, COMMS, CLOCK, LINKS, SAMPLES)
 SCHEMA = 1
 # Further windows, packed steps and the run's collectives: trace-1.json.gz, steps-00001.json.gz, ...

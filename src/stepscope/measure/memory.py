@@ -10,12 +10,13 @@ Unmeasured is null, never zero.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.measure.allocator import Allocator, Labels, PhaseTicks, Reading, nearest, replay
 from stepscope.measure.dynamo import has_compiled
+from stepscope.measure.line_history import LineHistory
 from stepscope.measure.saved_tensors import OUTSIDE, SavedTensors
 from stepscope.measure.storages import KNOWN, Held, Model, bytes_by_kind, on
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from stepscope.measure.allocator import AllocatorPeak
+    from stepscope.measure.line_watch import UserLine
     from stepscope.measure.saved_tensors import Saved
     from stepscope.measure.storages import Key
 
@@ -58,7 +60,8 @@ class _Moment:
 class MemoryStep:
     """Begin right after an optimizer step, end right after the next one."""
 
-    def __init__(self, optimizers: Sequence[Any]) -> None:
+    def __init__(self, optimizers: Sequence[Any], *, lines: bool = False) -> None:
+        """With `lines`, activations are also told apart by the user's line that made them."""
         self._notes: set[str] = set()
         self._model = Model(optimizers, self._notes)
         self._kind = "cpu"
@@ -71,6 +74,8 @@ class MemoryStep:
         self._running = ["forward"]
         self._largest = 0  # activations alive together
         self._by_module: dict[int, tuple[int, int]] = {}
+        self._lines = LineHistory() if lines else None
+        self._by_line: dict[UserLine, tuple[int, int]] = {}
         self._compiled = False
         self._growing: dict[str, Any] | None = None  # the moment with most that grows
 
@@ -82,6 +87,8 @@ class MemoryStep:
         self._guarded("the state before the step", lambda: self._keep("begin"))
         self._mark("forward")
         self._guarded("watching the graph", self._watch_graph)
+        if self._lines is not None:
+            self._guarded("watching lines", self._lines.watch.begin)
 
     def phase(self, name: str, *, entering: bool) -> None:
         """A phase begins or ends; forward is what runs in between."""
@@ -98,6 +105,8 @@ class MemoryStep:
     def end(self) -> dict[str, Any]:
         """Right after the optimizer step. Every hook is gone afterwards."""
         try:
+            if self._lines is not None:
+                self._guarded("leaving lines", self._lines.watch.end)
             self._guarded("the state after the step", lambda: self._keep("optimizer"))
             self._guarded("remarks", self._model.remarks)
             return self._result()
@@ -151,6 +160,8 @@ class MemoryStep:
         total = sum(saved.size_bytes for saved in live.values())
         if total > self._largest:
             self._largest, self._by_module = total, _by_module(live)
+            if self._lines is not None:
+                self._by_line = self._lines.bytes_by_line(live.values())
         return total
 
     def _keep(self, phase: str, *, held: Held | None = None, live: int | None = None) -> None:
@@ -225,6 +236,7 @@ class MemoryStep:
             "peak": peak,
             "growing": self._growing,
             "activations_by_module": self._guarded("module names", self._modules) or [],
+            **self._lines_content(),
             "saved_bytes": self._saved_bytes(),
             "inputs_bytes": self._inputs_bytes(),
             "elsewhere_bytes": self._elsewhere(moments),
@@ -368,6 +380,14 @@ class MemoryStep:
         return [
             {"module": name, "bytes": size, "tensors": tensors} for name, (size, tensors) in ranked
         ]
+
+    def _lines_content(self) -> dict[str, Any]:
+        """Largest first; nothing if lines were not asked for."""
+        if self._lines is None:
+            return {}
+        ranked = sorted(self._by_line.items(), key=lambda item: -item[1][0])
+        rows = [{**asdict(line), "bytes": b, "tensors": n} for line, (b, n) in ranked]
+        return {"activations_by_line": rows}
 
     def _saved_bytes(self) -> int | None:
         """Everything saved in the step, alive together or not."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
 
 DEFAULT_WAIT = 10
+LINES = TRACE.replace(".", "-lines.", 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class PlannedWindow:
     file: str = TRACE  # a later window with the same file replaces it
     regular: bool = False  # one of `--every`
     alone: bool = False  # on this rank only
+    lines: bool = False  # mark the user's lines
 
     @property
     def first_active(self) -> int:
@@ -74,13 +76,20 @@ class Schedule:
         ]
         # One plain step between the last window and the memory step.
         memory = (*([_EARLY_MEMORY] if adaptive else []), asked[-1].last + 2)
+        lines = (_lines_window(memory[-1] + 2),) if settings.lines else ()
+        past = lines[0].last if lines else memory[-1]
         every = regular_distance(settings)
         return cls(
-            windows=(*(_EARLY if adaptive else ()), *asked),
+            windows=(*(_EARLY if adaptive else ()), *asked, *lines),
             memory_steps=memory if settings.memory else (),
             every=every,
-            regular=_regular(settings, -(-(memory[-1] + 2) // every) * every) if every else None,
+            regular=_regular(settings, -(-(past + 2) // every) * every) if every else None,
         )
+
+    @property
+    def last_due(self) -> int:
+        """The first step after everything that is planned once."""
+        return max(*(window.last for window in self.windows), *self.memory_steps) + 1
 
     def opens(self, step: int) -> PlannedWindow | None:
         """The window whose first step this is."""
@@ -118,6 +127,11 @@ def regular_distance(settings: Settings) -> int:
     """Steps from one window of `--every` to the next; 0 without them. Plain steps lie between."""
     least = settings.warmup + settings.active + 2
     return max(settings.every, least) if settings.every > 0 else 0
+
+
+def _lines_window(first: int) -> PlannedWindow:
+    """Its marks lengthen the steps, so it is apart from the window that times come from."""
+    return PlannedWindow(first=first, warmup=1, active=2, file=LINES, alone=True, lines=True)
 
 
 def _regular(settings: Settings, first: int) -> PlannedWindow:

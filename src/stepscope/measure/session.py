@@ -323,7 +323,7 @@ class Session:
     def _begin_memory_step(self) -> None:
         if not self._alone or not self._choice.traced:
             return
-        self._memory = MemoryStep(list(self._optimizers.known))
+        self._memory = MemoryStep(list(self._optimizers.known), lines=self.settings.lines)
         self.phases_wanted = True
         self._memory.begin()
 

@@ -27,6 +27,7 @@ class Settings:
     stacks: bool = False
     modules: bool = False
     memory: bool = True
+    lines: bool = False  # which line of the user's code ran what, in two more steps
     nvtx: bool = False
     sample_hz: float = 100.0
     step_on: str = "auto"  # one of STEP_ON, or call

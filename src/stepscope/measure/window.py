@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.gloo_drain import AT_EXIT_S, PATIENCE_S, collectives_ended
 from stepscope.measure.kineto_messages import KinetoMessages, without_thread_complaint
+from stepscope.measure.line_sources import write_sources
+from stepscope.measure.line_watch import LineWatch, profiler_mark
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.trace_file import TraceFile
 
@@ -63,6 +65,7 @@ class Window:
         from torch.profiler import ProfilerAction
 
         first = planned.first
+        self._folder = folder
         self.planned = planned
         self.last = planned.last
         self.file: TraceFile = TraceFile(
@@ -95,6 +98,8 @@ class Window:
         )
         self.profiler.step_num = first
         self.profiler.current_action = action(first)
+        self._lines = LineWatch(profiler_mark) if planned.lines else None
+        self._begun = first  # the running step
         self.over = False  # the last step has ended, but the trace is not saved yet
         self._until_ns: int | None = None  # nothing later is recorded
 
@@ -116,8 +121,21 @@ class Window:
 
     def step(self) -> None:
         """A step ended, and it was not the last one."""
+        self._leave_lines()
         with self._messages.unheard():
             self.profiler.step()
+        self._begun += 1
+        if self._lines is not None and self._begun >= self.planned.first_active:
+            self._watch_lines(self._lines)
+
+    @never_raise
+    def _watch_lines(self, lines: LineWatch) -> None:
+        lines.begin()
+
+    @never_raise
+    def _leave_lines(self) -> None:
+        if self._lines is not None:
+            self._lines.end()
 
     def finish(self) -> bool:
         """After the last step: stop and save the trace.
@@ -125,6 +143,9 @@ class Window:
         False while that step's communication is under way (see gloo_drain.py): recording stops, and
         the caller asks again after a later step.
         """
+        self._leave_lines()
+        if self._lines is not None and not self.over:
+            write_sources(self._folder, self._lines.files)
         patience_s = 0.0 if self.over else PATIENCE_S
         with self._messages.unheard():
             self._leave_step()
@@ -143,6 +164,7 @@ class Window:
 
     def stop(self) -> None:
         """The script ends: stop now and save what there is."""
+        self._leave_lines()
         with self._messages.unheard():
             self._leave_step()
             collectives_ended(patience_s=AT_EXIT_S, until_ns=self._until_ns)

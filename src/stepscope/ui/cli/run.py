@@ -93,6 +93,11 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     is_flag=True,
     help="Record Python stacks, so that findings name lines of your code. Slows recorded steps.",
 )
+@click.option(
+    "--lines",
+    is_flag=True,
+    help="Also record two steps that show which line of your code ran what, for editors.",
+)
 @click.option("--modules", is_flag=True, help="Record nn.Module names, for time by module.")
 @step_on_option
 @click.option(

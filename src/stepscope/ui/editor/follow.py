@@ -1,0 +1,75 @@
+"""Measured lines followed through edits: which are as they were, moved, changed or gone."""
+
+from __future__ import annotations
+
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
+
+from stepscope.records.line_costs import FollowedLine, FollowedLines
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from stepscope.records.line_costs import LineCost, LineCosts
+
+
+def follow(costs: LineCosts, file: Path, text: str) -> FollowedLines:
+    """The lines measured in `file`, in its present text."""
+    name = str(file.resolve())
+    measured = [cost for cost in costs.lines if cost.file == name]
+    before = costs.texts.get(name)
+    if before is None:  # nothing shows that a line is still the one that was measured
+        kept = [FollowedLine(cost=cost, state="stale", line=cost.line) for cost in measured]
+        return FollowedLines(file=name, lines=tuple(kept))
+    old, new = before.splitlines(), text.splitlines()
+    places = _places(old, new)
+    return FollowedLines(file=name, lines=tuple(_followed(cost, places) for cost in measured))
+
+
+def _followed(cost: LineCost, places: Sequence[tuple[int | None, bool]]) -> FollowedLine:
+    now, same = places[cost.line - 1] if cost.line <= len(places) else (None, False)
+    if now is None:
+        return FollowedLine(cost=cost, state="gone", line=None)
+    if not same:
+        return FollowedLine(cost=cost, state="stale", line=now)
+    state = FollowedLine(cost=cost, state="current", line=now)
+    return state if now == cost.line else FollowedLine(cost=cost, state="moved", line=now)
+
+
+def _places(old: Sequence[str], new: Sequence[str]) -> list[tuple[int | None, bool]]:
+    """For each old line, its number now (None: removed) and whether its text is the same."""
+    start, end = _equal_ends(old, new)
+    middle = _matched(old[start : len(old) - end], new[start : len(new) - end])
+    places: list[tuple[int | None, bool]] = [(number + 1, True) for number in range(start)]
+    places += [(None if now is None else now + start + 1, same) for now, same in middle]
+    return places + [(len(new) - end + number + 1, True) for number in range(end)]
+
+
+def _equal_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
+    """Lines equal at the beginning and at the end: an edit touches few of a long file."""
+    least = min(len(old), len(new))
+    start = 0
+    while start < least and old[start] == new[start]:
+        start += 1
+    end = 0
+    while end < least - start and old[-1 - end] == new[-1 - end]:
+        end += 1
+    return start, end
+
+
+def _matched(old: Sequence[str], new: Sequence[str]) -> list[tuple[int | None, bool]]:
+    """A line that is only indented anew is in another block: it is found, and stale."""
+    bare_old, bare_new = [line.strip() for line in old], [line.strip() for line in new]
+    places: list[tuple[int | None, bool]] = [(None, False)] * len(old)
+    matcher = SequenceMatcher(None, bare_old, bare_new, autojunk=False)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        if tag == "equal":
+            places[i1:i2] = [
+                (there, old[here].rstrip() == new[there].rstrip())
+                for here, there in zip(range(i1, i2), range(j1, j2), strict=True)
+            ]
+        elif tag == "replace":  # lines rewritten in place, as many as there are on both sides
+            both = min(i2 - i1, j2 - j1)
+            places[i1 : i1 + both] = [(j1 + offset, False) for offset in range(both)]
+    return places
