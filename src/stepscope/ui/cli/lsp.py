@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
 from stepscope.errors import UsageError
@@ -24,7 +26,8 @@ def command(stdio: bool, tcp: int | None) -> None:
     if stdio and tcp is not None:
         raise UsageError("choose one of --stdio and --tcp")
     try:
-        from stepscope.ui.lsp.serve_editor import serve_stdio, serve_tcp
+        # By name, as verbs are loaded: the server explains through ui.api, which imports verbs.
+        server = import_module("stepscope.ui.lsp.serve_editor")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in ("pygls", "lsprotocol"):
             raise
@@ -32,5 +35,5 @@ def command(stdio: bool, tcp: int | None) -> None:
             f"`stepscope lsp` needs {error.name}: pip install 'stepscope[editor]'"
         ) from None
     if tcp is not None:
-        serve_tcp(tcp)
-    serve_stdio()
+        server.serve_tcp(tcp)
+    server.serve_stdio()

@@ -37,11 +37,12 @@ def _add_session(server: ScriptServer) -> None:
     @server.feature(types.INITIALIZE)
     def initialize(params: types.InitializeParams) -> None:
         server.prepare_loop()
-        server.settings, _ = server.settings.updated(params.initialization_options)
+        server.first_settings = params.initialization_options
 
     @server.feature(types.INITIALIZED)
     async def initialized(params: types.InitializedParams) -> None:
         del params
+        server.update_settings(server.first_settings)
         await _ask_for_settings(server)
 
     @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)

@@ -11,6 +11,7 @@ from stepscope.ui.lsp.rebased_change import line_changes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from stepscope.records.explanation import Advice, Finding
     from stepscope.records.line_costs import LineCosts
@@ -40,17 +41,12 @@ class StepWhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note_finding(
-    finding: Finding, costs: LineCosts, patches: Sequence[OfferedPatch]
+    finding: Finding, script: Path, costs: LineCosts, patches: Sequence[OfferedPatch]
 ) -> FindingNote:
-    """Where it says; else where its remedy's patch begins; else at the costliest line."""
+    """Where it says; else where its remedy's patch begins; else at the script's first line."""
     said = [Place(file=one.file, line=one.line) for one in finding.where if one.file in costs.texts]
     patched = next(_patched(finding, costs, patches), None)
-    costliest = max(costs.lines, key=lambda line: line.total_ms, default=None)
-    places = list(dict.fromkeys(said))
-    if not places and patched is not None:
-        places = [patched]
-    if not places and costliest is not None:
-        places = [Place(file=costliest.file, line=costliest.line)]
+    places = list(dict.fromkeys(said)) or [patched or Place(file=str(script), line=1)]
     return FindingNote(
         id=finding.id,
         title=finding.title,

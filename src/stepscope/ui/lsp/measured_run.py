@@ -15,6 +15,7 @@ from stepscope.ui.lsp.offered_patch import OfferedPatch, offer_patches
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation
+    from stepscope.records.line_costs import BatchPlace
 
 REPORT = "report.html"
 # Of the batch as it is: what the draggable bars reach, and a few points between.
@@ -32,6 +33,7 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
     memory: dict[str, int | None] = {}  # bytes at the peak, by category
     peak_bytes: int | None = None
     capacity_bytes: int | None = None  # of the device
+    batch: int | None = None  # samples of a step
     curve: tuple[BatchPoint, ...] = ()
     patches: tuple[OfferedPatch, ...] = ()  # empty if the run did not write script.json
     report: str | None = None  # where it is, or will be written
@@ -50,16 +52,18 @@ def read_measured_run(run: Path, script: Path) -> MeasuredRun:
     facts = read_script(Path(first.path).parent)
     patches = offer_patches(facts, costs.texts, explanation.findings) if facts else ()
     low_ms, high_ms = _interval(explanation)
+    place = _batch_place(script, costs)
     return MeasuredRun(
         costs=costs,
         low_ms=low_ms,
         high_ms=high_ms,
-        findings=tuple(note_finding(one, costs, patches) for one in explanation.findings),
+        findings=tuple(note_finding(one, script, costs, patches) for one in explanation.findings),
         whatifs=whatifs(explanation.advice),
         memory=memory.categories if memory is not None else {},
         peak_bytes=memory.peak_bytes if memory is not None else costs.peak_bytes,
         capacity_bytes=memory.limit_bytes if memory is not None else None,
-        curve=_curve(run, script, costs),
+        batch=costs.batch or (place.value if place is not None else None),
+        curve=_curve(run, place) if place is not None else (),
         patches=patches,
         report=str(run / REPORT),
     )
@@ -71,15 +75,18 @@ def _interval(explanation: Explanation) -> tuple[float | None, float | None]:
     return slowest.low, slowest.high
 
 
-def _curve(run: Path, script: Path, costs: LineCosts) -> tuple[BatchPoint, ...]:
-    """Empty where no number of the source sets the batch, or other batches cannot be predicted."""
-    from stepscope.ui.editor import batch_curve, batch_in_source
+def _batch_place(script: Path, costs: LineCosts) -> BatchPlace | None:
+    from stepscope.ui.editor import batch_in_source
 
     text = costs.texts.get(str(script))
-    place = batch_in_source(text, costs) if text is not None else None
-    if place is None:
-        return ()
+    return batch_in_source(text, costs) if text is not None else None
+
+
+def _curve(run: Path, place: BatchPlace) -> tuple[BatchPoint, ...]:
+    """Empty where other batches cannot be predicted."""
+    from stepscope.ui.editor import batch_curve
+
     batches = sorted({max(1, round(place.value * factor)) for factor in _FACTORS})
     with contextlib.suppress(StepscopeError):
-        return batch_curve(run, batches)
+        return batch_curve(run, batches, batch=place.value)
     return ()

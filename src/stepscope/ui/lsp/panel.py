@@ -37,7 +37,7 @@ def panel_of(state: ScriptState, text_of: TextOf) -> dict[str, Any]:
         "stepMs": step_ms,
         "lowMs": measured.low_ms if interval and measured else None,
         "highMs": measured.high_ms if interval and measured else None,
-        "samplesPerSecond": _throughput(costs),
+        "samplesPerSecond": _throughput(state, costs),
         "peakBytes": _peak(state, costs),
         "capacityBytes": measured.capacity_bytes if measured is not None else None,
         "batch": batch,
@@ -50,10 +50,12 @@ def panel_of(state: ScriptState, text_of: TextOf) -> dict[str, Any]:
     }
 
 
-def _throughput(costs: LineCosts | None) -> float | None:
-    if costs is None or costs.batch is None or costs.step_ms <= 0:
+def _throughput(state: ScriptState, costs: LineCosts | None) -> float | None:
+    if costs is None or costs.step_ms <= 0:
         return None
-    return costs.batch / costs.step_ms * 1e3
+    measured = state.measured.batch if state.measured is not None else None
+    batch = costs.batch or (measured if costs.kind == "measured" else None)
+    return batch / costs.step_ms * 1e3 if batch else None
 
 
 def _peak(state: ScriptState, costs: LineCosts | None) -> int | None:

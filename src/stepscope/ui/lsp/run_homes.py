@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import re
 import shutil
+import time
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.errors import StepscopeError
-from stepscope.measure.folder import HOME, new_run_folder
+from stepscope.measure.folder import HOME
 from stepscope.trace.regular_files import list_folder, may_exist
 from stepscope.trace.run_origin import RUN, read_origin
 
@@ -21,8 +26,18 @@ _SUFFIX = "-editor"
 
 
 def new_editor_run(script: Path) -> Path:
-    """A new folder beside the script; OSError if none can be made."""
-    return new_run_folder(f"{script.stem}{_SUFFIX}.py", home=script.parent / HOME)
+    """The path of a new run beside the script, which nothing has yet; the profile makes it.
+
+    Two servers have two process numbers. OSError if nothing can be written there.
+    """
+    home = script.parent / HOME
+    home.mkdir(parents=True, exist_ok=True)
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(home))
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", script.stem)[:40]
+    base = f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}{_SUFFIX}-{os.getpid()}"
+    names = (base if number == 1 else f"{base}-{number}" for number in count(1))
+    return next(path for name in names if not (path := home / name).exists())
 
 
 def discard_run(folder: Path) -> None:

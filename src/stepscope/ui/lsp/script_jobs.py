@@ -194,8 +194,11 @@ class ScriptJobs:
         self, state: ScriptState, work: ScriptWork, text: str, stop: threading.Event
     ) -> None:
         costs, failed = None, None
+        if state.measured is None:
+            return
+        measured = state.measured.costs
         try:
-            costs = await asyncio.to_thread(self._room.estimate, work, text, stop)
+            costs = await asyncio.to_thread(self._room.estimate, work, text, measured, stop)
         except Exception as error:
             failed = f"no estimate: {_why(error)}"
         if not stop.is_set():

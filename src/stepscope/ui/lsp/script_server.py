@@ -39,6 +39,7 @@ class ScriptServer(LanguageServer):
             "stepscope", __version__, text_document_sync_kind=types.TextDocumentSyncKind.Full
         )
         self.settings = EditorSettings()
+        self.first_settings: Any = None  # what the editor sent with `initialize`
         self.jobs = ScriptJobs(room or WorkRoom(), self.tell_changed, self.tell_live)
         self._states: dict[Path, ScriptState] = {}
         self._open: dict[Path, str] = {}  # the address of each open file
@@ -178,9 +179,9 @@ class ScriptServer(LanguageServer):
 
     def tell_live(self, state: ScriptState) -> None:
         """How far a profile is, or that it has ended."""
-        live, costs = state.live, state.measured.costs if state.measured is not None else None
+        live = state.live
         step_ms = live.step_ms if live is not None else None
-        batch = costs.batch if costs is not None else None
+        batch = state.measured.batch if state.measured is not None else None
         for file in self._files_of(state):
             self.protocol.notify(
                 "stepscope/live",

@@ -7,16 +7,19 @@ import logging
 import os
 import signal
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from stepscope.errors import UsageError
 from stepscope.ui.lsp.features import make_server
 from stepscope.ui.say import say
 
+if TYPE_CHECKING:
+    from stepscope.ui.lsp.work_room import WorkRoom
+
 _LOCAL = "127.0.0.1"
 
 
-def serve_stdio() -> NoReturn:
+def serve_stdio(room: WorkRoom | None = None) -> NoReturn:
     """The protocol gets descriptors of its own: whatever else is printed goes to stderr."""
     _prepare()
     source, target = os.dup(0), os.dup(1)
@@ -24,7 +27,7 @@ def serve_stdio() -> NoReturn:
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    make_server().start_io(os.fdopen(source, "rb"), os.fdopen(target, "wb"))
+    make_server(room).start_io(os.fdopen(source, "rb"), os.fdopen(target, "wb"))
     _leave()
 
 

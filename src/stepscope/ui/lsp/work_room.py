@@ -63,9 +63,11 @@ class WorkRoom:
             stop=stop,
         )
 
-    def estimate(self, work: ScriptWork, text: str, stop: threading.Event) -> LineCosts:
+    def estimate(
+        self, work: ScriptWork, text: str, measured: LineCosts, stop: threading.Event
+    ) -> LineCosts:
         """What the edited lines will cost, without training; StepscopeError says why not."""
-        del work, text, stop
+        del work, text, measured, stop
         raise NotCapturedError("edits are not estimated yet: profile again")
 
     def read(self, run: Path, script: Path, stop: threading.Event) -> MeasuredRun:
