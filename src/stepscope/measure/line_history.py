@@ -22,22 +22,27 @@ class LineHistory:
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._lines: list[UserLine | None] = []
-        self._running: list[UserLine] = []
+        self._open: list[UserLine] = []
         self.watch = LineWatch(self._enter)
 
     def _enter(self, line: UserLine, running: bool) -> Callable[[], None]:
         del running
-        self._running.append(line)
+        self._open.append(line)
         self._note()
         return self._leave
 
     def _leave(self) -> None:
-        self._running.pop()
+        self._open.pop()
         self._note()
 
     def _note(self) -> None:
         self._starts.append(int(torch.autograd._get_sequence_nr()))
-        self._lines.append(self._running[-1] if self._running else None)
+        self._lines.append(self.running)
+
+    @property
+    def running(self) -> UserLine | None:
+        """The innermost line that runs now."""
+        return self._open[-1] if self._open else None
 
     def line_of(self, number: int) -> UserLine | None:
         place = bisect_right(self._starts, number) - 1

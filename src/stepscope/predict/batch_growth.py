@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import Phase
 from stepscope.predict.by_text import by_text
+from stepscope.predict.host_batch import HOST_SPREAD, grow_on_host
 from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.outcome import Outcome, Refused
 from stepscope.predict.peaks import peak_at_batch
@@ -26,7 +27,7 @@ TAIL = 0.4  # of a wave of blocks: what the last one leaves idle
 
 def grow_batch(context: StepContext, factor: float) -> Outcome:
     if context.on_host:
-        raise Refused("batch: the trace has no accelerator; how a CPU's time grows is not known")
+        return _grow_step_on_host(context, factor)
     growing = find_growing_tasks(context)
     if not growing.any():
         raise Refused("batch: no task's shapes depend on the batch")
@@ -50,6 +51,30 @@ def grow_batch(context: StepContext, factor: float) -> Outcome:
             *_describe_data_stalls(context, factor),
         ),
         spread=SPREAD,
+        samples=factor,
+        peak=peak_at_batch(context, context.grown * factor),
+    )
+
+
+def _grow_step_on_host(context: StepContext, factor: float) -> Outcome:
+    graph, growing = grow_on_host(context, factor)
+    batch = round(context.batch * factor) if context.batch else None
+    change = f"{context.batch} -> {batch}" if context.batch else f"x{factor:g}"
+    return Outcome(
+        context=replace(
+            context,
+            graph=graph,
+            batch=batch,
+            grown=context.grown * factor,
+            stalls=grow_stalls(context.stalls, factor),
+        ),
+        assumptions=(
+            f"batch {change}: {growing:,} of {len(graph.calls):,} operators grow with it; Python's "
+            "time and the optimizer stay",
+            "a product's weights are read and repacked as before; all else grows with the samples",
+            *_describe_data_stalls(context, factor),
+        ),
+        spread=HOST_SPREAD,
         samples=factor,
         peak=peak_at_batch(context, context.grown * factor),
     )

@@ -1,0 +1,244 @@
+"""The cost of an edited script's lines, before anybody runs it.
+
+Both the measured text and the edited one run a step with fake tensors, and their operators are
+timed by those of the measured run. A line whose operators did not change keeps its measured cost;
+the others get their operators' times, scaled by how those of the measured text compare with what
+was measured.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from stepscope.errors import NotCapturedError
+from stepscope.explain.lines.operator_times import first_dtype, operator_times
+from stepscope.records.figures import milliseconds, percent
+from stepscope.records.line_costs import LineCost, LineCosts, LineOperator
+from stepscope.trace.read import read_trace
+from stepscope.ui.editor.fake_run import FakeScript, run_with_fakes
+from stepscope.ui.editor.follow import follow
+from stepscope.ui.editor.measured import TRACE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stepscope.explain.lines.operator_times import OperatorTimes
+    from stepscope.ui.editor.fake_run import FakeAnswer, FakeCall
+
+PHASES = ("forward", "backward", "optimizer")
+_WORTH_SAYING = 0.05  # of the estimated time
+_Place = tuple[str, int]
+
+
+class _Timed(NamedTuple):
+    """One line's operators in a fake step."""
+
+    function: str
+    ms: dict[str, float]  # by phase
+    operators: tuple[LineOperator, ...]
+    signature: frozenset[tuple[object, int]]  # what it runs, without its place
+
+
+class _Estimated(NamedTuple):
+    """All lines of a fake step."""
+
+    lines: dict[_Place, _Timed]
+    kept: dict[_Place, int]
+    parameter_bytes: int
+    unsure_ms: float  # of operators that were never measured with these shapes
+
+
+def estimate_script(
+    script: Path,
+    text: str,
+    arguments: Sequence[str],
+    *,
+    limit_s: float,
+    measured: LineCosts | None = None,
+    python: str | None = None,
+    cwd: Path | None = None,
+) -> LineCosts:
+    """Line costs of `text`, marked as estimated. Raises NotCapturedError, which says why it cannot:
+    a syntax error with its line, nothing measured yet, shapes that depend on values, missing data,
+    or the time limit."""
+    check_syntax(script, text)
+    if measured is None or measured.run is None:
+        raise NotCapturedError(f"{script.name} was not measured yet: profile it once")
+    script = script.resolve()
+    before = measured.texts.get(str(script))
+    if before is None:
+        raise NotCapturedError(f"the measured run did not run {script.name}: profile it once")
+    place = (tuple(arguments), python or sys.executable, (cwd or script.parent).absolute())
+    times = _times_of(measured.run, measured.step_ms)
+    with ThreadPoolExecutor(2) as pool:
+        old = pool.submit(_fake_baseline, FakeScript(script, before, *place), limit_s)
+        new = pool.submit(run_with_fakes, FakeScript(script, text, *place), limit_s)
+        answers = old.result(), new.result()
+    estimates = [_time_lines(answer, times) for answer in answers]
+    return _combine(measured, script, text, *estimates)
+
+
+def check_syntax(script: Path, text: str) -> None:
+    """Raises NotCapturedError that names the line."""
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        raise NotCapturedError(f"{script.name}, line {error.lineno}: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise NotCapturedError(f"{script.name} cannot be parsed: {error}") from None
+
+
+@lru_cache(maxsize=4)
+def _times_of(run: str, step_ms: float) -> OperatorTimes:
+    traces = sorted(Path(run).glob(f"rank-*/{TRACE}"))
+    if not traces:
+        raise NotCapturedError(f"{run} was removed: profile the script again")
+    return operator_times(read_trace(traces[0]), step_ms)
+
+
+@lru_cache(maxsize=4)
+def _fake_baseline(script: FakeScript, limit_s: float) -> FakeAnswer:
+    """Of the measured text: the same for every edit."""
+    return run_with_fakes(script, limit_s)
+
+
+def _time_lines(answer: FakeAnswer, times: OperatorTimes) -> _Estimated:
+    by_line: dict[_Place, list[FakeCall]] = defaultdict(list)
+    for call in answer.calls:
+        by_line[call.file, call.line].append(call)
+    unsure = 0.0
+    lines = {}
+    for place, calls in by_line.items():
+        ms: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        operators = []
+        for call in calls:
+            shapes = tuple(tuple(shape) for shape in call.shapes if shape)
+            one = times.of(call.name, shapes, first_dtype(call.dtypes))
+            total = one.ms * call.count
+            ms[call.phase] += total
+            unsure += total if one.basis != "measured" else 0.0
+            operators.append(
+                LineOperator(name=call.name, calls=call.count, ms=total, shapes=str(call.shapes))
+            )
+        signature = Counter(
+            {
+                (one.phase, one.name, tuple(map(tuple, one.shapes)), tuple(one.dtypes)): one.count
+                for one in calls
+            }
+        )
+        ranked = tuple(sorted(operators, key=lambda one: -one.ms))
+        lines[place] = _Timed(calls[0].function, ms, ranked, frozenset(signature.items()))
+    kept = {(file, line): size for file, line, size in answer.kept}
+    return _Estimated(lines, kept, answer.parameter_bytes, unsure)
+
+
+def _combine(
+    measured: LineCosts, script: Path, text: str, old: _Estimated, new: _Estimated
+) -> LineCosts:
+    factors = _factors(measured, old)
+    costs_before = _in_todays_text(measured, script, text)
+    was_at = {now: cost.place for now, cost in costs_before.items()}
+    lines = []
+    for place in {**dict.fromkeys(costs_before), **dict.fromkeys(new.lines)}:
+        known, timed = costs_before.get(place), new.lines.get(place)
+        before = old.lines.get(was_at[place]) if known is not None else None
+        kept = new.kept.get(place, 0)
+        lines.append(_estimate_line(place, known, before, timed, factors, kept))
+    step_ms = measured.other_ms + sum(cost.total_ms for cost in lines)
+    ranked = sorted(lines, key=lambda cost: -cost.total_ms)
+    return LineCosts(
+        lines=tuple(replace(cost, share=cost.total_ms / step_ms) for cost in ranked),
+        step_ms=step_ms,
+        other_ms=measured.other_ms,
+        verdict=f"estimated {milliseconds(step_ms)} per step; "
+        f"{milliseconds(measured.step_ms)} were measured before the edit",
+        peak_bytes=_peak(measured, old, new),
+        device=measured.device,
+        kind="estimated",
+        run=measured.run,
+        batch=None,
+        texts={**measured.texts, str(script): text},
+        notes=_notes(new, step_ms),
+    )
+
+
+def _estimate_line(
+    place: _Place,
+    known: LineCost | None,
+    before: _Timed | None,
+    timed: _Timed | None,
+    factors: Mapping[str, float],
+    kept: int,
+) -> LineCost:
+    """Measured as it is, if its operators are the same; else by its operators."""
+    file, line = place
+    if known is not None and _runs_the_same(before, timed):
+        return replace(known, file=file, line=line)
+    if timed is None:  # it runs no operator any more
+        assert known is not None
+        nothing = LineCost(file=file, line=line, function=known.function, calls=known.calls)
+        return replace(nothing, other_ms=known.other_ms, kept_bytes=kept)
+    ms = {phase: timed.ms[phase] * factors[phase] for phase in PHASES}
+    return LineCost(
+        file=file,
+        line=line,
+        function=timed.function,
+        forward_ms=ms["forward"],
+        backward_ms=ms["backward"],
+        optimizer_ms=ms["optimizer"],
+        other_ms=known.other_ms if known is not None else 0.0,
+        kept_bytes=kept,
+        calls=known.calls if known is not None else None,
+        operators=timed.operators,
+    )
+
+
+def _runs_the_same(before: _Timed | None, after: _Timed | None) -> bool:
+    if before is None or after is None:
+        return before is after
+    return before.signature == after.signature
+
+
+def _in_todays_text(measured: LineCosts, script: Path, text: str) -> dict[_Place, LineCost]:
+    """Measured lines by where they are now; those of other files stay where they are."""
+    name = str(script)
+    places = {cost.place: cost for cost in measured.lines if cost.file != name}
+    for followed in follow(measured, script, text).lines:
+        if followed.line is not None:
+            places[name, followed.line] = followed.cost
+    return places
+
+
+def _factors(measured: LineCosts, old: _Estimated) -> dict[str, float]:
+    """Measured time over that of the operators that fakes show, by phase."""
+    factors = {}
+    for phase in PHASES:
+        seen = sum(getattr(cost, f"{phase}_ms") for cost in measured.lines)
+        counted = sum(timed.ms[phase] for timed in old.lines.values())
+        factors[phase] = seen / counted if counted > 0 and seen > 0 else 1.0
+    return factors
+
+
+def _peak(measured: LineCosts, old: _Estimated, new: _Estimated) -> int | None:
+    """With what the lines keep more or less; not known once the parameters change."""
+    if measured.peak_bytes is None or old.parameter_bytes != new.parameter_bytes:
+        return None
+    return max(0, measured.peak_bytes + sum(new.kept.values()) - sum(old.kept.values()))
+
+
+def _notes(new: _Estimated, step_ms: float) -> tuple[str, ...]:
+    share = new.unsure_ms / step_ms if step_ms else 0.0
+    if share < _WORTH_SAYING:
+        return ()
+    return (
+        f"{percent(share)} of the estimate are operators that were measured with other shapes or "
+        "not at all: they are scaled by their work",
+    )
