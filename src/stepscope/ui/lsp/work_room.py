@@ -67,8 +67,17 @@ class WorkRoom:
         self, work: ScriptWork, text: str, measured: LineCosts, stop: threading.Event
     ) -> LineCosts:
         """What the edited lines will cost, without training; StepscopeError says why not."""
-        del work, text, measured, stop
-        raise NotCapturedError("edits are not estimated yet: profile again")
+        from stepscope.ui.editor import estimate_script
+
+        del stop
+        return estimate_script(
+            work.script,
+            text,
+            work.arguments,
+            limit_s=work.settings.limit_s,
+            measured=measured,
+            python=work.settings.python,
+        )
 
     def read(self, run: Path, script: Path, stop: threading.Event) -> MeasuredRun:
         """NotCapturedError if the run does not tell what lines cost."""
