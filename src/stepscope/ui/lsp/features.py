@@ -143,6 +143,8 @@ def _add_commands(server: ScriptServer) -> None:
     @server.command("stepscope.profile")
     def profile(uri: str) -> None:
         state = _state(server, uri)
+        if server.text_of(state.script) != server.saved_text(state.script):
+            server.warn(f"{state.script.name} is measured as it was saved last: save it first")
         server.jobs.profile(state, server.work_of(state))
 
     @server.command("stepscope.stop")

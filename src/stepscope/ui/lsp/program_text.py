@@ -21,6 +21,6 @@ def syntax_tree(text: str) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are about the user's own source
-            return ast.parse(text)
+            return ast.parse(text.removeprefix("\ufeff"))  # a byte order mark
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

@@ -116,7 +116,7 @@ class ScriptJobs:
         self._jobs.stop(_estimate(state))
 
     def look_for_runs(self, state: ScriptState, roots: list[Path]) -> None:
-        """Show the newest run that tells what lines cost, if there is one."""
+        """Show the newest run that tells what lines cost; another editor may have made it."""
         self._jobs.ask(f"look {state.script}", lambda stop: self._look(state, roots, stop), 0.0)
 
     async def report(self, state: ScriptState) -> str | None:
@@ -207,12 +207,16 @@ class ScriptJobs:
 
     async def _look(self, state: ScriptState, roots: list[Path], stop: threading.Event) -> None:
         runs = await asyncio.to_thread(find_runs, state.script, roots)
+        shown = state.measured.costs.run if state.measured is not None else None
         for run in runs[:_MOST_TRIED]:
+            if shown is not None and run == Path(shown):
+                return
             try:
                 measured = await asyncio.to_thread(self._room.read, run, state.script, stop)
             except (StepscopeError, StoppedError):
                 continue
-            if state.measured is None:  # a profile may have ended meanwhile
+            now = state.measured.costs.run if state.measured is not None else None
+            if now == shown:  # no profile has ended meanwhile
                 state.set_measured(measured)
                 self._changed(state)
             return

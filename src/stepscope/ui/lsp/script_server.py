@@ -66,10 +66,7 @@ class ScriptServer(LanguageServer):
         if path is None:
             return None
         self._open[path] = uri
-        state = self.state_of(path)
-        if not state.looked_for_runs:
-            state.looked_for_runs = True
-            self.jobs.look_for_runs(state, self.roots())
+        self.jobs.look_for_runs(self.state_of(path), self.roots())
         return self.file(uri)
 
     def closed(self, uri: str) -> None:
@@ -96,6 +93,10 @@ class ScriptServer(LanguageServer):
         """In the editor, else on the disk."""
         if path in self._open:
             return self.workspace.get_text_document(self._open[path]).source
+        return self.saved_text(path)
+
+    def saved_text(self, path: Path) -> str | None:
+        """As it is on the disk, which is what a profile runs."""
         try:
             stat = path.stat()
         except OSError:
@@ -157,6 +158,7 @@ class ScriptServer(LanguageServer):
         if self.settings.profile_on_save if chosen is None else chosen:
             self.jobs.profile(state, self.work_of(state), SAVE_DELAY_S)
         else:
+            self.jobs.look_for_runs(state, self.roots())
             self.edited(path, on_disk=True)
 
     def update_settings(self, values: Any) -> None:

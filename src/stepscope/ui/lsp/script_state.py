@@ -45,7 +45,6 @@ class ScriptState:
     running_since: str | None = None  # ISO 8601
     live: LiveStep | None = None
     profile_on_save: bool | None = None  # None: as the settings say
-    looked_for_runs: bool = False
     followed: dict[tuple[str, Path, str], FollowedLines] = field(default_factory=dict)
 
     def set_measured(self, measured: MeasuredRun) -> None:
