@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.measure.line_watch import is_user_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from stepscope.measure.line_watch import UserLine
 
@@ -41,6 +41,7 @@ _DTYPES = {
     "bool": "bool",
 }
 _NO_WORK = ("prim::", "profiler::")
+_PASSES_WITHOUT_OPTIMIZER = 8
 _MADE_UP = {"aten::equal": True, "aten::is_nonzero": False}
 _IN_THIS_PROCESS = {
     "num_workers": 0,
@@ -115,14 +116,14 @@ def run_fake(request: FakeRequest) -> FakeStep:
     sys.path.insert(0, str(Path(request.script).parent))
     code = compile(request.text, request.script, "exec")
     with watched.faked():
-        main_module = runpy._TempModule("__main__")  # type: ignore[attr-defined]
+        main_module = runpy._TempModule("__main__")
         with contextlib.suppress(_SeenEnough), main_module as module:
             namespace = module.module.__dict__
             namespace |= {"__file__": request.script, "__builtins__": __builtins__}
             exec(code, namespace)
     if not watched.finished:
         raise RuntimeError(
-            f"the script ended after {watched.steps} optimizer steps: two are needed"
+            f"the script ended after {watched.steps} training steps: two are needed"
         )
     return watched.step
 
@@ -138,6 +139,7 @@ class _WatchedScript:
         self.finished = False
         self._lines = LineHistory()
         self._anchor: Any = None  # the optimizer that ends steps
+        self._passes = 0
         self._in_optimizer = 0
         self._kept: dict[int, Any] = {}  # storages, held so that none gets another's address
 
@@ -155,6 +157,9 @@ class _WatchedScript:
             types.append(FakeTensor)
         optimizers.register_optimizer_step_pre_hook(self._before_optimizer)
         optimizers.register_optimizer_step_post_hook(self._after_optimizer)
+        self._watch_passes(torch.autograd)
+        _move_modules()
+        _always_step()
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         _load_for_real(fake, self.given)
         with fake, _recorder(self), torch.autograd.graph.saved_tensors_hooks(self._pack, _same):
@@ -163,6 +168,19 @@ class _WatchedScript:
             finally:
                 self._lines.watch.end()
 
+    def _watch_passes(self, autograd: Any) -> None:
+        """A script without a torch optimizer takes a step after each backward pass."""
+        run_backward = autograd._engine_run_backward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = run_backward(*args, **kwargs)
+            self._passes += 1
+            if self._anchor is None and self._passes >= _PASSES_WITHOUT_OPTIMIZER:
+                self._step_ends(())
+            return result
+
+        autograd._engine_run_backward = run
+
     def _before_optimizer(self, *_: Any) -> None:
         self._in_optimizer += 1
 
@@ -170,15 +188,16 @@ class _WatchedScript:
         self._in_optimizer -= 1
         if self._anchor is None:
             self._anchor = optimizer
-        if optimizer is not self._anchor:
-            return
+        if optimizer is self._anchor:
+            self._step_ends([p for group in optimizer.param_groups for p in group["params"]])
+
+    def _step_ends(self, parameters: Iterable[Any]) -> None:
         self.steps += 1
         if self.steps == 1:
             self._lines.watch.begin()
             return
         self._lines.watch.end()
-        parameters = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-        self.step.parameter_bytes = sum(p.nbytes for p in parameters.values())
+        self.step.parameter_bytes = sum(parameter.nbytes for parameter in parameters)
         self.finished = True
         raise _SeenEnough
 
@@ -238,7 +257,7 @@ def _same(tensor: Any) -> Any:
 def _recorder(script: _WatchedScript) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Recorder(TorchDispatchMode):
+    class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Counts operators and makes up the values that the script reads."""
 
         def __torch_dispatch__(
@@ -259,10 +278,10 @@ def _recorder(script: _WatchedScript) -> Any:
 
 
 def _made_up(tensor: Any) -> Any:
-    """No number is infinite, no test holds, and there is one of everything that is counted."""
-    if tensor.dtype.is_floating_point:
-        return 0.0
-    return False if str(tensor.dtype) == "torch.bool" else 1
+    """No test holds, and every number is one: optimizers divide by what they count."""
+    if str(tensor.dtype) == "torch.bool":
+        return False
+    return 1.0 if tensor.dtype.is_floating_point else 1
 
 
 def _tensors(value: Any) -> Iterator[Any]:
@@ -313,6 +332,51 @@ def _load_for_real(fake: Any, given: Callable[[Any], None]) -> None:
     owner.__next__ = next_batch
     loader.__iter__ = iterate
     loader.__init__ = initialise
+
+
+def _move_modules() -> None:
+    """As Module.to, which cannot move fake parameters; shared ones stay shared."""
+    from torch import nn
+
+    moved: dict[int, tuple[Any, Any]] = {}  # by the old one, which is held so that its id stays
+    depth = 0  # of modules in modules: `moved` is of one outermost call
+
+    def move(old: Any, change: Any) -> Any:
+        if id(old) not in moved:
+            new = change(old.detach())
+            same = new.device == old.device and new.dtype == old.dtype
+            parameter = old if same else nn.Parameter(new, old.requires_grad)
+            moved[id(old)] = (old, parameter)
+        return moved[id(old)][1]
+
+    def apply(self: Any, fn: Any, recurse: bool = True) -> Any:
+        nonlocal depth
+        depth += 1
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                self._parameters[name] = move(parameter, fn)
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = fn(buffer)
+        depth -= 1
+        if not depth:
+            moved.clear()
+        return self
+
+    nn.Module._apply = apply
+
+
+def _always_step() -> None:
+    """A GradScaler would skip the step: it reads a made-up number of infinities."""
+    from torch.amp.grad_scaler import GradScaler
+
+    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        del self, state
+        return optimizer.step(*args, **kwargs)
+
+    GradScaler._maybe_opt_step = step
 
 
 def _describe(error: BaseException, script: str) -> str:

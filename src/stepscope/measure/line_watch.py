@@ -55,7 +55,8 @@ class LineWatch:
         self._lines: dict[tuple[CodeType, int], UserLine] = {}
         self._users: dict[CodeType, bool] = {}
         self._marked = 0
-        self._on = False
+        self._begun = False
+        self._on = False  # lines are marked; not after an error, or after too many
 
     def begin(self) -> None:
         """Mark the lines that run now, and every line from here on."""
@@ -67,14 +68,14 @@ class LineWatch:
         for frame in reversed(self._outer):
             self._mark(frame, running=True)
             frame.f_trace = self._on_event
-        self._on = True
+        self._begun = self._on = True
         sys.settrace(self._on_call)
 
     def end(self) -> None:
         """Close all marks and trace nothing any more."""
-        if not self._on:
+        if not self._begun:
             return
-        self._on = False
+        self._begun = self._on = False
         sys.settrace(None)
         for frame in self._outer:
             frame.f_trace = None

@@ -63,7 +63,8 @@ def _find_growing(context: StepContext) -> Flags:
 
     rows = np.where(in_pass, calls.row, ABSENT)
     growing: Flags = in_pass & by_text(trace, trace.host.shapes, rows, has_samples, True)
-    return growing & by_text(trace, trace.host.name, rows, may_grow, True)
+    growing &= by_text(trace, trace.host.name, rows, may_grow, True)
+    return growing
 
 
 def _is_shape(dims: list[Any]) -> bool:

@@ -102,6 +102,7 @@ class BatchPlace(msgspec.Struct, frozen=True, kw_only=True):
     end_column: int
     value: int
     spelling: str  # what it is, such as batch_size= or the default of --batch-size
+    also: tuple[tuple[int, int, int], ...] = ()  # line, column, end: the same number, said again
 
 
 class BatchPoint(msgspec.Struct, frozen=True, kw_only=True):

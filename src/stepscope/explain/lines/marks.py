@@ -62,7 +62,8 @@ def find_lines(trace: Trace) -> HostLines:
     elsewhere = (forward >= 0) & (mark < node)
     of_forward = np.where(forward >= 0, mark[np.maximum(forward, 0)], ABSENT)
     mark = np.where(elsewhere & (of_forward >= 0), of_forward, mark)
-    mark = np.where(mark >= 0, mark, _mark_at(trace, is_mark, host.start_ns))
+    other_thread = (mark < 0) & ~np.isin(host.thread, host.thread[is_mark])
+    mark = np.where(other_thread, _mark_at(trace, is_mark, host.start_ns), mark)
     line = np.where(mark >= 0, host.name[np.maximum(mark, 0)], ABSENT).astype(np.int32)
     return HostLines(
         line=line,
@@ -139,6 +140,7 @@ def nest(trace: Trace) -> Trace:
     ends = host.start_ns + host.dur_ns
     here = np.maximum(around, 0)
     cut = (around >= 0) & ~is_mark & (host.thread == host.thread[here])
+    cut &= around < np.arange(len(host))  # of those that begin together, the earlier is outside
     ends = np.where(cut, np.minimum(ends, ends[here]), ends)
     parent = find_parents(host.thread, host.start_ns, ends)
     return replace(trace, host=replace(host, dur_ns=ends - host.start_ns, parent=parent))

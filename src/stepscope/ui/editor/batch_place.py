@@ -21,6 +21,8 @@ _NAME = re.compile(
 _NOT_TRAINING = re.compile(r"eval|val(?:id)?(?:ation)?(?:_|$)|test|num|infer|predict|log|(?:^|_)n_")
 _CREATES_INPUT = frozenset({"randn", "rand", "randint", "zeros", "ones", "empty", "full"})
 _LOADER = "DataLoader"
+_NAMED = 1  # a DataLoader's, an argument's default, a name of its own
+_SIZE = 4  # the least sure: a number that only equals the measured batch
 
 
 class _Candidate(NamedTuple):
@@ -42,24 +44,31 @@ def batch_in_source(text: str, costs: LineCosts | None) -> BatchPlace | None:
     candidates = list(_candidates(tree, measured))
     if measured is not None:  # a script may scale it: then no literal equals it
         equal = [one for one in candidates if one.node.value == measured]
-        candidates = equal or [one for one in candidates if measured % _value(one) == 0]
+        divides = [one for one in candidates if measured % _value(one) == 0]
+        # Where samples are not the first dimension, the measured batch is another one.
+        candidates = equal or divides or [one for one in candidates if one.rank <= _NAMED]
     if not candidates:
         return None
-    best = min(candidates, key=lambda one: (one.rank, one.node.lineno, one.node.col_offset))
-    return _place(text, best)
+    candidates.sort(key=lambda one: (one.rank, one.node.lineno, one.node.col_offset))
+    best, *others = candidates
+    if best.rank == _SIZE:  # inputs and targets are created with the same number
+        return _place(text, best, [one for one in others if one.node.value == best.node.value])
+    return _place(text, best, [])
 
 
 def text_with_batch(text: str, place: BatchPlace, batch: int) -> str:
     """The source with another batch size. Raises NotCapturedError if the number has moved."""
     lines = text.splitlines(keepends=True)
-    line = lines[place.line - 1] if place.line <= len(lines) else ""
-    written = line[place.column : place.end_column]
-    if not _is_number(written) or int(written, 0) != place.value:
-        raise NotCapturedError(
-            f"line {place.line} no longer holds the batch size {place.value}: "
-            "ask for its place again"
-        )
-    lines[place.line - 1] = f"{line[: place.column]}{batch}{line[place.end_column :]}"
+    spots = [(place.line, place.column, place.end_column), *place.also]
+    for number, column, end in sorted(spots, reverse=True):  # the last one first: columns shift
+        line = lines[number - 1] if number <= len(lines) else ""
+        written = line[column:end]
+        if not _is_number(written) or int(written, 0) != place.value:
+            raise NotCapturedError(
+                f"line {number} no longer holds the batch size {place.value}: "
+                "ask for its place again"
+            )
+        lines[number - 1] = f"{line[:column]}{batch}{line[end:]}"
     return "".join(lines)
 
 
@@ -77,22 +86,28 @@ def _value(candidate: _Candidate) -> int:
     return value
 
 
-def _place(text: str, candidate: _Candidate) -> BatchPlace:
-    """The tree counts bytes; editors count characters."""
-    node = candidate.node
-    line = text.splitlines()[node.lineno - 1].encode()
+def _place(text: str, candidate: _Candidate, others: list[_Candidate]) -> BatchPlace:
+    lines = text.splitlines()
+    line, column, end = _spot(lines, candidate.node)
+    return BatchPlace(
+        line=line,
+        column=column,
+        end_column=end,
+        value=_value(candidate),
+        spelling=candidate.spelling,
+        also=tuple(_spot(lines, one.node) for one in others),
+    )
+
+
+def _spot(lines: list[str], node: ast.Constant) -> tuple[int, int, int]:
+    """Line, column and end. The tree counts bytes; editors count characters."""
+    line = lines[node.lineno - 1].encode()
     assert node.end_col_offset is not None
     column, end = (
         len(line[:offset].decode(errors="replace"))
         for offset in (node.col_offset, node.end_col_offset)
     )
-    return BatchPlace(
-        line=node.lineno,
-        column=column,
-        end_column=end,
-        value=_value(candidate),
-        spelling=candidate.spelling,
-    )
+    return node.lineno, column, end
 
 
 def _candidates(tree: ast.Module, measured: int | None) -> Iterator[_Candidate]:
@@ -122,11 +137,19 @@ def _of_call(call: ast.Call, measured: int | None) -> Iterator[_Candidate]:
         yield _Candidate(0, call.args[1], "the batch size of a DataLoader")  # type: ignore[arg-type]
     if name == "add_argument":
         yield from _of_argument(call)
-    if name in _CREATES_INPUT and measured is not None and call.args:
-        first = call.args[0]
-        first = first.elts[0] if isinstance(first, ast.Tuple | ast.List) and first.elts else first
-        if _is_size(first) and isinstance(first, ast.Constant) and first.value == measured:
-            yield _Candidate(4, first, f"the first size of {name}")
+    if name in _CREATES_INPUT and measured is not None:
+        first = _first_size(call)
+        if isinstance(first, ast.Constant) and _is_size(first) and first.value == measured:
+            yield _Candidate(_SIZE, first, f"the first size of {name}")
+
+
+def _first_size(call: ast.Call) -> ast.expr | None:
+    """randn(64, 10), randn((64, 10)), randint(0, 10, (64,)), zeros(size=(64, 10))."""
+    sizes = [*call.args, *(one.value for one in call.keywords if one.arg == "size")]
+    for size in sizes:
+        if isinstance(size, ast.Tuple | ast.List) and size.elts:
+            return size.elts[0]
+    return None if _called(call) == "randint" else next(iter(call.args), None)
 
 
 def _of_argument(call: ast.Call) -> Iterator[_Candidate]:

@@ -1,0 +1,114 @@
+"""The number in the source that sets the batch size."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from stepscope.errors import NotCapturedError
+from stepscope.records.line_costs import BatchPlace, LineCosts
+from stepscope.ui.editor import batch_in_source, text_with_batch
+
+MEASURED = LineCosts(lines=(), step_ms=1, batch=64)
+
+
+def found(text: str, batch: int | None = 64) -> str | None:
+    """The line with the number in brackets."""
+    costs = LineCosts(lines=(), step_ms=1, batch=batch)
+    place = batch_in_source(text, costs)
+    if place is None:
+        return None
+    line = text.splitlines()[place.line - 1]
+    return (
+        f"{line[: place.column]}<{line[place.column : place.end_column]}>{line[place.end_column :]}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("loader = DataLoader(data, batch_size=64)", "loader = DataLoader(data, batch_size=<64>)"),
+        ("loader = data.DataLoader(ds, 64)", "loader = data.DataLoader(ds, <64>)"),
+        (
+            "p.add_argument('--batch-size', default=64)",
+            "p.add_argument('--batch-size', default=<64>)",
+        ),
+        (
+            "p.add_argument('-b', '--bs', type=int, default=64)",
+            "p.add_argument('-b', '--bs', type=int, default=<64>)",
+        ),
+        ("batch_size = 64", "batch_size = <64>"),
+        ("BATCH = 64", "BATCH = <64>"),
+        ("lr, bsz = 0.1, 64", "lr, bsz = 0.1, <64>"),
+        ("batch_size: int = 64", "batch_size: int = <64>"),
+        ("self.batch_size = 64", "self.batch_size = <64>"),
+        ("def train(batch_size=64): pass", "def train(batch_size=<64>): pass"),
+        ("def train(*, batch_size=64): pass", "def train(*, batch_size=<64>): pass"),
+        ("config = {'lr': 1, 'batch_size': 64}", "config = {'lr': 1, 'batch_size': <64>}"),
+        (
+            "args = TrainingArguments(per_device_train_batch_size=64)",
+            "args = TrainingArguments(per_device_train_batch_size=<64>)",
+        ),
+        ("x = torch.randn(64, 3)", "x = torch.randn(<64>, 3)"),
+        ("x = torch.randint(0, 9, (64, 3))", "x = torch.randint(0, 9, (<64>, 3))"),
+        ("größe = 'ä'; batch_size = 64", "größe = 'ä'; batch_size = <64>"),
+        ("batch_size = 0x40", "batch_size = <0x40>"),
+    ],
+)
+def test_every_way_to_write_it(text: str, expected: str) -> None:
+    assert found(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "eval_batch_size = 64",
+        "num_batches = 64",
+        "n_batches = 64",
+        "test_batch_size = 64",
+        "batch_size = 'auto'",
+        "batch_size = -64",
+        "batch_size = True",
+        "x = torch.randn(32, 64)",
+        "def broken(:",
+        "",
+    ],
+)
+def test_what_it_is_not(text: str) -> None:
+    assert found(text) is None
+
+
+def test_the_measured_batch_decides_between_candidates() -> None:
+    text = "batch_size = 32\nbatch_size = 64\n"
+    assert found(text) == "batch_size = <64>"
+    assert found(text, batch=32) == "batch_size = <32>"
+    assert found("batch_size = 16", batch=64) == "batch_size = <16>"  # four accumulated
+    assert found("batch_size = 20", batch=35) == "batch_size = <20>"  # samples are not first
+    assert found("x = torch.randn(64, 3)", batch=None) is None
+    loader = "batch_size = 64\nloader = DataLoader(data, batch_size=64)"
+    assert found(loader) == "loader = DataLoader(data, batch_size=<64>)"
+
+
+def test_only_the_number_changes() -> None:
+    text = "# größe\nbatch_size = 64  # 64 fits\r\nx = 64\n"
+    place = batch_in_source(text, MEASURED)
+    assert place is not None
+    assert text_with_batch(text, place, 96) == "# größe\nbatch_size = 96  # 64 fits\r\nx = 64\n"
+    assert text_with_batch(text, place, place.value) == text
+
+
+def test_inputs_and_targets_change_together() -> None:
+    text = "x, y = torch.randn(64, 3), torch.randint(0, 9, (64,))\n"
+    place = batch_in_source(text, MEASURED)
+    assert place is not None
+    changed = text_with_batch(text, place, 8)
+    assert changed == "x, y = torch.randn(8, 3), torch.randint(0, 9, (8,))\n"
+    ast.parse(changed)
+
+
+def test_a_number_that_moved_is_not_overwritten() -> None:
+    place = BatchPlace(line=1, column=13, end_column=15, value=64, spelling="batch_size =")
+    for text in ("batch_size = 32", "import torch\nbatch_size = 64", ""):
+        with pytest.raises(NotCapturedError, match="no longer holds"):
+            text_with_batch(text, place, 8)
