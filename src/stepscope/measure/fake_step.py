@@ -122,9 +122,7 @@ def run_fake(request: FakeRequest) -> FakeStep:
             namespace |= {"__file__": request.script, "__builtins__": __builtins__}
             exec(code, namespace)
     if not watched.finished:
-        raise RuntimeError(
-            f"the script ended after {watched.steps} training steps: two are needed"
-        )
+        raise RuntimeError(f"the script ended after {watched.steps} training steps: two are needed")
     return watched.step
 
 

@@ -97,6 +97,9 @@ def test_the_batch_size_is_followed_where_another_number_equals_it() -> None:
     assert place is not None
     assert (place.line, place.value) == (3, 128)
     assert now.split("\n")[2][place.column : place.end_column] == "128"
+    assert place.also == ()
+    gone = batch_now(costs, FILE, "size = 64\nloader = make(data)\n")
+    assert gone is None or gone.line != 1
 
 
 def test_settings_say_what_is_wrong_and_keep_the_rest() -> None:

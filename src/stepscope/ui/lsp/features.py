@@ -183,8 +183,8 @@ async def _set_batch(server: ScriptServer, state: ScriptState, wanted: Any) -> d
     if place is None:
         raise StepscopeError(f"{state.script.name} has no number that sets the batch size")
     batch = _wanted_batch(state.measured.curve, wanted)
-    edit = _number_edit(server, text, place, batch)
-    workspace_edit = server.edits().of_edits({state.script: [edit]})
+    edits = _number_edits(server, text, place, batch)
+    workspace_edit = server.edits().of_edits({state.script: edits})
     params = types.ApplyWorkspaceEditParams(workspace_edit, label=f"batch size {batch}")
     result = await server.workspace_apply_edit_async(params)
     return {"batch": batch, "applied": result.applied}
@@ -207,14 +207,18 @@ def _wanted_batch(curve: tuple[BatchPoint, ...], wanted: Any) -> int:
     return batch_for(curve, peak_bytes=int(peak)).batch
 
 
-def _number_edit(server: ScriptServer, text: str, place: BatchPlace, number: int) -> types.TextEdit:
+def _number_edits(
+    server: ScriptServer, text: str, place: BatchPlace, number: int
+) -> list[types.TextEdit]:
+    """Wherever the number stands."""
     units = server.workspace.position_codec.client_num_units
-    line = text_lines(text)[place.line - 1]
-    start, end = units(line[: place.column]), units(line[: place.end_column])
-    return types.TextEdit(
-        types.Range(types.Position(place.line - 1, start), types.Position(place.line - 1, end)),
-        str(number),
-    )
+    edits = []
+    for line, column, end in [(place.line, place.column, place.end_column), *place.also]:
+        content = text_lines(text)[line - 1]
+        start = types.Position(line - 1, units(content[:column]))
+        stop = types.Position(line - 1, units(content[:end]))
+        edits.append(types.TextEdit(types.Range(start, stop), str(number)))
+    return edits
 
 
 def _state(server: ScriptServer, uri: Any) -> ScriptState:

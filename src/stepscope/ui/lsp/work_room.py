@@ -69,7 +69,6 @@ class WorkRoom:
         """What the edited lines will cost, without training; StepscopeError says why not."""
         from stepscope.ui.editor import estimate_script
 
-        del stop
         return estimate_script(
             work.script,
             text,
@@ -77,6 +76,7 @@ class WorkRoom:
             limit_s=work.settings.limit_s,
             measured=measured,
             python=work.settings.python,
+            stop=stop,
         )
 
     def read(self, run: Path, script: Path, stop: threading.Event) -> MeasuredRun:
