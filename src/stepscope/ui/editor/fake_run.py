@@ -95,11 +95,13 @@ def _communicate(
 ) -> list[str]:
     """The last lines that it wrote to stderr. Its whole group is ended when its time is up."""
     until = time.monotonic() + limit_s
+    unsent: bytes | None = request
     try:
         while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                _, errors = child.communicate(request, timeout=_LOOK_S)
+                _, errors = child.communicate(unsent, timeout=_LOOK_S)
                 break
+            unsent = None  # it may be given only once
             if stop is not None and stop.is_set():
                 raise NotCapturedError(f"the estimate of {name} was stopped")
             if time.monotonic() > until:
