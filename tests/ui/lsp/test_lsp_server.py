@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from editor_client import MADE, REAL, editor
+from editor_client import MADE, REAL, Editor, editor
 
 SCRIPT = """import torch
 
@@ -23,142 +23,146 @@ def write(folder: Path, text: str = SCRIPT) -> Path:
     return path.resolve()
 
 
-def test_profile_hints_edit_action_undo_and_save(tmp_path: Path) -> None:
+def test_one_server_through_an_hour_of_editing(tmp_path: Path) -> None:
+    """One process, three scripts: each part begins with a file of its own."""
+
     async def drive() -> None:
-        path = write(tmp_path)
         async with editor(MADE, tmp_path) as one:
-            uri = one.open(path)
-            assert await one.hints(uri) == {}
-            assert (await one.lenses(uri))[0] == "stepscope: profile this script"
-            assert (await one.panel(uri)).state == "none"
-
-            await one.command("profile", uri)
-            hints = await one.until_hint(uri, "3.50 ms")
-            assert hints == {
-                5: "3.50 ms · 35% · keeps 2.00 MB · 2.00 calls",
-                6: "5.50 ms · 55% · keeps 2.00 MB · 2.00 calls",
-            }
-            lenses = await one.lenses(uri)
-            assert lenses[2].startswith("9.00 ms · 90% of the step")
-            assert lenses[4].startswith("9.00 ms")
-            hover = await one.hover(uri, 5)
-            for words in (
-                "forward",
-                "backward",
-                "`aten::mm`",
-                "`gemm`",
-                "[8, 8]",
-                "precision=bf16",
-            ):
-                assert words in hover
-
-            # A comment above: the same program, one line further down.
-            one.edit(uri, "# a comment\n" + SCRIPT)
-            assert set(await one.hints(uri)) == {6, 7}
-            assert all("was" not in words for words in (await one.hints(uri)).values())
-
-            # Another program: nothing of it was measured, until the estimate comes.
-            one.edit(uri, SCRIPT.replace("sum()", "mean()"))
-            assert all(words.startswith("was ") for words in (await one.hints(uri)).values())
-            estimated = await one.until_hint(uri, "~")
-            assert estimated[5].startswith("~3.50 ms · ~35%")
-            assert (await one.panel(uri)).state == "estimated"
-
-            # A syntax error while typing keeps the last values, as what was.
-            one.edit(uri, SCRIPT.replace("for x in", "for x in ("))
-            assert (await one.hints(uri))[5].startswith("was 3.50 ms")
-            one.edit(uri, SCRIPT)
-            assert (await one.hints(uri))[5].startswith("3.50 ms")
-
-            # The finding at its line, its remedy applied, taken back, and undone.
-            await one.until(lambda: one.diagnostics[uri].diagnostics)
-            (mark,) = one.diagnostics[uri].diagnostics
-            assert (mark.range.start.line, mark.code) == (3, "many-small-kernels")
-            (fix,) = await one.actions(uri, 3)
-            assert "fused-optimizer: trains the same up to rounding" in fix.title
-            assert "1.25 ms" in fix.title
-            one.apply(fix.edit)
-            assert "lr=1e-3, fused=True)" in one.texts[uri]
-            (back,) = await one.actions(uri, 3)
-            assert back.title.startswith("Take back fused-optimizer")
-            one.apply(back.edit)
-            assert one.texts[uri] == SCRIPT
-            one.take_back(uri)
-            assert "fused=True" in one.texts[uri]
-            one.take_back(uri)
-            assert one.texts[uri] == SCRIPT
-
-            # The number in the code follows the dragged bar.
-            assert await one.command("setBatch", uri, {"samplesPerSecond": 667})
-            assert "batch_size=128)" in one.texts[uri]
-            assert await one.command("setBatch", uri, {"peakBytes": 32_000_000})
-            assert "batch_size=32)" in one.texts[uri]
-            assert (await one.panel(uri)).batch.value == 32
-            one.edit(uri, SCRIPT)
-
-            # Saved: measured anew, without asking.
-            await one.command("profileOnSave", uri, True)
-            one.edit(uri, SCRIPT.replace("3.5 ms", "7.25 ms"))
-            one.save(uri, path)
-            assert (await one.until_hint(uri, "7.25 ms"))[5].startswith("7.25 ms")
-            report = await one.command("openReport", uri)
-            assert Path(report).read_text() == "<html>"
-            panel = await one.panel(uri)
-            assert (panel.state, panel.error, panel.batch.line) == ("measured", None, 4)
-            assert panel.time[0].children[0].line == 5
-            assert {block.name for block in panel.memory} == {"parameters", "activations"}
+            for part in (shows_and_patches, survives_five_hundred_edits, newest_save_wins):
+                folder = tmp_path / part.__name__
+                folder.mkdir()
+                await part(one, folder)
 
     asyncio.run(drive())
 
 
-def test_five_hundred_edits_never_show_an_old_value_as_new(tmp_path: Path) -> None:
-    async def drive() -> None:
-        path = write(tmp_path)
-        async with editor(MADE, tmp_path) as one:
-            uri = one.open(path)
-            await one.command("profile", uri)
-            await one.until_hint(uri, "3.50 ms")
-            answers = []
-            for number in range(500):
-                text = SCRIPT.replace("3.5 ms", f"{number + 10}.0 ms")
-                one.edit(uri, text.replace("model(x)", f"model(x, {number})"))
-                if number % 5 == 0:
-                    answers.append((number, asyncio.ensure_future(one.hints(uri))))
-                    await asyncio.sleep(0)  # lets it be sent before the next edit
-            for number, answer in answers:
-                words = (await answer).get(5, "was ")
-                assert words.startswith(("was ", f"~{number + 10}")), (number, words)
-            assert (await one.until_hint(uri, "~509 ms"))[5]
+async def shows_and_patches(one: Editor, folder: Path) -> None:
+    path = write(folder)
+    uri = one.open(path)
+    assert await one.hints(uri) == {}
+    assert (await one.lenses(uri))[0] == "stepscope: profile this script"
+    assert (await one.panel(uri)).state == "none"
 
-    asyncio.run(drive())
+    await one.command("profile", uri)
+    hints = await one.until_hint(uri, "3.50 ms")
+    assert hints == {
+        5: "3.50 ms · 35% · keeps 2.00 MB · 2.00 calls",
+        6: "5.50 ms · 55% · keeps 2.00 MB · 2.00 calls",
+    }
+    lenses = await one.lenses(uri)
+    assert lenses[2].startswith("9.00 ms · 90% of the step")
+    assert lenses[4].startswith("9.00 ms")
+    hover = await one.hover(uri, 5)
+    for words in (
+        "forward",
+        "backward",
+        "`aten::mm`",
+        "`gemm`",
+        "[8, 8]",
+        "precision=bf16",
+    ):
+        assert words in hover
+
+    # A comment above: the same program, one line further down.
+    one.edit(uri, "# a comment\n" + SCRIPT)
+    assert set(await one.hints(uri)) == {6, 7}
+    assert all("was" not in words for words in (await one.hints(uri)).values())
+
+    # Another program: nothing of it was measured, until the estimate comes.
+    one.edit(uri, SCRIPT.replace("sum()", "mean()"))
+    assert all(words.startswith("was ") for words in (await one.hints(uri)).values())
+    estimated = await one.until_hint(uri, "~")
+    assert estimated[5].startswith("~3.50 ms · ~35%")
+    assert (await one.panel(uri)).state == "estimated"
+
+    # A syntax error while typing keeps the last values, as what was.
+    one.edit(uri, SCRIPT.replace("for x in", "for x in ("))
+    assert (await one.hints(uri))[5].startswith("was 3.50 ms")
+    one.edit(uri, SCRIPT)
+    assert (await one.hints(uri))[5].startswith("3.50 ms")
+
+    # The finding at its line, its remedy applied, taken back, and undone.
+    await one.until(lambda: one.diagnostics[uri].diagnostics)
+    (mark,) = one.diagnostics[uri].diagnostics
+    assert (mark.range.start.line, mark.code) == (3, "many-small-kernels")
+    (fix,) = await one.actions(uri, 3)
+    assert "fused-optimizer: trains the same up to rounding" in fix.title
+    assert "1.25 ms" in fix.title
+    one.apply(fix.edit)
+    assert "lr=1e-3, fused=True)" in one.texts[uri]
+    (back,) = await one.actions(uri, 3)
+    assert back.title.startswith("Take back fused-optimizer")
+    one.apply(back.edit)
+    assert one.texts[uri] == SCRIPT
+    one.take_back(uri)
+    assert "fused=True" in one.texts[uri]
+    one.take_back(uri)
+    assert one.texts[uri] == SCRIPT
+
+    # The number in the code follows the dragged bar.
+    assert await one.command("setBatch", uri, {"samplesPerSecond": 667})
+    assert "batch_size=128)" in one.texts[uri]
+    assert await one.command("setBatch", uri, {"peakBytes": 32_000_000})
+    assert "batch_size=32)" in one.texts[uri]
+    assert (await one.panel(uri)).batch.value == 32
+    one.edit(uri, SCRIPT)
+
+    # Saved: measured anew, without asking.
+    await one.command("profileOnSave", uri, True)
+    one.edit(uri, SCRIPT.replace("3.5 ms", "7.25 ms"))
+    one.save(uri, path)
+    assert (await one.until_hint(uri, "7.25 ms"))[5].startswith("7.25 ms")
+    report = await one.command("openReport", uri)
+    assert Path(report).read_text() == "<html>"
+    panel = await one.panel(uri)
+    assert (panel.state, panel.error, panel.batch.line) == ("measured", None, 4)
+    assert panel.time[0].children[0].line == 5
+    assert {block.name for block in panel.memory} == {"parameters", "activations"}
 
 
-def test_a_newer_save_replaces_a_profile_and_stop_ends_it(tmp_path: Path) -> None:
-    async def drive() -> None:
-        path = write(tmp_path, SCRIPT + "# hangs\n")
-        async with editor(MADE, tmp_path, {"profileOnSave": True}) as one:
-            uri = one.open(path)
-            one.save(uri, path)
-            await one.until(lambda: any(params.running for params in one.live))
-            one.edit(uri, SCRIPT)
-            one.save(uri, path)
-            await one.until_hint(uri, "3.50 ms")
-            await one.until(lambda: not one.live[-1].running)
+async def survives_five_hundred_edits(one: Editor, folder: Path) -> None:
+    """Sent at once; no answer may show an old value as the new text's."""
+    uri = one.open(write(folder))
+    await one.command("profile", uri)
+    await one.until_hint(uri, "3.50 ms")
+    answers = []
+    for number in range(500):
+        text = SCRIPT.replace("3.5 ms", f"{number + 10}.0 ms")
+        one.edit(uri, text.replace("model(x)", f"model(x, {number})"))
+        if number % 5 == 0:
+            answers.append((number, asyncio.ensure_future(one.hints(uri))))
+            await asyncio.sleep(0)  # lets it be sent before the next edit
+    for number, answer in answers:
+        words = (await answer).get(5, "was ")
+        assert words.startswith(("was ", f"~{number + 10}")), (number, words)
+    assert (await one.until_hint(uri, "~509 ms"))[5]
 
-            one.edit(uri, SCRIPT + "x = 1  # hangs\n")
-            one.save(uri, path)
-            await one.until(lambda: one.live[-1].running)
-            assert await one.command("stop", uri) is True
-            await one.until(lambda: not one.live[-1].running)
-            assert (await one.panel(uri)).error == "the profile was stopped"
 
-            one.edit(uri, SCRIPT + "x = 2  # fails\n")
-            one.save(uri, path)
-            await one.until(lambda: any("no training step\noops" in m for m in one.messages))
-            (kept,) = (tmp_path / "stepscope-runs").iterdir()  # the run that was measured
-            assert (kept / "script.txt").read_text() == SCRIPT
+async def newest_save_wins(one: Editor, folder: Path) -> None:
+    """And a stop ends a profile."""
+    one.live.clear()
+    path = write(folder, SCRIPT + "# hangs\n")
+    uri = one.open(path)
+    await one.command("profileOnSave", uri, True)
+    one.save(uri, path)
+    await one.until(lambda: any(params.running for params in one.live))
+    one.edit(uri, SCRIPT)
+    one.save(uri, path)
+    await one.until_hint(uri, "3.50 ms")
+    await one.until(lambda: not one.live[-1].running)
 
-    asyncio.run(drive())
+    one.edit(uri, SCRIPT + "x = 1  # hangs\n")
+    one.save(uri, path)
+    await one.until(lambda: one.live[-1].running)
+    assert await one.command("stop", uri) is True
+    await one.until(lambda: not one.live[-1].running)
+    assert (await one.panel(uri)).error == "the profile was stopped"
+
+    one.edit(uri, SCRIPT + "x = 2  # fails\n")
+    one.save(uri, path)
+    await one.until(lambda: any("no training step\noops" in m for m in one.messages))
+    (kept,) = (folder / "stepscope-runs").iterdir()  # the run that was measured
+    assert (kept / "script.txt").read_text() == SCRIPT
 
 
 def test_the_verb_answers_without_a_run_and_leaves(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_room import made_costs, made_run
 
@@ -36,6 +36,7 @@ def apply(text: str, changes: list[LineChange]) -> str:
     return "".join(lines)
 
 
+@settings(max_examples=50)
 @given(before=texts, now=texts)
 def test_a_value_is_current_only_for_the_same_line_of_the_same_program(
     before: str, now: str
@@ -49,6 +50,7 @@ def test_a_value_is_current_only_for_the_same_line_of_the_same_program(
             assert old.strip() == new.strip()
 
 
+@settings(max_examples=50)
 @given(measured=texts, estimated=texts, now=texts)
 def test_an_estimate_counts_only_for_its_own_text(measured: str, estimated: str, now: str) -> None:
     state = ScriptState(script=FILE, measured=made_run(FILE, measured, Path("/run")))
@@ -59,6 +61,7 @@ def test_an_estimate_counts_only_for_its_own_text(measured: str, estimated: str,
             assert shown.estimated
 
 
+@settings(max_examples=50)
 @given(before=texts, after=texts, now=texts)
 def test_a_change_is_rebased_and_taken_back_or_refused(before: str, after: str, now: str) -> None:
     assert apply(before, line_changes(before, after)) == after
@@ -103,12 +106,12 @@ def test_the_batch_size_is_followed_where_another_number_equals_it() -> None:
 
 
 def test_settings_say_what_is_wrong_and_keep_the_rest() -> None:
-    given = {"limitSeconds": 0, "hints": False, "arguments": {"jobs/*.py": ["--a"], "*": ["--b"]}}
-    settings, wrong = EditorSettings().updated({"stepscope": given})
+    values = {"limitSeconds": 0, "hints": False, "arguments": {"jobs/*.py": ["--a"], "*": ["--b"]}}
+    chosen, wrong = EditorSettings().updated({"stepscope": values})
     assert wrong == ("stepscope.limitSeconds is 0: expected seconds, from 1 to 86400",)
-    assert not settings.hints
-    assert settings.arguments_of(Path("/w/jobs/a.py"), [Path("/w")]) == ("--a",)
-    assert settings.arguments_of(Path("/w/b.py"), [Path("/w")]) == ("--b",)
+    assert not chosen.hints
+    assert chosen.arguments_of(Path("/w/jobs/a.py"), [Path("/w")]) == ("--a",)
+    assert chosen.arguments_of(Path("/w/b.py"), [Path("/w")]) == ("--b",)
     assert EditorSettings().updated(["nonsense"]) == (EditorSettings(), ())
 
 

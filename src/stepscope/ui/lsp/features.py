@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lsprotocol import types
 
@@ -55,7 +57,16 @@ def _add_session(server: ScriptServer) -> None:
     @server.feature(types.SHUTDOWN)
     async def shutdown(params: None = None) -> None:
         del params
+        server.is_told_to_leave = True
         await server.jobs.close()
+
+    @server.feature(types.EXIT)
+    async def leave(params: None = None) -> NoReturn:
+        """At once: a thread may still wait for input, and Python would wait for it."""
+        del params
+        await server.jobs.close()
+        sys.stderr.flush()
+        os._exit(0 if server.is_told_to_leave else 1)
 
 
 async def _ask_for_settings(server: ScriptServer) -> None:

@@ -39,6 +39,7 @@ class ScriptServer(LanguageServer):
             "stepscope", __version__, text_document_sync_kind=types.TextDocumentSyncKind.Full
         )
         self.settings = EditorSettings()
+        self.is_told_to_leave = False
         self.first_settings: Any = None  # what the editor sent with `initialize`
         self.jobs = ScriptJobs(room or WorkRoom(), self.tell_changed, self.tell_live)
         self._states: dict[Path, ScriptState] = {}

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+import socket
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -35,10 +36,13 @@ def serve_tcp(port: int) -> NoReturn:
     """One editor, then the server ends."""
     _prepare()
     try:
-        say(f"listening on {_LOCAL}:{port}")
-        make_server().start_tcp(_LOCAL, port)
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((_LOCAL, port))
     except OSError as error:
-        raise UsageError(f"port {port} cannot be used: {error.strerror}") from None
+        raise UsageError(f"port {port} cannot be used: {error.strerror}; choose another") from None
+    say(f"listening on {_LOCAL}:{port}")
+    make_server().start_tcp(_LOCAL, port)
     _leave()
 
 
@@ -49,6 +53,6 @@ def _prepare() -> None:
 
 
 def _leave() -> NoReturn:
-    """A thread may still wait for input, which Python would wait for."""
+    """The editor is gone. A thread may still wait for input: do not wait for it."""
     sys.stderr.flush()
     os._exit(0)
