@@ -79,6 +79,8 @@ class Editor:
                 hints = await self.hints(uri)
                 if any(words in hint for hint in hints.values()):
                     return hints
+                error = (await self.panel(uri)).error
+                assert not (error or "").startswith("no estimate"), error
                 await self._event.wait()
 
     def open(self, path: Path) -> str:

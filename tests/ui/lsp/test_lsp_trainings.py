@@ -99,7 +99,7 @@ def test_an_edit_is_estimated_until_it_is_measured(tmp_path: Path) -> None:
             await one.command("profile", uri)
             await one.until_hint(uri, " ms")
             await one.until(lambda: not one.live[-1].running)
-            one.edit(uri, one.texts[uri].replace("Conv2d(3, 16, 3)", "Conv2d(3, 32, 5)"))
+            one.edit(uri, one.texts[uri].replace("Conv2d(3, 16, 3)", "Conv2d(3, 16, 5)"))
             assert all(words.startswith("was ") for words in (await one.hints(uri)).values())
             estimated = await one.until_hint(uri, "~")
             assert costly_lines(one.texts[uri]) <= set(estimated)
