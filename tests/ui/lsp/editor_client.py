@@ -30,6 +30,7 @@ class Editor:
         self.diagnostics: dict[str, types.PublishDiagnosticsParams] = {}
         self.messages: list[str] = []
         self.live: list[Any] = []
+        self.bars: dict[Any, list[str]] = {}  # kinds of messages, by token
         self.changed = 0
         self._event = asyncio.Event()
         self._listen()
@@ -53,6 +54,17 @@ class Editor:
         @self.client.feature("stepscope/live")
         def live(params: Any) -> None:
             self.live.append(params)
+            self._event.set()
+
+        @self.client.feature(types.WINDOW_WORK_DONE_PROGRESS_CREATE)
+        def create(params: types.WorkDoneProgressCreateParams) -> None:
+            self.bars.setdefault(params.token, [])
+
+        @self.client.feature(types.PROGRESS)
+        def progress(params: types.ProgressParams) -> None:
+            value = params.value
+            kind = value["kind"] if isinstance(value, dict) else value.kind
+            self.bars.setdefault(params.token, []).append(kind)
             self._event.set()
 
         @self.client.feature(types.WORKSPACE_APPLY_EDIT)
@@ -174,10 +186,11 @@ async def editor(
     one = Editor()
     await one.client.start_io(*command, cwd=root)
     capabilities = types.ClientCapabilities(
+        window=types.WindowClientCapabilities(work_done_progress=True),
         workspace=types.WorkspaceClientCapabilities(
             workspace_edit=types.WorkspaceEditClientCapabilities(document_changes=True),
             inlay_hint=types.InlayHintWorkspaceClientCapabilities(refresh_support=True),
-        )
+        ),
     )
     await one.client.initialize_async(
         types.InitializeParams(

@@ -141,15 +141,18 @@ async def survives_five_hundred_edits(one: Editor, folder: Path) -> None:
 async def newest_save_wins(one: Editor, folder: Path) -> None:
     """And a stop ends a profile."""
     one.live.clear()
+    one.bars.clear()
     path = write(folder, SCRIPT + "# hangs\n")
     uri = one.open(path)
     await one.command("profileOnSave", uri, True)
     one.save(uri, path)
     await one.until(lambda: any(params.running for params in one.live))
+    await one.until(lambda: any(kinds[:1] == ["begin"] for kinds in one.bars.values()))
     one.edit(uri, SCRIPT)
     one.save(uri, path)
     await one.until_hint(uri, "3.50 ms")
     await one.until(lambda: not one.live[-1].running)
+    await one.until(lambda: any(kinds[-1:] == ["end"] for kinds in one.bars.values()))
 
     one.edit(uri, SCRIPT + "x = 1  # hangs\n")
     one.save(uri, path)

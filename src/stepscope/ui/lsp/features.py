@@ -54,6 +54,10 @@ def _add_session(server: ScriptServer) -> None:
         else:
             await _ask_for_settings(server)
 
+    @server.feature(types.WINDOW_WORK_DONE_PROGRESS_CANCEL)
+    def cancelled(params: types.WorkDoneProgressCancelParams) -> None:
+        server.cancelled(params.token)
+
     @server.feature(types.SHUTDOWN)
     async def shutdown(params: None = None) -> None:
         del params

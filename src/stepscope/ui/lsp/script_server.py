@@ -18,6 +18,7 @@ from stepscope.trace.regular_files import read_whole
 from stepscope.ui.lsp.editor_settings import EditorSettings
 from stepscope.ui.lsp.open_file import OpenFile
 from stepscope.ui.lsp.program_text import program_key
+from stepscope.ui.lsp.progress_bar import ProgressBars
 from stepscope.ui.lsp.script_jobs import SAVE_DELAY_S, ScriptJobs
 from stepscope.ui.lsp.script_state import ScriptState, is_same_program
 from stepscope.ui.lsp.shown_types import diagnostics
@@ -46,6 +47,7 @@ class ScriptServer(LanguageServer):
         self._open: dict[Path, str] = {}  # the address of each open file
         self._on_disk: dict[Path, tuple[object, str | None]] = {}
         self._told: dict[Path, str | None] = {}  # the last error, by script
+        self._bars = ProgressBars(self.work_done_progress)
         self._later: asyncio.TimerHandle | None = None
 
     def prepare_loop(self) -> None:
@@ -197,6 +199,15 @@ class ScriptServer(LanguageServer):
                     "message": live.message if live is not None else state.error or "",
                 },
             )
+        window = self.client_capabilities.window
+        if window is not None and window.work_done_progress:
+            self._bars.update(state)
+
+    def cancelled(self, token: str | int) -> None:
+        """The user closed a progress bar."""
+        script = self._bars.script_of(token)
+        if script is not None:
+            self.jobs.stop(self.state_of(script))
 
     def warn(self, words: str) -> None:
         message = types.ShowMessageParams(types.MessageType.Warning, f"stepscope: {words}")
