@@ -20,10 +20,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepscope.measure.fake_surroundings import (
+    always_step,
+    load_for_real,
+    make_arrays_up,
+    move_modules,
+)
 from stepscope.measure.line_watch import is_user_file
+from stepscope.measure.no_side_effects import change_no_file
+from stepscope.measure.optimizers import with_closure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from stepscope.measure.line_watch import UserLine
 
@@ -43,14 +51,6 @@ _DTYPES = {
 _NO_WORK = ("prim::", "profiler::")
 _PASSES_WITHOUT_OPTIMIZER = 8
 _MADE_UP = {"aten::equal": True, "aten::is_nonzero": False}
-_IN_THIS_PROCESS = {
-    "num_workers": 0,
-    "pin_memory": False,
-    "persistent_workers": False,
-    "prefetch_factor": None,
-    "multiprocessing_context": None,
-    "timeout": 0,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +98,21 @@ class _SeenEnough(BaseException):
 
 def main() -> None:
     request = FakeRequest(**json.load(sys.stdin))
+    to = os.open(request.answer, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    change_no_file()
     answer: dict[str, Any] = {"failed": None}
     try:
         answer |= run_fake(request).content()
     except BaseException as error:
         answer["failed"] = _describe(error, request.script)
     finally:
-        Path(request.answer).write_text(json.dumps(answer))
-        sys.stdout.flush()
+        _write(to, json.dumps(answer).encode())
         os._exit(0)  # whatever the script started goes with this process
+
+
+def _write(file: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(file, content) :]
 
 
 def run_fake(request: FakeRequest) -> FakeStep:
@@ -156,10 +162,11 @@ class _WatchedScript:
         optimizers.register_optimizer_step_pre_hook(self._before_optimizer)
         optimizers.register_optimizer_step_post_hook(self._after_optimizer)
         self._watch_passes(torch.autograd)
-        _move_modules()
-        _always_step()
+        move_modules()
+        always_step()
+        make_arrays_up()
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        _load_for_real(fake, self.given)
+        load_for_real(fake, self.given)
         with fake, _recorder(self), torch.autograd.graph.saved_tensors_hooks(self._pack, _same):
             try:
                 yield
@@ -179,8 +186,21 @@ class _WatchedScript:
 
         autograd._engine_run_backward = run
 
-    def _before_optimizer(self, *_: Any) -> None:
+    def _before_optimizer(self, _optimizer: Any, args: Any, kwargs: Any) -> Any:
         self._in_optimizer += 1
+        return with_closure(args, kwargs, self._outside_optimizer)
+
+    def _outside_optimizer(self, closure: Any) -> Any:
+        """A closure holds forward and backward."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            inside, self._in_optimizer = self._in_optimizer, 0
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self._in_optimizer = inside
+
+        return run
 
     def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
         self._in_optimizer -= 1
@@ -265,6 +285,8 @@ def _recorder(script: _WatchedScript) -> Any:
             tensors = list(_tensors((args, kwargs or {})))
             if name == "aten::_local_scalar_dense":
                 return _made_up(tensors[0])
+            if name == "aten::set_":  # a copied fake gets its storage back: it has none
+                return args[0]
             if name in _MADE_UP:
                 return _MADE_UP[name]
             result = func(*args, **(kwargs or {}))
@@ -296,85 +318,6 @@ def _tensors(value: Any) -> Iterator[Any]:
 def _dtype(tensor: Any) -> str:
     name = str(tensor.dtype).removeprefix("torch.")
     return _DTYPES.get(name, name)
-
-
-def _load_for_real(fake: Any, given: Callable[[Any], None]) -> None:
-    """Data loaders work with real numbers, in this process; their batches become fake."""
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch.utils._python_dispatch import _disable_current_modes
-    from torch.utils._pytree import tree_map
-    from torch.utils.data import dataloader
-
-    owner, loader = dataloader._BaseDataLoaderIter, dataloader.DataLoader
-    following, begin, create = owner.__next__, loader.__iter__, loader.__init__
-
-    def to_fake(value: Any) -> Any:
-        if not hasattr(value, "untyped_storage"):
-            return value
-        tensor = value if isinstance(value, FakeTensor) else fake.from_tensor(value)
-        given(tensor)
-        return tensor
-
-    def next_batch(self: Any) -> Any:
-        with _disable_current_modes():
-            batch = following(self)
-        return tree_map(to_fake, batch)
-
-    def iterate(self: Any) -> Any:
-        with _disable_current_modes():
-            return begin(self)
-
-    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
-        create(self, *args, **{name: _IN_THIS_PROCESS.get(name, kwargs[name]) for name in kwargs})
-
-    owner.__next__ = next_batch
-    loader.__iter__ = iterate
-    loader.__init__ = initialise
-
-
-def _move_modules() -> None:
-    """As Module.to, which cannot move fake parameters; shared ones stay shared."""
-    from torch import nn
-
-    moved: dict[int, tuple[Any, Any]] = {}  # by the old one, which is held so that its id stays
-    depth = 0  # of modules in modules: `moved` is of one outermost call
-
-    def move(old: Any, change: Any) -> Any:
-        if id(old) not in moved:
-            new = change(old.detach())
-            same = new.device == old.device and new.dtype == old.dtype
-            parameter = old if same else nn.Parameter(new, old.requires_grad)
-            moved[id(old)] = (old, parameter)
-        return moved[id(old)][1]
-
-    def apply(self: Any, fn: Any, recurse: bool = True) -> Any:
-        nonlocal depth
-        depth += 1
-        for child in self.children() if recurse else ():
-            child._apply(fn)
-        for name, parameter in self._parameters.items():
-            if parameter is not None:
-                self._parameters[name] = move(parameter, fn)
-        for name, buffer in self._buffers.items():
-            if buffer is not None:
-                self._buffers[name] = fn(buffer)
-        depth -= 1
-        if not depth:
-            moved.clear()
-        return self
-
-    nn.Module._apply = apply
-
-
-def _always_step() -> None:
-    """A GradScaler would skip the step: it reads a made-up number of infinities."""
-    from torch.amp.grad_scaler import GradScaler
-
-    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-        del self, state
-        return optimizer.step(*args, **kwargs)
-
-    GradScaler._maybe_opt_step = step
 
 
 def _describe(error: BaseException, script: str) -> str:

@@ -98,6 +98,14 @@ def test_only_the_number_changes() -> None:
     assert text_with_batch(text, place, place.value) == text
 
 
+def test_lines_are_counted_as_python_counts_them() -> None:
+    text = "a = '\x0c'\nb = '\u2028'\r\nbatch_size = 64\n"
+    place = batch_in_source(text, MEASURED)
+    assert place is not None
+    assert place.line == 3
+    assert text_with_batch(text, place, 8) == text.replace("64", "8")
+
+
 def test_inputs_and_targets_change_together() -> None:
     text = "x, y = torch.randn(64, 3), torch.randint(0, 9, (64,))\n"
     place = batch_in_source(text, MEASURED)

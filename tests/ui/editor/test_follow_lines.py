@@ -59,6 +59,12 @@ def test_without_the_measured_text_nothing_is_current() -> None:
     assert states(TEXT, costs(2, 3, text=None)) == {2: ("stale", 2), 3: ("stale", 3)}
 
 
+def test_lines_end_where_python_ends_them() -> None:
+    odd = TEXT.replace("import torch", "import torch  # \x0c \u2028")
+    assert states(odd, costs(3, text=odd)) == {3: ("current", 3)}
+    assert states(TEXT.replace("\n", "\r\n")) == {n: ("current", n) for n in (2, 3, 4, 5)}
+
+
 def test_other_files_are_not_followed_here() -> None:
     assert follow(costs(2), Path("/work/other.py"), TEXT).lines == ()
 

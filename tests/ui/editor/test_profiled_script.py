@@ -172,6 +172,27 @@ def test_a_script_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None
     assert not _alive(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.slow
+def test_profiling_ends_with_the_editor(tmp_path: Path) -> None:
+    script = tmp_path / "sleeps.py"
+    script.write_text(
+        f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
+        "time.sleep(600)\n"
+    )
+    program = (
+        "from pathlib import Path; from stepscope.ui.editor import profile_script\n"
+        f"profile_script(Path({str(script)!r}), [], limit_s=600, folder=Path('run'))"
+    )
+    editor = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)
+    until = time.monotonic() + 120
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    editor.kill()
+    editor.wait()
+    assert not _alive(int((tmp_path / "pid").read_text()))
+
+
 def _alive(pid: int) -> bool:
     until = time.monotonic() + 30
     while time.monotonic() < until:

@@ -116,7 +116,9 @@ async def shows_and_patches(one: Editor, folder: Path) -> None:
     assert Path(report).read_text() == "<html>"
     panel = await one.panel(uri)
     assert (panel.state, panel.error, panel.batch.line) == ("measured", None, 4)
-    assert panel.time[0].children[0].line == 5
+    assert panel.time[0].name == "train"
+    first = panel.time[0].children[0]
+    assert (first.name, first.line) == ("6  y = model(x) # 7.25 ms", 5)
     assert {block.name for block in panel.memory} == {"parameters", "activations"}
 
 

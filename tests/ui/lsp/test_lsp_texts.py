@@ -11,7 +11,7 @@ from made_room import made_costs, made_run
 
 from stepscope.ui.lsp.batch_now import batch_now
 from stepscope.ui.lsp.editor_settings import EditorSettings
-from stepscope.ui.lsp.program_text import program_key
+from stepscope.ui.lsp.program_text import program_key, qualified_name
 from stepscope.ui.lsp.rebased_change import LineChange, line_changes, rebase, text_lines
 from stepscope.ui.lsp.run_homes import discard_old_runs, find_runs, new_editor_run
 from stepscope.ui.lsp.script_state import ScriptState, shown_lines
@@ -90,6 +90,11 @@ def test_a_form_feed_ends_no_line_and_a_mark_is_no_code() -> None:
     assert text_lines("a\r\nb\r\n") == ["a\n", "b\n"]
     assert program_key("\ufeffx = 1") == program_key("x  =  1 # same") is not None
     assert program_key("x = (") is None
+
+
+def test_two_functions_of_one_name_have_two_full_names() -> None:
+    text = "class A:\n    def f(self):\n        x = 1\n\nclass B:\n    def f(self):\n        x = 1\n\nx = 1\n"
+    assert [qualified_name(text, line) for line in (3, 5, 7, 9)] == ["A.f", "", "B.f", ""]
 
 
 def test_the_batch_size_is_followed_where_another_number_equals_it() -> None:

@@ -17,6 +17,7 @@ from stepscope.explain.lines.marks import LinePhase
 from stepscope.explain.steps import step_of
 from stepscope.explain.work import launches_of
 from stepscope.records.trace import ABSENT
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -88,5 +89,5 @@ def _divide_device(trace: Trace, lines: HostLines, work: Work, steps: Steps) -> 
         phase=lines.phase[rows],
         dur_ns=ends - before,
         total_ns=int(ends[-1] - before[0]),
-        steps=len(np.unique(number)),
+        steps=len(distinct(number)),
     )

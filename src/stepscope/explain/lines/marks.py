@@ -62,7 +62,8 @@ def find_lines(trace: Trace) -> HostLines:
     elsewhere = (forward >= 0) & (mark < node)
     of_forward = np.where(forward >= 0, mark[np.maximum(forward, 0)], ABSENT)
     mark = np.where(elsewhere & (of_forward >= 0), of_forward, mark)
-    other_thread = (mark < 0) & ~np.isin(host.thread, host.thread[is_mark])
+    marked_thread = host.thread[is_mark][:1].sum()  # there is one, if any
+    other_thread = (mark < 0) & (host.thread != marked_thread)
     mark = np.where(other_thread, _mark_at(trace, is_mark, host.start_ns), mark)
     line = np.where(mark >= 0, host.name[np.maximum(mark, 0)], ABSENT).astype(np.int32)
     return HostLines(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.errors import NotCapturedError
 from stepscope.records.line_costs import BatchPlace
+from stepscope.ui.editor.follow import source_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +59,7 @@ def batch_in_source(text: str, costs: LineCosts | None) -> BatchPlace | None:
 
 def text_with_batch(text: str, place: BatchPlace, batch: int) -> str:
     """The source with another batch size. Raises NotCapturedError if the number has moved."""
-    lines = text.splitlines(keepends=True)
+    lines = text.split("\n")  # carriage returns stay where they are
     spots = [(place.line, place.column, place.end_column), *place.also]
     for number, column, end in sorted(spots, reverse=True):  # the last one first: columns shift
         line = lines[number - 1] if number <= len(lines) else ""
@@ -69,7 +70,7 @@ def text_with_batch(text: str, place: BatchPlace, batch: int) -> str:
                 "ask for its place again"
             )
         lines[number - 1] = f"{line[:column]}{batch}{line[end:]}"
-    return "".join(lines)
+    return "\n".join(lines)
 
 
 def _is_number(text: str) -> bool:
@@ -87,7 +88,7 @@ def _value(candidate: _Candidate) -> int:
 
 
 def _place(text: str, candidate: _Candidate, others: list[_Candidate]) -> BatchPlace:
-    lines = text.splitlines()
+    lines = source_lines(text)
     line, column, end = _spot(lines, candidate.node)
     return BatchPlace(
         line=line,

@@ -22,9 +22,14 @@ def follow(costs: LineCosts, file: Path, text: str) -> FollowedLines:
     if before is None:  # nothing shows that a line is still the one that was measured
         kept = [FollowedLine(cost=cost, state="stale", line=cost.line) for cost in measured]
         return FollowedLines(file=name, lines=tuple(kept))
-    old, new = before.splitlines(), text.splitlines()
+    old, new = source_lines(before), source_lines(text)
     places = _places(old, new)
     return FollowedLines(file=name, lines=tuple(_followed(cost, places) for cost in measured))
+
+
+def source_lines(text: str) -> list[str]:
+    """As Python counts them; str.splitlines also ends lines at form feeds and other characters."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def _followed(cost: LineCost, places: Sequence[tuple[int | None, bool]]) -> FollowedLine:

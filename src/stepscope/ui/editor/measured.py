@@ -44,7 +44,7 @@ def line_costs_of(run: Path) -> LineCosts:
     if not any(run.glob(f"rank-*/{TRACE}")):
         raise NotCapturedError(
             f"{run} does not show lines of code: record with `stepscope run --lines`, "
-            "and let it train at least 20 steps"
+            "and let it train at least 25 steps"
         )
     explanation = explain(run)
     rank = _rank_with_lines(explanation.ranks, find_slowest(explanation))

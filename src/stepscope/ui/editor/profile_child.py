@@ -66,14 +66,14 @@ def profile(request: ProfileRequest) -> ProfiledScript:
         sample_hz=0.0,
         stop_after=STEPS,
     )
-    began = time.monotonic()
+    began, parent = time.monotonic(), os.getppid()
     try:
         end, ranks = capture_to_end(
             request.command,
             folder,
             settings,
             limit_s=request.limit_s,
-            enough=lambda: any(folder.glob(f"rank-*/{ENOUGH}")),
+            enough=lambda: _is_enough(folder, parent),
         )
     except StepscopeError as error:
         return ProfiledScript(failed=str(error), took_s=time.monotonic() - began)
@@ -86,6 +86,13 @@ def profile(request: ProfileRequest) -> ProfiledScript:
         output=tuple(last_lines(folder, _LAST_LINES)),
         took_s=took_s,
     )
+
+
+def _is_enough(folder: Path, parent: int) -> bool:
+    """Whether all steps were seen. Raises SystemExit once nobody waits for the answer."""
+    if os.getppid() != parent:
+        raise SystemExit(1)
+    return any(folder.glob(f"rank-*/{ENOUGH}"))
 
 
 def _why(request: ProfileRequest, code: int, *, too_long: bool, steps: int) -> str:

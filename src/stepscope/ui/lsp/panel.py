@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from pygls.uris import from_fs_path
 
 from stepscope.ui.lsp.batch_now import batch_now
+from stepscope.ui.lsp.program_text import qualified_name
+from stepscope.ui.lsp.rebased_change import text_lines
 from stepscope.ui.lsp.script_state import choose_costs, followed_lines
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from stepscope.ui.lsp.script_state import ScriptState, TextOf
 
 _MOST_OPERATORS = 8
+_MOST_CODE = 60  # characters of a line
 _KEPT_IN = "activations"  # the category that lines keep bytes in
 _ELSEWHERE = "not in your lines"
 
@@ -70,7 +73,7 @@ def _batch(state: ScriptState, text_of: TextOf) -> dict[str, Any] | None:
     """None while the number cannot be found in the script as it is now."""
     text = text_of(state.script)
     measured = state.measured
-    if text is None or measured is None or not measured.curve:
+    if text is None or measured is None:
         return None
     place = batch_now(measured.costs, state.script, text)
     if place is None:
@@ -97,7 +100,9 @@ def _time_blocks(state: ScriptState, costs: LineCosts, text_of: TextOf) -> list[
     step_ms = costs.step_ms or 1.0
     blocks = []
     for (file, function), lines in _by_function(costs).items():
-        children = [_line_block(line, _now(state, costs, line, text_of), step_ms) for line in lines]
+        children = [
+            _line_block(line, costs, _now(state, costs, line, text_of), step_ms) for line in lines
+        ]
         ms = sum(line.total_ms for line in lines)
         blocks.append(
             _block(_name(file, function), "ms", ms, ms / step_ms, _first_place(children), children)
@@ -112,19 +117,27 @@ def _time_blocks(state: ScriptState, costs: LineCosts, text_of: TextOf) -> list[
 def _by_function(costs: LineCosts) -> dict[tuple[str, str], list[LineCost]]:
     functions: dict[tuple[str, str], list[LineCost]] = defaultdict(list)
     for line in costs.lines:
-        functions[line.file, line.function].append(line)
+        full = qualified_name(costs.texts.get(line.file, ""), line.line)
+        functions[line.file, full or line.function].append(line)
     return functions
 
 
-def _line_block(line: LineCost, now: int | None, step_ms: float) -> Block:
+def _line_block(line: LineCost, costs: LineCosts, now: int | None, step_ms: float) -> Block:
     children = [
         _block(one.name, "ms", one.ms, one.ms / step_ms, None, [])
         for one in line.operators[:_MOST_OPERATORS]
     ]
     place = (line.file, now) if now is not None else None
-    return _block(
-        f"line {now or line.line}", "ms", line.total_ms, line.total_ms / step_ms, place, children
-    )
+    name, ms = _line_name(line, costs, now), line.total_ms
+    return _block(name, "ms", ms, ms / step_ms, place, children)
+
+
+def _line_name(line: LineCost, costs: LineCosts, now: int | None) -> str:
+    """`12  x = self.conv(x)`: its number today, its code as it was measured."""
+    lines = text_lines(costs.texts.get(line.file, ""))
+    code = " ".join(lines[line.line - 1].split()) if line.line <= len(lines) else ""
+    short = code if len(code) <= _MOST_CODE else f"{code[: _MOST_CODE - 1]}…"
+    return f"{now or line.line}  {short}".rstrip()
 
 
 def _memory_blocks(state: ScriptState, costs: LineCosts, text_of: TextOf) -> list[Block]:
@@ -139,7 +152,8 @@ def _memory_blocks(state: ScriptState, costs: LineCosts, text_of: TextOf) -> lis
         now = _now(state, costs, line, text_of)
         place = (line.file, now) if now is not None else None
         size = line.kept_bytes or 0
-        kept.append(_block(f"line {now or line.line}", "bytes", size, size / peak, place, []))
+        name = _line_name(line, costs, now)
+        kept.append(_block(name, "bytes", size, size / peak, place, []))
     return [
         _block(name, "bytes", size, size / peak, None, kept if name == _KEPT_IN else [])
         for name, size in measured.memory.items()

@@ -1,0 +1,129 @@
+"""Estimates of an edited text, with operators and times made up: worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepscope.errors import NotCapturedError
+from stepscope.explain.lines.operator_times import OperatorTimes
+from stepscope.records.line_costs import LineCost, LineCosts
+from stepscope.ui.editor import check_syntax, estimate, estimate_script
+from stepscope.ui.editor.fake_run import FakeAnswer, FakeCall, FakeScript
+
+Estimated = Callable[[str, FakeAnswer], LineCosts]
+FILE = "/work/train.py"
+BEFORE = "import torch\ny = model(x)\noptimizer.step()\n"
+# forward 8 ms, backward 16 ms where fakes count 4 and 8: what is measured is twice as much
+MEASURED = LineCosts(
+    lines=(
+        LineCost(file=FILE, line=2, function="main", forward_ms=8, backward_ms=16, other_ms=1,
+                 kept_bytes=100, calls=1),
+        LineCost(file=FILE, line=3, function="main", optimizer_ms=3, other_ms=0.5, calls=1),
+    ),
+    step_ms=30,
+    other_ms=1.5,
+    peak_bytes=1000,
+    run="/work/run",
+    texts={FILE: BEFORE},
+)  # fmt: skip
+TIMES = OperatorTimes(
+    {
+        ("aten::mm", ((8, 8), (8, 8)), "float"): 4.0,
+        ("aten::mul", ((8, 8),), "float"): 1.0,
+        ("aten::add_", ((8, 8), (8, 8)), "float"): 3.0,
+    }
+)
+
+
+def call(line: int, phase: str, name: str, *shapes: tuple[int, ...], count: int = 1) -> FakeCall:
+    sizes, dtypes = [list(shape) for shape in shapes], ["float"] * len(shapes)
+    return FakeCall(FILE, line, "main", phase, name, sizes, dtypes, count)
+
+
+def product(line: int, rows: int = 8) -> list[FakeCall]:
+    shapes = ((rows, 8), (8, 8))
+    return [
+        call(line, "forward", "aten::mm", *shapes),
+        call(line, "backward", "aten::mm", *shapes, count=2),
+    ]
+
+
+def update(line: int) -> FakeCall:
+    return call(line, "optimizer", "aten::add_", (8, 8), (8, 8))
+
+
+ANSWERS = {
+    BEFORE: FakeAnswer(None, [*product(2), update(3)], [(FILE, 2, 100)], 64),
+}
+
+
+@pytest.fixture
+def estimated(monkeypatch: pytest.MonkeyPatch) -> Estimated:
+    """A text and what fakes find in it -> its costs."""
+
+    def of(text: str, answer: FakeAnswer) -> LineCosts:
+        answers = {**ANSWERS, text: answer}
+
+        def fake(script: FakeScript, limit_s: float) -> FakeAnswer:
+            return answers[script.text]
+
+        monkeypatch.setattr(estimate, "run_with_fakes", fake)
+        monkeypatch.setattr(estimate, "_fake_baseline", fake)
+        monkeypatch.setattr(estimate, "_times_of", lambda *_: TIMES)
+        return estimate_script(Path(FILE), text, [], limit_s=1, measured=MEASURED)
+
+    return of
+
+
+def test_an_unchanged_text_costs_what_was_measured(estimated: Estimated) -> None:
+    costs = estimated(BEFORE, ANSWERS[BEFORE])
+    assert costs.step_ms == pytest.approx(30)
+    assert costs.kind == "estimated"
+    assert costs.peak_bytes == 1000
+    assert [cost.total_ms for cost in costs.lines] == [25, 3.5]
+    assert costs.notes == ()
+
+
+def test_a_new_line_gets_its_operators_times_as_measured_ones_compare(estimated: Estimated) -> None:
+    text = BEFORE.replace("optimizer", "z = y @ y\noptimizer")
+    answer = FakeAnswer(
+        None, [*product(2), *product(3), update(4)], [(FILE, 2, 100), (FILE, 3, 50)], 64
+    )
+    costs = estimated(text, answer)
+    new = costs.at(FILE, 3)
+    assert new is not None
+    assert (new.forward_ms, new.backward_ms, new.other_ms, new.kept_bytes) == (8, 16, 0, 50)
+    moved = costs.at(FILE, 4)
+    assert moved is not None
+    assert moved.total_ms == 3.5
+    assert costs.step_ms == pytest.approx(54)
+    assert costs.peak_bytes == 1050
+
+
+def test_a_changed_line_is_scaled_and_said_to_be(estimated: Estimated) -> None:
+    text = BEFORE.replace("model(x)", "model(x2)")
+    answer = FakeAnswer(None, [*product(2, rows=16), update(3)], [(FILE, 2, 200)], 128)
+    costs = estimated(text, answer)
+    changed = costs.at(FILE, 2)
+    assert changed is not None
+    assert (changed.forward_ms, changed.backward_ms, changed.other_ms) == (16, 32, 1)
+    assert costs.peak_bytes is None  # the parameters changed
+    assert "scaled by their work" in costs.notes[0]
+
+
+def test_a_line_without_operators_left_keeps_its_python(estimated: Estimated) -> None:
+    text = BEFORE.replace("y = model(x)", "y = 1")
+    costs = estimated(text, FakeAnswer(None, [update(3)], [], 64))
+    line = costs.at(FILE, 2)
+    assert line is not None
+    assert (line.total_ms, line.kept_bytes) == (1, 0)
+
+
+def test_why_nothing_can_be_said() -> None:
+    with pytest.raises(NotCapturedError, match=r"a\.py, line 2: "):
+        check_syntax(Path("a.py"), "x = 1\nif x\n")
+    with pytest.raises(NotCapturedError, match="profile it once"):
+        estimate_script(Path("/work/other.py"), "x = 1", [], limit_s=1, measured=MEASURED)
