@@ -93,7 +93,8 @@ def test_a_form_feed_ends_no_line_and_a_mark_is_no_code() -> None:
 
 
 def test_two_functions_of_one_name_have_two_full_names() -> None:
-    text = "class A:\n    def f(self):\n        x = 1\n\nclass B:\n    def f(self):\n        x = 1\n\nx = 1\n"
+    method = "    def f(self):\n        x = 1\n\n"
+    text = f"class A:\n{method}class B:\n{method}x = 1\n"
     assert [qualified_name(text, line) for line in (3, 5, 7, 9)] == ["A.f", "", "B.f", ""]
 
 
