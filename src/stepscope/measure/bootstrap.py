@@ -33,7 +33,7 @@ def _begin(settings: Settings) -> None:
     from stepscope.measure.hooks import install
     from stepscope.measure.session import Session
 
-    if settings.trial or settings.remedies or settings.stop_after:
+    if settings.trial or settings.remedies or settings.stop_after or settings.script_facts:
         from stepscope.measure.trial_session import TrialSession
 
         _session = TrialSession(settings, _change_training(settings))
@@ -48,4 +48,5 @@ def _change_training(settings: Settings) -> ChangedTraining:
     from stepscope.fix.begin import begin
     from stepscope.measure.dynamo import surrounds
 
-    return begin(settings.remedies, when_imported, surrounds, watch=settings.trial)
+    watch = settings.trial or settings.script_facts
+    return begin(settings.remedies, when_imported, surrounds, watch=watch)

@@ -36,6 +36,7 @@ class Settings:
     collect_port: int = 0  # where this host's `run --collect` listens; 0: no --collect
     collect_token: str = ""
     remedies: tuple[str, ...] = ()  # what the fix room applies, as `--with` has it
+    script_facts: bool = False  # keep what the script is made of (script.json)
     trial: bool = False  # keep losses, the peak of memory and what the script is made of
     stop_after: int = 0  # steps, after which every rank ends itself; 0: never
 

@@ -70,10 +70,9 @@ class TrialLog:
     @never_raise
     def write(self, folder: Path) -> None:
         """When the rank closes."""
-        if not self._keep:
-            return
-        content = {"schema": layout.SCHEMA, "losses": self._read(), "peak": _peak()}
-        layout.try_write_json(folder / TRIAL, content)
+        if self._keep:
+            content = {"schema": layout.SCHEMA, "losses": self._read(), "peak": _peak()}
+            layout.try_write_json(folder / TRIAL, content)
         facts = self._training.script_facts() if self._training is not None else None
         if facts is not None:
             layout.try_write_json(folder / SCRIPT, facts.to_json())

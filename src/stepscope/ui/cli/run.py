@@ -143,6 +143,9 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     type=click.Path(path_type=Path),
     metavar="FILE.prom",
     help="Keep the job's metrics in this file while it trains, for Prometheus' node exporter.",
+    "--script-facts",
+    is_flag=True,
+    help="Also write script.json: what the script builds and where, which patches are made from.",
 )
 @click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
 @click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")

@@ -28,6 +28,7 @@ VERBS = {
     "bench": "run a suite of training workloads, by fixed rules",
     "record": "list what was promised and what was measured afterwards",
     "health": "start a training command, check three steps, stop it",
+    "lsp": "show what each line of a script costs, in an editor",
     "demo": "train a small model here, in two processes, and explain it",
     "calibrate": "measure how fast this machine can be: matmuls, collectives",
     "doctor": "check what works on this machine",

@@ -28,6 +28,7 @@ from stepscope.ui.editor.follow import follow
 from stepscope.ui.editor.measured import TRACE
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Mapping, Sequence
 
     from stepscope.explain.lines.operator_times import OperatorTimes
@@ -65,10 +66,11 @@ def estimate_script(
     measured: LineCosts | None = None,
     python: str | None = None,
     cwd: Path | None = None,
+    stop: threading.Event | None = None,
 ) -> LineCosts:
     """Line costs of `text`, marked as estimated. Raises NotCapturedError, which says why it cannot:
     a syntax error with its line, nothing measured yet, shapes that depend on values, missing data,
-    or the time limit."""
+    or the time limit. `stop` ends it early."""
     check_syntax(script, text)
     if measured is None or measured.run is None:
         raise NotCapturedError(f"{script.name} was not measured yet: profile it once")
@@ -79,8 +81,8 @@ def estimate_script(
     place = (tuple(arguments), python or sys.executable, (cwd or script.parent).absolute())
     times = _times_of(measured.run, measured.step_ms)
     with ThreadPoolExecutor(2) as pool:
-        old = pool.submit(_fake_baseline, FakeScript(script, before, *place), limit_s)
-        new = pool.submit(run_with_fakes, FakeScript(script, text, *place), limit_s)
+        old = pool.submit(_fake_baseline, FakeScript(script, before, *place), limit_s, stop)
+        new = pool.submit(run_with_fakes, FakeScript(script, text, *place), limit_s, stop)
         answers = old.result(), new.result()
     estimates = [_time_lines(answer, times) for answer in answers]
     return _combine(measured, script, text, *estimates)
@@ -104,10 +106,19 @@ def _times_of(run: str, step_ms: float) -> OperatorTimes:
     return operator_times(read_trace(traces[0]), step_ms)
 
 
-@lru_cache(maxsize=4)
-def _fake_baseline(script: FakeScript, limit_s: float) -> FakeAnswer:
+_baselines: dict[FakeScript, FakeAnswer] = {}
+_MOST_BASELINES = 4
+
+
+def _fake_baseline(script: FakeScript, limit_s: float, stop: threading.Event | None) -> FakeAnswer:
     """Of the measured text: the same for every edit."""
-    return run_with_fakes(script, limit_s)
+    answer = _baselines.get(script)
+    if answer is None:
+        answer = run_with_fakes(script, limit_s, stop)
+        if len(_baselines) >= _MOST_BASELINES:
+            _baselines.clear()
+        _baselines[script] = answer
+    return answer
 
 
 def _time_lines(answer: FakeAnswer, times: OperatorTimes) -> _Estimated:

@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -17,10 +18,14 @@ from stepscope.measure import __file__ as _measure
 from stepscope.records.figures import long_duration
 from stepscope.trace.regular_files import read_whole
 
+if TYPE_CHECKING:
+    import threading
+
 _ROOT = Path(_measure).parents[2]
 _PROGRAM = (
     "import sys; sys.path.append({root!r}); from stepscope.measure.fake_step import main; main()"
 )
+_LOOK_S = 0.1
 _MOST_ANSWER = 64 << 20
 
 
@@ -56,8 +61,10 @@ class FakeScript(NamedTuple):
     cwd: Path
 
 
-def run_with_fakes(script: FakeScript, limit_s: float) -> FakeAnswer:
-    """Raises NotCapturedError if the script cannot be run so, and says why."""
+def run_with_fakes(
+    script: FakeScript, limit_s: float, stop: threading.Event | None = None
+) -> FakeAnswer:
+    """Raises NotCapturedError if it cannot be run so, and says why; `stop` ends it early."""
     with tempfile.TemporaryDirectory(prefix="stepscope-") as place:
         answer = Path(place) / "answer.json"
         request = {
@@ -74,21 +81,34 @@ def run_with_fakes(script: FakeScript, limit_s: float) -> FakeAnswer:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        errors = _communicate(child, msgspec.json.encode(request), limit_s, script.script.name)
+        content = msgspec.json.encode(request)
+        errors = _communicate(child, content, limit_s, script.script.name, stop)
         return _read(answer, errors, script.script.name)
 
 
 def _communicate(
-    child: subprocess.Popen[bytes], request: bytes, limit_s: float, name: str
+    child: subprocess.Popen[bytes],
+    request: bytes,
+    limit_s: float,
+    name: str,
+    stop: threading.Event | None,
 ) -> list[str]:
     """The last lines that it wrote to stderr. Its whole group is ended when its time is up."""
+    until = time.monotonic() + limit_s
+    unsent: bytes | None = request
     try:
-        _, errors = child.communicate(request, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        raise NotCapturedError(
-            f"{name} did not come to its second step within {long_duration(limit_s * 1e9)} "
-            "with fake tensors: profile it instead"
-        ) from None
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                _, errors = child.communicate(unsent, timeout=_LOOK_S)
+                break
+            unsent = None  # it may be given only once
+            if stop is not None and stop.is_set():
+                raise NotCapturedError(f"the estimate of {name} was stopped")
+            if time.monotonic() > until:
+                raise NotCapturedError(
+                    f"{name} did not come to its second step within {long_duration(limit_s * 1e9)} "
+                    "with fake tensors: profile it instead"
+                )
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)

@@ -62,6 +62,7 @@ def profile(request: ProfileRequest) -> ProfiledScript:
         warmup=WARMUP,
         active=ACTIVE,
         lines=True,
+        script_facts=True,
         sample_hz=0.0,
         stop_after=STEPS,
     )

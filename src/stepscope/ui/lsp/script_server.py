@@ -1,0 +1,264 @@
+"""The server's state: open files, the scripts they belong to, and what clients are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lsprotocol import types
+from pygls.lsp.server import LanguageServer
+from pygls.uris import to_fs_path
+
+from stepscope import __version__
+from stepscope.errors import UnreadableInputError
+from stepscope.trace.regular_files import read_whole
+from stepscope.ui.lsp.editor_settings import EditorSettings
+from stepscope.ui.lsp.open_file import OpenFile
+from stepscope.ui.lsp.program_text import program_key
+from stepscope.ui.lsp.progress_bar import ProgressBars
+from stepscope.ui.lsp.script_jobs import SAVE_DELAY_S, ScriptJobs
+from stepscope.ui.lsp.script_state import ScriptState, is_same_program
+from stepscope.ui.lsp.shown_types import diagnostics
+from stepscope.ui.lsp.work_room import ScriptWork, WorkRoom
+from stepscope.ui.lsp.workspace_edits import WorkspaceEdits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_THREADS = 32  # that wait for children
+_DIAGNOSTICS_DELAY_S = 0.2
+
+
+class ScriptServer(LanguageServer):
+    """One process, one editor. Everything but waiting for children happens on its loop."""
+
+    def __init__(self, room: WorkRoom | None = None) -> None:
+        super().__init__(
+            "stepscope", __version__, text_document_sync_kind=types.TextDocumentSyncKind.Full
+        )
+        self.settings = EditorSettings()
+        self.is_told_to_leave = False
+        self.first_settings: Any = None  # what the editor sent with `initialize`
+        self.jobs = ScriptJobs(room or WorkRoom(), self.tell_changed, self.tell_live)
+        self._states: dict[Path, ScriptState] = {}
+        self._open: dict[Path, str] = {}  # the address of each open file
+        self._on_disk: dict[Path, tuple[object, str | None]] = {}
+        self._told: dict[Path, str | None] = {}  # the last error, by script
+        self._bars = ProgressBars(self.work_done_progress)
+        self._later: asyncio.TimerHandle | None = None
+
+    def prepare_loop(self) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS))
+
+    def shutdown(self) -> None:
+        """The thread that reads the input may wait for ever: do not wait for it."""
+        if self._stop_event is not None:
+            self._stop_event.set()
+        if self._thread_pool is not None:
+            self._thread_pool.shutdown(wait=False)
+        if self._server is not None:
+            self._server.close()
+
+    # Files.
+
+    def opened(self, uri: str) -> OpenFile | None:
+        path = path_of(uri)
+        if path is None:
+            return None
+        self._open[path] = uri
+        self.jobs.look_for_runs(self.state_of(path), self.roots())
+        return self.file(uri)
+
+    def closed(self, uri: str) -> None:
+        path = path_of(uri)
+        if path is not None:
+            self._open.pop(path, None)
+            self.text_document_publish_diagnostics(
+                types.PublishDiagnosticsParams(uri=uri, diagnostics=[])
+            )
+
+    def file(self, uri: str) -> OpenFile | None:
+        """As it is now; None for what is no file, or cannot be read."""
+        path = path_of(uri)
+        if path is None:
+            return None
+        units = self.workspace.position_codec.client_num_units
+        if path in self._open:
+            document = self.workspace.get_text_document(self._open[path])
+            return OpenFile(path, uri, document.source, document.version, units)
+        text = self.text_of(path)
+        return None if text is None else OpenFile(path, uri, text, None, units)
+
+    def text_of(self, path: Path) -> str | None:
+        """In the editor, else on the disk."""
+        if path in self._open:
+            return self.workspace.get_text_document(self._open[path]).source
+        return self.saved_text(path)
+
+    def saved_text(self, path: Path) -> str | None:
+        """As it is on the disk, which is what a profile runs."""
+        try:
+            stat = path.stat()
+        except OSError:
+            return None
+        stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        if self._on_disk.get(path, (None,))[0] != stamp:
+            self._on_disk[path] = (stamp, _read(path))
+        return self._on_disk[path][1]
+
+    def roots(self) -> list[Path]:
+        """Of the workspace."""
+        uris = [*self.workspace.folders, self.workspace.root_uri]
+        return list(dict.fromkeys(path for uri in uris if uri and (path := path_of(uri))))
+
+    def edits(self) -> WorkspaceEdits:
+        files = {path: file for path, uri in self._open.items() if (file := self.file(uri))}
+        workspace = self.client_capabilities.workspace
+        changes = workspace.workspace_edit if workspace is not None else None
+        return WorkspaceEdits(
+            open_files=files,
+            text_of=self.text_of,
+            units=self.workspace.position_codec.client_num_units,
+            versioned=bool(changes is not None and changes.document_changes),
+        )
+
+    # Scripts.
+
+    def state_of(self, path: Path) -> ScriptState:
+        """Of the script itself, or of one that was measured with this file in it."""
+        own = self._states.get(path)
+        if own is not None and own.measured is not None:
+            return own
+        others = (state for state in self._states.values() if state.covers(path))
+        other = next((state for state in others if state.script != path), None)
+        if other is not None and other.measured is not None:
+            return other
+        return self._states.setdefault(path, ScriptState(script=path))
+
+    def work_of(self, state: ScriptState) -> ScriptWork:
+        arguments = self.settings.arguments_of(state.script, self.roots())
+        return ScriptWork(script=state.script, arguments=arguments, settings=self.settings)
+
+    def edited(self, path: Path, *, on_disk: bool = False) -> None:
+        """Say which values are stale, and ask for an estimate of the new text."""
+        state = self.state_of(path)
+        self._publish_later()
+        text = self.text_of(state.script)
+        if state.measured is None or text is None or not self.settings.estimate:
+            return
+        known = [state.measured.costs, *([state.estimate] if state.estimate else [])]
+        if any(is_same_program(costs, self.text_of) for costs in known):
+            self.jobs.forget_estimate(state)
+        elif (path == state.script or on_disk) and program_key(text) is not None:
+            self.jobs.estimate(state, self.work_of(state), text)
+
+    def saved(self, path: Path) -> None:
+        state = self.state_of(path)
+        chosen = state.profile_on_save
+        if self.settings.profile_on_save if chosen is None else chosen:
+            self.jobs.profile(state, self.work_of(state), SAVE_DELAY_S)
+        else:
+            self.jobs.look_for_runs(state, self.roots())
+            self.edited(path, on_disk=True)
+
+    def update_settings(self, values: Any) -> None:
+        self.settings, wrong = self.settings.updated(values)
+        for words in wrong:
+            self.warn(words)
+        self._refresh()
+
+    # What clients are told.
+
+    def tell_changed(self, state: ScriptState) -> None:
+        """Something new can be shown of this script."""
+        self._publish(self._files_of(state))
+        for file in self._files_of(state):
+            self.protocol.notify("stepscope/changed", {"uri": file.uri})
+        if state.error is not None and self._told.get(state.script) != state.error:
+            self.warn(f"{state.script.name}: {state.error}")
+        self._told[state.script] = state.error
+        self._refresh()
+
+    def tell_live(self, state: ScriptState) -> None:
+        """How far a profile is, or that it has ended."""
+        live = state.live
+        step_ms = live.step_ms if live is not None else None
+        batch = state.measured.batch if state.measured is not None else None
+        for file in self._files_of(state):
+            self.protocol.notify(
+                "stepscope/live",
+                {
+                    "uri": file.uri,
+                    "running": state.running_since is not None,
+                    "step": live.step if live is not None else None,
+                    "stepMs": step_ms,
+                    "samplesPerSecond": batch / step_ms * 1e3 if batch and step_ms else None,
+                    "message": live.message if live is not None else state.error or "",
+                },
+            )
+        window = self.client_capabilities.window
+        if window is not None and window.work_done_progress:
+            self._bars.update(state)
+
+    def cancelled(self, token: str | int) -> None:
+        """The user closed a progress bar."""
+        script = self._bars.script_of(token)
+        if script is not None:
+            self.jobs.stop(self.state_of(script))
+
+    def warn(self, words: str) -> None:
+        message = types.ShowMessageParams(types.MessageType.Warning, f"stepscope: {words}")
+        self.window_show_message(message)
+
+    def _files_of(self, state: ScriptState) -> list[OpenFile]:
+        files = [self.file(uri) for path, uri in self._open.items() if state.covers(path)]
+        return [file for file in files if file is not None]
+
+    def _publish_later(self) -> None:
+        """Typing must not send them for every letter."""
+        if self._later is None:
+            loop = asyncio.get_running_loop()
+            self._later = loop.call_later(_DIAGNOSTICS_DELAY_S, self._publish_all)
+
+    def _publish_all(self) -> None:
+        self._later = None
+        self._publish(filter(None, map(self.file, self._open.values())))
+
+    def _publish(self, files: Iterable[OpenFile]) -> None:
+        for file in files:
+            marks = diagnostics(file, self.state_of(file.path), self.text_of)
+            self.text_document_publish_diagnostics(
+                types.PublishDiagnosticsParams(
+                    uri=file.uri, diagnostics=marks, version=file.version
+                )
+            )
+
+    def _refresh(self) -> None:
+        """Editors that can be asked to draw hints and lenses again."""
+        workspace = self.client_capabilities.workspace
+        if workspace is None:
+            return
+        if workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
+            self.workspace_inlay_hint_refresh(None)
+        if workspace.code_lens is not None and workspace.code_lens.refresh_support:
+            self.workspace_code_lens_refresh(None)
+
+
+def path_of(uri: str) -> Path | None:
+    """None for what is no file on this machine, such as an unsaved buffer."""
+    if not uri.startswith("file:"):
+        return None
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        name = to_fs_path(uri)
+        return Path(name).resolve() if name else None
+    return None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return read_whole(path).decode("utf-8-sig")
+    except (UnreadableInputError, UnicodeDecodeError):
+        return None
