@@ -1,0 +1,148 @@
+// The language server's process and the connection to it.
+
+import { spawn, type ChildProcess } from "node:child_process";
+
+import * as vscode from "vscode";
+import {
+  CloseAction, ErrorAction, ExecuteCommandRequest, LanguageClient, State,
+  type CloseHandlerResult, type DynamicFeature, type ErrorHandler, type LanguageClientOptions, type StaticFeature,
+} from "vscode-languageclient/node";
+
+import { CHANGED_NOTIFICATION, LIVE_NOTIFICATION, PANEL_REQUEST, SERVER_COMMANDS, SETTINGS, SETTINGS_SECTION } from "./contract";
+import { serverArguments, whyEnded } from "./interpreter";
+
+/** Commands that the server offers are registered by us: they must exist before it runs, and say why when it does not. */
+class CommandsLeftOut extends LanguageClient {
+  override registerFeature(feature: StaticFeature | DynamicFeature<unknown>): void {
+    if ("registrationType" in feature && feature.registrationType.method === ExecuteCommandRequest.method) return;
+    super.registerFeature(feature);
+  }
+}
+
+export interface ServerEvents {
+  readonly changed: (params: unknown) => void;
+  readonly live: (params: unknown) => void;
+  readonly started: () => void;
+  /** Why it ended, and what to do. */
+  readonly ended: (problem: string) => void;
+}
+
+const KEPT_STDERR = 4_000;
+const RESTARTS = 3;
+
+export class StepscopeServer {
+  private readonly client: CommandsLeftOut;
+  private readonly extraCommands: vscode.Disposable[] = [];
+  private stderr = "";
+  private errorCode: string | null = null;
+  private initialized = false;
+  private restarts = 0;
+
+  constructor(readonly python: string, private readonly events: ServerEvents, private readonly output: vscode.OutputChannel) {
+    this.client = new CommandsLeftOut("stepscope", "stepscope", () => Promise.resolve(this.startProcess()), this.clientOptions());
+    this.client.onNotification(CHANGED_NOTIFICATION, events.changed);
+    this.client.onNotification(LIVE_NOTIFICATION, events.live);
+    this.client.onDidChangeState(({ newState }) => { if (newState === State.Running) this.becomeReady(); });
+  }
+
+  async start(): Promise<void> {
+    try {
+      await this.client.start();
+    } catch {
+      this.events.ended(this.problem());
+    }
+  }
+
+  async stop(): Promise<void> {
+    this.extraCommands.splice(0).forEach((command) => void command.dispose());
+    if (this.client.needsStop()) await this.client.stop();
+  }
+
+  async panel(uri: string): Promise<unknown> {
+    this.mustRun();
+    return this.client.sendRequest(PANEL_REQUEST, { uri });
+  }
+
+  async execute(command: string, args: readonly unknown[]): Promise<unknown> {
+    this.mustRun();
+    return this.client.sendRequest(ExecuteCommandRequest.type, { command, arguments: [...args] });
+  }
+
+  private mustRun(): void {
+    if (!this.client.isRunning()) throw new Error(this.problem());
+  }
+
+  private problem(): string {
+    return whyEnded(this.python, this.errorCode, this.stderr);
+  }
+
+  private startProcess(): ChildProcess {
+    this.stderr = "";
+    this.errorCode = null;
+    const folder = vscode.workspace.workspaceFolders?.[0]?.uri.fsPath;
+    const child = spawn(this.python, [...serverArguments], { cwd: folder, stdio: "pipe" });
+    child.on("error", (error: NodeJS.ErrnoException) => { this.errorCode = error.code ?? error.message; });
+    child.stderr.setEncoding("utf8").on("data", (text: string) => { this.stderr = (this.stderr + text).slice(-KEPT_STDERR); });
+    return child;
+  }
+
+  private clientOptions(): LanguageClientOptions {
+    const settings = vscode.workspace.getConfiguration(SETTINGS_SECTION);
+    return {
+      documentSelector: [{ language: "python", scheme: "file" }],
+      synchronize: { configurationSection: SETTINGS_SECTION },
+      initializationOptions: { ...settingsOf(settings), python: this.python },
+      outputChannel: this.output,
+      errorHandler: this.errorHandler(),
+      initializationFailedHandler: () => false,
+      middleware: {
+        workspace: {
+          configuration: async (params, token, next) => {
+            const answers = await next(params, token);
+            return Array.isArray(answers) ? answers.map((answer) => this.withPython(answer)) : answers;
+          },
+        },
+      },
+    };
+  }
+
+  /** The server is told the Python that was found, not an empty setting. */
+  private withPython(answer: unknown): unknown {
+    return typeof answer === "object" && answer !== null && "python" in answer ? { ...answer, python: this.python } : answer;
+  }
+
+  private errorHandler(): ErrorHandler {
+    return {
+      error: () => ({ action: ErrorAction.Continue, handled: true }),
+      closed: () => this.closed(),
+    };
+  }
+
+  /** A server that never spoke will not do so next time; one that broke later is started again a few times. */
+  private closed(): CloseHandlerResult {
+    this.events.ended(this.problem());
+    if (!this.initialized || this.restarts >= RESTARTS) return { action: CloseAction.DoNotRestart, handled: true };
+    this.restarts += 1;
+    return { action: CloseAction.Restart, handled: true };
+  }
+
+  private becomeReady(): void {
+    this.initialized = true;
+    this.registerExtraCommands();
+    this.events.started();
+  }
+
+  /** Commands of code actions that only the server knows. */
+  private registerExtraCommands(): void {
+    const offered = this.client.initializeResult?.capabilities.executeCommandProvider?.commands ?? [];
+    const ours: readonly string[] = SERVER_COMMANDS;
+    this.extraCommands.splice(0).forEach((command) => void command.dispose());
+    for (const command of offered.filter((name) => !ours.includes(name))) {
+      this.extraCommands.push(vscode.commands.registerCommand(command, (...args: unknown[]) => this.execute(command, args)));
+    }
+  }
+}
+
+function settingsOf(settings: vscode.WorkspaceConfiguration): Record<string, unknown> {
+  return Object.fromEntries(SETTINGS.map((name) => [name, settings.get(name)]));
+}
