@@ -11,11 +11,26 @@ import {
 import { CHANGED_NOTIFICATION, LIVE_NOTIFICATION, PANEL_REQUEST, SERVER_COMMANDS, SETTINGS, SETTINGS_SECTION } from "./contract";
 import { serverArguments, whyEnded } from "./interpreter";
 
-/** Commands that the server offers are registered by us: they must exist before it runs, and say why when it does not. */
-class CommandsLeftOut extends LanguageClient {
+/** The library's client, less what the extension says and does itself. */
+class QuietClient extends LanguageClient {
+  /** Commands are registered by the extension: they must exist before the server runs, and say why when it does not. */
   override registerFeature(feature: StaticFeature | DynamicFeature<unknown>): void {
     if ("registrationType" in feature && feature.registrationType.method === ExecuteCommandRequest.method) return;
     super.registerFeature(feature);
+  }
+
+  /** The panel says what happened and what to do; here it is only logged. */
+  override error(message: string, data?: unknown): void {
+    super.error(message, data, false);
+  }
+
+  /** Stopping what never started is no failure. */
+  override async stop(timeout?: number): Promise<void> {
+    try {
+      await super.stop(timeout);
+    } catch (error) {
+      this.info(`stopped before it had started: ${String(error)}`, undefined, false);
+    }
   }
 }
 
@@ -31,7 +46,7 @@ const KEPT_STDERR = 4_000;
 const RESTARTS = 3;
 
 export class StepscopeServer {
-  private readonly client: CommandsLeftOut;
+  private readonly client: QuietClient;
   private readonly extraCommands: vscode.Disposable[] = [];
   private stderr = "";
   private errorCode: string | null = null;
@@ -39,7 +54,7 @@ export class StepscopeServer {
   private restarts = 0;
 
   constructor(readonly python: string, private readonly events: ServerEvents, private readonly output: vscode.OutputChannel) {
-    this.client = new CommandsLeftOut("stepscope", "stepscope", () => Promise.resolve(this.startProcess()), this.clientOptions());
+    this.client = new QuietClient("stepscope", "stepscope", () => Promise.resolve(this.startProcess()), this.clientOptions());
     this.client.onNotification(CHANGED_NOTIFICATION, events.changed);
     this.client.onNotification(LIVE_NOTIFICATION, events.live);
     this.client.onDidChangeState(({ newState }) => { if (newState === State.Running) this.becomeReady(); });

@@ -107,10 +107,10 @@ class Extension {
 
   private show(shown: Shown): void {
     this.panel.show(shown);
-    const words = statusWords(shown.panel, shown.live);
+    const words = statusWords(shown);
     if (words === null) return this.status.hide();
     this.status.text = words;
-    this.status.tooltip = shown.panel?.verdict ?? "stepscope";
+    this.status.tooltip = shown.problem ?? shown.panel?.verdict ?? "stepscope";
     this.status.show();
   }
 

@@ -43,10 +43,11 @@ test("the badge and the status bar", () => {
   const live = readLive({ uri: SCRIPT, running: true, step: 1234, stepMs: 31.9, message: "epoch 1 $(bug)" });
   assert.equal(liveWords(live), "step 1,234 · 31.9 ms · epoch 1 $(bug)");
   assert.equal(liveWords(readLive({ uri: SCRIPT, running: true })), "starting");
-  assert.equal(statusWords(panel(), live), "$(pulse) step 1,234 · 31.9 ms · epoch 1 $ (bug)");
-  assert.equal(statusWords(panel(), { ...live, running: false }), "$(watch) 42.0 ms a step");
-  assert.equal(statusWords(panel({ state: "stale" }), null), "$(watch) ≈ 42.0 ms a step");
-  assert.equal(statusWords(panel({ stepMs: null }), null), null);
+  assert.equal(statusWords({ panel: panel(), live, problem: null }), "$(pulse) step 1,234 · 31.9 ms · epoch 1 $ (bug)");
+  assert.equal(statusWords({ panel: panel(), live: { ...live, running: false }, problem: null }), "$(watch) 42.0 ms a step");
+  assert.equal(statusWords({ panel: panel({ state: "stale" }), live: null, problem: null }), "$(watch) ≈ 42.0 ms a step");
+  assert.equal(statusWords({ panel: panel(), live, problem: "ended" }), "$(warning) stepscope");
+  assert.equal(statusWords({ panel: panel({ stepMs: null }), live: null, problem: null }), null);
 });
 
 test("the Python: the setting, the Python extension, the folder's environment, the system's", () => {

@@ -2,6 +2,7 @@
 
 import { milliseconds, percent, significant, size } from "../../../../src/stepscope/ui/html/page/format.js";
 import type { Block, GpuRow, Live, Panel } from "../contract";
+import type { Shown } from "../messages";
 import type { Interval } from "./batchCurve";
 
 export { milliseconds, percent, size };
@@ -74,7 +75,8 @@ export function gpuTable(rows: readonly GpuRow[]): GpuWords[] {
 }
 
 /** The status bar: the step as far as it is known, and how. */
-export function statusWords(panel: Panel | null, live: Live | null): string | null {
+export function statusWords({ panel, live, problem }: Pick<Shown, "panel" | "live" | "problem">): string | null {
+  if (problem !== null) return "$(warning) stepscope";
   if (live?.running) return `$(pulse) ${withoutIcons(liveWords(live))}`;
   if (panel === null || panel.stepMs === null) return null;
   const mark = { measured: "", estimated: "≈ ", stale: "≈ ", none: "≈ " }[panel.state];
