@@ -43,6 +43,7 @@ export interface ServerEvents {
 }
 
 const KEPT_STDERR = 4_000;
+const LAST_WORDS_MS = 3_000;
 const RESTARTS = 3;
 
 export class StepscopeServer {
@@ -50,6 +51,8 @@ export class StepscopeServer {
   private readonly extraCommands: vscode.Disposable[] = [];
   private stderr = "";
   private errorCode: string | null = null;
+  /** When all that the process had to say has been read. */
+  private allSaid: Promise<void> = Promise.resolve();
   private initialized = false;
   private restarts = 0;
 
@@ -64,7 +67,7 @@ export class StepscopeServer {
     try {
       await this.client.start();
     } catch {
-      this.events.ended(this.problem());
+      await this.tellWhyEnded();
     }
   }
 
@@ -98,7 +101,14 @@ export class StepscopeServer {
     const child = spawn(this.python, [...serverArguments], { cwd: folder, stdio: "pipe" });
     child.on("error", (error: NodeJS.ErrnoException) => { this.errorCode = error.code ?? error.message; });
     child.stderr.setEncoding("utf8").on("data", (text: string) => { this.stderr = (this.stderr + text).slice(-KEPT_STDERR); });
+    this.allSaid = new Promise((resolve) => { child.once("close", () => resolve()).once("error", () => resolve()); });
     return child;
+  }
+
+  /** The connection breaks before the last words arrive. */
+  private async tellWhyEnded(): Promise<void> {
+    await Promise.race([this.allSaid, new Promise((resolve) => { setTimeout(resolve, LAST_WORDS_MS); })]);
+    this.events.ended(this.problem());
   }
 
   private clientOptions(): LanguageClientOptions {
@@ -134,8 +144,8 @@ export class StepscopeServer {
   }
 
   /** A server that never spoke will not do so next time; one that broke later is started again a few times. */
-  private closed(): CloseHandlerResult {
-    this.events.ended(this.problem());
+  private async closed(): Promise<CloseHandlerResult> {
+    await this.tellWhyEnded();
     if (!this.initialized || this.restarts >= RESTARTS) return { action: CloseAction.DoNotRestart, handled: true };
     this.restarts += 1;
     return { action: CloseAction.Restart, handled: true };

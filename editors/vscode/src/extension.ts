@@ -187,7 +187,7 @@ class Extension {
   /** As a tab of the editor: it also opens where the editor runs in a browser, far from the file. */
   private async openReport(uri: string): Promise<void> {
     const path = await this.ready().execute(OPEN_REPORT, [uri]);
-    if (typeof path !== "string") throw new Error(`${fileName(uri)} has no report yet: profile it first`);
+    if (typeof path !== "string") return; // the server has said why
     const html = reportHtml(await readFile(path, "utf8"));
     const tab = vscode.window.createWebviewPanel("stepscope.report", `${fileName(uri)}: report`, vscode.ViewColumn.Beside, {
       enableScripts: true, localResourceRoots: [], retainContextWhenHidden: true,

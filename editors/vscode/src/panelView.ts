@@ -30,7 +30,7 @@ export class PanelViewProvider implements vscode.WebviewViewProvider {
     const running = shown.live?.running === true;
     if (this.view !== null) {
       if (running) this.view.badge = { value: 1, tooltip: "a training is running" };
-      else delete this.view.badge;
+      else this.view.badge = undefined;
     }
     void this.view?.webview.postMessage(shown);
   }

@@ -6,15 +6,36 @@ import { CHANGED_NOTIFICATION, LIVE_NOTIFICATION, OPEN_REPORT, PANEL_REQUEST, PR
 import { point, rawPanel } from "./panels";
 
 const connection = createMessageConnection(new StreamMessageReader(process.stdin), new StreamMessageWriter(process.stdout));
-let batch = 32;
 let measured = false;
+/** The script as the editor has it. */
+let lines: string[] = [];
 
-connection.onRequest("initialize", () => ({ capabilities: { executeCommandProvider: { commands: [...SERVER_COMMANDS] } } }));
+/** The number after "BATCH =": its line, columns and value. */
+function batchPlace(): { line: number; start: number; end: number; value: number } | null {
+  for (const [line, text] of lines.entries()) {
+    const found = /BATCH = (\d+)/.exec(text);
+    if (found?.[1] !== undefined) return { line, start: found.index + 8, end: found.index + found[0].length, value: Number(found[1]) };
+  }
+  return null;
+}
+
+function remember(text: string): void {
+  lines = text.split("\n");
+}
+
+connection.onRequest("initialize", () => ({ capabilities: { textDocumentSync: 1, executeCommandProvider: { commands: [...SERVER_COMMANDS] } } }));
 connection.onRequest("shutdown", () => null);
 connection.onNotification("exit", () => process.exit(0));
-connection.onRequest(PANEL_REQUEST, () => rawPanel({
-  state: measured ? "measured" : "none", batch: { value: batch, line: 11, points: [8, 32, 128].map(point) },
-}));
+connection.onNotification("textDocument/didOpen", ({ textDocument }: { textDocument: { text: string } }) => remember(textDocument.text));
+connection.onNotification("textDocument/didChange", async ({ textDocument, contentChanges }: { textDocument: { uri: string }; contentChanges: { text: string }[] }) => {
+  remember(contentChanges.at(-1)?.text ?? "");
+  await connection.sendNotification(CHANGED_NOTIFICATION, { uri: textDocument.uri });
+});
+connection.onRequest(PANEL_REQUEST, () => {
+  const place = batchPlace();
+  const batch = place && { value: place.value, line: place.line, points: [8, 16, 32, 64, 128].map(point) };
+  return rawPanel({ state: measured ? "measured" : "none", batch });
+});
 connection.onRequest("workspace/executeCommand", async ({ command, arguments: args }: { command: string; arguments: unknown[] }) => {
   const uri = args[0] as string;
   if (command === PROFILE) {
@@ -23,13 +44,14 @@ connection.onRequest("workspace/executeCommand", async ({ command, arguments: ar
     await connection.sendNotification(LIVE_NOTIFICATION, { uri, running: false, step: null, stepMs: null, samplesPerSecond: null, message: null });
   } else if (command === SET_BATCH) {
     const wanted = (args[1] as { batch: number }).batch;
-    const newText = String(wanted);
-    const range = { start: { line: 11, character: 13 }, end: { line: 11, character: 15 } };
-    const { applied } = await connection.sendRequest<{ applied: boolean }>("workspace/applyEdit", { edit: { changes: { [uri]: [{ range, newText }] } } });
-    if (applied) batch = wanted;
+    const place = batchPlace();
+    if (place === null) throw new Error("no batch size was found in the code");
+    const range = { start: { line: place.line, character: place.start }, end: { line: place.line, character: place.end } };
+    await connection.sendRequest("workspace/applyEdit", { edit: { changes: { [uri]: [{ range, newText: String(wanted) }] } } });
   } else if (command === OPEN_REPORT) return "/home/someone/report.html";
   else if (command !== STOP) throw new Error(`unknown command ${command}`);
   await connection.sendNotification(CHANGED_NOTIFICATION, { uri });
   return null;
 });
+connection.onClose(() => process.exit(0));
 connection.listen();

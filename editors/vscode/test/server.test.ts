@@ -38,14 +38,18 @@ test("profile, live values, a new batch through an edit of the client", { timeou
   connection.onNotification(CHANGED_NOTIFICATION, (params) => void follower.changed(params));
   connection.onNotification(LIVE_NOTIFICATION, (params) => follower.live(params));
   connection.onRequest("workspace/applyEdit", (params) => { edits.push(params); return { applied: true }; });
+  await connection.sendNotification("textDocument/didOpen", { textDocument: { uri: SCRIPT, text: "import torch\nBATCH = 32\n" } });
   await follower.activate(SCRIPT);
-  assert.equal(follower.shown.panel?.state, "none");
+  assert.deepEqual([follower.shown.panel?.state, follower.shown.panel?.batch?.line], ["none", 1]);
   await connection.sendRequest("workspace/executeCommand", { command: PROFILE, arguments: [SCRIPT] });
   await until((one) => one.live?.step === 5);
   await until((one) => one.panel?.state === "measured" && one.live === null);
   await connection.sendRequest("workspace/executeCommand", { command: SET_BATCH, arguments: [SCRIPT, { batch: 64 }] });
+  const range = { start: { line: 1, character: 8 }, end: { line: 1, character: 10 } };
+  assert.deepEqual(edits, [{ edit: { changes: { [SCRIPT]: [{ range, newText: "64" }] } } }]);
+  const text = "import torch\nBATCH = 64\n";
+  await connection.sendNotification("textDocument/didChange", { textDocument: { uri: SCRIPT }, contentChanges: [{ text }] });
   await until((one) => one.panel?.batch?.value === 64);
-  assert.match(JSON.stringify(edits), /"newText":"64"/);
 }));
 
 test("a request that the server refuses becomes a problem in the panel", { timeout: 60_000 }, () => withServer(async (connection) => {

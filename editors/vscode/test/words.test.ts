@@ -3,9 +3,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { readLive } from "../src/contract";
+import { readLive, type Block } from "../src/contract";
 import { findPython, whyEnded } from "../src/interpreter";
-import { amountWords, gpuTable, liveWords, milliseconds, ofCapacity, perSecond, size, statusWords, stepWords, withInterval } from "../src/model/words";
+import { blockTip, gpuTable, liveWords, milliseconds, ofCapacity, perSecond, size, statusWords, stepWords, withInterval } from "../src/model/words";
 import { pageHtml, reportHtml } from "../src/pageHtml";
 import { fileName } from "../src/panelFollower";
 import { SCRIPT, panel } from "./panels";
@@ -26,10 +26,16 @@ test("the step is told with its interval, or not at all", () => {
 test("a share that is not known is left out", () => {
   const [forward] = panel().time;
   assert.ok(forward);
-  assert.equal(amountWords(forward, "ms"), "14.0 ms · 33%");
-  assert.equal(amountWords({ ...forward, share: null }, "ms"), "14.0 ms");
+  assert.equal(blockTip({ block: forward, gathered: [] }, "ms"), "forward\n14.0 ms · 33%\nline 21\ndouble click: look inside");
+  assert.equal(blockTip({ block: { ...forward, share: null, line: null, children: [] }, gathered: [] }, "ms"), "forward\n14.0 ms");
   assert.equal(ofCapacity("1.00 GB", null), "1.00 GB");
   assert.equal(ofCapacity("1.00 GB", 8e10), "1.00 GB of 80.0 GB");
+});
+
+test("gathered blocks are named, a few of them", () => {
+  const small = Array.from({ length: 20 }, (_, i) => ({ name: `op ${i}`, amount: 1e6, share: null, uri: null, line: null, children: [] }));
+  const tip = blockTip({ block: { ...small[0], name: "20 smaller", amount: 2e7 } as Block, gathered: small }, "bytes").split("\n");
+  assert.deepEqual([tip[0], tip[1], tip[2], tip.at(-1)], ["20 smaller", "20.0 MB", "op 0: 1.00 MB", "and 8 more"]);
 });
 
 test("GPUs: fastest first, what does not fit last, the unknown said", () => {

@@ -10,8 +10,8 @@ export interface PlacedBlock {
   readonly depth: number;
   readonly top: number;
   readonly height: number;
-  /** How many small blocks stand here together; 1 for a block of its own. */
-  readonly gathered: number;
+  /** Small blocks that stand here together; none for a block of its own. */
+  readonly gathered: readonly Block[];
 }
 
 export interface LayoutLimits {
@@ -41,7 +41,7 @@ function placeSiblings(blocks: readonly Block[], whole: number, space: Space, pa
   for (const { block, place } of readable.concat(small.length === 1 ? small : [])) {
     const height = block.amount * scale;
     const here = [...path, place];
-    placed.push({ block, path: here, depth: path.length, top, height, gathered: 1 });
+    placed.push({ block, path: here, depth: path.length, top, height, gathered: [] });
     placed.push(...placeSiblings(block.children, block.amount, { top, height }, here, limits));
     top += height;
   }
@@ -55,7 +55,7 @@ function gather(small: readonly { block: Block; place: number }[], path: readonl
   const shares = blocks.map((block) => block.share);
   const share = shares.every((one) => one !== null) ? shares.reduce((sum: number, one) => sum + (one ?? 0), 0) : null;
   const block: Block = { name: `${blocks.length} smaller`, amount, share, uri: null, line: null, children: [] };
-  return { block, path: [...path, small[0]?.place ?? 0], depth: path.length, top, height: amount * scale, gathered: blocks.length };
+  return { block, path: [...path, small[0]?.place ?? 0], depth: path.length, top, height: amount * scale, gathered: blocks };
 }
 
 const total = (blocks: readonly Block[]): number => blocks.reduce((sum, block) => sum + block.amount, 0);

@@ -4,6 +4,7 @@ import { milliseconds, percent, significant, size } from "../../../../src/stepsc
 import type { Block, GpuRow, Live, Panel } from "../contract";
 import type { Shown } from "../messages";
 import type { Interval } from "./batchCurve";
+import type { PlacedBlock } from "./blockLayout";
 
 export { milliseconds, percent, size };
 
@@ -45,10 +46,27 @@ export function liveWords(live: Live): string {
   return parts.length > 0 ? parts.join(" · ") : "starting";
 }
 
-export function amountWords(block: Block, unit: "ms" | "bytes"): string {
-  const amount = unit === "ms" ? milliseconds(block.amount) : size(block.amount);
-  return block.share === null ? amount : `${amount} · ${percent(block.share)}`;
+export type Unit = "ms" | "bytes";
+
+export const amountWords = (block: Block, unit: Unit): string => (unit === "ms" ? milliseconds(block.amount) : size(block.amount));
+
+export const shareWords = (block: Block): string => (block.share === null ? "" : percent(block.share));
+
+/** Everything about a block that its few pixels cannot say. */
+export function blockTip({ block, gathered }: Pick<PlacedBlock, "block" | "gathered">, unit: Unit): string {
+  const [first, rest] = [gathered.slice(0, MOST_IN_TIP), gathered.length - MOST_IN_TIP];
+  const lines = [
+    block.name,
+    [amountWords(block, unit), shareWords(block)].filter((part) => part !== "").join(" · "),
+    ...first.map((one) => `${one.name}: ${amountWords(one, unit)}`),
+    rest > 0 ? `and ${rest} more` : "",
+    block.line === null ? "" : `line ${block.line + 1}`,
+    block.children.length > 0 ? "double click: look inside" : "",
+  ];
+  return lines.filter((line) => line !== "").join("\n");
 }
+
+const MOST_IN_TIP = 12;
 
 /** Gives the memory its meaning: "1.23 GB of 80.0 GB", or only the first where the size is not known. */
 export const ofCapacity = (text: string, capacityBytes: number | null): string =>

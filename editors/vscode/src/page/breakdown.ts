@@ -2,10 +2,10 @@
 
 import type { Block } from "../contract";
 import { blockAt, depthOf, layoutBlocks, neighbour, type Direction, type PlacedBlock } from "../model/blockLayout";
-import { amountWords } from "../model/words";
+import { amountWords, blockTip, shareWords, type Unit } from "../model/words";
 import { button, element, place, section, share } from "./elements";
 
-const HUES = 6;
+const HUES = 5;
 const COLUMNS = 3;
 /** Pixels below which a block cannot be read; the drawing's height is fixed in panel.css. */
 const LOWEST = 16 / 360;
@@ -14,7 +14,7 @@ const DIRECTIONS: Readonly<Record<string, Direction>> = { ArrowUp: "up", ArrowDo
 
 export interface BreakdownOptions {
   readonly title: string;
-  readonly unit: "ms" | "bytes";
+  readonly unit: Unit;
   readonly blocks: readonly Block[];
   readonly jump: (uri: string, line: number) => void;
   /** The block that is looked into, by its path. */
@@ -57,8 +57,8 @@ function pathBack(options: BreakdownOptions): HTMLElement {
 
 function blockPart(one: PlacedBlock, columns: number, options: BreakdownOptions, pathOf: () => readonly number[]): HTMLElement {
   const { block } = one;
-  const words = amountWords(block, options.unit);
-  const part = element("div", `block hue-${(pathOf()[0] ?? 0) % HUES}`, element("span", "name", block.name), element("span", "amount", words));
+  const part = element("div", `block hue-${(pathOf()[0] ?? 0) % HUES}`, element("span", "name", block.name),
+    element("span", "amount", amountWords(block, options.unit)), element("span", "share", shareWords(block)));
   const last = one.depth === columns - 1 || block.children.length === 0;
   place(part, {
     top: share(one.top), height: share(one.height), left: share(one.depth / columns),
@@ -68,9 +68,10 @@ function blockPart(one: PlacedBlock, columns: number, options: BreakdownOptions,
   const target = uri !== null && line !== null ? { uri, line } : null;
   part.setAttribute("role", "treeitem");
   part.setAttribute("aria-level", String(one.depth + 1));
-  part.title = [block.name, words, target === null ? null : `line ${target.line + 1}`, block.children.length > 0 ? "double click: look inside" : null].filter((text) => text !== null).join("\n");
-  part.classList.toggle("tall", one.height >= 2.2 * LOWEST);
-  if (one.gathered > 1) part.classList.add("gathered");
+  part.title = blockTip(one, options.unit);
+  part.classList.toggle("tall", one.height >= 2 * LOWEST);
+  part.classList.toggle("taller", one.height >= 3 * LOWEST);
+  if (one.gathered.length > 0) part.classList.add("gathered");
   const jump = (): void => { if (target !== null) options.jump(target.uri, target.line); };
   const open = (): void => { if (block.children.length > 0) options.lookInside(pathOf()); };
   if (target !== null) part.classList.add("jumps");

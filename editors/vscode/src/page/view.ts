@@ -2,14 +2,12 @@
 
 import type { Panel } from "../contract";
 import type { PageMessage, Shown } from "../messages";
-import { gpuTable, liveWords, milliseconds, ofCapacity, perSecond, size, stateWords, stepWords } from "../model/words";
+import { gpuTable, liveWords, milliseconds, ofCapacity, perSecond, size, stateWords, stepWords, type Unit } from "../model/words";
 import { BatchBars } from "./bars";
 import { breakdown } from "./breakdown";
 import { button, element, section } from "./elements";
 
 export type Send = (message: PageMessage) => void;
-
-type Unit = "ms" | "bytes";
 
 export class PanelView {
   private shown: Shown | null = null;
