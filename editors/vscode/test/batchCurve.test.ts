@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { batchAfterKey, batchFor, fullScale, offeredBatches, predictAt, stepAt } from "../src/model/batchCurve";
+import { batchAfterKey, batchFor, canChoose, fullScale, offeredBatches, predictAt, stepAt } from "../src/model/batchCurve";
 import { panel, point } from "./panels";
 
 const points = panel().batch?.points ?? [];
@@ -81,6 +81,19 @@ test("the memory bar ends at the device's memory only when that is near", () => 
   assert.equal(fullScale(points, offered, "peakBytes", 1.2 * most), 1.2 * most);
   assert.equal(fullScale(points, offered, "peakBytes", 100 * most), most);
   assert.equal(fullScale(points, offered, "peakBytes", null), most);
+});
+
+test("a wide interval does not squeeze the bar", () => {
+  const wide = panel({ batch: { value: 8, line: 0, points: [8, 16].map((batch) => ({ ...point(batch), peakHighBytes: 9e9 })) } }).batch?.points ?? [];
+  assert.equal(fullScale(wide, [8, 16], "peakBytes", null), 1.3 * 2.6e8);
+});
+
+test("what is the same for every batch cannot be chosen by", () => {
+  assert.ok(canChoose(points, offered, "peakBytes"));
+  const same = panel({ batch: { value: 8, line: 0, points: [8, 16].map((batch) => ({ ...point(batch), peakBytes: 5e8 })) } }).batch?.points ?? [];
+  assert.ok(!canChoose(same, [8, 16], "peakBytes"));
+  assert.ok(canChoose(same, [8, 16], "samplesPerSecond"));
+  assert.ok(!canChoose(points, [8], "samplesPerSecond"));
 });
 
 test("keys of a slider", () => {

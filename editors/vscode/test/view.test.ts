@@ -143,6 +143,14 @@ test("another script is shown at once, even while a bar is held", () => {
   assert.equal(find(".verdict").textContent, "other");
 });
 
+test("memory that was not captured is said, and its bar does not move", () => {
+  const { body, show, find } = page();
+  const batch = panel().batch;
+  show({ ...panel(), batch: batch && { ...batch, points: batch.points.map((one) => ({ ...one, peakBytes: null })) } });
+  assert.equal(find(".peakBytes .amount").textContent, "not known");
+  assert.equal(body.querySelectorAll("[role=slider]").length, 1);
+});
+
 test("a batch outside the prediction can still be dragged back into it", () => {
   const { sent, show, find, press } = page();
   const batch = panel().batch;
@@ -198,8 +206,9 @@ test("the live badge comes and goes, and can stop the run", () => {
   const { body, sent, show, find } = page();
   const live = { uri: SCRIPT, running: true, step: 12, stepMs: 41.5, samplesPerSecond: null, message: null };
   show(panel(), { live });
-  assert.equal(find(".live").textContent, "live step 12 · 41.5 ms Stop");
-  find(".live button").click();
+  assert.equal(find(".live").textContent, "live step 12 · 41.5 ms");
+  assert.equal(find("header button").textContent, "Stop");
+  find("header button").click();
   assert.deepEqual(sent, [{ kind: "stop" }]);
   show(panel());
   assert.equal(body.querySelector(".live"), null);

@@ -135,7 +135,11 @@ def test_a_real_script_is_profiled_and_its_costs_stand_beside_the_lines(
         window.panel().get_by_role("button", name="Report").click()
         wait_for(
             "the report",
-            lambda: [one for one in window.page.frames if one.query_selector("#verdict, .verdict-sentence, main")],
+            lambda: [
+                one
+                for one in window.page.frames
+                if one.query_selector("#verdict, .verdict-sentence, main")
+            ],
         )
         assert no_outside_request(window, address)
 

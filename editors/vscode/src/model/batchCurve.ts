@@ -85,14 +85,26 @@ export function batchFor(points: Points, offered: readonly number[], quantity: Q
   return (reaching ?? fastest).batch;
 }
 
-/** Where a bar ends: the most that any offered batch may need or give, or the memory there is if that is close. */
+/** A bar is a little longer than its largest amount, so that most intervals fit on it. */
+const ROOM = 1.3;
+
+/** Where a bar ends: what the largest offered amount needs, or the memory there is if that is close. */
 export function fullScale(points: Points, offered: readonly number[], quantity: Quantity, capacityBytes: number | null): number | null {
-  const highs = offered.flatMap((batch) => predictAt(points, batch)?.[quantity]?.high ?? []);
-  if (highs.length === 0) return null;
-  const most = Math.max(...highs);
+  const amounts = amountsOf(points, offered, quantity);
+  if (amounts.length === 0) return null;
+  const most = Math.min(Math.max(...amounts.map(({ high }) => high)), ROOM * Math.max(...amounts.map(({ value }) => value)));
   const nearCapacity = quantity === "peakBytes" && capacityBytes !== null && capacityBytes < 1.5 * most;
   return nearCapacity ? Math.max(most, capacityBytes) : most;
 }
+
+/** Whether batches differ in this at all; if not, there is nothing to choose by. */
+export function canChoose(points: Points, offered: readonly number[], quantity: Quantity): boolean {
+  const values = amountsOf(points, offered, quantity).map(({ value }) => value);
+  return values.length > 1 && Math.max(...values) > 1.001 * Math.min(...values);
+}
+
+const amountsOf = (points: Points, offered: readonly number[], quantity: Quantity): Interval[] =>
+  offered.flatMap((batch) => predictAt(points, batch)?.[quantity] ?? []);
 
 /** The batch after a key of a slider, or null when the key means nothing to it. */
 export function batchAfterKey(key: string, batch: number, offered: readonly number[]): number | null {

@@ -1,7 +1,7 @@
 // Throughput and peak memory as bars that are dragged to the batch size that gives them.
 
 import type { Batch, Panel } from "../contract";
-import { batchAfterKey, batchFor, fullScale, offeredBatches, predictAt, type Interval, type Quantity } from "../model/batchCurve";
+import { batchAfterKey, batchFor, canChoose, fullScale, offeredBatches, predictAt, type Interval, type Quantity } from "../model/batchCurve";
 import { ofCapacity, perSecond, size, withInterval } from "../model/words";
 import { element, place, section, share } from "./elements";
 
@@ -20,7 +20,7 @@ export class BatchBars {
     this.chosen = batch.value;
     this.offered = offeredBatches(batch.points, batch.value);
     const quantities: readonly Quantity[] = ["samplesPerSecond", "peakBytes"];
-    this.bars = quantities.map((quantity) => new Bar(quantity, this.scaleOf(quantity), this, panel.capacityBytes));
+    this.bars = quantities.map((quantity) => new Bar(quantity, this.scaleOf(quantity), this, panel.capacityBytes, canChoose(batch.points, this.offered, quantity)));
     this.note.setAttribute("aria-live", "polite");
     this.root = section("Batch size", ...this.bars.map((bar) => bar.root), this.note);
     this.show();
@@ -90,12 +90,12 @@ class Bar {
   private readonly handle = element("div", "handle");
   private readonly amount = element("span", "amount");
 
-  constructor(readonly quantity: Quantity, private readonly scale: number | null, private readonly bars: BatchBars, private readonly capacityBytes: number | null) {
+  constructor(readonly quantity: Quantity, private readonly scale: number | null, private readonly bars: BatchBars, private readonly capacityBytes: number | null, draggable: boolean) {
     this.track.append(this.fill, this.interval, this.handle);
     this.root = element("div", `bar ${quantity}`, element("div", "label", element("span", "", TITLES[quantity]), this.amount), this.track);
     if (quantity === "peakBytes" && scale !== null && capacityBytes !== null && capacityBytes <= scale) this.markCapacity(capacityBytes / scale);
-    if (scale === null) this.root.classList.add("unknown");
-    else this.listen(scale);
+    if (scale !== null && draggable) this.listen(scale);
+    else this.root.classList.add("fixed");
   }
 
   show(amount: Interval | null, batch: number, offered: readonly number[]): void {
@@ -103,6 +103,7 @@ class Bar {
     this.root.classList.toggle("nowhere", amount === null);
     this.root.classList.toggle("over", amount !== null && this.exceeds(amount.high));
     if (amount !== null && this.scale !== null) this.draw(amount, this.scale);
+    if (this.root.classList.contains("fixed")) return;
     const values = { now: batch, min: Math.min(batch, ...offered), max: Math.max(batch, ...offered), text: `batch ${batch}: ${this.amount.textContent}` };
     for (const [name, value] of Object.entries(values)) this.track.setAttribute(`aria-value${name}`, String(value));
   }
@@ -121,7 +122,7 @@ class Bar {
   private draw(amount: Interval, scale: number): void {
     place(this.fill, { width: share(amount.value / scale) });
     place(this.handle, { left: share(amount.value / scale) });
-    place(this.interval, { left: share(amount.low / scale), width: share((amount.high - amount.low) / scale) });
+    place(this.interval, { left: share(amount.low / scale), width: share((Math.min(amount.high, scale) - amount.low) / scale) });
   }
 
   private markCapacity(at: number): void {

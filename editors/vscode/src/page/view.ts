@@ -61,7 +61,7 @@ export class PanelView {
   private liveBadge(): Node | null {
     const live = this.shown?.live;
     if (!live?.running) return null;
-    const badge = element("p", "live", element("span", "dot"), element("strong", "", "live "), liveWords(live), " ", button("Stop", () => this.send({ kind: "stop" }), "link"));
+    const badge = element("p", "live", element("span", "dot"), element("strong", "", "live "), liveWords(live));
     badge.setAttribute("role", "status");
     return badge;
   }
