@@ -44,6 +44,7 @@ export interface ServerEvents {
 
 const KEPT_STDERR = 4_000;
 const LAST_WORDS_MS = 3_000;
+const START_LIMIT_MS = 60_000;
 const RESTARTS = 3;
 
 export class StepscopeServer {
@@ -53,8 +54,12 @@ export class StepscopeServer {
   private errorCode: string | null = null;
   /** When all that the process had to say has been read. */
   private allSaid: Promise<void> = Promise.resolve();
+  private child: ChildProcess | null = null;
   private initialized = false;
+  private stopped = false;
   private restarts = 0;
+  /** Settled when the server answers or has failed to. */
+  private answering: Promise<void> = Promise.resolve();
 
   constructor(readonly python: string, private readonly events: ServerEvents, private readonly output: vscode.OutputChannel) {
     this.client = new QuietClient("stepscope", "stepscope", () => Promise.resolve(this.startProcess()), this.clientOptions());
@@ -63,30 +68,45 @@ export class StepscopeServer {
     this.client.onDidChangeState(({ newState }) => { if (newState === State.Running) this.becomeReady(); });
   }
 
-  async start(): Promise<void> {
-    try {
-      await this.client.start();
-    } catch {
-      await this.tellWhyEnded();
-    }
+  start(): Promise<void> {
+    this.answering = this.stopped ? Promise.resolve() : this.startOnce();
+    return this.answering;
   }
 
   async stop(): Promise<void> {
+    this.stopped = true;
     this.extraCommands.splice(0).forEach((command) => void command.dispose());
-    if (this.client.needsStop()) await this.client.stop();
+    if (this.client.isRunning()) await this.client.stop();
+    else this.child?.kill();
   }
 
   async panel(uri: string): Promise<unknown> {
-    this.mustRun();
+    await this.mustRun();
     return this.client.sendRequest(PANEL_REQUEST, { uri });
   }
 
   async execute(command: string, args: readonly unknown[]): Promise<unknown> {
-    this.mustRun();
+    await this.mustRun();
     return this.client.sendRequest(ExecuteCommandRequest.type, { command, arguments: [...args] });
   }
 
-  private mustRun(): void {
+  /** A program that takes requests and never answers is ended: it is no language server. */
+  private async startOnce(): Promise<void> {
+    const limit = setTimeout(() => {
+      this.errorCode = "ETIMEDOUT";
+      this.child?.kill();
+    }, START_LIMIT_MS);
+    try {
+      await this.client.start();
+    } catch {
+      await this.tellWhyEnded();
+    } finally {
+      clearTimeout(limit);
+    }
+  }
+
+  private async mustRun(): Promise<void> {
+    await this.answering;
     if (!this.client.isRunning()) throw new Error(this.problem());
   }
 
@@ -101,6 +121,7 @@ export class StepscopeServer {
     const child = spawn(this.python, [...serverArguments], { cwd: folder, stdio: "pipe" });
     child.on("error", (error: NodeJS.ErrnoException) => { this.errorCode = error.code ?? error.message; });
     child.stderr.setEncoding("utf8").on("data", (text: string) => { this.stderr = (this.stderr + text).slice(-KEPT_STDERR); });
+    this.child = child;
     this.allSaid = new Promise((resolve) => { child.once("close", () => resolve()).once("error", () => resolve()); });
     return child;
   }
@@ -108,7 +129,7 @@ export class StepscopeServer {
   /** The connection breaks before the last words arrive. */
   private async tellWhyEnded(): Promise<void> {
     await Promise.race([this.allSaid, new Promise((resolve) => { setTimeout(resolve, LAST_WORDS_MS); })]);
-    this.events.ended(this.problem());
+    if (!this.stopped) this.events.ended(this.problem());
   }
 
   private clientOptions(): LanguageClientOptions {
@@ -146,7 +167,7 @@ export class StepscopeServer {
   /** A server that never spoke will not do so next time; one that broke later is started again a few times. */
   private async closed(): Promise<CloseHandlerResult> {
     await this.tellWhyEnded();
-    if (!this.initialized || this.restarts >= RESTARTS) return { action: CloseAction.DoNotRestart, handled: true };
+    if (this.stopped || !this.initialized || this.restarts >= RESTARTS) return { action: CloseAction.DoNotRestart, handled: true };
     this.restarts += 1;
     return { action: CloseAction.Restart, handled: true };
   }

@@ -35,7 +35,6 @@ class Extension {
   private readonly profiledOnSave = new Map<string, boolean>();
   private server: StepscopeServer | null = null;
   private choice: PythonChoice | null = null;
-  private starting: Promise<void> = Promise.resolve();
 
   constructor(private readonly context: vscode.ExtensionContext) {
     this.panel = new PanelViewProvider(context.extensionUri, (message) => void this.say(() => this.receive(message)));
@@ -56,7 +55,7 @@ class Extension {
     this.choice = await pythonChoice(() => void this.restartForNewPython());
     if (this.choice !== null) this.context.subscriptions.push(this.choice);
     this.show(this.follower.shown);
-    await this.restart();
+    void this.restart();
     this.follow(vscode.window.activeTextEditor);
   }
 
@@ -65,19 +64,17 @@ class Extension {
     this.server = null;
   }
 
-  /** One after the other: settings and environments often change together. */
-  private restart(): Promise<void> {
-    this.starting = this.starting.then(async () => {
-      await this.stop();
-      this.server = new StepscopeServer(this.python(), {
-        changed: (params) => void this.say(() => this.follower.changed(params)),
-        live: (params) => void this.say(() => this.follower.live(params)),
-        started: () => void this.follower.refresh(),
-        ended: (problem) => this.follower.fail(problem),
-      }, this.output);
-      await this.server.start();
-    });
-    return this.starting;
+  private async restart(): Promise<void> {
+    const before = this.server;
+    const server = new StepscopeServer(this.python(), {
+      changed: (params) => void this.log(() => this.follower.changed(params)),
+      live: (params) => void this.log(() => this.follower.live(params)),
+      started: () => void this.follower.refresh(),
+      ended: (problem) => this.follower.fail(problem),
+    }, this.output);
+    this.server = server;
+    await before?.stop();
+    await server.start();
   }
 
   private async restartForNewPython(): Promise<void> {
@@ -195,14 +192,21 @@ class Extension {
     tab.webview.html = html;
   }
 
-  /** A failure is told once, where the user looks. */
+  /** What a user asked for and did not get is said where the user looks. */
   private async say(act: () => unknown): Promise<void> {
+    const problem = await this.log(act);
+    if (problem !== null) void vscode.window.showErrorMessage(`stepscope: ${problem}`);
+  }
+
+  /** The failure, if it failed. */
+  private async log(act: () => unknown): Promise<string | null> {
     try {
       await act();
+      return null;
     } catch (error) {
       const words = error instanceof Error ? error.message : String(error);
       this.output.appendLine(words);
-      void vscode.window.showErrorMessage(`stepscope: ${words}`);
+      return words;
     }
   }
 }

@@ -30,6 +30,7 @@ export function whyEnded(python: string, errorCode: string | null, stderr: strin
   const elsewhere = "or name another Python in the setting stepscope.python";
   if (errorCode === "ENOENT") return `${python} was not found: install Python, ${elsewhere}.`;
   if (errorCode === "EACCES") return `${python} may not be run: check its permissions, ${elsewhere}.`;
+  if (errorCode === "ETIMEDOUT") return `${python} did not answer as a language server within a minute: check that it is a Python, ${elsewhere}.`;
   const install = `run "${python} -m pip install 'stepscope[editor]'", ${elsewhere}.`;
   if (/No module named '?stepscope/.test(stderr)) return `stepscope is not installed for ${python}: ${install}`;
   const missing = /No module named '?([\w.]+)/.exec(stderr)?.[1];

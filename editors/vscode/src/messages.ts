@@ -14,6 +14,18 @@ export interface Shown {
   readonly problem: string | null;
 }
 
+/** Only the running training's values moved: many a second, and nothing else needs to be drawn again. */
+export interface LiveMoved {
+  readonly kind: "live";
+  readonly live: Live | null;
+}
+
+/** What the page must be told after it was shown something. */
+export function nextToShow(before: Shown | null, now: Shown): Shown | LiveMoved {
+  const same = before !== null && before.uri === now.uri && before.panel === now.panel && before.problem === now.problem;
+  return same && before.live?.running === now.live?.running ? { kind: "live", live: now.live } : now;
+}
+
 export type PageMessage =
   | { readonly kind: "ready" }
   | { readonly kind: "profile" }

@@ -4,7 +4,7 @@ import { randomBytes } from "node:crypto";
 
 import * as vscode from "vscode";
 
-import { readPageMessage, type PageMessage, type Shown } from "./messages";
+import { nextToShow, readPageMessage, type PageMessage, type Shown } from "./messages";
 import { pageHtml } from "./pageHtml";
 
 export class PanelViewProvider implements vscode.WebviewViewProvider {
@@ -26,13 +26,14 @@ export class PanelViewProvider implements vscode.WebviewViewProvider {
   }
 
   show(shown: Shown): void {
+    const message = nextToShow(this.shown, shown);
     this.shown = shown;
     const running = shown.live?.running === true;
     if (this.view !== null) {
       if (running) this.view.badge = { value: 1, tooltip: "a training is running" };
       else this.view.badge = undefined;
     }
-    void this.view?.webview.postMessage(shown);
+    void this.view?.webview.postMessage(message);
   }
 
   private receive(value: unknown): void {

@@ -5,8 +5,8 @@ import { test } from "node:test";
 
 import { Window } from "happy-dom";
 
-import type { Panel } from "../src/contract";
-import type { PageMessage, Shown } from "../src/messages";
+import type { Live, Panel } from "../src/contract";
+import { nextToShow, type PageMessage, type Shown } from "../src/messages";
 import { PanelView } from "../src/page/view";
 import { SCRIPT, panel } from "./panels";
 
@@ -14,6 +14,7 @@ interface Page {
   readonly body: HTMLElement;
   readonly sent: PageMessage[];
   readonly show: (panel: Panel | null, changes?: Partial<Shown>) => void;
+  readonly showLive: (live: Live) => void;
   readonly find: (selector: string) => HTMLElement;
   readonly press: (part: HTMLElement, ...keys: string[]) => void;
 }
@@ -31,7 +32,7 @@ function page(): Page {
   });
   const show = (shown: Panel | null, changes: Partial<Shown> = {}): void =>
     view.show({ kind: "shown", script: "train.py", uri: SCRIPT, panel: shown, live: null, problem: null, ...changes });
-  return { body, sent, show, find, press };
+  return { body, sent, show, showLive: (live) => view.showLive(live), find, press };
 }
 
 /** Let an update that waited be shown. */
@@ -200,6 +201,26 @@ test("arrow keys walk over the blocks", () => {
   press(first, "ArrowDown");
   assert.match(body.ownerDocument.activeElement?.textContent ?? "", /^forward/);
   assert.equal(body.querySelector(".blocks")?.querySelectorAll("[tabindex='0']").length, 1);
+});
+
+test("live values move without drawing the rest again", () => {
+  const { show, showLive, find } = page();
+  const live = { uri: SCRIPT, running: true, step: 12, stepMs: 41.5, samplesPerSecond: null, message: null };
+  show(panel(), { live });
+  const block = find(".block");
+  for (let step = 13; step < 500; step++) showLive({ ...live, step });
+  assert.equal(find(".live").textContent, "live step 499 · 41.5 ms");
+  assert.equal(find(".block"), block);
+});
+
+test("only what moved is sent to the page", () => {
+  const live = { uri: SCRIPT, running: true, step: 1, stepMs: null, samplesPerSecond: null, message: null };
+  const shown = { kind: "shown", script: "train.py", uri: SCRIPT, panel: panel(), live: null, problem: null } as const;
+  assert.equal(nextToShow(null, shown).kind, "shown");
+  assert.equal(nextToShow(shown, { ...shown, live }).kind, "shown");
+  assert.deepEqual(nextToShow({ ...shown, live }, { ...shown, live: { ...live, step: 2 } }), { kind: "live", live: { ...live, step: 2 } });
+  assert.equal(nextToShow({ ...shown, live }, { ...shown, live, panel: panel() }).kind, "shown");
+  assert.equal(nextToShow({ ...shown, live }, shown).kind, "shown");
 });
 
 test("the live badge comes and goes, and can stop the run", () => {

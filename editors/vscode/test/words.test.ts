@@ -67,6 +67,7 @@ test("the Python: the setting, the Python extension, the folder's environment, t
 
 test("a server that is not there is explained with what to do", () => {
   assert.match(whyEnded("/no/python", "ENOENT", ""), /\/no\/python was not found: .* stepscope\.python/);
+  assert.match(whyEnded("/bin/cat", "ETIMEDOUT", ""), /\/bin\/cat did not answer .* stepscope\.python/);
   assert.match(whyEnded("py", null, "py: No module named stepscope\n"), /not installed for py: run "py -m pip install/);
   assert.match(whyEnded("py", null, "Traceback\nModuleNotFoundError: No module named 'pygls'"), /needs pygls: run/);
   assert.match(whyEnded("py", null, "one\nUsageError: two\n"), /ended: UsageError: two\. Its log/);

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -135,21 +138,51 @@ def test_a_real_script_is_profiled_and_its_costs_stand_beside_the_lines(
         window.panel().get_by_role("button", name="Report").click()
         wait_for(
             "the report",
-            lambda: [
-                one
-                for one in window.page.frames
-                if one.query_selector("#verdict, .verdict-sentence, main")
-            ],
+            lambda: [one for one in window.page.frames if one.query_selector("#help-title")],
         )
         assert no_outside_request(window, address)
 
 
-def test_without_stepscope_the_panel_says_what_to_install(workspace: Path, tmp_path: Path) -> None:
+def language_servers(workspace: Path) -> list[int]:
+    """Processes of this workspace's language server."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if b"lsp" in words and (process / "cwd").readlink() == workspace:
+                found.append(int(process.name))
+    return found
+
+
+def test_a_server_that_dies_is_started_again(workspace: Path, tmp_path: Path) -> None:
+    code_server()
+    pytest.importorskip("stepscope.ui.lsp", reason="no language server in this version")
+    pytest.importorskip("pygls", reason="pygls is not installed")
+    python = Path(sys.executable)
+    with served(workspace, tmp_path / "data", python) as address, editor(address) as window:
+        opened_script(window)
+        window.wait_for_panel("not measured yet")
+        (first,) = language_servers(workspace)
+        os.kill(first, signal.SIGKILL)
+        wait_for("a new server", lambda: {*language_servers(workspace)} - {first})
+        window.wait_for_panel("not measured yet")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("echo 'python: No module named stepscope' >&2; exit 1", " -m pip install"),
+        ("cat > /dev/null", " did not answer as a language server"),
+    ],
+)
+def test_without_a_server_the_panel_says_what_to_do(
+    workspace: Path, tmp_path: Path, body: str, words: str
+) -> None:
     code_server()
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'python: No module named stepscope' >&2\nexit 1\n")
+    python.write_text(f"#!/bin/sh\n{body}\n")
     python.chmod(0o755)
     with served(workspace, tmp_path / "data", python) as address, editor(address) as window:
         window.open("train.py")
         window.open_panel()
-        assert f"{python} -m pip install" in window.wait_for_panel("stepscope is not installed")
+        window.wait_for_panel(f"{python}{words}")

@@ -1,6 +1,6 @@
 // The panel's page: everything from one record, drawn again when the record changes.
 
-import type { Panel } from "../contract";
+import type { Live, Panel } from "../contract";
 import type { PageMessage, Shown } from "../messages";
 import { gpuTable, liveWords, milliseconds, ofCapacity, perSecond, size, stateWords, stepWords, type Unit } from "../model/words";
 import { BatchBars } from "./bars";
@@ -32,6 +32,16 @@ export class PanelView {
     this.waiting = null;
     this.shown = shown;
     this.draw();
+  }
+
+  /** Only the badge: blocks keep their focus, bars their place. */
+  showLive(live: Live | null): void {
+    const newest = this.waiting ?? this.shown;
+    if (newest === null) return;
+    if (this.waiting !== null) this.waiting = { ...newest, live };
+    else this.shown = { ...newest, live };
+    const badge = this.root.querySelector(".live");
+    if (badge !== null && live?.running) badge.replaceWith(...[this.liveBadge()].filter((part) => part !== null));
   }
 
   private showWaiting(): void {
