@@ -11,7 +11,7 @@ SHARED_TRACES ?= ../shared/traces
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test lint types imports page tests test-slow test-launchers launchers fuzz trainers format wheel bench \
-	bench-capture bench-predict bench-tune clean
+	bench-capture bench-predict bench-tune vscode clean
 
 help:
 	@echo "make demo    train a small model in two processes, explain it, write a report"
@@ -26,6 +26,7 @@ help:
 	@echo "make bench-capture   what capture costs: paired runs with and without it"
 	@echo "make bench-predict   predictions against what was measured on an H200"
 	@echo "make bench-tune      tune on small CPU scripts: what is kept, seconds a remedy costs to try"
+	@echo "make vscode  check, test and package the VS Code extension (needs node 20 and npm)"
 	@echo "make format  format the code"
 	@echo "make clean   remove the virtual environments and caches"
 
@@ -111,6 +112,9 @@ bench-predict: $(VENV)/installed
 bench-tune: $(VENV)/installed
 	$(BIN)/python benchmarks/tune_scripts.py $(TUNE_OPTIONS)
 
+vscode:
+	cd editors/vscode && npm ci --no-audit --no-fund && npm run types && npm run lint && npm run test && npm run bundle && npm run package
+
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)"
@@ -123,4 +127,4 @@ $(PEERS)/installed:
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(FRESH) node_modules dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(FRESH) node_modules editors/vscode/node_modules editors/vscode/out editors/vscode/dist dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
