@@ -14,11 +14,13 @@ from stepscope.measure.never_raise import note
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_undo: list[Callable[[], object]] = []
+    Undo = Callable[[], object]
+
+_layer: list[Undo] = []  # of the capture that attaches now
 
 
 def replace(owner: Any, name: str, replacement: Any) -> None:
-    """Set an attribute; detaching restores it if nobody else has replaced it since."""
+    """Set an attribute; detaching restores it unless somebody else has replaced it since."""
     own = vars(owner)
     inherited, original = name not in own, own.get(name)
     setattr(owner, name, replacement)
@@ -31,25 +33,49 @@ def replace(owner: Any, name: str, replacement: Any) -> None:
         else:
             setattr(owner, name, original)
 
-    _undo.append(restore)
+    when_detached(restore)
 
 
-def when_detached(undo: Callable[[], object]) -> None:
-    _undo.append(undo)
+def when_detached(undo: Undo) -> None:
+    _layer.append(undo)
 
 
 @contextlib.contextmanager
-def detached_afterwards() -> Iterator[None]:
-    """Take back, the latest first, what is attached inside."""
-    kept = len(_undo)
+def attaching() -> Iterator[list[Undo]]:
+    """Collect what is attached inside, for `detach`."""
+    layer: list[Undo] = []
+    with _attaching_to(layer):
+        yield layer
+
+
+def detach(layer: list[Undo]) -> None:
+    """Take everything back, the latest first."""
+    while layer:
+        _restore(layer.pop())
+
+
+def attaching_later(action: Callable[[Any], None]) -> Callable[[Any], None]:
+    """What the action attaches, whenever it runs, belongs to the capture that attaches now."""
+    layer = _layer
+
+    def act(argument: Any) -> None:
+        with _attaching_to(layer):
+            action(argument)
+
+    return act
+
+
+@contextlib.contextmanager
+def _attaching_to(layer: list[Undo]) -> Iterator[None]:
+    global _layer
+    before, _layer = _layer, layer
     try:
         yield
     finally:
-        while len(_undo) > kept:
-            _restore(_undo.pop())
+        _layer = before
 
 
-def _restore(undo: Callable[[], object]) -> None:
+def _restore(undo: Undo) -> None:
     try:
         undo()
     except Exception as error:
