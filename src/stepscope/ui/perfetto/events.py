@@ -33,7 +33,7 @@ class Slice(NamedTuple):
 
 class Track(NamedTuple):
     name: str
-    slices: Iterable[Slice]
+    slices: Iterator[Slice]  # made while they are written
 
 
 def track_events(tracks: Iterable[Track], trace: Trace, base_ns: int) -> Iterator[bytes]:

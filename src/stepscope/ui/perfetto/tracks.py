@@ -49,16 +49,18 @@ def make_tracks(
     analysis: RankAnalysis, rank: RankExplanation, explanation: Explanation
 ) -> list[Track]:
     """Tracks without anything to show are left out."""
-    stretches = _divide(analysis, rank)
-    tracks = [
-        Track("budget by cycle", list(_cycles(rank, stretches))),
-        Track("budget", _slices_of(stretches)),
-        Track("idle causes", list(_idle(analysis, rank))),
-        Track("critical path", [_path_slice(analysis, one) for one in device_path(analysis)]),
-        Track("critical path of the job", list(_job_path(explanation, rank))),
-        Track("findings", list(_findings(explanation, rank, stretches))),
-    ]
-    return [track for track in tracks if track.slices]
+    stretches, path = _divide(analysis, rank), device_path(analysis)
+    has_gaps = rank.gaps is not None and len(rank.gaps.start_ns) > 0
+    job_path = list(_job_path(explanation, rank))
+    tracks = {
+        "budget by cycle": (True, _cycles(rank, stretches)),
+        "budget": (bool(stretches[0]), _slices_of(stretches)),
+        "idle causes": (has_gaps, _idle(analysis, rank)),
+        "critical path": (bool(path), (_path_slice(analysis, piece) for piece in path)),
+        "critical path of the job": (bool(job_path), iter(job_path)),
+        "findings": (True, _findings(explanation, rank, stretches)),
+    }
+    return [Track(name, slices) for name, (shown, slices) in tracks.items() if shown]
 
 
 def _divide(analysis: RankAnalysis, rank: RankExplanation) -> Stretches:
@@ -103,10 +105,9 @@ def _label(part: str) -> str:
     return PARTS[part][0] if part in PARTS else part
 
 
-def _slices_of(stretches: Stretches) -> list[Slice]:
-    return [
-        Slice(_label(part), start, end, {}) for start, end, part in zip(*stretches, strict=True)
-    ]
+def _slices_of(stretches: Stretches) -> Iterator[Slice]:
+    for start, end, part in zip(*stretches, strict=True):
+        yield Slice(_label(part), start, end, {})
 
 
 def _cycles(rank: RankExplanation, stretches: Stretches) -> Iterator[Slice]:
