@@ -29,8 +29,11 @@ from stepscope.ui.say import say
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from stepscope.records.explanation import Explanation
     from stepscope.ui.collect import PartCollector
     from stepscope.ui.job_key import JobKey
+    from stepscope.ui.loggers.metric_log import LogChoice
+    from stepscope.ui.loggers.run_log import RunLog
 
 AFTER_SIGTERM_S = 25.0  # for closing and explaining
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -130,6 +133,14 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     "first host, which explains all of them.",
 )
 @with_option
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="KIND[:WHERE]",
+    help="Log steps, verdict and budget while the command runs: tensorboard[:DIR], "
+    "mlflow[:EXPERIMENT] or wandb[:PROJECT]. May be given several times.",
+)
 @click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
 @click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -137,6 +148,7 @@ def command(
     out: Path | None,
     job: str | None,
     collect: bool,
+    logs: tuple[str, ...],
     quiet: bool,
     no_explain: bool,
     command: tuple[str, ...],
@@ -147,12 +159,14 @@ def command(
     The command's output and exit code pass through untouched; what stepscope says goes to stderr.
     """
     command = startable(command)
+    choices = _parse_logs(logs)
     collector = _open_collector() if collect else None
     options |= collector.settings if collector is not None else {}
     with HeldSignals() as signals:
         run = _begin(out, command, options, job)
         if run is None:
             return run_job(command, None, signals=signals)
+        log = _begin_log(run, choices) if choices and run.closes else None
         announce = run.closes and not quiet
         code, ranks = capture_into(run, command, run.settings, announce=announce, signals=signals)
     with _not_ended_by_signals(), _ended_before_the_scheduler_kills(run):
@@ -161,9 +175,37 @@ def command(
             ranks = _close_job(run, quiet=sent)
         if collector is not None and not sent:
             _collect(lambda _: collector.finish(), run)
+        explanation = None
         if run.closes and not sent:
-            _conclude(run, ranks, command, code, explain=not no_explain)
+            explanation = _conclude(run, ranks, command, code, explain=not no_explain)
+        if log is not None:
+            _end_log(log, explanation)
     return code
+
+
+def _parse_logs(logs: tuple[str, ...]) -> list[LogChoice]:
+    if not logs:
+        return []
+    from stepscope.ui.loggers.metric_log import LogChoice
+
+    return [LogChoice.parse(text) for text in logs]
+
+
+def _begin_log(run: RunFile | JobPart, choices: list[LogChoice]) -> RunLog | None:
+    """Nothing here may keep the command from running."""
+    from stepscope.ui.loggers.run_log import RunLog
+
+    try:
+        return RunLog(run.folder, choices)
+    except Exception as error:
+        say(f"--log failed: {type(error).__name__}: {error}; the command runs without it")
+        return None
+
+
+def _end_log(log: RunLog, explanation: Explanation | None) -> None:
+    from stepscope.ui.contract import explanation_json
+
+    log.end(explanation_json(explanation) if explanation is not None else None)
 
 
 def _open_collector() -> PartCollector | None:
@@ -306,18 +348,18 @@ def _conclude(
     code: int,
     *,
     explain: bool,
-) -> None:
+) -> Explanation | None:
     """Report and explain; nothing here may change the command's exit code."""
     folder = run.folder
     try:
         if not ranks:
             say(f"nothing was captured: {why_nothing(folder, run.settings, command, code)}")
-            return
+            return None
         say(f"run folder {folder}")
         for words in (*applied_words(ranks), *missing_words(ranks)):
             say(words)
         if explain and any(layout.TRACE in rank["captured"] for rank in ranks):
-            _explain(folder)
+            return _explain(folder)
     except StepscopeError as error:
         say(str(error))
     except Exception as error:
@@ -327,9 +369,10 @@ def _conclude(
             f"the run was captured, but explaining it failed: a defect in stepscope: "
             f"{type(error).__name__}: {error}; `stepscope explain {folder}` tries again"
         )
+    return None
 
 
-def _explain(folder: Path) -> None:
+def _explain(folder: Path) -> Explanation:
     from stepscope.ui.cli.explain import explain_paths
     from stepscope.ui.terminal.short import print_short
 
@@ -337,3 +380,4 @@ def _explain(folder: Path) -> None:
     explanation = explain_paths((folder,), cache=True, html=report, quiet=True)
     more = f"stepscope explain {shlex.quote(str(folder))} --full"
     print_short(explanation, more=more, report=report, to_stderr=True)
+    return explanation
