@@ -26,7 +26,7 @@ class _Watching:
     """Opens the watch when training begins and closes it when training ends."""
 
     def __init__(
-        self, folder: str | Path | None, beside: Beside | None, options: dict[str, Any]
+        self, folder: str | Path | None, options: dict[str, Any], beside: Beside | None = None
     ) -> None:
         self._folder, self._beside, self._options = folder, beside, options
         self._stack = contextlib.ExitStack()
@@ -58,7 +58,7 @@ def hugging_face(
     """A transformers.TrainerCallback."""
     from transformers import TrainerCallback
 
-    watching = _Watching(folder, beside, options)
+    watching = _Watching(folder, options, beside)
 
     class StepscopeTrainerCallback(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -82,7 +82,7 @@ def lightning(
     except ImportError:
         from pytorch_lightning.callbacks import Callback
 
-    watching = _Watching(folder, beside, options)
+    watching = _Watching(folder, options, beside)
 
     class StepscopeLightningCallback(Callback):
         def on_train_start(self, trainer: Any, *_: Any, **__: Any) -> None:

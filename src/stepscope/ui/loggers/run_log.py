@@ -52,7 +52,7 @@ class RunLog:
         self._thread.join(_LONGEST_END_S)
         if self._thread.is_alive():
             names = ", ".join(str(choice) for choice, _ in self._choices)
-            say(f"--log {names}: not done {_LONGEST_END_S:g} s after the run; given up")
+            say(f"{names}: not done {_LONGEST_END_S:g} s after the run; given up")
 
     def _open(self, choice: LogChoice, joined: Any) -> None:
         try:
@@ -100,4 +100,4 @@ class RunLog:
             self._logs.pop(name, None)
             kind = "" if isinstance(error, StepscopeError) else f"{type(error).__name__}: "
             first = str(error).strip().split("\n")[0].partition(". ")[0]
-            say(f"--log {name} is left out from here on: {kind}{first}; the training goes on")
+            say(f"nothing more is logged to {name}: {kind}{first}; the training goes on")

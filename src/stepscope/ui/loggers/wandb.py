@@ -58,7 +58,7 @@ def _new_run(target: str, run: Path) -> Any:
         settings=wandb.Settings(silent=True, console="off", x_disable_stats=True),
     )
     if mode == "offline":
-        say(f"--log wandb: offline; `wandb sync {Path(opened.dir).parent}` uploads the run")
+        say(f"wandb is offline: `wandb sync {Path(opened.dir).parent}` uploads the run")
     return opened
 
 
