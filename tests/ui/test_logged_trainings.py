@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,17 +61,30 @@ def _tensorboard(folder: Path) -> Any:
     return events
 
 
+def _wandb_records(file: Path) -> Iterator[bytes]:
+    """An offline run is a log of LevelDB's format: blocks of 32 KiB with records cut into chunks,
+    each after a checksum (4 bytes), its length (2) and whether it is whole, first, middle, last."""
+    data, at, parts = file.read_bytes(), 7, []
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        parts.append(data[at + 7 : at + 7 + length])
+        at += 7 + length
+        if kind in (1, 4):
+            yield b"".join(parts)
+            parts = []
+
+
 def _wandb_rows(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The history and the summary in an offline run's own file."""
     from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
 
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
-    store = DataStore()
-    store.open_for_scan(str(file))
     rows: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}
-    while (data := store.scan_data()) is not None:
+    for data in _wandb_records(file):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         if record.history.item:

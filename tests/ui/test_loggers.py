@@ -115,7 +115,7 @@ class _Remembering(MetricLog):
 
 def _opening(monkeypatch: pytest.MonkeyPatch, *logs: MetricLog) -> list[LogChoice]:
     waiting = list(logs)
-    monkeypatch.setattr(LogChoice, "open", lambda *_: waiting.pop(0))
+    monkeypatch.setattr(LogChoice, "connect", lambda *_: waiting.pop(0))
     return [LogChoice("mlflow", str(number)) for number in range(len(logs))]
 
 
@@ -165,7 +165,7 @@ def test_the_end_does_not_wait_for_ever(
 ) -> None:
     monkeypatch.setattr(run_log, "_LONGEST_END_S", 0.05)
     never = threading.Event()
-    monkeypatch.setattr(LogChoice, "open", lambda *_: never.wait(60))
+    monkeypatch.setattr(LogChoice, "connect", lambda *_: never.wait(60))
     began = time.monotonic()
     RunLog(tmp_path, [LogChoice("wandb")]).end(None)
     assert time.monotonic() - began < 30

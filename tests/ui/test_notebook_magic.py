@@ -86,7 +86,7 @@ def test_a_captured_cell_is_explained_and_leaves_kernel_and_names_as_they_were(
     assert len(run.ranks[0].steps.steps) == 2
     printed = capsys.readouterr()
     assert printed.out.count("<Explanation: ") == 2
-    assert "stepscope: run folder stepscope-runs/" in printed.err
+    assert "stepscope: run folder stepscope-runs/" in printed.out
     assert len(list(tmp_path.glob("stepscope-runs/*-notebook*/rank-00000/trace.json.gz"))) == 2
     assert "<html" in (tmp_path / "r.html").read_text()[:200]
 
@@ -118,7 +118,8 @@ def test_what_was_captured_is_said(
     shell: Any, capsys: pytest.CaptureFixture[str], cell: str, says: str
 ) -> None:
     assert shell.run_cell(cell).success
-    assert says in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert says in printed.err + printed.out
 
 
 @pytest.mark.parametrize(

@@ -391,7 +391,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         return line("Explanation", self.verdict, _step_words(self.budget), ranks)
 
     def _repr_html_(self) -> str:
-        findings = [_finding_line(finding) for finding in self.findings[:_CARD_LINES]]
+        several = len(self.ranks) > 1
+        findings = [_finding_line(one, several) for one in self.findings[:_CARD_LINES]]
         advice = [_advice_line(one) for one in self.advice if one.verdict == "faster"]
         rows = (
             ("why", self.why),
@@ -404,9 +405,9 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         return card(self.verdict, rows, aside=aside, parts=parts)
 
 
-def _finding_line(finding: Finding) -> MarkedLine:
+def _finding_line(finding: Finding, several_ranks: bool) -> MarkedLine:
     place = f" ({finding.where[0].file}:{finding.where[0].line})" if finding.where else ""
-    rank = f", rank {finding.rank}" if finding.rank is not None else ""
+    rank = f", rank {finding.rank}" if several_ranks and finding.rank is not None else ""
     share = percent(finding.share) if finding.share else ""
     return MarkedLine(SEVERITY_COLOURS[finding.severity], share, f"{finding.title}{rank}{place}")
 

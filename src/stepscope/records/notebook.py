@@ -50,6 +50,7 @@ _LABEL = (
     "background:transparent;border:none"
 )
 _TEXT = "text-align:left;padding:.1em 0;background:transparent;border:none"
+_CHART_ROW = "display:flex;align-items:center;gap:.8em"
 _TRACK = "background:rgba(128,128,128,.18);border-radius:3px;overflow:hidden"
 
 
@@ -146,14 +147,13 @@ def _chart(lengths: Sequence[Length]) -> str:
     if not longest > 0:
         return ""
     rows = "".join(
-        f'<tr style="background:transparent"><td style="{_LABEL}">{escape(one.label)}</td>'
-        f'<td style="{_TEXT};width:60%"><div style="position:relative;height:12px;{_TRACK}">'
+        f'<div style="{_CHART_ROW}"><div style="flex:0 0 4em;opacity:.65">{escape(one.label)}</div>'
+        f'<div style="flex:1;position:relative;height:12px;{_TRACK}">'
         f'<div style="height:12px;width:{_width(one.value, longest)};background:#3f74c9"></div>'
-        f"{_doubt(one, longest)}</div></td>"
-        f'<td style="{_TEXT};padding-left:.8em;white-space:nowrap">{escape(one.words)}</td></tr>'
+        f'{_doubt(one, longest)}</div><div style="flex:0 0 14em">{escape(one.words)}</div></div>'
         for one in lengths
     )
-    return f'<table style="{_TABLE};width:100%"><tbody>{rows}</tbody></table>'
+    return f'<div style="margin:.5em 0 0">{rows}</div>'
 
 
 def _doubt(one: Length, longest: float) -> str:

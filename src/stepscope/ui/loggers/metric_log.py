@@ -79,7 +79,7 @@ class LogChoice(NamedTuple):
             return active.info.run_id if active is not None else None
         return getattr(sys.modules.get(self.kind), "run", None) if self.kind == "wandb" else None
 
-    def open(self, run: Path, joined: Any) -> MetricLog:
+    def connect(self, run: Path, joined: Any) -> MetricLog:
         """`joined` is the run of the user's own, if there is one. Imports the package: slow."""
         module, name, _ = KINDS[self.kind]
         kind = getattr(import_module(f"stepscope.ui.loggers.{module}"), name)

@@ -56,7 +56,7 @@ class RunLog:
 
     def _open(self, choice: LogChoice, joined: Any) -> None:
         try:
-            self._logs[str(choice)] = choice.open(self._folder, joined)
+            self._logs[str(choice)] = choice.connect(self._folder, joined)
         except ModuleNotFoundError as error:
             missing = (error.name or choice.kind).partition(".")[0]
             raise StepscopeError(f"{missing} is not installed: pip install {missing}") from None

@@ -48,7 +48,7 @@ class WandbLog(MetricLog):
 def _new_run(target: str, run: Path) -> Any:
     import wandb
 
-    mode = os.environ.get("WANDB_MODE") or ("online" if _has_account(wandb) else "offline")
+    mode: Any = os.environ.get("WANDB_MODE") or ("online" if _has_account(wandb) else "offline")
     opened = wandb.init(
         project=target or os.environ.get("WANDB_PROJECT") or _DEFAULT_PROJECT,
         name=run.name,

@@ -12,6 +12,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import click
+
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.ui.notebook.run_cell import run_cell
 from stepscope.ui.run_folder import claim
@@ -89,7 +91,7 @@ class _Magic:
             self._shell.user_ns[options.name] = explanation
         display(explanation)
         report = f"; report {options.html}" if options.html else ""
-        say(f"run folder {folder}{report}")
+        click.echo(f"stepscope: run folder {folder}{report}")
 
 
 def _check(options: argparse.Namespace) -> None:
