@@ -165,7 +165,7 @@ def test_the_end_does_not_wait_for_ever(
 ) -> None:
     monkeypatch.setattr(run_log, "_LONGEST_END_S", 0.05)
     never = threading.Event()
-    monkeypatch.setattr(LogChoice, "connect", lambda *_: never.wait(60))
+    monkeypatch.setattr(LogChoice, "connect", lambda *_: never.wait(60) and _Remembering())
     began = time.monotonic()
     RunLog(tmp_path, [LogChoice("wandb")]).end(None)
     assert time.monotonic() - began < 30

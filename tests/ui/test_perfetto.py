@@ -21,7 +21,7 @@ from stepscope.trace.insert_events import EventList
 from stepscope.ui.cli.explain import explain_paths
 
 GOLDEN = Path(__file__).parent.parent / "golden"
-SINGLE = ["h200-resnet18/rank-00000/trace.json.gz", "cuda_step.json.gz", "cuda_graph.json.gz"]
+SINGLE = ["h200-resnet18/rank-00000/trace.json.gz", "cuda_step.json.gz"]
 Event = dict[str, Any]
 
 
@@ -65,7 +65,14 @@ def _check_rules(theirs: list[Event], ours: list[Event]) -> None:
         assert all(one["s"] == "t" for one in track if one["ph"] == "i")
 
 
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.fixture(scope="module")
+def enriched(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Event], list[Event]]:
+    return _enrich(GOLDEN / SINGLE[0], tmp_path_factory.mktemp("perfetto") / "out.json.gz")
+
+
+@pytest.mark.parametrize(
+    "name", [SINGLE[1], pytest.param("cuda_graph.json.gz", marks=pytest.mark.slow)]
+)
 def test_our_tracks_keep_the_rules_and_the_traces_own_events_stay(
     name: str, tmp_path: Path
 ) -> None:
@@ -78,9 +85,12 @@ def test_our_tracks_keep_the_rules_and_the_traces_own_events_stay(
     assert all(low - 1 <= one["ts"] <= high + 1 for track in tracks.values() for one in track)
 
 
-def test_parts_fill_the_cycles_and_agree_with_the_budget(tmp_path: Path) -> None:
+def test_parts_fill_the_cycles_and_agree_with_the_budget(
+    enriched: tuple[list[Event], list[Event]],
+) -> None:
+    theirs, ours = enriched
+    _check_rules(theirs, ours)
     source = GOLDEN / SINGLE[0]
-    _, ours = _enrich(source, tmp_path / "out.json.gz")
     tracks = _tracks(ours)
     rank = explain_paths([source], cache=False, html=None, quiet=True).ranks[0]
     cycles = [one["dur"] * 1000 for one in tracks["budget by cycle"]]
@@ -156,9 +166,10 @@ def test_the_path_goes_through_queue_streams_host_and_sync(tmp_path: Path) -> No
     ]
 
 
-def test_findings_are_instants_with_their_text(tmp_path: Path) -> None:
-    _, ours = _enrich(GOLDEN / SINGLE[0], tmp_path / "out.json")
-    verdict, *findings = _tracks(ours)["findings"]
+def test_findings_are_instants_with_their_text(
+    enriched: tuple[list[Event], list[Event]],
+) -> None:
+    verdict, *findings = _tracks(enriched[1])["findings"]
     assert verdict["ph"] == "i"
     assert verdict["args"]["next"]
     assert findings

@@ -167,6 +167,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             f"{one.name}: {one.a or 'not set'} -> {one.b or 'not set'}" for one in self.config
         ]
         rows = (
+            ("typical", self._typical()),
             ("what moved", self._moved()),
             ("memory", self._memory()),
             ("differs", "; ".join(changes[:_CARD_LINES])),
@@ -177,6 +178,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             for name, side in (("A", self.a), ("B", self.b))
         ]
         return card(f"B against A: {self.verdict}", rows, aside=self._steps(), lengths=sides)
+
+    def _typical(self) -> str:
+        """The median step, which may decide where stalls make the mean unsure."""
+        if self.median is None:
+            return ""
+        median = self.median
+        return _change_words(median.a_ms, median.b_ms, median.change, median.low, median.high)
 
     def _moved(self) -> list[MarkedLine]:
         """The phases, stalls or parts whose time changed most."""
@@ -199,6 +207,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return f"{size(self.a_peak_bytes)} -> {size(self.b_peak_bytes)} at the peak"
 
     def _steps(self) -> str:
-        steps = f"{significant(self.a_ms)} -> {milliseconds(self.b_ms)} a step"
-        interval = f"{signed_percent(self.low)} to {signed_percent(self.high)}"
-        return f"{steps}, {signed_percent(self.change)} ({interval})"
+        return _change_words(self.a_ms, self.b_ms, self.change, self.low, self.high)
+
+
+def _change_words(a_ms: float, b_ms: float, change: float, low: float, high: float) -> str:
+    steps = f"{significant(a_ms)} -> {milliseconds(b_ms)} a step"
+    return f"{steps}, {signed_percent(change)} ({signed_percent(low)} to {signed_percent(high)})"

@@ -73,10 +73,14 @@ class Length(NamedTuple):
 
 
 def escape(text: str) -> str:
-    """Loading html takes longer than escaping anything, and few results are shown as cards."""
+    """Loading html takes longer than escaping anything, and few results are shown as cards. Signs
+    that cannot be seen might turn the text around: they are replaced."""
     import html
 
-    return html.escape(_cut(text, _MAX_CELL))
+    text = _cut(text, _MAX_CELL)
+    if not text.isprintable():
+        text = "".join(sign if sign.isprintable() else "\ufffd" for sign in text)
+    return html.escape(text)
 
 
 def line(kind: str, *facts: str) -> str:
