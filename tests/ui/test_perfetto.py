@@ -6,6 +6,7 @@ import gzip
 import json
 import subprocess
 import sys
+import tracemalloc
 from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -164,6 +165,42 @@ def test_the_path_goes_through_queue_streams_host_and_sync(tmp_path: Path) -> No
         ("queue", 230, 232),
         ("device", 232, 240),
     ]
+
+
+def test_the_hosts_part_of_the_path_names_its_operators(tmp_path: Path) -> None:
+    lane = {"ph": "X", "cat": "cpu_op", "pid": 7, "tid": 7}
+    events = [
+        _call("cudaLaunchKernel", 100, 5, 1),
+        _kernel("first", 110, 10, 7, 1),
+        {**lane, "name": "aten::add", "ts": 105, "dur": 35},
+        {**lane, "name": "aten::inner", "ts": 110, "dur": 5},
+        {**lane, "name": "aten::mul", "ts": 150, "dur": 60},
+        _call("cudaLaunchKernel", 190, 5, 2),
+        _kernel("second", 200, 10, 7, 2),
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    _, ours = _enrich(tmp_path / "trace.json", tmp_path / "out.json")
+    path = [(one["name"], one["ts"], one["dur"]) for one in _tracks(ours)["critical path"]]
+    assert path == [
+        ("host: aten::add", 110, 30),
+        ("host: Python between operators", 140, 10),
+        ("host: aten::mul", 150, 40),
+        ("launch", 190, 10),
+        ("second", 200, 10),
+    ]
+
+
+def test_a_large_file_goes_through_in_pieces(tmp_path: Path) -> None:
+    event = json.dumps({"ph": "X", "name": "x" * 200, "pid": 1, "tid": 1, "ts": 1, "dur": 1})
+    (tmp_path / "trace.json").write_text(f'{{"traceEvents":[{",".join([event] * 40_000)}]}}')
+    size = 0
+    tracemalloc.start()
+    for piece in EventList(tmp_path / "trace.json").with_events([b"{}"], ends_early=False):
+        size += len(piece)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size == (tmp_path / "trace.json").stat().st_size + len(b"\n{},")
+    assert peak < size / 3
 
 
 def test_findings_are_instants_with_their_text(

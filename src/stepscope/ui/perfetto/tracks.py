@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.explain import intervals
-from stepscope.explain.device_path import device_path
 from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.figures import milliseconds, percent
 from stepscope.ui.perfetto.events import Slice, Track
+from stepscope.ui.perfetto.path_track import PathTrack
 from stepscope.ui.words import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from stepscope.explain.device_path import DevicePiece
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.explanation import Explanation, Finding, Gaps, RankExplanation
 
@@ -25,12 +24,6 @@ if TYPE_CHECKING:
 
 _WORK_PARTS = ("compute", "exposed_comm", "exposed_memory")
 _GAP_PARTS = {"launch": "idle_launch", "other": "idle_other"}  # the others have their own names
-_PATH_WORDS = {
-    "queue": "queued on the device",
-    "launch": "launch",
-    "host": "host works towards the next launch",
-    "sync": "host returns from a wait",
-}
 _PIECE_WORDS = {"work": "own work", "input": "waits for data", "transfer": "transfer"}
 # What of the budget a finding is about: its instant stands where the longest such stretch begins.
 _SHOWN_AT = {
@@ -49,14 +42,14 @@ def make_tracks(
     analysis: RankAnalysis, rank: RankExplanation, explanation: Explanation
 ) -> list[Track]:
     """Tracks without anything to show are left out."""
-    stretches, path = _divide(analysis, rank), device_path(analysis)
+    stretches, path = _divide(analysis, rank), PathTrack(analysis)
     has_gaps = rank.gaps is not None and len(rank.gaps.start_ns) > 0
     job_path = list(_job_path(explanation, rank))
     tracks = {
         "budget by cycle": (True, _cycles(rank, stretches)),
         "budget": (bool(stretches[0]), _slices_of(stretches)),
         "idle causes": (has_gaps, _idle(analysis, rank)),
-        "critical path": (bool(path), (_path_slice(analysis, piece) for piece in path)),
+        "critical path": (bool(path), path.slices()),
         "critical path of the job": (bool(job_path), iter(job_path)),
         "findings": (True, _findings(explanation, rank, stretches)),
     }
@@ -152,15 +145,6 @@ def _idle(analysis: RankAnalysis, rank: RankExplanation) -> Iterator[Slice]:
         if end > start:
             args = {"in": strings[names[frame]]} if frame >= 0 else {}
             yield Slice(_label(_part_of(GAP_CAUSES[cause])), start, end, args)
-
-
-def _path_slice(analysis: RankAnalysis, piece: DevicePiece) -> Slice:
-    trace = analysis.trace
-    if piece.kind == "device":
-        name = trace.strings[trace.device.name[piece.row]]
-        return Slice(name, piece.start_ns, piece.end_ns, {})
-    args = {"call": trace.strings[trace.host.name[piece.row]]} if piece.row >= 0 else {}
-    return Slice(_PATH_WORDS[piece.kind], piece.start_ns, piece.end_ns, args)
 
 
 def _job_path(explanation: Explanation, rank: RankExplanation) -> Iterator[Slice]:
