@@ -10,6 +10,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from stepscope.measure.attached import attaching_later, when_detached
 from stepscope.measure.never_raise import note
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ def when_imported(name: str, action: Action) -> None:
     if name in sys.modules and not _is_loading(sys.modules[name]):
         _run([action], name, sys.modules[name])
         return
+    action = attaching_later(action)
     _actions.setdefault(name, []).append(action)
+    when_detached(lambda: _actions[name].remove(action))
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 

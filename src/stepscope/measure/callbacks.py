@@ -15,20 +15,29 @@ from stepscope.measure.never_raise import never_raise
 from stepscope.measure.watch import WatchedRun, watch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    # Begins when the run folder is known; what it returns is called when the run is captured.
+    Beside = Callable[[Path], Callable[[], None]]
 
 
 class _Watching:
     """Opens the watch when training begins and closes it when training ends."""
 
-    def __init__(self, folder: str | Path | None, options: dict[str, Any]) -> None:
-        self._folder, self._options = folder, options
+    def __init__(
+        self, folder: str | Path | None, options: dict[str, Any], beside: Beside | None = None
+    ) -> None:
+        self._folder, self._beside, self._options = folder, beside, options
         self._stack = contextlib.ExitStack()
         self._run: WatchedRun | None = None
+        self._end_beside: Callable[[], None] | None = None
 
     @never_raise
     def begin(self) -> None:
         self._run = self._stack.enter_context(watch(self._folder, **self._options))
+        if self._beside is not None:
+            self._end_beside = self._beside(self._run.folder)
 
     def step(self) -> None:
         if self._run is not None:
@@ -38,13 +47,18 @@ class _Watching:
     def end(self) -> None:
         self._run = None
         self._stack.close()
+        end_beside, self._end_beside = self._end_beside, None
+        if end_beside is not None:
+            end_beside()
 
 
-def hugging_face(folder: str | Path | None = None, **options: Any) -> Any:
+def hugging_face(
+    folder: str | Path | None = None, *, beside: Beside | None = None, **options: Any
+) -> Any:
     """A transformers.TrainerCallback."""
     from transformers import TrainerCallback
 
-    watching = _Watching(folder, options)
+    watching = _Watching(folder, options, beside)
 
     class StepscopeTrainerCallback(TrainerCallback):
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -59,14 +73,16 @@ def hugging_face(folder: str | Path | None = None, **options: Any) -> Any:
     return StepscopeTrainerCallback()
 
 
-def lightning(folder: str | Path | None = None, **options: Any) -> Any:
+def lightning(
+    folder: str | Path | None = None, *, beside: Beside | None = None, **options: Any
+) -> Any:
     """A lightning Callback."""
     try:
         from lightning.pytorch.callbacks import Callback
     except ImportError:
         from pytorch_lightning.callbacks import Callback
 
-    watching = _Watching(folder, options)
+    watching = _Watching(folder, options, beside)
 
     class StepscopeLightningCallback(Callback):
         def on_train_start(self, trainer: Any, *_: Any, **__: Any) -> None:

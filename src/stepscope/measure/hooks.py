@@ -13,6 +13,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.after_import import when_imported
+from stepscope.measure.attached import replace, when_detached
 from stepscope.measure.batch_elements import count_elements
 from stepscope.measure.dynamo import (
     is_tracing,
@@ -62,8 +63,8 @@ def _watch_optimizers(session: Session) -> None:
     def after(optimizer: Any, _args: Any, _kwargs: Any) -> None:
         session.after_optimizer(optimizer)
 
-    register_optimizer_step_pre_hook(before)
-    register_optimizer_step_post_hook(after)
+    when_detached(register_optimizer_step_pre_hook(before).remove)
+    when_detached(register_optimizer_step_post_hook(after).remove)
 
 
 def _watch_engine(session: Session) -> None:
@@ -107,8 +108,8 @@ def _watch_engine(session: Session) -> None:
                 session.pass_ends(outermost)
 
     # torch.autograd holds a name of its own for it; tracers replace and restore both.
-    torch.autograd._engine_run_backward = run_backward
-    torch.autograd.graph._engine_run_backward = run_backward
+    replace(torch.autograd, "_engine_run_backward", run_backward)
+    replace(torch.autograd.graph, "_engine_run_backward", run_backward)
 
 
 def _creates_graph(args: tuple[Any, ...]) -> bool:
@@ -159,7 +160,7 @@ def _watch_fetches(session: Session, owner: Any) -> None:
             if start_up.waits:
                 start_up.batch_arrived()
 
-    owner.__next__ = following
+    replace(owner, "__next__", following)
 
 
 def _watch_iterators(session: Session, owner: Any) -> None:
@@ -187,7 +188,7 @@ def _watch_iterators(session: Session, owner: Any) -> None:
         finally:
             notes.append((FETCHED, perf_counter_ns(), NO_BATCH))
 
-    owner.__iter__ = iterate
+    replace(owner, "__iter__", iterate)
 
 
 def _watch_grad_scaler(session: Session) -> None:
@@ -211,7 +212,7 @@ def _watch_grad_scaler(session: Session) -> None:
                 session.step_was_skipped()
             return result
 
-        module.GradScaler.step = step
+        replace(module.GradScaler, "step", step)
 
     when_imported("torch.amp.grad_scaler", attach)
 
@@ -226,7 +227,7 @@ def _watch_scaling(trial: TrialLog, owner: Any) -> None:
         trial.scaled(outputs, result)
         return result
 
-    owner.scale = scale
+    replace(owner, "scale", scale)
 
 
 def _watch_modules(session: Session) -> None:
@@ -263,8 +264,9 @@ def _watch_modules(session: Session) -> None:
             if ranges is not None:
                 ranges.pop()
 
-    Module._call_impl = call
+    replace(Module, "_call_impl", call)
     know_as_unpatched(original, call)
+    when_detached(lambda: know_as_unpatched(call, original))
 
 
 def _watch_profilers(session: Session) -> None:
@@ -287,8 +289,8 @@ def _watch_profilers(session: Session) -> None:
         finally:
             session.profiler_ended(self)
 
-    profiler.profile._prepare_trace = _prepare_trace
-    profiler.profile.__exit__ = __exit__
+    replace(profiler.profile, "_prepare_trace", _prepare_trace)
+    replace(profiler.profile, "__exit__", __exit__)
 
 
 def _watch_process_groups(session: Session) -> None:
@@ -324,4 +326,4 @@ def _replace_everywhere(original: Any, replacement: Any) -> None:
             path.startswith("torch.distributed")
             and getattr(module, "__dict__", {}).get(name) is original
         ):
-            setattr(module, name, replacement)
+            replace(module, name, replacement)

@@ -35,6 +35,13 @@ def problems() -> list[str]:
         return list(_problems)
 
 
+def forget_problems() -> None:
+    """Before another capture in the same process."""
+    with _lock:
+        _problems.clear()
+        _seen.clear()
+
+
 def never_raise(function: Callable[P, R]) -> Callable[P, R | None]:
     """Swallow and note every Exception; KeyboardInterrupt and SystemExit pass."""
 

@@ -14,6 +14,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.after_import import when_imported
+from stepscope.measure.attached import replace, when_detached
 from stepscope.measure.dynamo import surrounds
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.step_notes import ENTER, GRAPHS, LEAVE, MODE
@@ -72,6 +73,7 @@ def _watch_collector(session: Session) -> None:
             notes.append((LEAVE, now, "gc"))
 
     gc.callbacks.append(collecting)
+    when_detached(lambda: gc.callbacks.remove(collecting))
 
 
 def _watch_modes(session: Session) -> None:
@@ -96,7 +98,7 @@ def _watch_modes(session: Session) -> None:
             inside = False
             notes.append((MODE, perf_counter_ns(), bool(mode)))
 
-    Module.train = train
+    replace(Module, "train", train)
 
 
 def _watch_saving(session: Session, name: str, module: Any) -> None:
@@ -106,10 +108,10 @@ def _watch_saving(session: Session, name: str, module: Any) -> None:
     if original is None:
         return
     saving = _as_phase(session, original, "checkpoint")
-    setattr(owner, name, saving)
+    replace(owner, name, saving)
     for package in _packages_above(module.__name__):
         if vars(package).get(name) is original:
-            setattr(package, name, saving)
+            replace(package, name, saving)
 
 
 def _packages_above(module: str) -> list[Any]:
@@ -173,8 +175,13 @@ def _watch_compiler(session: Session, module: Any) -> None:
         finally:
             register()
 
+    def unregister() -> None:
+        handler.remove_start_callback(begins)
+        handler.remove_end_callback(ends)
+
     register()
-    handler.clear = cleared
+    when_detached(unregister)
+    replace(handler, "clear", cleared)
 
 
 @never_raise

@@ -8,11 +8,13 @@ with stepscope.watch() as run:
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepscope.measure.attached import attaching, detach
 from stepscope.measure.folder import new_run_folder
 from stepscope.measure.hooks import install
 from stepscope.measure.session import Session
@@ -35,18 +37,24 @@ class WatchedRun:
 
 
 @contextlib.contextmanager
-def watch(folder: str | Path | None = None, **options: Any) -> Iterator[WatchedRun]:
+def watch(
+    folder: str | Path | None = None, *, step_on: str = "call", **options: Any
+) -> Iterator[WatchedRun]:
     """Capture the steps inside. Options are those of `stepscope run` (wait, warmup, active, ...).
 
-    Several ranks of one job must be given the same folder.
+    Several ranks of one job must be given the same folder. With another `step_on`, steps are found
+    as `stepscope run` finds them, and `step` need not be called. Afterwards torch is as before.
     """
     where = _folder(folder)
-    session = Session(Settings(folder=str(where), step_on="call", **options))
-    install(session)
+    with attaching() as attached:
+        session = Session(Settings(folder=str(where), step_on=step_on, **options))
+        install(session)
     try:
         yield WatchedRun(session, where)
     finally:
         session.close()
+        detach(attached)
+        atexit.unregister(session.close)
 
 
 def _folder(given: str | Path | None) -> Path:

@@ -7,11 +7,12 @@ from typing import Literal
 import msgspec
 
 from stepscope.records.applied_remedy import RunRemedy  # noqa: TC001  (decoded at run time)
-from stepscope.records.figures import milliseconds, signed_percent, significant
-from stepscope.records.notebook import card, line
+from stepscope.records.figures import milliseconds, signed, signed_percent, significant, size
+from stepscope.records.notebook import SEVERITY_COLOURS, Length, MarkedLine, card, line
 from stepscope.records.prediction import StepBasis  # noqa: TC001  (decoded at run time)
 from stepscope.records.promise import TrackedPromise, Workload
 
+_CARD_LINES = 4  # of a list in a notebook
 Verdict = Literal["faster", "slower", "no difference seen"]
 # measured: without the profiler. profiled: steps of a trace. listed: from a list of step times.
 StepsAre = Literal["measured", "profiled", "listed"]
@@ -162,9 +163,53 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return line("Comparison", f"B against A: {self.verdict}", self._steps())
 
     def _repr_html_(self) -> str:
-        return card([("verdict", f"B against A: {self.verdict}"), ("step", self._steps())])
+        changes = [
+            f"{one.name}: {one.a or 'not set'} -> {one.b or 'not set'}" for one in self.config
+        ]
+        rows = (
+            ("typical", self._typical()),
+            ("what moved", self._moved()),
+            ("memory", self._memory()),
+            ("differs", "; ".join(changes[:_CARD_LINES])),
+            ("notes", "; ".join(self.notes)),
+        )
+        sides = [
+            Length(name, side.ms, milliseconds(side.ms), side.low_ms, side.high_ms)
+            for name, side in (("A", self.a), ("B", self.b))
+        ]
+        return card(f"B against A: {self.verdict}", rows, aside=self._steps(), lengths=sides)
+
+    def _typical(self) -> str:
+        """The median step, which may decide where stalls make the mean unsure."""
+        if self.median is None:
+            return ""
+        median = self.median
+        return _change_words(median.a_ms, median.b_ms, median.change, median.low, median.high)
+
+    def _moved(self) -> list[MarkedLine]:
+        """The phases, stalls or parts whose time changed most."""
+        moved: tuple[PhaseChange | PartChange, ...] = self.phases + self.stalls or self.budget
+        largest = sorted(moved, key=lambda one: -abs(one.change_ms))[:_CARD_LINES]
+        colours = SEVERITY_COLOURS["none"], SEVERITY_COLOURS["high"]
+        return [
+            MarkedLine(
+                colours[one.change_ms > 0],
+                f"{signed(one.change_ms)} ms",
+                f"{one.id.replace('_', ' ')}: {significant(one.a_ms)} -> {milliseconds(one.b_ms)}",
+            )
+            for one in largest
+            if one.change_ms
+        ]
+
+    def _memory(self) -> str:
+        if self.a_peak_bytes is None or self.b_peak_bytes is None:
+            return ""
+        return f"{size(self.a_peak_bytes)} -> {size(self.b_peak_bytes)} at the peak"
 
     def _steps(self) -> str:
-        steps = f"{significant(self.a_ms)} -> {milliseconds(self.b_ms)} a step"
-        interval = f"{signed_percent(self.low)} to {signed_percent(self.high)}"
-        return f"{steps}, {signed_percent(self.change)} ({interval})"
+        return _change_words(self.a_ms, self.b_ms, self.change, self.low, self.high)
+
+
+def _change_words(a_ms: float, b_ms: float, change: float, low: float, high: float) -> str:
+    steps = f"{significant(a_ms)} -> {milliseconds(b_ms)} a step"
+    return f"{steps}, {signed_percent(change)} ({signed_percent(low)} to {signed_percent(high)})"

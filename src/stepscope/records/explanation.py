@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
-from stepscope.records.figures import milliseconds
-from stepscope.records.notebook import card, line
+from stepscope.records.figures import interval, milliseconds, percent
+from stepscope.records.notebook import SEVERITY_COLOURS, MarkedLine, card, line
 from stepscope.records.place import Place as Place  # noqa: TC001  (imported from here)
 from stepscope.records.words import counted
 
@@ -41,6 +41,7 @@ Severity = Literal["high", "medium", "low", "none"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # most severe first
 # What a finding's share is a share of: the mean step, memory, the ranks' work, the run's wall time.
 ShareOf = Literal["step", "memory", "work", "run"]
+_CARD_LINES = 4  # of a list in a notebook
 Basis = Literal["cycles", "window", "measured", "corrected"]  # what a budget's step is
 
 
@@ -390,10 +391,32 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         return line("Explanation", self.verdict, _step_words(self.budget), ranks)
 
     def _repr_html_(self) -> str:
-        ranks = counted(len(self.ranks), "rank")
-        step = f"{_step_words(self.budget)}, {ranks}"
-        rows = (("verdict", self.verdict), ("why", self.why), ("next", self.next), ("step", step))
-        return card(rows, ((part.id, part.share) for part in self.budget.parts))
+        several = len(self.ranks) > 1
+        findings = [_finding_line(one, several) for one in self.findings[:_CARD_LINES]]
+        advice = [_advice_line(one) for one in self.advice if one.verdict == "faster"]
+        rows = (
+            ("why", self.why),
+            ("findings", findings),
+            ("what if", advice[:_CARD_LINES]),
+            ("next", self.next),
+        )
+        aside = f"{_step_words(self.budget)} · {counted(len(self.ranks), 'rank')}"
+        parts = ((part.id, part.share) for part in self.budget.parts)
+        return card(self.verdict, rows, aside=aside, parts=parts)
+
+
+def _finding_line(finding: Finding, several_ranks: bool) -> MarkedLine:
+    place = f" ({finding.where[0].file}:{finding.where[0].line})" if finding.where else ""
+    rank = f", rank {finding.rank}" if several_ranks and finding.rank is not None else ""
+    share = percent(finding.share) if finding.share else ""
+    return MarkedLine(SEVERITY_COLOURS[finding.severity], share, f"{finding.title}{rank}{place}")
+
+
+def _advice_line(advice: Advice) -> MarkedLine:
+    saved = f"saves {milliseconds(advice.saved_ms)}"
+    doubt = interval(advice.saved_low_ms, advice.saved_high_ms)
+    text = f"({doubt}): {advice.label}, {advice.setting}"
+    return MarkedLine(SEVERITY_COLOURS["none"], saved, text)
 
 
 def _step_words(budget: Budget) -> str:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from stepscope.records.figures import interval, milliseconds, significant
-from stepscope.records.notebook import card, line
+from stepscope.records.figures import factor, interval, milliseconds, significant, size
+from stepscope.records.notebook import Length, card, line
 
 if TYPE_CHECKING:
     from stepscope.records.together_summary import ConsistencyPromise
@@ -92,9 +92,23 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         return line("Prediction", self._change(), self._step())
 
     def _repr_html_(self) -> str:
-        rows = [("what if", self._change()), ("step", self._step())]
-        rows += [("assumed", "; ".join(self.assumptions)), ("refused", "; ".join(self.refused))]
-        return card(rows)
+        rows = [
+            ("memory", self._memory()),
+            ("assumed", "; ".join(self.assumptions)),
+            ("refused", "; ".join(self.refused)),
+        ]
+        now = Length("now", self.baseline_ms, milliseconds(self.baseline_ms))
+        words = f"{milliseconds(self.predicted_ms)} ({interval(self.low_ms, self.high_ms)})"
+        then = Length("with it", self.predicted_ms, words, self.low_ms, self.high_ms)
+        aside = f"{factor(self.speedup)} times as fast, predicted"
+        return card(f"What if {self._change()}", rows, aside=aside, lengths=(now, then))
+
+    def _memory(self) -> str:
+        if self.peak_bytes is None:
+            return ""
+        if self.baseline_peak_bytes is None:
+            return f"{size(self.peak_bytes)} at the peak"
+        return f"{size(self.baseline_peak_bytes)} -> {size(self.peak_bytes)} at the peak"
 
     def _change(self) -> str:
         return " + ".join(map(str, self.settings)) or "no change"

@@ -78,6 +78,11 @@ class EventText:
         self._long = False  # whether the buffer's first event is known to be long
         self._find_events()
 
+    @property
+    def begins_at(self) -> int:
+        """Where the list's first event begins in the text, before any piece was taken."""
+        return self._offset
+
     def next_piece(self) -> EventPiece | None:
         while not self._done:
             self._fill()

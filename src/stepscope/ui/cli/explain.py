@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +11,7 @@ import click
 from stepscope.errors import StepscopeError
 from stepscope.ui.cli.options import (
     check_html,
+    check_perfetto,
     html_option,
     json_option,
     no_cache_option,
@@ -19,9 +21,9 @@ from stepscope.ui.cli.options import (
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from stepscope.explain.engines import Engine
+    from stepscope.explain.explain_job import JobTraces
     from stepscope.explain.open_engine import EngineName
     from stepscope.records.explanation import Explanation
     from stepscope.trace.tune_files import FoundTune
@@ -40,6 +42,13 @@ if TYPE_CHECKING:
 )
 @html_option(
     "Write an HTML report (timeline, flame graphs, tables) to this file. It needs no network."
+)
+@click.option(
+    "--perfetto",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the trace with our tracks (budget, idle causes, critical path, findings) for "
+    "ui.perfetto.dev; compressed if FILE ends with .gz. Several ranks get a file each.",
 )
 @no_cache_option
 @top_option(8, 100, "Rows in each table that --full prints.")
@@ -67,6 +76,7 @@ def command(
     as_json: bool,
     full: bool,
     html: Path | None,
+    perfetto: Path | None,
     no_cache: bool,
     top: int,
     engine: EngineName,
@@ -88,7 +98,13 @@ def command(
             _take_part(paths, cache=not no_cache, html=html, engine=chosen, memory_limit=limit)
             return
         explanation = explain_paths(
-            paths, cache=not no_cache, html=html, quiet=as_json, engine=chosen, memory_limit=limit
+            paths,
+            cache=not no_cache,
+            html=html,
+            perfetto=perfetto,
+            quiet=as_json,
+            engine=chosen,
+            memory_limit=limit,
         )
     if as_json:
         from stepscope.ui.contract import explanation_json
@@ -112,6 +128,7 @@ def explain_paths(
     *,
     cache: bool,
     html: Path | None,
+    perfetto: Path | None = None,
     quiet: bool = False,
     engine: Engine | None = None,
     memory_limit: int | None = None,
@@ -131,6 +148,7 @@ def explain_paths(
     )
 
     check_html(html)
+    check_perfetto(perfetto)
     paths = [traced_run(path) for path in paths]
     draw = html is not None
     with shown_progress(quiet=quiet) as progress:
@@ -146,7 +164,22 @@ def explain_paths(
         explanation = next_by_tune(explanation, tune)
     if html:
         _write(explanation, looks, advice, html, tune)
+    if perfetto:
+        _write_perfetto(traces, explanation, perfetto)
     return explanation
+
+
+def _write_perfetto(traces: JobTraces, explanation: Explanation, target: Path) -> None:
+    from stepscope.explain.explain_job import choose_ranks
+    from stepscope.ui.perfetto.write_trace import write_perfetto
+    from stepscope.ui.rank_look import DRAWN_RANKS
+    from stepscope.ui.say import say
+
+    ranks = choose_ranks(explanation, DRAWN_RANKS)
+    written = write_perfetto(traces, explanation, target, ranks=ranks)
+    if len(ranks) < len(explanation.ranks):
+        say(f"--perfetto: {len(ranks)} of {len(explanation.ranks)} ranks, those that findings name")
+    say(f"for ui.perfetto.dev: {', '.join(map(str, written))}")
 
 
 def _take_part(

@@ -74,8 +74,17 @@ def html_option(help_text: str) -> Option:
 
 def check_html(html: Path | None) -> None:
     """Before anything is measured."""
-    if html and not html.absolute().parent.is_dir():
-        raise UsageError(f"--html {html}: its folder does not exist")
+    _check_folder("--html", html)
+
+
+def check_perfetto(perfetto: Path | None) -> None:
+    """Before anything is read."""
+    _check_folder("--perfetto", perfetto)
+
+
+def _check_folder(option: str, file: Path | None) -> None:
+    if file and not file.absolute().parent.is_dir():
+        raise UsageError(f"{option} {file}: its folder does not exist")
 
 
 @contextlib.contextmanager

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from stepscope.ui.job_key import JobKey
     from stepscope.ui.job_process import News
     from stepscope.ui.metrics_file import MetricsFile
+    from stepscope.ui.loggers.metric_log import LogChoice
+    from stepscope.ui.loggers.run_log import RunLog
 
 AFTER_SIGTERM_S = 25.0  # for closing and explaining
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -146,6 +148,12 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     "--script-facts",
     is_flag=True,
     help="Also write script.json: what the script builds and where, which patches are made from.",
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="KIND[:WHERE]",
+    help="Log steps, verdict and budget while the command runs: tensorboard[:DIR], "
+    "mlflow[:EXPERIMENT] or wandb[:PROJECT]. May be given several times.",
 )
 @click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
 @click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")
@@ -155,6 +163,7 @@ def command(
     job: str | None,
     collect: bool,
     metrics_file: Path | None,
+    logs: tuple[str, ...],
     quiet: bool,
     no_explain: bool,
     command: tuple[str, ...],
@@ -167,12 +176,14 @@ def command(
     command = startable(command)
     if metrics_file is not None:
         _require_metrics_place(metrics_file)
+    choices = _parse_logs(logs)
     collector = _open_collector() if collect else None
     options |= collector.settings if collector is not None else {}
     with HeldSignals() as signals:
         run = _begin(out, command, options, job)
         if run is None:
             return run_job(command, None, signals=signals)
+        log = _begin_log(run, choices) if choices and run.closes else None
         announce = run.closes and not quiet
         metrics = _Metrics(metrics_file, run.folder)
         code, ranks = capture_into(
@@ -189,6 +200,7 @@ def command(
             ranks = _close_job(run, quiet=sent)
         if collector is not None and not sent:
             _collect(lambda _: collector.finish(), run)
+        explanation = None
         if run.closes and not sent:
             explanation = _conclude(run, ranks, command, code, explain=not no_explain)
             metrics.conclude(explanation)
@@ -219,6 +231,33 @@ class _Metrics:
         """Nothing here may change the command's exit code."""
         if self._file is not None and (problem := self._file.write(explanation)):
             say(problem)
+        if log is not None:
+            _end_log(log, explanation)
+
+
+def _parse_logs(logs: tuple[str, ...]) -> list[LogChoice]:
+    if not logs:
+        return []
+    from stepscope.ui.loggers.metric_log import LogChoice
+
+    return [LogChoice.parse(text) for text in logs]
+
+
+def _begin_log(run: RunFile | JobPart, choices: list[LogChoice]) -> RunLog | None:
+    """Nothing here may keep the command from running."""
+    from stepscope.ui.loggers.run_log import RunLog
+
+    try:
+        return RunLog(run.folder, choices)
+    except Exception as error:
+        say(f"--log failed: {type(error).__name__}: {error}; the command runs without it")
+        return None
+
+
+def _end_log(log: RunLog, explanation: Explanation | None) -> None:
+    from stepscope.ui.contract import explanation_json
+
+    log.end(explanation_json(explanation) if explanation is not None else None)
 
 
 def _open_collector() -> PartCollector | None:
