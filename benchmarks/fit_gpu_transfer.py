@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 TARGET = Path(__file__).parent.parent / "src/stepscope/predict/other_gpu/fitted.json"
 LEAST_MS = 0.1  # shorter times with the host's launch in them say more of the host
+SHORTEST_MS = 0.01  # of times without a launch in them
 HIDDEN_LAUNCH = 0.6  # by eye: a time is max(launch, 0.6 launch + kernel)
 MODERN = ("V100-PCIE-32GB", "T4", "A100-PCIE-40GB", "A100-PCIE-80GB")  # kernels of today's kind
 CLOSENESS = ("chip", "generation", "far")
@@ -68,6 +69,16 @@ ESTIMATED_WATTS = {
 # 128 fp32 lanes take every issue slot of their four schedulers, so loads and address arithmetic
 # take their share from the products; 64 lanes leave every other slot free.
 WIDE_LANES = 0.82
+# By eye, on times of large tensors by their columns.
+CACHE = CacheFit(
+    rate_share=0.32,
+    fits=0.8,
+    sharpness=3.0,
+    rereads_fit=0.4,
+    aligned=0.3,
+    unaligned=0.8,
+    row_cycles=4000.0,
+)
 POWER_EXPONENT = 0.6  # clocks fall more slowly than watts: 0.56 and 0.64 between boards of one chip
 ABOVE_BEST = 1.03
 EXPECTED_LINKS = {"NVLink": 0.75, "PCIe": 0.55, "Infinity": 0.6}
@@ -117,7 +128,7 @@ def first_guess(tables: Sequence[OpTimes], left_out: frozenset[str]) -> Transfer
     launch = fit_launches(tables)
     return TransferFit(
         products={},
-        cache=CacheFit(rate_share=0.32, fits=0.8, sharpness=3.0, rereads_fit=0.4),
+        cache=CACHE,
         power=PowerFit(
             exponent=POWER_EXPONENT,
             unit={"fp32": 0.98, "tensor": 1.04, "amd": 0.66},
@@ -235,7 +246,7 @@ def _fit_product(
     fit: TransferFit, table: OpTimes, dtype: str, chosen: Sequence[str], sample: int
 ) -> tuple[ProductFit, dict[str, float]]:
     launch = fit.launch_ms.get(table.op, 0.0) if dtype == "fp32" else 0.0
-    data = {gpu: _sample(table, gpu, LEAST_MS if launch else 0.01, sample) for gpu in chosen}
+    data = {gpu: _sample(table, gpu, LEAST_MS if launch else SHORTEST_MS, sample) for gpu in chosen}
     models = {gpu: _bare_gpu(fit, gpu) for gpu in chosen}
 
     def loss(numbers: Floats) -> float:
@@ -287,7 +298,12 @@ def _fit_rate(
 
 
 def _timed(
-    shapes: Floats, rate: float, dtype: str, gpu: gpus.Gpu, how: ProductFit, launch: float
+    shapes: Floats,
+    rate: float,
+    dtype: str,
+    gpu: gpus.Gpu,
+    how: ProductFit,
+    launch: float,
 ) -> Floats:
     size = 4 if dtype == "fp32" else 2
     kernel = kernel_time.product_ms(*shapes.T, rate=rate, element_bytes=size, gpu=gpu, how=how)
@@ -361,7 +377,7 @@ def cases(tables: Sequence[OpTimes], count: int = 400) -> Iterator[tuple[OpTimes
                 if source == target:
                     continue
                 shapes, before, after = table.on_both(source, target)
-                counted = after >= LEAST_MS
+                counted = after >= (LEAST_MS if table.dtype == "fp32" else SHORTEST_MS)
                 shapes, before, after = shapes[counted], before[counted], after[counted]
                 chosen = np.random.default_rng(1).permutation(len(after))[:count]
                 if len(chosen) >= 20:
@@ -375,15 +391,15 @@ def fit_spread(fit: TransferFit, tables: Sequence[OpTimes]) -> TransferFit:
     blind = {gpu: without(fit, gpu) for table in tables for gpu in table.gpus}
     for table, known, source, target, shapes, before, after in cases(tables):
         seen, unseen = _bare_gpu(fit, source), _bare_gpu(blind[target], target)
-        close = gpus.closeness(seen.row, unseen.row)
+        close, family = gpus.closeness(seen.row, unseen.row), known.family_in(table.dtype)
         for kept in tried:
-            trial = replace(blind[target], kept={known.family: dict.fromkeys(CLOSENESS, kept)})
-            launch = fit.launch_ms.get(known.family, 0.0) if table.dtype == "fp32" else 0.0
+            trial = replace(blind[target], kept={family: dict.fromkeys(CLOSENESS, kept)})
+            launch = fit.launch_ms.get(family, 0.0) if table.dtype == "fp32" else 0.0
             times = retime_many(
                 known, shapes, table.dtype, before, seen, unseen, launch_ms=launch, fit=trial
             )
             error = np.log(times / after)
-            errors.setdefault((known.family, close), {}).setdefault(kept, []).append(error)
+            errors.setdefault((family, close), {}).setdefault(kept, []).append(error)
     kept_by: dict[str, dict[str, float]] = {}
     spread_by: dict[str, dict[str, float]] = {}
     for (family, close), by_kept in errors.items():

@@ -112,7 +112,7 @@ def judge(
                 known, shapes, table.dtype, before, one, other, launch_ms=launch, fit=fit
             )
             roof, flops = baselines(table, shapes, one.row, other.row)
-            spread = fit.spread[known.family][gpus.closeness(one.row, other.row)]
+            spread = fit.spread[known.family_in(table.dtype)][gpus.closeness(one.row, other.row)]
             name = f"{known.family} {table.dtype}"
             inside = np.abs(np.log(times / after)) <= CONFIDENCE * spread
             for size, rows in (("long", after >= LEAST_MS), ("short", after < LEAST_MS)):

@@ -35,6 +35,9 @@ class CacheFit(msgspec.Struct, frozen=True, kw_only=True):
     fits: float  # the share of the cache that one operator's tensors may fill and stay
     sharpness: float
     rereads_fit: float  # the share that rows being read again may fill
+    aligned: float  # cost of reading a cached row again, over the cache's rate, in vectors
+    unaligned: float  # the same for single elements
+    row_cycles: float  # that a block of a norm takes for a short row
 
 
 class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):

@@ -197,6 +197,8 @@ def _memory_share(row: GpuRow, fit: TransferFit) -> float:
         if share is None or other.memory != row.memory or other.gpu == row.gpu:
             continue
         weight = 1 / (0.5 + generations_apart(other.generation, row.generation)) ** 2
+        if (other.generation in _OLD) != (row.generation in _OLD):
+            weight /= 10
         total, weights = total + weight * share, weights + weight
     return total / weights if weights else 0.82
 

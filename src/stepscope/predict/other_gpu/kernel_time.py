@@ -24,6 +24,7 @@ _SPLIT_START_MS = 0.004
 _ADDED_BYTES = 4  # parts of a split product are in fp32
 _SOFTMAX_BY_WARP = 1024  # columns that one warp holds in registers: the row is read once
 _VECTOR = 4  # elements that a thread reads at once
+_PATCHES, _FILTERS = 128, 64  # of one block of a convolution
 _NORM_THREADS, _MOST_THREADS = 128, 1024
 
 
@@ -89,8 +90,13 @@ def rows_ms(
     at_once = np.minimum(rows, gpu.multiprocessors * np.maximum(1.0, gpu.row.threads / threads))
     filled = at_once * columns * element_bytes / (fit.cache.rereads_fit * gpu.l2_bytes)
     missed = filled**4 / (1 + filled**4)
-    reread = missed / gpu.bytes_s + (1 - missed) / max(gpu.l2_bytes_s, gpu.bytes_s)
-    total: Floats = moved_ms(2 * moved, gpu, fit) + moved * again * reread * 1e3
+    # Rows that threads read in vectors mostly stay next to the units that read them.
+    near = np.where(softmax & (columns % _VECTOR == 0), fit.cache.aligned, fit.cache.unaligned)
+    reread = missed / gpu.bytes_s + near * (1 - missed) / max(gpu.l2_bytes_s, gpu.bytes_s)
+    memory = moved_ms(2 * moved, gpu, fit) + moved * again * reread * 1e3
+    blocks = rows / (gpu.multiprocessors * np.maximum(1.0, gpu.row.threads / threads))
+    per_row = 0.0 if softmax else fit.cache.row_cycles / (gpu.row.boost_mhz * 1e3)
+    total: Floats = np.hypot(memory, blocks * per_row)
     return total
 
 
@@ -117,23 +123,14 @@ def attention_ms(
     return total
 
 
-def convolution_ms(
-    shape: Floats, *, rate: float, element_bytes: float, gpu: Gpu, how: ProductFit
-) -> Floats:
-    """Forward convolution as a product over patches; columns as in gpu_transfer's table."""
+def convolution_ms(shape: Floats, *, rate: float, element_bytes: float, gpu: Gpu) -> Floats:
+    """Forward convolution as blocks of patches, plus its bytes; columns as in docs/gpus.md."""
     batch, channels, filters, width, image, stride, padding = shape.T
     side = np.maximum(1.0, np.floor((image + 2 * padding - width) / stride) + 1)
-    product = product_ms(
-        np.ones(len(batch)),
-        batch * side * side,
-        filters,
-        channels * width * width,
-        rate=rate,
-        element_bytes=0.0,
-        gpu=gpu,
-        how=how,
-    )
+    patches = batch * side * side
+    waves = np.ceil(patches / _PATCHES) * np.ceil(filters / _FILTERS) / gpu.multiprocessors
+    idle = np.maximum(1.0, (waves + np.ceil(waves)) / 2) / waves
+    flops = 2.0 * patches * filters * channels * width * width
     moved = batch * (channels * image**2 + filters * side**2) + channels * filters * width**2
-    memory = element_bytes * moved / gpu.bytes_s * 1e3
-    total: Floats = np.hypot(product, memory)
+    total: Floats = 1e3 * (flops * idle / rate + element_bytes * moved / gpu.bytes_s)
     return total

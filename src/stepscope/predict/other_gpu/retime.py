@@ -32,6 +32,7 @@ _ONE_INPUT = frozenset({"addu", "mulu", "divu", "powu", "relu", "gelu", "tanh", 
 # Each of these reads or writes this many tensors.
 _TENSORS = dict.fromkeys(_TWO_INPUTS, 3.0) | dict.fromkeys(_ONE_INPUT, 2.0)
 _TENSORS |= {"silu_mul": 3.0, "rope": 2.0}
+_CONVOLUTION_POWER = 0.25  # convolutions draw less power than products
 # A model's share of the source's time is trusted down to this: the rest may be the host's.
 _LEAST_KERNEL = 0.8
 
@@ -41,6 +42,10 @@ class Operator:
 
     def __init__(self, family: str, columns: int, model: KernelModel) -> None:
         self.family, self.columns, self.model = family, columns, model
+
+    def family_in(self, dtype: str) -> str:
+        """Products on tensor cores are a family of their own."""
+        return "tensor" if self.columns == 4 and unit_of(dtype) == "tensor" else self.family
 
 
 def retime(
@@ -83,7 +88,7 @@ def retime(
         after,
         launch_ms=launch_ms,
     )
-    half = CONFIDENCE * kernel_doubt(known.family, dtype, before, after)
+    half = CONFIDENCE * kernel_doubt(known.family_in(dtype), dtype, before, after)
     predicted = float(time[0])
     return predicted, predicted * math.exp(-half), predicted * math.exp(half)
 
@@ -108,7 +113,7 @@ def retime_many(
     host = np.clip(ms - _LEAST_KERNEL * before, 0.0, own)
     # A kernel shorter than its host's launch leaves at least a little time for itself.
     deviation = np.maximum(ms - host, KERNEL_FLOOR_MS) / np.maximum(before, KERNEL_FLOOR_MS)
-    kept = fit.kept[known.family][closeness(source.row, target.row)]
+    kept = fit.kept[known.family_in(dtype)][closeness(source.row, target.row)]
     kernel = np.maximum(after, KERNEL_FLOOR_MS) * deviation**kept
     if not launch_ms:
         return np.asarray(kernel, np.float64)
@@ -190,10 +195,9 @@ def _rate(gpu: Gpu, dtype: str, power: float) -> float:
 
 
 def _convolution(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats:
-    how = fit.products["linear" if unit_of(dtype) == "fp32" else "tensor"]
-    rate = _rate(gpu, dtype, fit.products["bmm"].power)
-    size = ELEMENT_BYTES[dtype]
-    return kernel_time.convolution_ms(shapes, rate=rate, element_bytes=size, gpu=gpu, how=how)
+    del fit
+    rate, size = _rate(gpu, dtype, _CONVOLUTION_POWER), ELEMENT_BYTES[dtype]
+    return kernel_time.convolution_ms(shapes, rate=rate, element_bytes=size, gpu=gpu)
 
 
 def _attention(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats:
