@@ -1,6 +1,6 @@
 """Fit how kernels use a GPU to times that others measured, and write the few numbers that result.
 
-    python benchmarks/fit_gpu_transfer.py            writes src/stepscope/predict/other_gpu/fitted.json
+    python benchmarks/fit_gpu_transfer.py            writes predict/other_gpu/fitted.json
     python benchmarks/fit_gpu_transfer.py --print    prints it instead
 
 The tables are read from ../shared/gpu_transfer and never copied. Rates of GPUs that the tables lack
@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import gpu_tables
 import msgspec
 import numpy as np
-from gpu_tables import BF16_GPUS, FP32_GPUS, TWO_INPUTS
 from msgspec.structs import replace
 from scipy.optimize import minimize
 
+import gpu_tables
+from gpu_tables import BF16_GPUS, FP32_GPUS, TWO_INPUTS
 from stepscope.predict.other_gpu import gpu as gpus
 from stepscope.predict.other_gpu import kernel_time
 from stepscope.predict.other_gpu.fitted import (
@@ -32,13 +32,19 @@ from stepscope.predict.other_gpu.fitted import (
     Tile,
     TransferFit,
 )
-from stepscope.predict.other_gpu.retime import CONFIDENCE, Operator, find_operator, retime_many
+from stepscope.predict.other_gpu.retime import (
+    CONFIDENCE,
+    ModelledOperator,
+    find_operator,
+    retime_many,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from gpu_tables import OpTimes
     from numpy.typing import NDArray
+
+    from gpu_tables import OpTimes
 
     Floats = NDArray[np.float64]
 
@@ -142,7 +148,7 @@ def first_guess(tables: Sequence[OpTimes], left_out: frozenset[str]) -> Transfer
         launch_ms=launch,
         hidden_launch=HIDDEN_LAUNCH,
         spread={},
-        common=0.7,
+        common=1.0,
         estimated=0.12,
         link=fit_links(left_out),
     )
@@ -187,8 +193,10 @@ def fit_bandwidths(
 def _bandwidths_of_products(
     tables: Sequence[OpTimes], known: dict[str, dict[str, float]], left_out: frozenset[str]
 ) -> dict[str, dict[str, float]]:
-    """Products of few rows by a large matrix only read it. Scaled to what elementwise kernels of the
-    one chip that both tables have reach."""
+    """Products of few rows by a large matrix only read it.
+
+    Scaled to what elementwise kernels reach on the one chip that both tables have.
+    """
     table = table_named(tables, "linear", "bf16")
     best = {}
     for gpu in table.gpus:
@@ -258,7 +266,9 @@ def _fit_product(
             errors = np.log(_timed(shapes, rate, dtype, models[gpu], how, launch) / ms)
             total += float(np.mean(np.sqrt(errors**2 + 0.01)))
         # Numbers far out mean "never" or "always": keep them where a small change still counts.
-        return total / len(chosen) + 0.002 * float((np.maximum(0, np.abs(numbers[:10]) - 4) ** 2).sum())
+        return total / len(chosen) + 0.002 * float(
+            (np.maximum(0, np.abs(numbers[:10]) - 4) ** 2).sum()
+        )
 
     start = [2.5, 2.5, 1.5, 1.0, 0.0, -1.0, 0.0, math.log(16), 0.0, 1.0]
     numbers = np.array(start + [-0.2] * len(chosen))
@@ -283,15 +293,18 @@ def _read_product(numbers: Floats) -> ProductFit:
     )
 
 
-def _fit_rate(
-    fit: TransferFit, table: OpTimes, gpu: str, how: ProductFit, sample: int
-) -> float:
+def _fit_rate(fit: TransferFit, table: OpTimes, gpu: str, how: ProductFit, sample: int) -> float:
     """The rate alone, with tiles as they are on other GPUs."""
     shapes, ms = _sample(table, gpu, LEAST_MS, sample)
     model, launch = _bare_gpu(fit, gpu), fit.launch_ms[table.op]
     tried = np.linspace(0.3, 1.1, 41)
     errors = [
-        np.abs(np.log(_timed(shapes, share * 1e12 * model.row.tflops["fp32"], "fp32", model, how, launch) / ms)).mean()
+        np.abs(
+            np.log(
+                _timed(shapes, share * 1e12 * model.row.tflops["fp32"], "fp32", model, how, launch)
+                / ms
+            )
+        ).mean()
         for share in tried
     ]
     return float(tried[int(np.argmin(errors))])
@@ -339,7 +352,9 @@ def fit_power(fit: TransferFit) -> PowerFit:
             if row is None or dtype not in own or row.generation == "pascal":
                 continue
             unit = gpus.unit_of(dtype)
-            full = power.unit[unit] * (power.wide_lanes if unit == "fp32" and row.lanes >= 128 else 1)
+            full = power.unit[unit] * (
+                power.wide_lanes if unit == "fp32" and row.lanes >= 128 else 1
+            )
             slowed = own[dtype] / full
             if slowed < 0.97:
                 watts = row.watts / slowed ** (1 / power.exponent) / row.tflops[dtype]
@@ -368,7 +383,9 @@ def without(fit: TransferFit, gpu: str) -> TransferFit:
     return replace(rest, power=fit_power(rest))
 
 
-def cases(tables: Sequence[OpTimes], count: int = 400) -> Iterator[tuple[OpTimes, Operator, str, str, Floats, Floats, Floats]]:
+def cases(
+    tables: Sequence[OpTimes], count: int = 400
+) -> Iterator[tuple[OpTimes, ModelledOperator, str, str, Floats, Floats, Floats]]:
     """Every pair of GPUs that ran the same shapes."""
     for table in tables:
         known = find_operator(table.op)
@@ -381,7 +398,15 @@ def cases(tables: Sequence[OpTimes], count: int = 400) -> Iterator[tuple[OpTimes
                 shapes, before, after = shapes[counted], before[counted], after[counted]
                 chosen = np.random.default_rng(1).permutation(len(after))[:count]
                 if len(chosen) >= 20:
-                    yield table, known, source, target, shapes[chosen], before[chosen], after[chosen]
+                    yield (
+                        table,
+                        known,
+                        source,
+                        target,
+                        shapes[chosen],
+                        before[chosen],
+                        after[chosen],
+                    )
 
 
 def fit_spread(fit: TransferFit, tables: Sequence[OpTimes]) -> TransferFit:
@@ -420,7 +445,7 @@ def _fill(known: dict[str, float], usual: dict[str, float]) -> None:
 
 
 def fit_links(left_out: frozenset[str]) -> dict[str, dict[str, float]]:
-    """All-reduces inside a machine: the share of the link's rate by ranks, and the shortest time."""
+    """All-reduces inside a machine: share of the link's rate by ranks, and shortest time."""
     shares: dict[tuple[str, str], list[float]] = {}
     shortest: dict[str, list[float]] = {}
     for row in gpu_tables.rows("collectives.csv.gz"):

@@ -69,9 +69,7 @@ def rows(name: str) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-def _collect(
-    name: str, dtype: str, columns: tuple[str, ...], op: str = ""
-) -> dict[str, OpTimes]:
+def _collect(name: str, dtype: str, columns: tuple[str, ...], op: str = "") -> dict[str, OpTimes]:
     tables: dict[str, dict[tuple[int, ...], dict[str, float]]] = defaultdict(dict)
     for row in rows(name):
         shape = tuple(int(row[column]) for column in columns)

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_transfer.py                  each GPU left out, by operator
     python benchmarks/gpu_transfer.py --generations    each generation left out
-    python benchmarks/gpu_transfer.py --steps          whole training steps from the operators of another GPU
-    python benchmarks/gpu_transfer.py --quick          without refitting the tiles (seconds, not minutes)
+    python benchmarks/gpu_transfer.py --steps          whole steps, from operators of another GPU
+    python benchmarks/gpu_transfer.py --quick          tiles not fitted again: seconds, not minutes
 
 Reads ../shared/gpu_transfer; nothing of it is written anywhere. Beside the prediction stand two
 baselines: the ratio of data-sheet rooflines, and the ratio of data-sheet FLOP/s.
@@ -16,11 +16,11 @@ import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import gpu_tables
 import numpy as np
-from fit_gpu_transfer import LEAST_MS, fit_all, fit_power, read_tables
 from msgspec.structs import replace
 
+import gpu_tables
+from fit_gpu_transfer import LEAST_MS, fit_all, fit_power, read_tables
 from stepscope.predict.other_gpu import gpu as gpus
 from stepscope.predict.other_gpu.fitted import transfer_fit
 from stepscope.predict.other_gpu.retime import (
@@ -33,9 +33,9 @@ from stepscope.predict.other_gpu.retime import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gpu_tables import OpTimes
     from numpy.typing import NDArray
 
+    from gpu_tables import OpTimes
     from stepscope.predict.other_gpu.fitted import TransferFit
 
     Floats = NDArray[np.float64]
@@ -156,14 +156,19 @@ def baselines(
 
 
 def print_errors(errors: Errors) -> None:
-    print("| operator | left out | rows | mean | median | p90 | sign | roofline ratio | FLOP ratio | inside 90% |")
+    print(
+        "| operator | left out | rows | mean | median | p90 | sign "
+        "| roofline ratio | FLOP ratio | inside 90% |"
+    )
     print("|---|---|---|---|---|---|---|---|---|---|")
     for size in ("long", "short"):
         for name in sorted({name for name, _, of in errors if of == size}):
             targets = [target for one, target, of in errors if (one, of) == (name, size)]
             for target in dict.fromkeys(targets):
                 print(_line(f"{name}, {_size(size)}", target, errors[name, target, size]))
-            both = [part for target in dict.fromkeys(targets) for part in errors[name, target, size]]
+            both = [
+                part for target in dict.fromkeys(targets) for part in errors[name, target, size]
+            ]
             print(_line(f"**{name}, {_size(size)}**", "all", both))
 
 

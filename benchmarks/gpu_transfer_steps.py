@@ -1,4 +1,4 @@
-"""Whole steps on a GPU that was left out: operators of another GPU moved, its measured step scaled."""
+"""Whole steps on a GPU that was left out: another GPU's operators moved, its step scaled."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-import gpu_tables
 import numpy as np
 
+import gpu_tables
 from stepscope.predict.other_gpu import gpu as gpus
 from stepscope.predict.other_gpu import kernel_time
 from stepscope.predict.other_gpu.retime import find_operator, retime_many
@@ -57,8 +57,8 @@ def print_steps(fit_without: Callable[[str], TransferFit]) -> None:
             )
     print(
         f"\n{len(errors)} steps: mean {np.abs(errors).mean():.1%}, median "
-        f"{np.median(np.abs(errors)):.1%}, worst {np.abs(errors).max():.1%}; by the ratio of FLOP/s "
-        f"mean {np.abs(plain).mean():.0%}, worst {np.abs(plain).max():.0%}"
+        f"{np.median(np.abs(errors)):.1%}, worst {np.abs(errors).max():.1%}; by the ratio of "
+        f"FLOP/s mean {np.abs(plain).mean():.0%}, worst {np.abs(plain).max():.0%}"
     )
 
 
@@ -108,7 +108,9 @@ def _retimed(
 ) -> float:
     if op == "move":
         moved = np.array([4.0 * shape[0]])
-        before, after = (float(kernel_time.moved_ms(moved, gpu, fit)[0]) for gpu in (source, target))
+        before, after = (
+            float(kernel_time.moved_ms(moved, gpu, fit)[0]) for gpu in (source, target)
+        )
         return ms * (0.02 + after) / (0.02 + before)
     known = find_operator(op)
     launch = fit.launch_ms.get(known.family, 0.0)

@@ -44,7 +44,9 @@ def find_device(
     device.
     """
     wanted = plain_name(name)
-    rows = [row for row in DEVICES if wanted in {plain_name(row.name), *map(plain_name, row.printed)}]
+    rows = [
+        row for row in DEVICES if wanted in {plain_name(row.name), *map(plain_name, row.printed)}
+    ]
     is_certain = len(rows) == 1 or wanted.startswith("mi250x")
     if not is_certain and memory_bytes is None:
         return None

@@ -1,4 +1,4 @@
-"""Numbers that were fitted to kernel times of other GPUs: benchmarks/fit_gpu_transfer.py writes them.
+"""Numbers fitted to kernel times of other GPUs; benchmarks/fit_gpu_transfer.py writes them.
 
 They are shares, exponents and spreads; no measured time is among them. docs/gpus.md explains each.
 """
@@ -12,7 +12,7 @@ import msgspec
 
 
 class Tile(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks of a matrix product: the part of the result that one computes, and its share of the peak."""
+    """The part of a product that one block computes, and the share of the peak it reaches."""
 
     rows: int
     columns: int

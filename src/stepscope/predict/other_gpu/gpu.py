@@ -1,11 +1,12 @@
 """GPUs as predictions need them: data sheets, and the rates that kernels reach on them.
 
-A rate is measured if the GPU was among those fitted or if `calibrate` ran on it. Otherwise it follows
-from its peak, its watts and its generation (docs/gpus.md).
+A rate is measured if the GPU was among those fitted or if `calibrate` ran on it. Otherwise it
+follows from its peak, its watts and its generation (docs/gpus.md).
 """
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -156,7 +157,7 @@ def expected_share(row: GpuRow, dtype: str, fit: TransferFit) -> float:
         return share
     wanted = row.tflops[dtype] * _watts_per_tflop(row, unit_of(dtype), fit.power)
     wanted *= _TENSOR.get(dtype, 1.0)
-    return share * min(1.0, (row.watts / wanted) ** fit.power.exponent)
+    return share * min(1.0, math.pow(row.watts / wanted, fit.power.exponent))
 
 
 def unit_of(dtype: str) -> str:

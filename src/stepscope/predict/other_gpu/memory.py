@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.explain.memory.batch import CONTEXT_BYTES, SEGMENTS_SHARE, find_largest
 from stepscope.predict.peaks import peak_at_batch
-from stepscope.records.figures import size, significant
+from stepscope.records.figures import significant, size
 
 if TYPE_CHECKING:
     from stepscope.predict.other_gpu.gpu import Gpu

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from stepscope.errors import UsageError
 from stepscope.predict.other_gpu import kernel_time
 from stepscope.predict.other_gpu.fitted import transfer_fit
-from stepscope.predict.other_gpu.gpu import closeness, make_gpu, process_name, unit_of
+from stepscope.predict.other_gpu.gpu import closeness, process_name, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,11 +37,12 @@ _CONVOLUTION_POWER = 0.25  # convolutions draw less power than products
 _LEAST_KERNEL = 0.8
 
 
-class Operator:
+class ModelledOperator(NamedTuple):
     """How one kind of operator is modelled."""
 
-    def __init__(self, family: str, columns: int, model: KernelModel) -> None:
-        self.family, self.columns, self.model = family, columns, model
+    family: str
+    columns: int  # of its shape
+    model: KernelModel
 
     def family_in(self, dtype: str) -> str:
         """Products on tensor cores are a family of their own."""
@@ -94,7 +95,7 @@ def retime(
 
 
 def retime_many(
-    known: Operator,
+    known: ModelledOperator,
     shapes: Floats,
     dtype: str,
     ms: Floats,
@@ -142,7 +143,7 @@ def _as_gpu(gpu: str | Gpu) -> Gpu:
     return find_gpu(gpu) if isinstance(gpu, str) else gpu
 
 
-def find_operator(op: str) -> Operator:
+def find_operator(op: str) -> ModelledOperator:
     operators = _operators()
     if op in operators:
         return operators[op]
@@ -154,18 +155,18 @@ def find_operator(op: str) -> Operator:
 
 
 @cache
-def _operators() -> dict[str, Operator]:
+def _operators() -> dict[str, ModelledOperator]:
     operators = {
-        "linear": Operator("linear", 4, _linear),
-        "bmm": Operator("bmm", 4, _bmm),
-        "softmax": Operator("softmax", 2, _softmax),
-        "ln": Operator("norm", 2, _norm),
-        "norm": Operator("norm", 2, _norm),
-        "conv": Operator("conv", 7, _convolution),
-        "attention": Operator("attention", 5, _attention),
+        "linear": ModelledOperator("linear", 4, _linear),
+        "bmm": ModelledOperator("bmm", 4, _bmm),
+        "softmax": ModelledOperator("softmax", 2, _softmax),
+        "ln": ModelledOperator("norm", 2, _norm),
+        "norm": ModelledOperator("norm", 2, _norm),
+        "conv": ModelledOperator("conv", 7, _convolution),
+        "attention": ModelledOperator("attention", 5, _attention),
     }
     for op, tensors in _TENSORS.items():
-        operators[op] = Operator("elementwise", 2, _moving(tensors))
+        operators[op] = ModelledOperator("elementwise", 2, _moving(tensors))
     return operators
 
 

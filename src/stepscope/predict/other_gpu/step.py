@@ -1,8 +1,8 @@
 """The kernels of a recorded step on another GPU.
 
 Products with known shapes go through the model of tiles and waves. Other kernels take the ratio of
-the two GPUs' rooflines, by their FLOPs and bytes. A kernel of which neither is known takes the ratio
-of bandwidths. Nothing is shorter than a kernel's start.
+the two GPUs' rooflines, by their FLOPs and bytes. A kernel of which neither is known takes the
+ratio of bandwidths. Nothing is shorter than a kernel's start.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ if TYPE_CHECKING:
 
     from stepscope.explain.flops.call import Call
     from stepscope.explain.replay.graph import Flags, Floats
-    from stepscope.predict.other_gpu.gpu import Gpu
+    from stepscope.predict.other_gpu.gpu import Closeness, Gpu
     from stepscope.predict.step_context import StepContext
 
-# Products of a training step come in layouts that no table has: half of a deviation is kept at least.
+# Products of a training step come in layouts that no table has: keep half of a deviation at least.
 _LEAST_KEPT = 0.5
 _FALLBACK = {"tf32": "fp32"}  # a GPU without tf32 multiplies in fp32
 # Spread of a kernel that goes by a ratio alone, by closeness of the GPUs.
 _RATIO_SPREAD = {"chip": 0.05, "generation": 0.25, "far": 0.35}
 _UNKNOWN_SPREAD = {"chip": 0.08, "generation": 0.35, "far": 0.5}
+# What whole steps were off by beyond their kernels' own errors.
+_STEP_SPREAD = {"chip": 0.02, "generation": 0.05, "far": 0.1}
 _FAMILIES = {
     Family.ATTENTION: "attention",
     Family.CONVOLUTION: "conv",
@@ -205,9 +207,7 @@ def _crosses_the_bus(context: StepContext) -> Flags:
     """Copies between host and device: the same host is assumed."""
     rows = context.graph.tasks.row
     names = context.trace.device.name
-    return by_text(
-        context.trace, names, rows, lambda name: "HtoD" in name or "DtoH" in name, False
-    )
+    return by_text(context.trace, names, rows, lambda name: "HtoD" in name or "DtoH" in name, False)
 
 
 def _doubt(
@@ -222,19 +222,13 @@ def _doubt(
     """Kernels of one family err together, so their doubt does not shrink with their number."""
     fit, close = transfer_fit(), closeness(source.row, target.row)
     total = max(float(dur_ns.sum()), 1.0)
-    variance = 0.0
+    variance = _STEP_SPREAD[close] ** 2
     for family in Family:
         mine = (context.operators.family == family) & ~unknown
         share = float(dur_ns[mine].sum()) / total
         if not share:
             continue
-        spread = _RATIO_SPREAD[close]
-        if family == Family.OTHER:
-            spread = fit.spread["elementwise"][close]
-        elif name := _FAMILIES.get(family):
-            spread = max(spread, fit.spread[name][close]) if not shaped[mine].all() else (
-                fit.spread[name][close]
-            )
+        spread = _family_spread(family, rates.dtype[mine], bool(shaped[mine].all()), close)
         if family != Family.OTHER:
             spread = math.hypot(spread, _ceiling_doubt(rates.dtype[mine], target, close))
         variance += (share * spread * fit.common) ** 2
@@ -244,7 +238,20 @@ def _doubt(
     return doubt / 2 if target.calibrated else doubt
 
 
-def _ceiling_doubt(dtypes: NDArray[np.str_], target: Gpu, close: str) -> float:
+def _family_spread(
+    family: Family, dtypes: NDArray[np.str_], shaped: bool, close: Closeness
+) -> float:
+    """Of kernels left out of the fit; at least a ratio's own where shapes are not known."""
+    spread = transfer_fit().spread
+    name = _FAMILIES.get(family, "elementwise")
+    if name == "linear" and any(unit_of(dtype) == "tensor" for dtype in set(dtypes.tolist())):
+        name = "tensor"
+    if family == Family.OTHER or shaped:
+        return spread[name][close]
+    return max(_RATIO_SPREAD[close], spread[name][close])
+
+
+def _ceiling_doubt(dtypes: NDArray[np.str_], target: Gpu, close: Closeness) -> float:
     """For a rate that no measured GPU of the generation shows."""
     fit = transfer_fit()
     estimated = any(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-
 from stepscope.errors import UsageError
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.other_gpu.find_gpu import find_gpu, other_boards
@@ -36,6 +35,7 @@ def apply(context: StepContext, value: str) -> Outcome:
         ),
         spread=0.0,
         doubt=moved.doubt,
+        doubt_is_whole=True,
     )
 
 
