@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-import stepscope
 from stepscope.errors import StepscopeError
+from stepscope.predict.compare_gpus import compare_gpus
+from stepscope.predict.other_gpu.find_gpu import find_gpu
 from stepscope.ui.cli.verbs import cli
+from stepscope.ui.cli.whatif import open_bench
+from stepscope.ui.html.panes.gpus import gpus_view
+from stepscope.ui.html.render import render_part
 
 
 def run(*arguments: str) -> tuple[str, BaseException | None]:
@@ -92,8 +96,13 @@ def test_the_terminal_marks_the_gpu_of_the_trace(golden: Path) -> None:
     assert "verdict" in text
 
 
-def test_the_report_has_a_pane_of_gpus(golden: Path, tmp_path: Path) -> None:
-    explanation = stepscope.explain(golden / "h200-resnet18")
-    page = stepscope.write_report(explanation, tmp_path / "report.html").read_text()
-    assert 'id="gpus-title"' in page
-    assert "RTX-4090" in page
+def test_the_pane_draws_a_bar_for_every_gpu_inside_its_track(golden: Path) -> None:
+    bench, _, _ = open_bench(str(golden / "h200-resnet18"), cache=False, quiet=True)
+    comparison = compare_gpus(bench, [find_gpu("L4"), find_gpu("H200"), find_gpu("B200")])
+    view = gpus_view(comparison)
+    assert [row["gpu"] for row in view["rows"]] == [row.gpu for row in comparison.gpus]
+    assert all(0 < row["bar"] <= 100 for row in view["rows"])
+    assert max(row["low"] + row["width"] for row in view["rows"]) == pytest.approx(100)
+    page = str(render_part("gpus.html.j2", view=view, alone=False))
+    assert page.count("<tr") == 4
+    assert "is-now" in page
