@@ -45,6 +45,7 @@ NO_NUMBERS = set(
     sizes stepscope tags target_reached task workloads
     problem state
     always by compression queued shard staleness straggling worker workers
+    gpu gpus source_gpu
     """,
     )
 )
