@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from stepscope.measure.compiler_log import CompilerLog
     from stepscope.measure.sampler import Sampler
 
 
@@ -33,10 +34,11 @@ class RankParts:
         steps: LineWriter,
         sampler: Sampler | None,
         *,
-        alone: bool = True,
         step_now: Callable[[], int] = int,
     ) -> None:
         self.folder = folder
+        rank, world_size = rank_and_world()
+        alone = world_size == 1
         self._steps = steps
         self.device = DeviceClock.here()
         self._writing: list[threading.Thread] = []
@@ -45,12 +47,18 @@ class RankParts:
         if sampler is not None:
             sampler.save = self._save_samples
         self._log = None if alone else CollectiveLog(folder)
-        self._links = links = None if alone else Links()
-        if links is not None:
-            steps.beside = lambda: links.look_if_rested(step_now())
-        self._rendezvous = None if alone else Rendezvous(folder.parent, rank_and_world()[0])
+        self._links = None if alone else Links()
+        self.compiler: CompilerLog | None = None
+        steps.beside = lambda: self._beside_steps(step_now)
+        self._rendezvous = None if alone else Rendezvous(folder.parent, rank)
         if self._rendezvous is not None:
             self._rendezvous.publish()
+
+    def _beside_steps(self, step_now: Callable[[], int]) -> None:
+        if self._links is not None:
+            self._links.look_if_rested(step_now())
+        if self.compiler is not None:
+            self.compiler.write(self.folder)
 
     def due(self, step: int) -> int:
         """The first step, from this one on, before which `look_at_others` has work to do."""
@@ -112,6 +120,8 @@ class RankParts:
     @never_raise
     def close(self, step: int) -> None:
         self._steps.close()
+        if self.compiler is not None:
+            self.compiler.write(self.folder)
         self.look_at_links(step)
         if self._log is not None:
             self._log.close(step)
