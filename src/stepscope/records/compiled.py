@@ -75,3 +75,77 @@ class CompilerRecord(msgspec.Struct, frozen=True, kw_only=True):
     graphs: tuple[CompiledGraph, ...] = ()
     compilations: tuple[Compilation, ...] = ()
     breaks: tuple[GraphBreak, ...] = ()
+
+
+class BreakCost(msgspec.Struct, frozen=True, kw_only=True):
+    """A graph break and what it costs each step."""
+
+    reason: str
+    hint: str = ""
+    place: Place | None
+    times: float | None  # per step; None where the trace does not show it
+    cost_ms: float | None  # per step: from the end of one graph to the beginning of the next
+
+
+class RegionLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the model's source in a compiled graph."""
+
+    place: Place
+    operators: tuple[str, ...]  # most FLOPs and bytes first
+    flops: int | None  # of one run
+    bytes_moved: int  # by operators one by one: what is fused moves less
+    share: float | None  # of the graph's time; estimated, see docs/numbers.md
+
+
+class RegionTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A compiled graph in the step."""
+
+    key: str
+    region: str | None
+    backward: bool
+    calls: float  # per step
+    ms: float  # per step: on the device, or on the host where it computes
+    flops: int | None  # of one run
+    kernels: int  # that one run calls
+    captured: bool  # its operators are known
+    not_graphed: str | None = None
+    lines: tuple[RegionLine, ...] = ()
+
+
+class FailedGuard(msgspec.Struct, frozen=True, kw_only=True):
+    guard: str
+    place: Place | None
+    times: int
+
+
+class Recompiled(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that was compiled more than once."""
+
+    function: str
+    place: Place | None
+    times: int  # compilations after the first
+    seconds: float
+    guards: tuple[FailedGuard, ...]  # the most frequent first
+    gave_up: bool = False  # torch runs it without compiling since
+
+
+class RunsEager(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that torch tried to compile and runs as it is."""
+
+    function: str
+    place: Place | None
+    reason: str
+
+
+class CompiledWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What torch.compile did in a rank, and what its graphs take of the step."""
+
+    compilations: int | None
+    compile_s: float | None
+    cold_s: float | None  # of that, what no cache had
+    cached_s: float | None
+    regions: tuple[RegionTime, ...] = ()  # most time first
+    breaks: tuple[BreakCost, ...] = ()  # the costliest first
+    recompiled: tuple[Recompiled, ...] = ()
+    eager: tuple[RunsEager, ...] = ()
+    notes: tuple[str, ...] = ()  # what was not captured
