@@ -43,6 +43,8 @@ NO_NUMBERS = set(
     agrees broken_rules cuda differs interleaved machine processor reruns rules samples scaling
     algorithm algorithms groups laboratory
     sizes stepscope tags target_reached task workloads
+    backward captured compiled eager first gave_up guard guards hint key not_graphed place reason
+    region second
     always by compression queued shard staleness straggling worker workers
     """,
     )

@@ -146,7 +146,7 @@ class CompilerLog:
                 "compile_id": _compile_id(),
                 "backward": options.get("is_backward"),
                 "devices": sorted(map(str, getattr(graph, "device_types", ()))),
-                "not_graphed": getattr(graph, "disabled_cudagraphs_reason", None),
+                "not_graphed": _why_not_graphed(graph),
                 "operators": getattr(graph, "inductor_post_grad_graph_str", None),
                 "code": getattr(graph, "source_code", None),
             }
@@ -158,6 +158,14 @@ class CompilerLog:
             self._captures_graphs = False
             self._lines = [line for line in self._lines if line["what"] != "graph"]
         return self
+
+
+def _why_not_graphed(graph: Any) -> str | None:
+    """None also when nobody asked for CUDA graphs."""
+    reason = getattr(graph, "disabled_cudagraphs_reason", None)
+    info = getattr(graph, "cudagraph_info", None)
+    more = getattr(info, "cudagraph_fail_reasons", None) or ()
+    return "; ".join(map(str, (reason,) if reason else more))[:_MOST_REASON] or None
 
 
 @never_raise

@@ -29,6 +29,7 @@ class GraphKernel(msgspec.Struct, frozen=True, kw_only=True):
     name: str  # triton_poi_fused_gelu_0, cpp_fused_add_1, extern_kernels.mm
     nodes: tuple[str, ...] = ()  # what it computes; empty where the code does not say
     size_bytes: int | None = None  # of all tensors that it reads and writes, each once
+    shared_bytes: int = 0  # of tensors that the call before it made or read, if both are loops
 
 
 class CompiledGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +98,15 @@ class RegionLine(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None  # of the graph's time; estimated, see docs/numbers.md
 
 
+class UnfusedPair(msgspec.Struct, frozen=True, kw_only=True):
+    """Two loops over elements, one after the other, that touch the same tensors."""
+
+    first: str
+    second: str
+    size_bytes: int  # of those tensors: read twice, once would do
+    ms: float | None  # per step, at the memory's rate; None where that is not known
+
+
 class RegionTime(msgspec.Struct, frozen=True, kw_only=True):
     """A compiled graph in the step."""
 
@@ -107,9 +117,11 @@ class RegionTime(msgspec.Struct, frozen=True, kw_only=True):
     ms: float  # per step: on the device, or on the host where it computes
     flops: int | None  # of one run
     kernels: int  # that one run calls
+    gaps_ms: float | None = None  # per step: the device waits between them; None on the CPU
     captured: bool  # its operators are known
     not_graphed: str | None = None
     lines: tuple[RegionLine, ...] = ()
+    unfused: tuple[UnfusedPair, ...] = ()  # the largest first
 
 
 class FailedGuard(msgspec.Struct, frozen=True, kw_only=True):

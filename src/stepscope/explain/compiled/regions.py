@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from stepscope.explain.compiled.graph_calls import DYNAMO_REGION, find_graph_calls
@@ -10,18 +11,19 @@ from stepscope.explain.flops.compiled_regions import REGION, price_graph, price_
 from stepscope.explain.flops.cost import MATMUL_LIKE
 from stepscope.explain.flops.dtypes import DTYPES
 from stepscope.explain.flops.memory_bound import VIEWS
-from stepscope.records.compiled import RegionLine, RegionTime
+from stepscope.records.compiled import RegionLine, RegionTime, UnfusedPair
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from stepscope.explain.flops.compiled_regions import GraphCost
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.records.compiled import CompiledGraph, GraphOperator
+    from stepscope.records.compiled import CompiledGraph, GraphKernel, GraphOperator
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.place import Place
 
 MOST_LINES = 24
+_MOST_PAIRS = 8
 _MOST_OPERATORS = 6
 # Without a device's rates: one core that computes from memory. Only their ratio matters.
 _CORE = (20e9, 5e9)
@@ -32,8 +34,9 @@ def time_regions(analysis: RankAnalysis, graphs: Iterable[CompiledGraph]) -> tup
     trace = analysis.trace
     calls = analysis.compute_once(find_graph_calls)
     by_key = {graph.key: graph for graph in graphs}
-    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     regions: dict[str, str] = {}
+    spans = (calls.last_ns - calls.first_ns).tolist()
     names = trace.host.name[calls.rows].tolist()
     for index, (code, busy) in enumerate(zip(names, calls.busy_ns.tolist(), strict=True)):
         match = REGION.match(trace.strings[code])
@@ -42,13 +45,13 @@ def time_regions(analysis: RankAnalysis, graphs: Iterable[CompiledGraph]) -> tup
         total[0] += 1
         total[1] += busy
         total[2] += int(calls.region[index] < 0)
+        total[3] += max(0, spans[index] - busy)
         if calls.region[index] >= 0:
             around = trace.strings[int(trace.host.name[calls.region[index]])]
             found = DYNAMO_REGION.match(around)
             regions.setdefault(key, found[1] if found else "")
-    steps = analysis.steady_steps.count
     timed = [
-        _region(key, by_key.get(key), total, regions.get(key), steps, analysis.ceilings)
+        _region(key, by_key.get(key), total, regions.get(key), analysis)
         for key, total in totals.items()
     ]
     return tuple(sorted(timed, key=lambda region: -region.ms))
@@ -59,10 +62,10 @@ def _region(
     graph: CompiledGraph | None,
     total: list[int],
     region: str | None,
-    steps: int,
-    ceilings: Ceilings | None,
+    analysis: RankAnalysis,
 ) -> RegionTime:
-    count, busy, backward = total
+    steps, on_device = analysis.steady_steps.count, not analysis.work.on_host
+    count, busy, backward, waiting = total
     operators = graph.operators if graph else ()
     cost = price_graph(graph) if graph else None
     return RegionTime(
@@ -73,10 +76,30 @@ def _region(
         ms=busy / steps / 1e6,
         flops=cost.flops if cost else None,
         kernels=len(graph.kernels) if graph else 0,
+        gaps_ms=waiting / steps / 1e6 if on_device else None,
         captured=bool(operators),
         not_graphed=graph.not_graphed if graph else None,
-        lines=list_graph_lines(operators, _rates(cost, ceilings)),
+        unfused=_unfused(graph.kernels if graph else (), count / steps, analysis.ceilings),
+        lines=list_graph_lines(operators, _rates(cost, analysis.ceilings)),
     )
+
+
+def _unfused(
+    kernels: Sequence[GraphKernel], calls: float, ceilings: Ceilings | None
+) -> tuple[UnfusedPair, ...]:
+    """Neighbours that share the most bytes."""
+    bytes_s = ceilings.bytes_s if ceilings else None
+    pairs = [
+        UnfusedPair(
+            first=before.name,
+            second=after.name,
+            size_bytes=after.shared_bytes,
+            ms=1e3 * calls * after.shared_bytes / bytes_s if bytes_s else None,
+        )
+        for before, after in pairwise(kernels)
+        if after.shared_bytes
+    ]
+    return tuple(sorted(pairs, key=lambda pair: -pair.size_bytes)[:_MOST_PAIRS])
 
 
 def _rates(cost: GraphCost | None, ceilings: Ceilings | None) -> tuple[float, float]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.compiled import RegionTime
 
+_MOSTLY = 0.5  # of the step: advice to compile comes too late
 _BARE = "the compiler's own records were not captured: record with `stepscope run`"
 
 
@@ -37,6 +38,13 @@ def explain_compiled(analysis: RankAnalysis) -> CompiledWork | None:
         eager=list_eager(record.compilations),
         notes=tuple(_notes(record, regions)),
     )
+
+
+def is_mostly_compiled(compiled: CompiledWork | None, step_ms: float) -> bool:
+    """Whether compiled graphs take most of the step."""
+    if compiled is None or not step_ms:
+        return False
+    return sum(region.ms for region in compiled.regions) >= _MOSTLY * step_ms
 
 
 def _notes(record: CompilerRecord, regions: tuple[RegionTime, ...]) -> Iterator[str]:
