@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from stepscope.records.compiled import FailedGuard, Recompiled, RunsEager
+from stepscope.records.lazy_pattern import lazy_pattern
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _LIMIT = ("recompile limit", "recompile_limit", "cache_size_limit", "CacheSizeLimit")
 _MOST_GUARDS = 4
+_NUMBER = lazy_pattern(r" == |\. expected ")
 
 
 def list_recompiled(compilations: Sequence[Compilation]) -> tuple[Recompiled, ...]:
@@ -38,7 +40,7 @@ def _recompiled(same: Sequence[Compilation]) -> Recompiled:
     return Recompiled(
         function=named.function or "not known",
         place=named.place,
-        times=len([one for one in again if not one.failed]),
+        times=count_compiled([one for one in again if not one.failed]),
         seconds=sum(one.seconds or 0.0 for one in again),
         guards=tuple(
             FailedGuard(guard=guard, place=place, times=times)
@@ -50,8 +52,13 @@ def _recompiled(same: Sequence[Compilation]) -> Recompiled:
 
 def _shared(guard: str | None) -> str:
     """Guards on one value that differ in the number: `len(log) == 7` and `len(log) == 8`."""
-    left, equals, _ = (guard or "").partition(" == ")
-    return left if equals else guard or ""
+    return _NUMBER.split(guard or "", maxsplit=1)[0]
+
+
+def count_compiled(compilations: Iterable[Compilation]) -> int:
+    """A function's backward has a record of its own when it is compiled later."""
+    names = [one.region for one in compilations]
+    return len({name for name in names if name}) + names.count(None)
 
 
 def list_eager(compilations: Iterable[Compilation]) -> tuple[RunsEager, ...]:

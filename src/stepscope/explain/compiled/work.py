@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.compiled.breaks import price_breaks
-from stepscope.explain.compiled.compilations import compile_seconds, list_eager, list_recompiled
+from stepscope.explain.compiled.compilations import (
+    compile_seconds,
+    count_compiled,
+    list_eager,
+    list_recompiled,
+)
 from stepscope.explain.compiled.regions import time_regions
 from stepscope.records.compiled import CompiledWork, CompilerRecord
 
@@ -28,7 +33,7 @@ def explain_compiled(analysis: RankAnalysis) -> CompiledWork | None:
         return None
     total, cold, cached = compile_seconds(record.compilations)
     return CompiledWork(
-        compilations=len(record.compilations) if analysis.inputs.compiler else None,
+        compilations=count_compiled(record.compilations) if analysis.inputs.compiler else None,
         compile_s=total,
         cold_s=cold,
         cached_s=cached,

@@ -95,10 +95,14 @@ def _guard_words(failed: FailedGuard) -> str:
 
 
 def _places(again: Sequence[Recompiled]) -> tuple[Place, ...]:
-    """The lines whose values changed, else the functions."""
-    guards = [failed.place for one in again for failed in one.guards if failed.place]
-    functions = [one.place for one in again if one.place]
-    return tuple(dict.fromkeys(guards or functions))[:_MOST]
+    """The lines whose values changed; for a guard without a line, its function."""
+    places = [
+        place
+        for one in again
+        for failed in one.guards or (None,)
+        if (place := (failed.place if failed else None) or one.place) is not None
+    ]
+    return tuple(dict.fromkeys(places))[:_MOST]
 
 
 def _offer(again: Sequence[Recompiled]) -> tuple[Remedy, ...]:
