@@ -130,25 +130,27 @@ SCRIPT = """
         def __init__(self):
             super().__init__()
             self.layers = torch.nn.ModuleList(torch.nn.Linear(64, 64) for _ in range(4))
-            self.scale = 1.0
 
         def forward(self, x):
             x = gelu(self.layers[0](x))
             seen["norm"] = x.norm().item()  # break one
-            x = gelu(self.layers[1](x)) * self.scale
+            x = gelu(self.layers[1](x))
             torch._dynamo.graph_break()  # break two
             x = gelu(self.layers[2](x))
             if x.mean() > 100:  # break three
                 x = x / 100
             return self.layers[3](x)
 
+    @torch.compile(backend="eager", dynamic=False)
+    def prepare(x, settings):
+        return x * settings["scale"]
+
     model = Net()
     compiled = torch.compile(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(20):
-        model.scale = 1.0 if step < 3 else 2.0
-        rows = 32 if step < 4 else 48
-        x, y = torch.randn(rows, 64), torch.randn(rows, 64)
+        prepare(torch.ones(3 if step < 4 else 5), {"scale": 1 if step < 3 else 2})
+        x, y = torch.randn(32, 64), torch.randn(32, 64)
         loss = mse_loss(compiled(x), y)
         loss.backward()
         optimizer.step()

@@ -72,7 +72,7 @@ class CompilerLog:
         if not self._looking.acquire(blocking=False):
             return
         try:
-            self._look(compile_id)
+            self._look(compile_id or _compile_id())
         finally:
             self._looking.release()
 

@@ -210,7 +210,7 @@ _JUMP = "generic_jump"
 
 
 def _headline(reason: str | None) -> str:
-    first = (reason or "not known").strip().split("\n", 1)[0].rstrip(".")
+    first = (reason or "not known").strip(" '\n").split("\n", 1)[0].rstrip(".")
     return "a branch that depends on a tensor's value" if first.startswith(_JUMP) else first
 
 
