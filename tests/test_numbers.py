@@ -44,6 +44,8 @@ NO_NUMBERS = set(
     algorithm algorithms groups laboratory
     sizes stepscope tags target_reached task workloads
     problem state
+    backward captured compiled eager first gave_up guard guards hint key not_graphed place reason
+    region second
     always by compression queued shard staleness straggling worker workers
     gpu gpus source_gpu
     """,

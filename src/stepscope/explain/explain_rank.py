@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.budget import make_budget
 from stepscope.explain.collectives import list_collectives
+from stepscope.explain.compiled import explain_compiled
 from stepscope.explain.copies import list_copies
 from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.device_time import sum_device_time
@@ -89,6 +90,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
     (calls, _), pace = analysis.collective_calls, analysis.rank_steps
     collectives = list_collectives(calls)
     memory = explain_memory(analysis)
+    compiled = explain_compiled(analysis)
     findings = find_in_rank(
         RankEvidence(
             trace=trace,
@@ -112,6 +114,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             similar=folder.similar if folder else None,
             cycles=max(1, len(steps.cycles_ns)),
             run=run,
+            compiled=compiled,
         )
     )
     return RankExplanation(
@@ -164,6 +167,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
         memory=memory,
         profiled_budget=profiled_budget,
         run=run,
+        compiled=compiled,
     )
 
 

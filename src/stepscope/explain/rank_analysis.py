@@ -106,7 +106,8 @@ class RankAnalysis:
 
     @cached_property
     def costs(self) -> Costs:
-        return count_costs(self.trace, self.work, self.steps)
+        graphs = self.inputs.compiler.graphs if self.inputs.compiler else ()
+        return count_costs(self.trace, self.work, self.steps, graphs)
 
     @cached_property
     def steady_steps(self) -> Chosen:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import threading
     from pathlib import Path
 
+    from stepscope.measure.compiler_log import CompilerLog
     from stepscope.measure.sampler import Sampler
     from stepscope.measure.window_requests import WindowRequests
 
@@ -35,8 +36,11 @@ class RankParts:
         requests: WindowRequests,
         *,
         alone: bool,
+        step_now: Callable[[], int] = int,
     ) -> None:
         self.folder = folder
+        rank, world_size = rank_and_world()
+        alone = world_size == 1
         self._steps = steps
         self.device = DeviceClock.here()
         self._writing: list[threading.Thread] = []
@@ -57,6 +61,14 @@ class RankParts:
         self._requests.look()
         if self._links is not None:
             self._links.look_if_rested(self._requests.step)
+        self.compiler: CompilerLog | None = None
+        steps.beside = lambda: self._beside_steps(step_now)
+        self._rendezvous = None if alone else Rendezvous(folder.parent, rank)
+
+    def _beside_steps(self, step_now: Callable[[], int]) -> None:
+            self._links.look_if_rested(step_now())
+        if self.compiler is not None:
+            self.compiler.write(self.folder)
 
     def due(self, step: int) -> int:
         """The first step, from this one on, before which `look_at_others` has work to do."""
@@ -118,6 +130,8 @@ class RankParts:
     @never_raise
     def close(self, step: int) -> None:
         self._steps.close()
+        if self.compiler is not None:
+            self.compiler.write(self.folder)
         self.look_at_links(step)
         if self._log is not None:
             self._log.close(step)

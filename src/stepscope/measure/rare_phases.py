@@ -53,6 +53,7 @@ def watch_rare_phases(session: Session) -> None:
     _watch_modes(session)
     for module, function in SAVING:
         when_imported(module, functools.partial(_watch_saving, session, function))
+    session.compiler.attach()
     when_imported("torch._dynamo.callback", functools.partial(_watch_compiler, session))
 
 
@@ -152,7 +153,8 @@ def _watch_compiler(session: Session, module: Any) -> None:
             before = _graphs_compiled()
             notes.append((ENTER, perf_counter_ns(), "compile"))
 
-    def ends(*_args: Any) -> None:
+    def ends(*args: Any) -> None:
+        session.compiler.look(getattr(args[0], "compile_id", None) if args else None)
         if get_ident() == session.thread:
             now = perf_counter_ns()
             notes.append((LEAVE, now, "compile"))

@@ -21,6 +21,7 @@ from stepscope.measure import processes
 from stepscope.measure.chosen_ranks import TraceChoice, choose_here
 from stepscope.measure.closures import timed_closure
 from stepscope.measure.comms import Comms
+from stepscope.measure.compiler_log import CompilerLog
 from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.host_load import HostLoadMeter
 from stepscope.measure.memory import MemoryStep
@@ -74,6 +75,7 @@ class Session:
         self._meter: StepMeter | None = None
         self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self._comms = Comms()
+        self.compiler = CompilerLog()
         self._load = HostLoadMeter()
         self._optimizers = Optimizers()
         self.thread = get_ident()  # the one that trains; 0 once closed
@@ -356,8 +358,6 @@ class Session:
         if memory is not None:
             layout.try_write_json(parts.folder / layout.MEMORY, memory.end())
 
-    # Beginning and end.
-
     def _become_rank(self) -> RankParts | None:
         rank, world_size = rank_and_world()
         try:
@@ -380,6 +380,8 @@ class Session:
         sampler = start_sampler(self.thread, hz, lambda: self.number)
         requests = WindowRequests(self, self._schedule, folder.parent, pause_s)
         self._parts = RankParts(folder, steps, sampler, requests, alone=world_size == 1)
+        self._parts = RankParts(folder, steps, sampler, step_now=lambda: self.number)
+        self._parts.compiler = self.compiler.of_rank(traced=traced)
         self._due = min(self._due, self._parts.due(self.number + 1))
         self._rank_file = RankFile(folder, rank, world_size)
         self._read_job_layout()

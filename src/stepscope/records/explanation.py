@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from stepscope.records.applied_remedy import RunOrigin
+    from stepscope.records.compiled import CompiledWork
     from stepscope.records.efficiency import Efficiency
     from stepscope.records.job import Job, RankPart
     from stepscope.records.memory import Memory
@@ -334,6 +335,7 @@ class RankExplanation(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     profiled_budget: Budget | None = None  # of the step as recorded, with the profiler's cost
     run: RankRun | None = None  # every step; None for a bare trace
+    compiled: CompiledWork | None = None  # None where nothing is compiled
     name: str = ""  # "rank 0", or "process 1" where processes belong to no group
 
     @property

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from stepscope.records.compiled import CompilerRecord
     from stepscope.records.host_load import HostLoad
     from stepscope.records.job import RankFolder
     from stepscope.records.measured_steps import MeasuredSteps
@@ -39,6 +40,7 @@ class RankInputs(msgspec.Struct, frozen=True, kw_only=True):
     folder: RankFolder | None = None
     memory: MemoryInputs = MemoryInputs()
     samples: StackSamples | None = None  # stacks outside windows, with their steps
+    compiler: CompilerRecord | None = None  # what torch.compile did
     calibrations: tuple[Profile, ...] = ()  # of the rank's host and kind, newest first
 
     @property

@@ -65,9 +65,31 @@ MARK_DYNAMIC = _add(
     "mark the dimension that changes (torch._dynamo.mark_dynamic) or use "
     "torch.compile(dynamic=True): one graph then fits all sizes",
 )
+STEADY_VALUES = _add(
+    "steady-values",
+    "pass the value that changes as a tensor, or keep it out of the compiled function: "
+    "a plain Python value is part of the graph",
+)
 KEEP_COMPILE_CACHE = _add(
     "keep-compile-cache",
     "set TORCHINDUCTOR_CACHE_DIR to a folder that outlives the job: later runs compile less",
+)
+COMPILE_BLOCKS = _add(
+    "compile-blocks",
+    "compile the block that repeats, not the whole model: one compilation serves all of them",
+)
+NO_BREAKS = _add(
+    "no-breaks",
+    "rewrite the line so that torch.compile can trace it, or move it out of the compiled function",
+)
+FUSE_NEIGHBOURS = _add(
+    "fuse-neighbours",
+    "make neighbouring operators fusible: the same shapes, reductions over the same dimension, "
+    "no in-place update or view in between; or try mode='max-autotune'",
+)
+GRAPHABLE = _add(
+    "graphable",
+    "remove what keeps the graph from being replayed: inputs that are written to, work on the CPU",
 )
 ON_STALL = _add(
     "on-stall",

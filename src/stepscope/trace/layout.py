@@ -10,6 +10,8 @@ ENDINGS = (".json", ".json.gz", ".json.zst", ".sqlite")
 # The files that capture writes next to a rank's trace and `explain` reads; see is_side_file.
 SIDE_FILES = (TAIL, "clock.json", "links.json", "rank.json", "comms.jsonl", "memory.json")
 _NOT_TRACES = frozenset((*SIDE_FILES, "run.json", "samples.json", "lines.json"))
+_MORE_SIDE_FILES = ("samples.json", "compiler.jsonl")
+_NOT_TRACES = frozenset((*SIDE_FILES, *_MORE_SIDE_FILES, "run.json"))
 _COLLECTIVES = re.compile(r"collectives-[^/]*\.json\.gz")
 
 
@@ -19,7 +21,7 @@ def is_trace_name(name: str) -> bool:
 
 def is_side_file(name: str) -> bool:
     """Whether `explain` reads it next to a trace: one of SIDE_FILES, or a part of a long list."""
-    return name in SIDE_FILES or name == "samples.json" or _is_part(name)
+    return name in (*SIDE_FILES, *_MORE_SIDE_FILES) or _is_part(name)
 
 
 def _is_part(name: str) -> bool:

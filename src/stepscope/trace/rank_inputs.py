@@ -58,6 +58,7 @@ def read_rank_inputs(
 
 def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> RankInputs:
     """The readers of these files are loaded here: most bare traces need none of them."""
+    from stepscope.trace.compiler_file import read_compiler_record
     from stepscope.trace.decode import Oddities
     from stepscope.trace.measured_steps import STEPS
     from stepscope.trace.rank_folder import read_rank_folder
@@ -72,15 +73,16 @@ def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> Rank
     oddities = Oddities(STEPS)
     steps = read_step_columns(path.parent, oddities)
     samples, sample_notes = read_stack_samples(path.parent)
+    compiler, compiler_notes = read_compiler_record(path.parent)
+    others = (*oddities.notes, *sample_notes, *compiler_notes)
     return RankInputs(
         trace=trace,
         steps=steps,
         times=read_run_times(path.parent, steps, options.same_rank.get(str(path.parent), ())),
         folder=folder,
-        memory=_read_memory(
-            path.parent, steps, (*oddities.notes, *sample_notes), options.memory_limit
-        ),
+        memory=_read_memory(path.parent, steps, others, options.memory_limit),
         samples=samples,
+        compiler=compiler,
         calibrations=_find_calibrations(trace, folder),
     )
 

@@ -111,6 +111,7 @@ def _rank(rank: RankExplanation) -> dict[str, Any]:
         "launches": to_builtins(rank.launches),
         "copies": [to_builtins(copy) for copy in rank.copies],
         "syncs": [to_builtins(sync) for sync in rank.syncs],
+        "compiled": to_builtins(rank.compiled) if rank.compiled else None,
         "efficiency": _efficiency(rank.efficiency),
         "memory": to_builtins(rank.memory) if rank.memory else None,
         "quality": [_note(note) for note in rank.quality],

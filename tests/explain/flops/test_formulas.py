@@ -10,7 +10,7 @@ from stepscope.explain.flops.call import Call, Unknown
 from stepscope.explain.flops.compiled import compiled
 from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER, Cost
 from stepscope.explain.flops.memory_bound import VIEWS
-from stepscope.explain.flops.signatures import _cost
+from stepscope.explain.flops.signatures import price_call
 
 BF16, FLOAT, LONG, FP8 = "c10::BFloat16", "float", "long int", "c10::Float8_e4m3fn"
 
@@ -38,7 +38,7 @@ def call(name: str, *arguments: Any) -> Call:
 
 
 def cost(name: str, *arguments: Any) -> Cost:
-    return _cost(call(name, *arguments))
+    return price_call(call(name, *arguments))
 
 
 def test_scaled_products_in_fp8_write_sixteen_bits() -> None:
@@ -234,16 +234,16 @@ def test_every_library_orders_a_convolutions_arguments_its_own_way(
 
 def test_a_convolution_whose_stride_was_not_recorded_is_unknown() -> None:
     given = Call("aten::cudnn_convolution", [[2, 3, 9, 9], [4, 3, 3, 3]], [BF16, BF16], None)
-    assert _cost(given).flops == -1
+    assert price_call(given).flops == -1
     assert cost("aten::convolution_backward", (BF16, [2, 4, 5, 5])).flops == -1
 
 
 @pytest.mark.parametrize("shape", [[], [3], [3, -4], [10**12, 10**12], ["?"], {"a": 1}, None])
 def test_damaged_shapes_are_unknown(shape: Any) -> None:
     for name in MATMUL_LIKE:
-        assert _cost(Call(name, [shape] * 4, [FLOAT] * 4, ["1"] * 4)).flops >= -1
+        assert price_call(Call(name, [shape] * 4, [FLOAT] * 4, ["1"] * 4)).flops >= -1
     for name in OTHER:
-        found = _cost(Call(name, [shape] * 4, [FLOAT] * 4, ["1"] * 4))
+        found = price_call(Call(name, [shape] * 4, [FLOAT] * 4, ["1"] * 4))
         assert found.flops == 0
         assert found.moved >= -1
 

@@ -49,7 +49,7 @@ def sure(finding: Finding | None) -> Finding:
 
 
 def evidence_of(a_run: RankRun | None, memory: Memory | None = None) -> Any:
-    return SimpleNamespace(run=a_run, memory=memory)
+    return SimpleNamespace(run=a_run, memory=memory, compiled=None)
 
 
 @pytest.mark.parametrize("module", OF_THE_RUN, ids=lambda module: module.RULE.id)

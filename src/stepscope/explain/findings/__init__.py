@@ -9,8 +9,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from stepscope.explain.compiled import is_mostly_compiled
 from stepscope.explain.findings.evidence import JobEvidence, NcclEvidence
 from stepscope.records.explanation import SEVERITIES
+from stepscope.records.remedies import COMPILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,7 +42,10 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
         "python_overhead",
         "data_stalls",
         "data_loading",
+        "graph_breaks",
         "recompiles",
+        "graphs_skipped",
+        "not_fused",
         "allocator_retries",
         "gc_pauses",
         "periodic_stall",
@@ -65,6 +72,7 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
         "memory_leak",
         "evaluation_share",
         "checkpoint_share",
+        "compile_time",
         "start_up",
         "one_of_many",
         "healthy",
@@ -82,7 +90,16 @@ def load_rules(scope: Scope) -> list[FindingRule]:
 
 def find_in_rank(evidence: RankEvidence) -> tuple[Finding, ...]:
     """Findings about one rank's step."""
-    return sort_findings(_apply("rank", evidence))
+    findings = _apply("rank", evidence)
+    if is_mostly_compiled(evidence.compiled, evidence.budget.step_ms):
+        findings = [_without_compile(finding) for finding in findings]
+    return sort_findings(findings)
+
+
+def _without_compile(finding: Finding) -> Finding:
+    """Nobody needs the advice to compile what is compiled."""
+    others = tuple(remedy for remedy in finding.remedies if remedy.id != COMPILE.id)
+    return replace(finding, remedies=others)
 
 
 def find_in_job(job: Job, strategies: Sequence[Strategy]) -> tuple[Finding, ...]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stepscope.explain.nccl.groups import NcclGroup
     from stepscope.explain.window_kernels import Launched
     from stepscope.records import explanation
+    from stepscope.records.compiled import CompiledWork
     from stepscope.records.efficiency import Efficiency, Spot
     from stepscope.records.explanation import Finding, Place, Severity
     from stepscope.records.job import Job, SimilarRuns
@@ -58,6 +59,7 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     similar: SimilarRuns | None = None  # runs of the same script beside this one
     cycles: int = 1  # steps in the budget's window
     run: RankRun | None = None  # all steps of the rank, where they were captured
+    compiled: CompiledWork | None = None  # what torch.compile did
 
     @property
     def device(self) -> str:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.flops.compiled import PREFIX
+from stepscope.explain.flops.compiled_regions import RegionColumns, fill_regions
 from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER, UNKNOWN
 from stepscope.explain.flops.dtypes import FP32, TF32
 from stepscope.explain.flops.kernel_names import read_name
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from stepscope.explain.flops.call import Call
     from stepscope.explain.flops.signatures import Signatures
     from stepscope.explain.work import Work
+    from stepscope.records.compiled import CompiledGraph
     from stepscope.records.explanation import Steps
     from stepscope.records.trace import Trace
 
@@ -69,8 +71,13 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     operator: NDArray[np.int32]  # per device event: the host row it is attributed to, or -1
 
 
-def count_costs(trace: Trace, work: Work | None = None, steps: Steps | None = None) -> Costs:
-    """Each distinct call is parsed and priced once."""
+def count_costs(
+    trace: Trace,
+    work: Work | None = None,
+    steps: Steps | None = None,
+    graphs: tuple[CompiledGraph, ...] = (),
+) -> Costs:
+    """Each distinct call is parsed and priced once. `graphs` are those that capture recorded."""
     host = trace.host
     work = work or find_work(trace)
     steps = steps or find_steps(trace, work)
@@ -90,6 +97,9 @@ def count_costs(trace: Trace, work: Work | None = None, steps: Steps | None = No
     like = _matmul_like(trace, rows, priced)
     like |= _backward_by_forward(trace, is_operator, flops, again)
     counted, answering = _counted(trace, families, like, flops)
+    if graphs:
+        columns = RegionColumns(flops=flops, counted=counted, answering=answering, dtype=dtype)
+        fill_regions(trace, graphs, columns)
     operator = _find_operators(trace, is_operator, answering)
     counted &= _ran(trace, operator)
     phases = find_phases(trace, steps)

@@ -68,7 +68,7 @@ def price(trace: Trace, rows: NDArray[np.intp]) -> Signatures:
         shapes, kinds, concrete = (_decoded(trace.strings, code, texts) for code in codes)
         call = Call(trace.strings[name], shapes, kinds, concrete)
         calls.append(call)
-        costs.append(_cost(call))
+        costs.append(price_call(call))
     dtypes = {code: dtype_code(texts[code]) for code in set(distinct[1])}
     columns_of = {
         field: np.array([getattr(cost, field) for cost in costs], np.int64)
@@ -105,7 +105,8 @@ def _decoded(strings: Sequence[str], code: int, known: dict[int, Any]) -> Any:
     return known[code]
 
 
-def _cost(call: Call) -> Cost:
+def price_call(call: Call) -> Cost:
+    """The cost of one call; unknown where shapes are missing or damaged."""
     multiplies = call.name in MATMUL_LIKE
     formula = MATMUL_LIKE.get(call.name) or OTHER.get(call.name)
     if formula is None and call.name.startswith(PREFIX):

@@ -38,6 +38,13 @@ class _Ledger(msgspec.Struct):
     def add(self, name: str, ns: int) -> None:
         self.sums[name] = self.sums.get(name, 0) + ns
 
+    def add_compiling(self, name: str, ns: int, compiling_ns: int) -> None:
+        """As `add`; what torch.compile took of it is a part of its own."""
+        self.add(name, ns)
+        parts = self.inner.setdefault(name, {"compile": 0, "other": 0})
+        parts["compile"] += compiling_ns
+        parts["other"] += ns - compiling_ns
+
     def divide(self, name: str, parts: dict[str, int]) -> None:
         self.inner[name] = parts
         self.add(name, sum(parts.values()))
@@ -124,7 +131,9 @@ def _add_steps(ledger: _Ledger, steps: StepColumns, warm_up: int) -> None:
             special += column
     rest = steps.wall_ns - special
     ledger.add("windows", int(steps.wall_ns[ours].sum()) + _time_between(steps, ours))
-    ledger.add("first_steps", int(rest[warm].sum()))
+    compiling = steps.phases_ns.get("compile")
+    compiling_ns = int(compiling[warm].sum()) if compiling is not None else 0
+    ledger.add_compiling("first_steps", int(rest[warm].sum()), compiling_ns)
     training = {
         phase: int(steps.phases_ns[phase][steady].sum())
         for phase in TRAINING_PHASES
@@ -159,7 +168,7 @@ def _add_start_up(
         build -= start[name]
     start["build"] = build
     ledger.divide("start_up", {name: start[name] for name in _START_UP})
-    ledger.add("first_steps", sum(rest.values()))
+    ledger.add_compiling("first_steps", sum(rest.values()), rest.get("compile", 0))
 
 
 def _add_shut_down(ledger: _Ledger, last_end_ns: int, times: RunTimes) -> None:
@@ -174,6 +183,8 @@ def _add_shut_down(ledger: _Ledger, last_end_ns: int, times: RunTimes) -> None:
 
 def _close(ledger: _Ledger, wall: int, notes: list[str]) -> RunAccount:
     sums = ledger.sums
+    if not ledger.inner.get("first_steps", {}).get("compile"):
+        ledger.inner.pop("first_steps", None)  # nothing was compiled
     sums["outside"] += wall - sum(sums.values())
     if sums["outside"] < 0:
         if sums["outside"] < -_CLOCKS_APART * wall:

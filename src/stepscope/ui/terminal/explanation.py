@@ -76,6 +76,7 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     if worst.memory is not None:
         ranks = max(len(explanation.ranks), worst.world_size or 1)
         out += memory_sections(worst.memory, top=top, width=width, ranks=ranks)
+    out += _compiled(worst, top, width)
     out += [_kernels(worst, top, width), Text()]
     if worst.operators:
         out += [_operators(worst, top, width), Text()]
@@ -106,6 +107,15 @@ def _untimed_sections(
         Text(),
         *_notes(explanation),
     ]
+
+
+def _compiled(rank: RankExplanation, top: int, width: int) -> list[RenderableType]:
+    """What torch.compile did; imported only if it did anything."""
+    if rank.compiled is None:
+        return []
+    from stepscope.ui.terminal.compiled import compiled_sections
+
+    return compiled_sections(rank.compiled, top=top, width=width)
 
 
 def _together(explanation: Explanation, top: int) -> list[RenderableType]:

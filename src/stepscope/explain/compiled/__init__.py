@@ -1,0 +1,5 @@
+"""What torch.compile did, and what its graphs, breaks and compilations cost."""
+
+from stepscope.explain.compiled.work import explain_compiled, is_mostly_compiled
+
+__all__ = ["explain_compiled", "is_mostly_compiled"]

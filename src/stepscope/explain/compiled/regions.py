@@ -1,0 +1,162 @@
+"""Compiled graphs in the step, opened up to lines of the model's source."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from stepscope.explain.compiled.graph_calls import DYNAMO_REGION, find_graph_calls
+from stepscope.explain.flops.compiled_regions import REGION, price_graph, price_operator
+from stepscope.explain.flops.cost import MATMUL_LIKE
+from stepscope.explain.flops.dtypes import DTYPES
+from stepscope.explain.flops.memory_bound import VIEWS
+from stepscope.records.compiled import RegionLine, RegionTime, UnfusedPair
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from stepscope.explain.flops.compiled_regions import GraphCost
+    from stepscope.explain.rank_analysis import RankAnalysis
+    from stepscope.records.compiled import CompiledGraph, GraphKernel, GraphOperator
+    from stepscope.records.efficiency import Ceilings
+    from stepscope.records.place import Place
+
+MOST_LINES = 24
+_MOST_PAIRS = 8
+_MOST_OPERATORS = 6
+# Without a device's rates: one core that computes from memory. Only their ratio matters.
+_CORE = (20e9, 5e9)
+
+
+def time_regions(analysis: RankAnalysis, graphs: Iterable[CompiledGraph]) -> tuple[RegionTime, ...]:
+    """Graphs that ran in the steady steps, most time first."""
+    trace = analysis.trace
+    calls = analysis.compute_once(find_graph_calls)
+    by_key = {graph.key: graph for graph in graphs}
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    regions: dict[str, str] = {}
+    spans = (calls.last_ns - calls.first_ns).tolist()
+    names = trace.host.name[calls.rows].tolist()
+    for index, (code, busy) in enumerate(zip(names, calls.busy_ns.tolist(), strict=True)):
+        match = REGION.match(trace.strings[code])
+        key = match[1] if match else trace.strings[code]
+        total = totals[key]
+        total[0] += 1
+        total[1] += busy
+        total[2] += int(calls.region[index] < 0)
+        total[3] += max(0, spans[index] - busy)
+        if calls.region[index] >= 0:
+            around = trace.strings[int(trace.host.name[calls.region[index]])]
+            found = DYNAMO_REGION.match(around)
+            regions.setdefault(key, found[1] if found else "")
+    timed = [
+        _region(key, by_key.get(key), total, regions.get(key), analysis)
+        for key, total in totals.items()
+    ]
+    return tuple(sorted(timed, key=lambda region: -region.ms))
+
+
+def _region(
+    key: str,
+    graph: CompiledGraph | None,
+    total: list[int],
+    region: str | None,
+    analysis: RankAnalysis,
+) -> RegionTime:
+    steps, on_device = analysis.steady_steps.count, not analysis.work.on_host
+    count, busy, backward, waiting = total
+    operators = graph.operators if graph else ()
+    cost = price_graph(graph) if graph else None
+    return RegionTime(
+        key=key,
+        region=region or (graph.region if graph else None),
+        backward=graph.backward if graph else backward > 0,
+        calls=count / steps,
+        ms=busy / steps / 1e6,
+        flops=cost.flops if cost else None,
+        kernels=len(graph.kernels) if graph else 0,
+        gaps_ms=waiting / steps / 1e6 if on_device else None,
+        captured=bool(operators),
+        not_graphed=graph.not_graphed if graph else None,
+        unfused=_unfused(graph.kernels if graph else (), count / steps, analysis.ceilings),
+        lines=list_graph_lines(operators, _rates(cost, analysis.ceilings)),
+    )
+
+
+def _unfused(
+    kernels: Sequence[GraphKernel], calls: float, ceilings: Ceilings | None
+) -> tuple[UnfusedPair, ...]:
+    """Neighbours that share the most bytes."""
+    bytes_s = ceilings.bytes_s if ceilings else None
+    pairs = [
+        UnfusedPair(
+            first=before.name,
+            second=after.name,
+            size_bytes=after.shared_bytes,
+            ms=1e3 * calls * after.shared_bytes / bytes_s if bytes_s else None,
+        )
+        for before, after in pairwise(kernels)
+        if after.shared_bytes
+    ]
+    return tuple(sorted(pairs, key=lambda pair: -pair.size_bytes)[:_MOST_PAIRS])
+
+
+def _rates(cost: GraphCost | None, ceilings: Ceilings | None) -> tuple[float, float]:
+    """FLOP/s and bytes per second."""
+    dtype = DTYPES[cost.dtype] if cost and cost.dtype >= 0 else "fp32"
+    flops_s = ceilings.flops.get(dtype) if ceilings else None
+    bytes_s = ceilings.bytes_s if ceilings else None
+    return (flops_s, bytes_s) if flops_s and bytes_s else _CORE
+
+
+def list_graph_lines(
+    operators: Iterable[GraphOperator], rates: tuple[float, float] = _CORE
+) -> tuple[RegionLine, ...]:
+    """Operators by source line, the longest first: each as long as its FLOPs or its bytes take.
+
+    Fused operators move less than they would alone. So a line of elementwise operators counts its
+    inputs and outputs once: what another operator of the line makes is not read again.
+    """
+    by_place: dict[Place, list[GraphOperator]] = defaultdict(list)
+    for operator in operators:
+        if operator.place is not None and operator.name not in VIEWS:
+            by_place[operator.place].append(operator)
+    flops_s, bytes_s = rates
+    rows = [(place, same, *_amounts(same)) for place, same in by_place.items()]
+    times = [max((flops or 0) / flops_s, moved / bytes_s) for _, _, flops, moved in rows]
+    whole = sum(times)
+    lines = [
+        RegionLine(
+            place=place,
+            operators=tuple(dict.fromkeys(one.name for one in _longest(same)))[:_MOST_OPERATORS],
+            flops=flops,
+            bytes_moved=moved,
+            share=seconds / whole if whole else None,
+        )
+        for (place, same, flops, moved), seconds in zip(rows, times, strict=True)
+    ]
+    return tuple(sorted(lines, key=lambda line: -(line.share or 0.0))[:MOST_LINES])
+
+
+def _amounts(same: Iterable[GraphOperator]) -> tuple[int | None, int]:
+    """FLOPs of products, and bytes in and out of the line."""
+    operators = list(same)
+    made = {one.node: one.size_bytes or 0 for one in operators}
+    read = {name for one in operators for name in one.inputs}
+    flops = [price_operator(one).flops for one in operators if one.name in MATMUL_LIKE]
+    moved = sum(size for node, size in made.items() if node not in read)
+    moved += sum(_read_from_outside(one, made) for one in operators)
+    return (None if any(one < 0 for one in flops) else sum(flops)), moved
+
+
+def _read_from_outside(operator: GraphOperator, made: dict[str, int]) -> int:
+    """Bytes of the inputs that other lines made: what a call moves, less what it writes."""
+    if any(name in made for name in operator.inputs):
+        return 0
+    moved = price_operator(operator).moved
+    return max(0, moved - (operator.size_bytes or 0))
+
+
+def _longest(same: list[GraphOperator]) -> list[GraphOperator]:
+    return sorted(same, key=lambda one: (one.name not in MATMUL_LIKE, -(one.size_bytes or 0)))

@@ -1,0 +1,43 @@
+"""CUDA graphs were asked for, and torch.compile leaves some graphs out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.records import remedies
+from stepscope.records.words import counted
+
+if TYPE_CHECKING:
+    from stepscope.explain.findings.evidence import RankEvidence
+    from stepscope.records.compiled import RegionTime
+
+_MOST = 4
+
+
+def find(evidence: RankEvidence) -> Finding | None:
+    """Graphs of the step that are launched kernel by kernel although they were to be replayed."""
+    regions = evidence.compiled.regions if evidence.compiled else ()
+    skipped = [region for region in regions if region.not_graphed]
+    step_ms = evidence.budget.step_ms
+    if evidence.on_host or not skipped or not step_ms:
+        return None
+    waits_ms = sum(region.gaps_ms or 0.0 for region in skipped)
+    share = min(1.0, waits_ms / step_ms)
+    return RULE.finding(
+        share=share,
+        summary=f"{counted(len(skipped), 'compiled graph')} of {len(regions):,} "
+        f"{'is' if len(skipped) == 1 else 'are'} not replayed as CUDA graphs: the device waits "
+        f"between their kernels for {evidence.step_ms(share)}.",
+        evidence=tuple(_describe(region) for region in skipped[:_MOST]),
+        where=tuple(region.lines[0].place for region in skipped if region.lines)[:_MOST],
+        remedies=(remedies.GRAPHABLE.offer(),),
+    )
+
+
+def _describe(region: RegionTime) -> str:
+    which = "backward" if region.backward else "forward"
+    return f"region {region.region or 'not known'}, {which}: {region.not_graphed}"
+
+
+RULE = FindingRule(id="graphs-skipped", title="CUDA graphs skipped", find=find)

@@ -1,0 +1,106 @@
+"""FLOPs of compiled graphs, where the trace does not show all of their products.
+
+Inside `## Call CompiledFxGraph <key> ##` a trace has the products that Inductor left to a library.
+Those it wrote itself, and all of a CUDA graph, have no shapes there. The graph that capture
+recorded has them, so what the trace lacks of the graph's FLOPs is the region's own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.flops.call import Call
+from stepscope.explain.flops.cost import MATMUL_LIKE
+from stepscope.explain.flops.dtypes import dtype_code
+from stepscope.explain.flops.signatures import price_call
+from stepscope.explain.work import rows_named
+from stepscope.records.lazy_pattern import lazy_pattern
+from stepscope.records.trace import ABSENT
+from stepscope.trace.links import nearest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.explain.arrays import Bools, Int8s, Int64s
+    from stepscope.explain.flops.cost import Cost
+    from stepscope.records.compiled import CompiledGraph, GraphOperator
+    from stepscope.records.trace import Trace
+
+REGION = lazy_pattern(r"^## Call CompiledFxGraph (\S+) ##$")
+_ROUNDING = 0.001  # of a graph's FLOPs: less is not worth attributing
+
+
+class GraphCost(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a compiled graph."""
+
+    flops: int | None  # None: a product has sizes that are not known
+    dtype: int  # of most of them; code of DTYPES
+
+
+def price_operator(operator: GraphOperator) -> Cost:
+    """By the formulas for calls of a trace."""
+    return price_call(Call(operator.name, operator.shapes, operator.dtypes, operator.concrete))
+
+
+def price_graph(graph: CompiledGraph) -> GraphCost:
+    """All products of a graph; unknown without its operators."""
+    total = 0
+    by_dtype: Counter[int] = Counter()
+    for operator in graph.operators:
+        if operator.name not in MATMUL_LIKE:
+            continue
+        flops = price_operator(operator).flops
+        if flops < 0:
+            return GraphCost(flops=None, dtype=ABSENT)
+        total += flops
+        by_dtype[dtype_code(operator.dtypes)] += flops
+    if not graph.operators:
+        return GraphCost(flops=None, dtype=ABSENT)
+    return GraphCost(flops=total, dtype=max(by_dtype, key=by_dtype.__getitem__, default=ABSENT))
+
+
+class RegionColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns of `Costs` that compiled regions fill in."""
+
+    flops: Int64s
+    counted: Bools
+    answering: Bools
+    dtype: Int8s
+
+
+def fill_regions(trace: Trace, graphs: Sequence[CompiledGraph], columns: RegionColumns) -> None:
+    """Give each region what its graph computes and its rows do not show."""
+    costs = {graph.key: price_graph(graph) for graph in graphs}
+    known = {key: cost for key, cost in costs.items() if cost.flops is not None}
+    if not known:
+        return
+    host = trace.host
+    everywhere = np.ones(len(host), np.bool_)
+    regions = rows_named(trace, host, everywhere, lambda name: _key(name) in known)
+    rows = np.flatnonzero(regions)
+    if not len(rows):
+        return
+    inside = np.flatnonzero(columns.counted)
+    around = nearest_of(host, regions, inside)
+    shown = np.zeros(len(host), np.int64)
+    held = around >= 0
+    np.add.at(shown, around[held], columns.flops[inside[held]])
+    unpriced = np.flatnonzero(columns.answering & (columns.flops < 0))
+    hidden = unpriced[nearest_of(host, regions, unpriced) >= 0]
+    columns.flops[hidden] = 0  # their FLOPs are among the region's
+    columns.answering[hidden] = False
+    for row in rows.tolist():
+        cost = known[_key(trace.strings[int(host.name[row])])]
+        missing = (cost.flops or 0) - int(shown[row])
+        if missing > _ROUNDING * (cost.flops or 0):
+            columns.flops[row], columns.dtype[row] = missing, cost.dtype
+            columns.counted[row] = columns.answering[row] = True
+
+
+def _key(name: str) -> str:
+    match = REGION.match(name)
+    return match[1] if match else ""

@@ -1,0 +1,216 @@
+"""Graph breaks, regions and FLOPs of compiled graphs, on traces worked out by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from stepscope.explain.compiled import explain_compiled, is_mostly_compiled
+from stepscope.explain.compiled.compilations import compile_seconds, list_eager, list_recompiled
+from stepscope.explain.explain_rank import explain_analysis
+from stepscope.explain.flops.compiled_regions import price_graph
+from stepscope.explain.rank_analysis import RankAnalysis
+from stepscope.records.compiled import (
+    Compilation,
+    CompiledGraph,
+    CompilerRecord,
+    GraphBreak,
+    GraphOperator,
+)
+from stepscope.records.place import Place
+from stepscope.records.rank_inputs import RankInputs
+
+from .build import graph, kernel, note, op, step
+
+if TYPE_CHECKING:
+    from .build import Events
+    from .conftest import Read
+
+LINE = Place(file="train.py", line=7, function="forward")
+PRODUCT = GraphOperator(
+    node="mm",
+    name="aten::mm",
+    shapes=[[8, 16], [16, 32]],
+    dtypes=["float", "float"],
+    concrete=["", ""],
+    size_bytes=1024,
+    place=LINE,
+)  # 8192 FLOPs
+ACCUMULATES = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+BREAK = GraphBreak(reason="Tensor.item()", hint="keep it", place=LINE, regions=("0/0",))
+
+
+def call(key: str) -> str:
+    return f"## Call CompiledFxGraph {key} ##"
+
+
+def analysed(read: Read, record: CompilerRecord | None, *events: Events) -> RankAnalysis:
+    return RankAnalysis(RankInputs(trace=read(*events), compiler=record))
+
+
+def broken_step(start: float) -> list[Events]:
+    """Two graphs of one function: 30 µs from one to the next, and 20 µs in backward."""
+    first, second = int(start) + 2, int(start) + 1
+    return [
+        op("Torch-Compiled Region: 0/0", start=start, dur=60),
+        op("CompiledFunction", start=start + 1, dur=20, sequence=first, forward_thread=0),
+        note(call("a"), start=start + 2, dur=18),
+        op("Torch-Compiled Region: 1/0", start=start + 40, dur=18),
+        op("CompiledFunction", start=start + 45, dur=12, sequence=second, forward_thread=0),
+        note(call("b"), start=start + 50, dur=5),
+        op("CompiledFunctionBackward", start=start + 70, dur=12, sequence=second, forward_thread=1),
+        note(call("b-back"), start=start + 71, dur=9),
+        op(ACCUMULATES, start=start + 85, dur=8),
+        op("CompiledFunctionBackward", start=start + 95, dur=16, sequence=first, forward_thread=1),
+        note(call("a-back"), start=start + 100, dur=10),
+    ]
+
+
+def test_a_break_costs_the_time_between_its_graphs(
+    read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.explain.compiled.breaks.event_cost_ns", lambda *_: 1000.0)
+    steps = [step(n, start=1000 * n, dur=1000) for n in (1, 2)]
+    analysis = analysed(
+        read, CompilerRecord(breaks=(BREAK,)), *steps, *broken_step(1000), *broken_step(2000)
+    )
+    work = explain_compiled(analysis)
+    assert work is not None
+    (cost,) = work.breaks
+    assert (cost.place, cost.hint, cost.times) == (LINE, "keep it", 1.0)
+    # Forward: 30 µs with the region and the function of the second graph. Backward: 20 µs with
+    # 8 µs of accumulation, and that event and the function recorded.
+    assert cost.cost_ms == pytest.approx((30 - 2 + 20 - 2 - 8) / 1e3)
+
+
+def test_graphs_of_different_calls_are_no_break(read: Read) -> None:
+    two = [
+        op("Torch-Compiled Region: 0/0", start=10, dur=20),
+        note(call("a"), start=11, dur=18),
+        op("Torch-Compiled Region: 0/0", start=50, dur=20),
+        note(call("a"), start=51, dur=18),
+    ]
+    work = explain_compiled(analysed(read, None, step(1, start=0, dur=100), *two))
+    assert work is not None
+    assert work.breaks == ()
+    assert [(region.key, region.region, region.calls) for region in work.regions] == [
+        ("a", "0/0", 2.0)
+    ]
+    assert work.compilations is None
+    assert "stepscope run" in work.notes[0]
+
+
+def test_a_break_that_nobody_recorded_is_still_counted(read: Read) -> None:
+    steps = [step(n, start=1000 * n, dur=1000) for n in (1, 2)]
+    work = explain_compiled(analysed(read, None, *steps, *broken_step(1000), *broken_step(2000)))
+    assert work is not None
+    assert [(one.place, one.times) for one in work.breaks] == [(None, 1.0)]
+    assert "not recorded" in work.breaks[0].reason
+
+
+def test_a_step_without_compiled_graphs_has_no_part(read: Read) -> None:
+    assert explain_compiled(analysed(read, None, step(1, start=0, dur=9))) is None
+
+
+RECORDED = CompilerRecord(graphs=(CompiledGraph(key="a", region="0/0", operators=(PRODUCT,)),))
+
+
+def counted_flops(analysis: RankAnalysis) -> int:
+    costs = analysis.costs
+    return int(costs.flops[costs.counted].sum())
+
+
+def test_products_that_the_trace_does_not_show_come_from_the_recorded_graph(read: Read) -> None:
+    """A CUDA graph: its kernels belong to no operator."""
+    kernels = [kernel("nvjet_tst", start=20, dur=5), kernel("elementwise", start=25, dur=5)]
+    events = [
+        step(1, start=0, dur=100),
+        op("CompiledFunction", start=5, dur=30),
+        note(call("a"), start=10, dur=20),
+        graph(kernels, launched_at=12),
+    ]
+    assert counted_flops(analysed(read, None, *events)) == 0
+    analysis = analysed(read, RECORDED, *events)
+    assert counted_flops(analysis) == 8192
+    names = [
+        analysis.trace.strings[analysis.trace.host.name[row]] for row in analysis.costs.operator
+    ]
+    assert set(names) == {call("a")}
+
+
+def test_products_that_the_trace_shows_count_once(read: Read) -> None:
+    product = op("aten::mm", start=12, dur=4, shapes=[[8, 16], [16, 32]], dtypes=["float", "float"])
+    events = [step(1, start=0, dur=100), note(call("a"), start=10, dur=20), product]
+    assert counted_flops(analysed(read, RECORDED, *events)) == 8192
+    twice = CompiledGraph(key="a", operators=(PRODUCT, replace(PRODUCT, node="mm_1")))
+    analysis = analysed(read, CompilerRecord(graphs=(twice,)), *events)
+    assert counted_flops(analysis) == 2 * 8192
+    region = analysis.costs.flops[np.flatnonzero(analysis.costs.counted)]
+    assert sorted(region.tolist()) == [8192, 8192]
+
+
+def test_symbolic_sizes_and_graphs_without_text_are_not_known() -> None:
+    symbolic = replace(PRODUCT, shapes=[["?"], [16, 32]])
+    assert price_graph(CompiledGraph(key="a", operators=(symbolic,))).flops is None
+    assert price_graph(CompiledGraph(key="a")).flops is None
+
+
+def test_a_graph_opens_up_to_lines(read: Read) -> None:
+    other = Place(file="train.py", line=9, function="forward")
+    relu = GraphOperator(
+        node="relu",
+        name="aten::relu",
+        shapes=[[8, 32]],
+        dtypes=["float"],
+        concrete=[""],
+        inputs=("mm",),
+        size_bytes=1024,
+        place=other,
+    )
+    record = CompilerRecord(graphs=(CompiledGraph(key="a", operators=(PRODUCT, relu)),))
+    events = [step(1, start=0, dur=100), note(call("a"), start=10, dur=20)]
+    work = explain_compiled(analysed(read, record, *events))
+    assert work is not None
+    lines = {line.place.line: line for line in work.regions[0].lines}
+    assert (lines[7].flops, lines[9].flops) == (8192, 0)
+    assert lines[7].bytes_moved == 4 * (8 * 16 + 16 * 32 + 8 * 32)
+    assert lines[9].bytes_moved == 2 * 1024
+    assert sum(line.share or 0.0 for line in lines.values()) == pytest.approx(1)
+    assert is_mostly_compiled(work, step_ms=0.03)
+    assert not is_mostly_compiled(work, step_ms=1.0)
+
+
+def compilation(region: str, seconds: float, **more: Any) -> Compilation:
+    return Compilation(region=region, function="forward", place=LINE, seconds=seconds, **more)
+
+
+def test_guards_on_one_value_are_one_guard() -> None:
+    every = [
+        compilation("0/0", 5.0, cached=False),
+        compilation("0/1", 2.0, again=True, guard="len(log) == 1", guard_place=LINE, cached=True),
+        compilation("0/2", 2.0, again=True, guard="len(log) == 2", guard_place=LINE),
+        compilation("0/2", 1.0, again=True),  # its backward
+        compilation("0/3", 0.0, again=True, guard="x", failed="Dynamo recompile limit exceeded"),
+    ]
+    (again,) = list_recompiled(every)
+    assert (again.times, again.seconds, again.gave_up) == (2, 5.0, True)
+    assert [(guard.guard, guard.times) for guard in again.guards] == [("len(log)", 2), ("x", 1)]
+    assert compile_seconds(every) == (10.0, 8.0, 2.0)
+    assert compile_seconds([]) == (None, None, None)
+    assert list_eager(every) == ()
+    (eager,) = list_eager([compilation("4/0", 0.1, failed="cannot trace a generator")])
+    assert eager.reason == "cannot trace a generator"
+
+
+def test_the_finding_names_lines_and_cost(read: Read) -> None:
+    steps = [step(n, start=1000 * n, dur=1000) for n in (1, 2)]
+    record = CompilerRecord(breaks=(BREAK,))
+    analysis = analysed(read, record, *steps, *broken_step(1000), *broken_step(2000))
+    rank = explain_analysis(analysis)
+    (finding,) = [finding for finding in rank.findings if finding.id == "graph-breaks"]
+    assert finding.where == (LINE,)
+    assert "train.py:7 in forward" in finding.evidence[0]
+    assert "keep it" in finding.remedies[0].summary

@@ -1,0 +1,73 @@
+"""Graphs and code as torch 2.13 prints them, cut down to what matters."""
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+from stepscope.records.place import Place
+from stepscope.trace.graph_text import placeholders, read_graph
+from stepscope.trace.inductor_code import read_kernels
+
+GRAPH = """
+class GraphModule(torch.nn.Module):
+    def forward(self, x: "f32[8, 4][4, 1]cpu", w: "bf16[4, 2][2, 1]cpu", n: "Sym(s0)", d: "f32[s0, 4]"):
+        # File: /home/me/train.py:10 in forward, code: h = x @ w
+        mm: "f32[8, 2][2, 1]cpu" = torch.ops.aten.mm.default(x, w);  w = None
+        cat: "f32[8, 6][6, 1]cpu" = torch.ops.aten.cat.default([x, mm], 1);  x = None
+
+        # File: /home/me/a:b.py:12 in loss, code: return f(h, {1: (2, 3)})
+        sum_1: "f32[8][1]cpu" = torch.ops.aten.sum.dim_IntList(cat, [1], True, dtype = torch.float32)
+        var_mean = torch.ops.aten.var_mean.correction(mm, [1], correction = 0)
+        getitem: "f32[8, 1][1, 1]cpu" = var_mean[0]
+        sub: "f32[8, 2][2, 1]cpu" = torch.ops.aten.sub.Tensor(mm, getitem)
+        long: "f32[s0, 2]" = torch.ops.aten.mm.default(d, w)
+        return (sub, sum_1)
+"""
+CODE = """
+triton_poi_fused_add_0 = async_compile.triton('triton_poi_fused_add_0', '''
+''')
+# Topologically Sorted Source Nodes: [h, add], Original ATen: [aten.add, aten.mul]
+# Graph fragment:
+#   %mul : Tensor "f32[8, 2][2, 1]cuda:0"[num_users=1] = call_function[target=torch.ops.aten.mul.Tensor](args = ())
+#   %add : Tensor "f32[8, 2][2, 1]cuda:0"[num_users=1] = call_function[target=torch.ops.aten.add.Tensor](args = ())
+triton_poi_fused_add_mul_1 = async_compile.triton('triton_poi_fused_add_mul_1', '''
+''')
+    def call(self, args):
+        buf0 = empty_strided_cuda((8, 2), (2, 1), torch.float32)
+        # Topologically Sorted Source Nodes: [h], Original ATen: [aten.mm]
+        extern_kernels.mm(x, w, out=buf0)
+        triton_poi_fused_add_0.run(buf0, 16, stream=stream0)
+        buf1 = buf0; del buf0  # reuse
+        buf2 = reinterpret_tensor(w, (8, 2), (2, 1), 0); del w  # reuse
+        triton_poi_fused_add_mul_1.run(buf1, buf2, 16, stream=stream0)
+"""
+
+
+def test_operators_have_shapes_values_inputs_and_lines() -> None:
+    mm, cat, total, _, sub, symbolic = read_graph(GRAPH)
+    assert (mm.name, mm.shapes, mm.dtypes) == (
+        "aten::mm", [[8, 4], [4, 2]], ["float", "c10::BFloat16"],
+    )  # fmt: skip
+    assert (mm.inputs, mm.size_bytes) == (("x", "w"), 64)
+    assert mm.place == Place(file="/home/me/train.py", line=10, function="forward")
+    assert (cat.shapes, cat.dtypes, cat.concrete) == (
+        [[[8, 4], [8, 2]], []], ["TensorList", "Scalar"], ["", "1"],
+    )  # fmt: skip
+    assert (total.shapes, total.concrete) == ([[8, 6], [], []], ["", "[1]", "True"])
+    assert total.place == Place(file="/home/me/a:b.py", line=12, function="loss")
+    assert sub.shapes == [[8, 2], [8, 1]]
+    assert (symbolic.shapes[0], symbolic.size_bytes) == (["?"], None)
+
+
+def test_text_that_is_no_graph_has_no_operators() -> None:
+    assert read_graph("") == read_graph("x = 1\n\n)") == ()
+    assert placeholders("nothing") == {}
+
+
+def test_kernels_say_what_they_compute_and_share() -> None:
+    assert placeholders(GRAPH) == {"x": 128, "w": 16}
+    mm, first, second = read_kernels(CODE, {"x": 128, "w": 16})
+    assert (mm.name, mm.nodes, mm.size_bytes) == ("extern_kernels.mm", ("h",), 128 + 16 + 64)
+    assert (first.name, first.size_bytes, first.shared_bytes) == ("triton_poi_fused_add_0", 64, 0)
+    assert second.nodes == ("mul", "add")
+    # buf1 is buf0 under another name; buf2 is another tensor in the memory of w.
+    assert (second.size_bytes, second.shared_bytes) == (64 + 16, 64)
