@@ -25,7 +25,6 @@ CLOCK = "clock.json"
 LINKS = "links.json"
 SAMPLES = "samples.json"
 LINES = "lines.json"
-PARTS = (TRACE, STEPS, MEMORY, COMMS, CLOCK, LINKS, SAMPLES)
 COMPILER = "compiler.jsonl"
 PARTS = (TRACE, STEPS, MEMORY, COMMS, CLOCK, LINKS, SAMPLES, COMPILER)
 SCHEMA = 1

@@ -34,9 +34,7 @@ class RankParts:
         steps: LineWriter,
         sampler: Sampler | None,
         requests: WindowRequests,
-        *,
-        alone: bool,
-        step_now: Callable[[], int] = int,
+        compiler: CompilerLog | None,
     ) -> None:
         self.folder = folder
         rank, world_size = rank_and_world()
@@ -50,9 +48,9 @@ class RankParts:
             sampler.save = self._save_samples
         self._log = None if alone else CollectiveLog(folder)
         self._links = None if alone else Links()
-        self._requests = requests
+        self._requests, self._compiler = requests, compiler
         steps.beside = self._look_around
-        self._rendezvous = None if alone else Rendezvous(folder.parent, rank_and_world()[0])
+        self._rendezvous = None if alone else Rendezvous(folder.parent, rank)
         if self._rendezvous is not None:
             self._rendezvous.publish()
 
@@ -61,14 +59,8 @@ class RankParts:
         self._requests.look()
         if self._links is not None:
             self._links.look_if_rested(self._requests.step)
-        self.compiler: CompilerLog | None = None
-        steps.beside = lambda: self._beside_steps(step_now)
-        self._rendezvous = None if alone else Rendezvous(folder.parent, rank)
-
-    def _beside_steps(self, step_now: Callable[[], int]) -> None:
-            self._links.look_if_rested(step_now())
-        if self.compiler is not None:
-            self.compiler.write(self.folder)
+        if self._compiler is not None:
+            self._compiler.write(self.folder)
 
     def due(self, step: int) -> int:
         """The first step, from this one on, before which `look_at_others` has work to do."""
@@ -130,8 +122,8 @@ class RankParts:
     @never_raise
     def close(self, step: int) -> None:
         self._steps.close()
-        if self.compiler is not None:
-            self.compiler.write(self.folder)
+        if self._compiler is not None:
+            self._compiler.write(self.folder)
         self.look_at_links(step)
         if self._log is not None:
             self._log.close(step)

@@ -379,9 +379,8 @@ class Session:
         hz = self.settings.sample_hz if traced else 0.0
         sampler = start_sampler(self.thread, hz, lambda: self.number)
         requests = WindowRequests(self, self._schedule, folder.parent, pause_s)
-        self._parts = RankParts(folder, steps, sampler, requests, alone=world_size == 1)
-        self._parts = RankParts(folder, steps, sampler, step_now=lambda: self.number)
-        self._parts.compiler = self.compiler.of_rank(traced=traced)
+        compiler = self.compiler.of_rank(traced=traced)
+        self._parts = RankParts(folder, steps, sampler, requests, compiler)
         self._due = min(self._due, self._parts.due(self.number + 1))
         self._rank_file = RankFile(folder, rank, world_size)
         self._read_job_layout()

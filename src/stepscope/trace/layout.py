@@ -9,9 +9,8 @@ from stepscope.records.packed_steps import TAIL, part_number
 ENDINGS = (".json", ".json.gz", ".json.zst", ".sqlite")
 # The files that capture writes next to a rank's trace and `explain` reads; see is_side_file.
 SIDE_FILES = (TAIL, "clock.json", "links.json", "rank.json", "comms.jsonl", "memory.json")
-_NOT_TRACES = frozenset((*SIDE_FILES, "run.json", "samples.json", "lines.json"))
 _MORE_SIDE_FILES = ("samples.json", "compiler.jsonl")
-_NOT_TRACES = frozenset((*SIDE_FILES, *_MORE_SIDE_FILES, "run.json"))
+_NOT_TRACES = frozenset((*SIDE_FILES, *_MORE_SIDE_FILES, "run.json", "lines.json"))
 _COLLECTIVES = re.compile(r"collectives-[^/]*\.json\.gz")
 
 

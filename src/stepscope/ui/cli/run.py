@@ -145,9 +145,13 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     type=click.Path(path_type=Path),
     metavar="FILE.prom",
     help="Keep the job's metrics in this file while it trains, for Prometheus' node exporter.",
+)
+@click.option(
     "--script-facts",
     is_flag=True,
     help="Also write script.json: what the script builds and where, which patches are made from.",
+)
+@click.option(
     "--log",
     "logs",
     multiple=True,
@@ -204,6 +208,8 @@ def command(
         if run.closes and not sent:
             explanation = _conclude(run, ranks, command, code, explain=not no_explain)
             metrics.conclude(explanation)
+        if log is not None:
+            _end_log(log, explanation)
     return code
 
 
@@ -231,8 +237,6 @@ class _Metrics:
         """Nothing here may change the command's exit code."""
         if self._file is not None and (problem := self._file.write(explanation)):
             say(problem)
-        if log is not None:
-            _end_log(log, explanation)
 
 
 def _parse_logs(logs: tuple[str, ...]) -> list[LogChoice]:
