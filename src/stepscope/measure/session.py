@@ -367,19 +367,18 @@ class Session:
             self.thread = 0
             note("run folder", layout.why_refused(error))
             return None
-        self._choice = choose_here(self.settings.ranks, rank, world_size)
-        traced = self._choice.traced
+        self._choice = choice = choose_here(self.settings.ranks, rank, world_size)
         lines: AsLines = self._lines
-        if self.settings.on_stall and traced:
+        if self.settings.on_stall and choice.traced:
             lines = self._stalls = StallWatch(lines, self, self._schedule, folder)
         tail = folder / layout.STEPS
         pause_s = flush_interval_s(world_size)
         steps = LineWriter(tail, self.notes, lines, StepPacking(tail), flush_s=pause_s)
         self._meter = StepMeter()
-        hz = self.settings.sample_hz if traced else 0.0
+        hz = self.settings.sample_hz if choice.traced else 0.0
         sampler = start_sampler(self.thread, hz, lambda: self.number)
         requests = WindowRequests(self, self._schedule, folder.parent, pause_s)
-        compiler = self.compiler.of_rank(traced=traced)
+        compiler = self.compiler.of_rank(traced=choice.traced)
         self._parts = RankParts(folder, steps, sampler, requests, compiler)
         self._due = min(self._due, self._parts.due(self.number + 1))
         self._rank_file = RankFile(folder, rank, world_size)

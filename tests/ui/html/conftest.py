@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pytest
-from browsing import browser, visit  # noqa: F401
 from msgspec.structs import replace
 
+from browsing import browser, visit  # noqa: F401
 from stepscope.records.explanation import (
     Budget,
     Collective,

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from stepscope.ui.collect import PartCollector
     from stepscope.ui.job_key import JobKey
     from stepscope.ui.job_process import News
-    from stepscope.ui.metrics_file import MetricsFile
     from stepscope.ui.loggers.metric_log import LogChoice
     from stepscope.ui.loggers.run_log import RunLog
+    from stepscope.ui.metrics_file import MetricsFile
 
 AFTER_SIGTERM_S = 25.0  # for closing and explaining
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
