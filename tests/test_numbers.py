@@ -43,6 +43,7 @@ NO_NUMBERS = set(
     agrees broken_rules cuda differs interleaved machine processor reruns rules samples scaling
     algorithm algorithms groups laboratory
     sizes stepscope tags target_reached task workloads
+    problem state
     always by compression queued shard staleness straggling worker workers
     """,
     )

@@ -45,6 +45,10 @@ def test_the_states_of_runs(serve, root):
     (root / "half").mkdir()
     (root / "half" / "run.json").write_text('{"command": ["py')
     (root / "empty").mkdir()
+    (root / "20261116-101500-train").mkdir()
+    (root / "20261116-101500-train" / "log.txt").write_text("")
+    (root / "notes").mkdir()
+    (root / "notes" / "log.txt").write_text("")
     add_tune(root, "tuned")
     found = rows(serve())
     states = {name: row["state"] for name, row in found.items()}
@@ -55,6 +59,7 @@ def test_the_states_of_runs(serve, root):
         "killed": "not closed",
         "half": "broken",
         "empty": "broken",
+        "20261116-101500-train": "broken",
         "tuned": "finished",
     }
     assert "exit code 3" in found["failed"]["problem"]
@@ -99,6 +104,22 @@ def test_hostile_names_are_shown_and_never_become_markup_or_paths(serve, root):
         assert run.status_code == 200
         assert "<img" not in run.text
     assert len(rows(client)) == len(names) - 1  # hidden folders are left out
+
+
+def test_values_that_make_no_sense_are_left_out_and_stop_nobody(serve, root):
+    add_run(root, "huge", world_size=10**30, started_unix=BEGAN_S, exit_code=10**20)
+    add_run(root, "odd", world_size=-5, started_unix=1e308, command=[1, {}], folder=7)
+    add_run(root, "surrogate", command=["python", "\udc80.py"], device="\udc80")
+    add_run(root, "a good one")
+    os.mkfifo(root / "a good one" / "fifo")
+    (root / "fifo").mkdir()
+    os.mkfifo(root / "fifo" / "run.json")
+    found = rows(serve())
+    assert found["huge"]["world_size"] in (None, 1)
+    assert found["odd"]["script"] is None
+    assert found["a good one"]["step_ms"] is not None
+    assert all(row["state"] for row in found.values())
+    assert found["fifo"]["state"] == "broken"
 
 
 def test_links_out_of_the_folder_are_listed_and_not_followed(serve, root, tmp_path):
@@ -215,6 +236,32 @@ def test_an_index_that_breaks_while_it_is_served_is_made_again(serve, root, cach
     assert rows(client) == {}
     refresh(client)
     assert list(rows(client)) == ["one"]
+
+
+def test_an_index_that_another_process_holds_is_kept_and_said(serve, root, cache_dir, monkeypatch):
+    monkeypatch.setattr("stepscope.ui.serve.run_index._BUSY_S", 0.05)
+    add_run(root, "one")
+    client = serve()
+    base = sqlite3.connect(next(cache_dir.glob("serve/*/index.sqlite")))
+    base.execute("begin exclusive")
+    add_run(root, "two")
+    keeper = client.served.keeper
+    keeper.look()
+    assert "locked" in str(keeper.problem)
+    assert "locked" in client.get("/").text
+    base.rollback()
+    base.close()
+    refresh(client)
+    assert set(rows(client)) == {"one", "two"}
+    assert keeper.problem is None
+
+
+def test_a_request_during_shutdown_does_not_remove_the_index(serve, root, cache_dir):
+    add_run(root, "one")
+    client = serve()
+    client.served.close()
+    assert client.get("/").status_code == 422
+    assert rows(serve())["one"]["step_ms"] is not None
 
 
 def test_the_index_is_there_at_once_when_the_server_comes_back(serve, root):

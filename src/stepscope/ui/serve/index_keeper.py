@@ -11,7 +11,7 @@ import msgspec
 
 from stepscope.errors import StepscopeError
 from stepscope.ui.serve.path_text import text_of
-from stepscope.ui.serve.run_summary import RUNNING, RunSummary
+from stepscope.ui.serve.run_summary import BROKEN, RUNNING, RunSummary
 from stepscope.ui.serve.worker_process import WorkerError, WorkerProcess
 
 if TYPE_CHECKING:
@@ -31,9 +31,8 @@ class IndexKeeper:
 
     directory: RunsDirectory
     index: RunIndex
-    worker: WorkerProcess = field(default_factory=WorkerProcess)
+    worker: WorkerProcess = field(default_factory=lambda: WorkerProcess("--background"))
     problem: str | None = None  # why the served folder cannot be read
-    looked: threading.Event = field(default_factory=threading.Event)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _refreshed: dict[str, float] = field(default_factory=dict)
@@ -57,7 +56,6 @@ class IndexKeeper:
         except StepscopeError as error:
             problem = str(error)
         self.problem = problem
-        self.looked.set()
 
     def summarise_changed(self) -> None:
         """Every folder that has changed."""
@@ -69,10 +67,9 @@ class IndexKeeper:
 
     def explain_next(self) -> bool:
         """Read the traces of one run; False if there is none to read."""
-        waiting = self.index.unexplained()
-        if not waiting or self._stop.is_set():
+        run = self.index.next_unexplained()
+        if run is None or self._stop.is_set():
             return False
-        run = waiting[0]
         try:
             answer = self.worker.ask(EXPLAIN_LIMIT_S, job="explain", path=text_of(run.path))
             self.index.keep_explanation(run.id, run.stamp, _summary(answer))
@@ -83,14 +80,21 @@ class IndexKeeper:
 
     def _work(self) -> None:
         while not self._stop.is_set():
-            began = time.monotonic()
-            self.look()
-            took = time.monotonic() - began
-            self.summarise_changed()
-            again = began + max(_LOOK_EVERY_S, _REST * took)
-            while not self._stop.is_set() and time.monotonic() < again:
-                if not self.explain_next():
-                    self._stop.wait(max(0.0, again - time.monotonic()))
+            try:
+                self._work_once()
+            except Exception as error:  # the list must go on, and say why it may be old
+                self.problem = f"the list is not kept up to date: {error}"
+                self._stop.wait(_LOOK_EVERY_S)
+
+    def _work_once(self) -> None:
+        began = time.monotonic()
+        self.look()
+        took = time.monotonic() - began
+        self.summarise_changed()
+        again = began + max(_LOOK_EVERY_S, _REST * took)
+        while not self._stop.is_set() and time.monotonic() < again:
+            if not self.explain_next():
+                self._stop.wait(max(0.0, again - time.monotonic()))
 
     def _is_due(self, run: IndexedRun) -> bool:
         now = time.monotonic()
@@ -109,10 +113,14 @@ class IndexKeeper:
         except WorkerError as error:
             if self._stop.is_set():
                 return
-            summary = RunSummary(state="broken", problem=str(error))
-        except StepscopeError as error:
-            summary = RunSummary(state="broken", problem=str(error))
-        self.index.keep_summary(run.id, run.stamp, summary)
+            summary = RunSummary(state=BROKEN, problem=str(error))
+        except (StepscopeError, msgspec.ValidationError) as error:
+            summary = RunSummary(state=BROKEN, problem=str(error))
+        try:
+            self.index.keep_summary(run.id, run.stamp, summary)
+        except (OverflowError, UnicodeEncodeError) as error:  # one folder must not stop the others
+            broken = RunSummary(state=BROKEN, problem=f"holds a value that cannot be kept: {error}")
+            self.index.keep_summary(run.id, run.stamp, broken)
 
 
 def _summary(answer: object) -> RunSummary:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stepscope.errors import UnreadableInputError
 from stepscope.ui.serve.run_summary import RUNNING, RunSummary
 from stepscope.ui.words import one_line
 
@@ -75,13 +76,21 @@ class RunIndex:
     def __init__(self, folder: Path, *, rebuild: bool = False) -> None:
         self._file = folder / _FILE
         self._lock = threading.RLock()
+        self._closed = False
         self.generation = 0  # grows with every change that this process made
         if rebuild:
             self._remove()
-        self._base = self._opened()
+        try:
+            self._base = self._opened()
+        except (sqlite3.Error, OSError) as error:
+            raise UnreadableInputError(
+                f"the index {self._file} cannot be used: {error}",
+                "STEPSCOPE_CACHE_DIR names another folder for it",
+            ) from None
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._base.close()
 
     def replace_folders(self, folders: Iterable[ServedFolder], root: Path) -> None:
@@ -169,13 +178,14 @@ class RunIndex:
             (RUNNING,),
         )
 
-    def unexplained(self) -> list[IndexedRun]:
-        """Runs that have ended and whose traces were not read since; newest first."""
-        return self._select(
+    def next_unexplained(self) -> IndexedRun | None:
+        """The newest run that has ended and whose traces were not read since."""
+        rows = self._select(
             "where kind = 'run' and summarised is stamp and explained is not stamp "
-            "and state != ? order by started_unix desc",
+            "and state != ? order by started_unix desc limit 1",
             (RUNNING,),
         )
+        return rows[0] if rows else None
 
     def _select(self, rest: str, values: Iterable[Any] = ()) -> list[IndexedRun]:
         given = tuple(values)
@@ -188,13 +198,18 @@ class RunIndex:
         """A damaged file is made anew, and the work is done on the empty one."""
         with self._lock:
             try:
-                return work(self._base)
-            except sqlite3.OperationalError as error:
-                if "locked" in str(error) or "busy" in str(error):
-                    raise
-                return work(self._reopened())
-            except sqlite3.DatabaseError:
-                return work(self._reopened())
+                if self._closed:
+                    raise UnreadableInputError("serve is stopping")
+                try:
+                    return work(self._base)
+                except sqlite3.DatabaseError as error:
+                    if not _is_damage(error):
+                        raise
+                    return work(self._reopened())
+            except (sqlite3.Error, OSError) as error:  # a full disk, another process that holds it
+                raise UnreadableInputError(
+                    f"the index {self._file} cannot be used: {error}"
+                ) from None
 
     def _reopened(self) -> sqlite3.Connection:
         with contextlib.suppress(sqlite3.Error):
@@ -207,7 +222,9 @@ class RunIndex:
     def _opened(self) -> sqlite3.Connection:
         try:
             return self._connected()
-        except sqlite3.DatabaseError:
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
             self._remove()
             return self._connected()
 
@@ -230,6 +247,13 @@ class RunIndex:
     def _remove(self) -> None:
         for suffix in ("", "-wal", "-shm"):
             Path(f"{self._file}{suffix}").unlink(missing_ok=True)
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Not a full disk or a lock: those pass, and the index stays."""
+    if isinstance(error, sqlite3.OperationalError):
+        return "no such" in str(error)
+    return type(error) is sqlite3.DatabaseError
 
 
 def _row(row: tuple[Any, ...]) -> IndexedRun:

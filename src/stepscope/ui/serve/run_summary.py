@@ -9,11 +9,12 @@ import html
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
 from stepscope.errors import StepscopeError, UnreadableInputError
+from stepscope.records.limits import Ranks  # noqa: TC001  (decoded at run time)
 from stepscope.records.words import plural
 from stepscope.trace.decode import Oddities
 from stepscope.trace.regular_files import may_exist, read_start
@@ -31,6 +32,7 @@ _MOST_BYTES = 64 << 20  # of run.json, which lists every rank
 _TITLE_BYTES = 8192
 _TITLE = re.compile(r"<title>(.*?) · stepscope</title>", re.DOTALL)
 _MOST_TEXT = 2000
+_YEAR_5000 = 9.6e10
 REPORT = "report.html"
 RUNNING, FINISHED, FAILED, OPEN, BROKEN = "running", "finished", "failed", "not closed", "broken"
 
@@ -57,9 +59,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 class _RunJson(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str] | None = None
     folder: str | None = None
-    started_unix: float | None = None
-    exit_code: int | None = None
-    world_size: int | None = None
+    started_unix: Annotated[float, msgspec.Meta(ge=0, lt=_YEAR_5000)] | None = None
+    exit_code: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 32)] | None = None
+    world_size: Ranks | None = None
 
 
 def summarise(folder: Path, kind: str) -> RunSummary:
@@ -177,7 +179,8 @@ def script_path(command: Sequence[str], folder: str | None) -> str | None:
         script = command[command.index("-m") + 1]
     if script is None:
         return None
-    return str(Path(folder) / script) if folder and script.endswith(".py") else script
+    whole = str(Path(folder) / script) if folder and script.endswith(".py") else script
+    return short_text(whole)
 
 
 def _written(folder: Path) -> float | None:

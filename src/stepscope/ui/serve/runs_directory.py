@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import threading
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ _MOST_FOLDERS = 50_000  # looked into in one scan
 _STAMPED_RANKS = 4  # whose files show whether a run has changed
 _ID_BYTES = 8
 _RANK = "rank-"
+_RUN_NAME = re.compile(r"\d{8}-\d{6}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class RunsDirectory:
                     if folder.problem is None
                 ]
             yield from (folder for folder in inner if folder.problem is not None)
-            if kind == "none" and depth == 1 and not inner:
+            if kind == "none" and depth == 1 and not inner and _may_become_run(path, names):
                 yield _broken(path, "holds neither run.json nor ranks, or not yet")
 
     def _inner(
@@ -145,6 +147,11 @@ def _kind(names: dict[str, os.DirEntry[str]] | str) -> Kind:
         return "tune"
     is_run = RUN in names or any(name.startswith(_RANK) for name in names)
     return "run" if is_run else "none"
+
+
+def _may_become_run(path: Path, names: dict[str, os.DirEntry[str]] | str) -> bool:
+    """An empty folder, or one that is called like a run: others are none of ours."""
+    return not names or _RUN_NAME.match(path.name) is not None
 
 
 def _served(path: Path, kind: Kind, names: dict[str, os.DirEntry[str]] | str) -> ServedFolder:

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stepscope import __version__
 from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.ui.serve.index_files import cache_folder, tags_file
 from stepscope.ui.serve.index_keeper import IndexKeeper
@@ -102,7 +103,7 @@ class ServedRuns:
             )
 
     def _page(self, runs: Sequence[IndexedRun], *, job: str, **paths: str) -> Path:
-        words = [_PAGES_VERSION, job, *(f"{run.id}{run.stamp}" for run in runs)]
+        words = [__version__, _PAGES_VERSION, job, *(f"{run.id}{run.stamp}" for run in runs)]
         name = hashlib.blake2b(" ".join(words).encode(), digest_size=12).hexdigest()
         target = self.pages / f"{name}.html"
         with self.pool.worker() as worker:

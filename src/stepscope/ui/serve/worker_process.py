@@ -33,7 +33,8 @@ class WorkerError(StepscopeError):
 class WorkerProcess:
     """Starts its child when the first job comes, and again after a death."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
+        self._options = options
         self._child: subprocess.Popen[bytes] | None = None
         self._jobs = 0
         self._closed = False
@@ -50,7 +51,7 @@ class WorkerProcess:
                 self._kill()
                 limit = duration(limit_s * 1e9)
                 raise WorkerError(f"stopped after {limit}, the limit for one job") from None
-            except OSError:
+            except (OSError, ValueError):  # a closed pipe is a ValueError
                 self._kill()
                 raise WorkerError(
                     "the process that reads this run was killed, perhaps because memory ran out"
@@ -72,7 +73,7 @@ class WorkerProcess:
         if self._child is None or self._child.poll() is not None:
             self._kill()
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "stepscope.ui.serve_worker"],
+                [sys.executable, "-m", "stepscope.ui.serve_worker", *self._options],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -119,7 +119,8 @@ def main() -> None:
     kept = os.dup(1)
     answers = os.fdopen(kept, "wb")
     os.dup2(2, 1)
-    os.nice(_NICE)
+    if "--background" in sys.argv[1:]:
+        os.nice(_NICE)
     for line in sys.stdin.buffer:
         answers.write(json.dumps(answer(line)).encode("ascii") + b"\n")
         answers.flush()
