@@ -147,7 +147,7 @@ def test_two_ranks_are_followed_to_their_end(browser: Any, tmp_path: Path) -> No
             page.wait_for_selector(".live-verdict:not(.is-waiting)", timeout=LIMIT_MS)
             assert watched.text(".live-sentence")
             if picture := os.environ.get("STEPSCOPE_PICTURE"):
-                page.screenshot(path=picture)
+                page.locator("#live").screenshot(path=picture)
         page.wait_for_selector("[data-over]", timeout=LIMIT_MS)
         page.wait_for_selector("#report", timeout=LIMIT_MS)  # the page was loaded again
         assert not page.query_selector("#live")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from live_runs import BEGAN_S
 from served_folders import TOKEN, add_run, add_tune
 from stepscope.ui.serve.app import make_app
+from stepscope.ui.serve.index_keeper import IndexKeeper
 from stepscope.ui.serve.listen import open_port
 from stepscope.ui.serve.served_runs import ServedRuns
 
@@ -21,7 +23,7 @@ LIMIT_MS = 60_000
 
 
 @pytest.fixture
-def address(root) -> Iterator[str]:
+def address(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     import uvicorn
 
     add_run(root, "alpha", trace=True, started_unix=BEGAN_S)
@@ -32,6 +34,7 @@ def address(root) -> Iterator[str]:
     served = ServedRuns.of_folder(root)
     served.keeper.look()
     served.keeper.summarise_changed()
+    monkeypatch.setattr(IndexKeeper, "explain_next", lambda _: False)  # other tests have that
     app = make_app(served, TOKEN)
     config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

@@ -33,7 +33,6 @@ class IndexKeeper:
     index: RunIndex
     worker: WorkerProcess = field(default_factory=lambda: WorkerProcess("--background"))
     problem: str | None = None  # why the served folder cannot be read
-    looked: threading.Event = field(default_factory=threading.Event)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
     _refreshed: dict[str, float] = field(default_factory=dict)
@@ -57,7 +56,6 @@ class IndexKeeper:
         except StepscopeError as error:
             problem = str(error)
         self.problem = problem
-        self.looked.set()
 
     def summarise_changed(self) -> None:
         """Every folder that has changed."""
@@ -69,10 +67,9 @@ class IndexKeeper:
 
     def explain_next(self) -> bool:
         """Read the traces of one run; False if there is none to read."""
-        waiting = self.index.unexplained()
-        if not waiting or self._stop.is_set():
+        run = self.index.next_unexplained()
+        if run is None or self._stop.is_set():
             return False
-        run = waiting[0]
         try:
             answer = self.worker.ask(EXPLAIN_LIMIT_S, job="explain", path=text_of(run.path))
             self.index.keep_explanation(run.id, run.stamp, _summary(answer))

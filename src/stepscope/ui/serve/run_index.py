@@ -178,13 +178,14 @@ class RunIndex:
             (RUNNING,),
         )
 
-    def unexplained(self) -> list[IndexedRun]:
-        """Runs that have ended and whose traces were not read since; newest first."""
-        return self._select(
+    def next_unexplained(self) -> IndexedRun | None:
+        """The newest run that has ended and whose traces were not read since."""
+        rows = self._select(
             "where kind = 'run' and summarised is stamp and explained is not stamp "
-            "and state != ? order by started_unix desc",
+            "and state != ? order by started_unix desc limit 1",
             (RUNNING,),
         )
+        return rows[0] if rows else None
 
     def _select(self, rest: str, values: Iterable[Any] = ()) -> list[IndexedRun]:
         given = tuple(values)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.ui.api import explain
+from stepscope.explain.open_engine import open_engine
+from stepscope.ui.cli.explain import explain_paths
 from stepscope.ui.serve.run_summary import RunSummary, device_words, short_text
 
 if TYPE_CHECKING:
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 def explain_run(folder: Path) -> RunSummary:
     """Verdict, MFU and what else only the traces say; fields that stay None are not known."""
-    explanation = explain(folder)
+    with open_engine("pool", 1) as engine:  # a training may need the other cores
+        explanation = explain_paths([folder], cache=True, html=None, quiet=True, engine=engine)
     slowest = max(explanation.ranks, key=lambda rank: rank.budget.step_ms, default=None)
     memory = slowest.memory if slowest else None
     return RunSummary(

@@ -311,8 +311,14 @@ def _top_ms(values: Sequence[float] | NDArray[np.float64]) -> ChartTop | None:
 
 def _rounded(values: NDArray[np.float64]) -> list[float]:
     """A chart shows no more than four digits."""
-    digits = 3 - np.floor(np.log10(np.maximum(values, 1e-9)))
-    rounded: list[float] = (np.rint(values * 10.0**digits) / 10.0**digits).tolist()
+    rounded: list[float] = _to_digits(values, 4).tolist()
+    return rounded
+
+
+def _to_digits(values: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """So many significant digits."""
+    scale = 10.0 ** (count - 1 - np.floor(np.log10(np.maximum(values, 1e-9))))
+    rounded: NDArray[np.float64] = np.rint(values * scale) / scale
     return rounded
 
 
@@ -373,7 +379,7 @@ def _by_rounded_mean(run: LiveRun) -> list[LiveRank]:
 
     def place(rank: LiveRank) -> tuple[float, int]:
         times = rank.run.times
-        return -float(f"{times.mean_ms:.2g}") if times else 0.0, rank.run.rank
+        return -float(_to_digits(np.array(times.mean_ms), 2)) if times else 0.0, rank.run.rank
 
     return sorted(run.ranks, key=place)
 

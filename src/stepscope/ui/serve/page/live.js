@@ -1,6 +1,24 @@
 // The live section of a run's page: what its ranks do now, while the job trains.
 // The server sends words and points (live_view.py); nothing is computed or phrased here.
-"use strict";
+
+/**
+ * As live_view.py sends it.
+ * @typedef {{ value: number, words: string }} Top
+ * @typedef {{ id: string, words: string, detail: string, share?: number }} Part
+ * @typedef {{ rank: string, first: number, ms: number[], marks: string[] }} Line
+ * @typedef {{ first: number, last: number, ms: number[], marks: string[], top: Top }} Stretches
+ * @typedef {{ cells: string[], tone: string, line: number | null, spark: number[] }} Row
+ * @typedef {{ id: string, summary: string, severity: string }} Finding
+ * @typedef {{ label: string, value: string, detail: string }} Fact
+ * @typedef {{
+ *   status: string, tone: string, detail: string, has_ended: boolean, reload: boolean,
+ *   facts: Fact[], phases: Part[], stalls: Part[], changes: string[], late: string[], notes: string[],
+ *   lines: Line[], lines_top: Top | null, stretches: Stretches | null,
+ *   memory: number[], memory_top: Top | null, rows: Row[], more_ranks: number, ranks: string,
+ *   verdict: { verdict: string, findings: Finding[] } | null, explaining: boolean,
+ *   window: { state: string, words: string } | null,
+ * }} View
+ */
 
 (() => {
   const section = document.getElementById("live");
@@ -13,6 +31,14 @@
 
   // The page's skeleton: made once, filled by every update.
 
+  /**
+   * @template {keyof HTMLElementTagNameMap} Tag
+   * @param {Tag} tag
+   * @param {string} [name]
+   * @param {Element | null} [parent]
+   * @param {string} [text]
+   * @returns {HTMLElementTagNameMap[Tag]}
+   */
   const make = (tag, name, parent, text) => {
     const node = document.createElement(tag);
     if (name) node.className = name;
@@ -20,14 +46,17 @@
     if (parent) parent.append(node);
     return node;
   };
+  /** @param {Element} node @param {string} text */
   const say = (node, text) => {
     if (node.textContent !== text) node.textContent = text;
   };
+  /** @param {Element} parent @param {string} title */
   const block = (parent, title) => {
     const box = make("div", "live-block", parent);
     make("h3", "", box, title);
     return box;
   };
+  /** @param {Element} parent @param {string} name @param {string} label */
   const chart = (parent, name, label) => {
     const canvas = make("canvas", `live-chart ${name}`, parent);
     canvas.setAttribute("role", "img");
@@ -79,12 +108,21 @@
 
   // Lists keep their nodes: a page that is rebuilt ten times a second cannot be read or clicked.
 
+  /**
+   * @template Item
+   * @param {Element} list
+   * @param {readonly Item[]} items
+   * @param {() => Element} create
+   * @param {(node: any, item: Item, place: number) => void} update
+   */
   const fill = (list, items, create, update) => {
-    while (list.children.length > items.length) list.lastElementChild.remove();
+    while (list.children.length > items.length) list.lastElementChild?.remove();
     while (list.children.length < items.length) list.append(create());
     items.forEach((item, place) => update(list.children[place], item, place));
   };
+  /** @param {Element} list @param {string[]} texts */
   const fillTexts = (list, texts) => fill(list, texts, () => make("li"), say);
+  /** @param {Element} list @param {Part[]} parts @param {string} kind */
   const fillParts = (list, parts, kind) =>
     fill(
       list,
@@ -105,19 +143,30 @@
 
   // Charts.
 
+  /** @param {string} name */
   const colour = (name) => getComputedStyle(section).getPropertyValue(name).trim() || "#888";
+  /** @param {string} mark */
   const markColour = (mark) => colour(mark === "window" ? "--live-window" : `--live-${mark}`);
+  /** @param {HTMLCanvasElement} canvas */
   const prepare = (canvas) => {
     const ratio = window.devicePixelRatio || 1;
     const width = canvas.clientWidth;
     const height = canvas.clientHeight;
     if (canvas.width !== Math.round(width * ratio)) canvas.width = Math.round(width * ratio);
     if (canvas.height !== Math.round(height * ratio)) canvas.height = Math.round(height * ratio);
-    const pen = canvas.getContext("2d");
+    const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
     return { pen, width, height };
   };
+  /**
+   * @param {CanvasRenderingContext2D} pen
+   * @param {number[]} values
+   * @param {number} left
+   * @param {number} step
+   * @param {number} height
+   * @param {number} top
+   */
   const drawLine = (pen, values, left, step, height, top) => {
     pen.beginPath();
     values.forEach((value, place) => {
@@ -128,7 +177,9 @@
     pen.stroke();
   };
 
+  /** @type {number | null} */
   let place = null; // where the pointer is in the chart of the last steps
+  /** @param {Line[]} lines @param {Top} top */
   const drawRecent = (lines, top) => {
     const { pen, width, height } = prepare(recent);
     const shown = lines.filter((line) => line.ms.length);
@@ -156,6 +207,7 @@
     });
     describe(shown, first, last, step, top);
   };
+  /** @param {Line[]} lines @param {number} first @param {number} last @param {number} step @param {Top} top */
   const describe = (lines, first, last, step, top) => {
     const chosen = place === null ? null : Math.min(last, first + Math.round(place / step));
     if (chosen === null) {
@@ -170,6 +222,7 @@
     });
     say(pointed, `step ${chosen}: ${words.join(" · ")}`);
   };
+  /** @param {HTMLCanvasElement} canvas @param {number[]} values @param {string[]} marks @param {string} name @param {Top} top */
   const drawBars = (canvas, values, marks, name, top) => {
     const { pen, width, height } = prepare(canvas);
     const step = width / Math.max(1, values.length);
@@ -179,6 +232,7 @@
       pen.fillRect(number * step, height - tall, Math.max(0.6, step - 0.4), tall);
     });
   };
+  /** @param {HTMLCanvasElement} canvas @param {number[]} values @param {number | null} number @param {Top} top */
   const drawSpark = (canvas, values, number, top) => {
     const { pen, width, height } = prepare(canvas);
     pen.strokeStyle = colour(number === null ? "--live-muted" : `--live-line-${number}`);
@@ -187,6 +241,7 @@
 
   // One update.
 
+  /** @param {View} view */
   const show = (view) => {
     say(badge, view.status);
     badge.dataset.tone = view.tone;
@@ -208,18 +263,18 @@
         say(node.children[2], fact.detail);
       },
     );
-    lately.hidden = !view.lines.some((line) => line.ms.length);
+    lately.hidden = !view.lines_top;
     whole.hidden = !view.stretches;
-    memoryBlock.hidden = view.memory.length < 2;
+    memoryBlock.hidden = !view.memory_top;
     phaseBlock.hidden = !view.phases.length;
     rankBlock.hidden = !view.rows.length;
-    if (!lately.hidden) drawRecent(view.lines, view.lines_top);
+    if (view.lines_top) drawRecent(view.lines, view.lines_top);
     if (view.stretches) {
       const { ms, marks, top, first, last } = view.stretches;
       drawBars(stretches, ms, marks, "--live-line-0", top);
       say(span, `mean step, steps ${first} to ${last} · full height ${top.words}`);
     }
-    if (!memoryBlock.hidden) {
+    if (view.memory_top) {
       drawBars(memory, view.memory, [], "--live-memory", view.memory_top);
       say(held, `full height ${view.memory_top.words}`);
     }
@@ -228,6 +283,7 @@
     fillTexts(notes, view.notes);
     showWindow(view);
   };
+  /** @param {View} view */
   const showVerdict = (view) => {
     const last = view.verdict;
     const waiting = view.explaining ? "the window is being explained" : "a verdict comes with the first window";
@@ -238,10 +294,11 @@
       say(node, finding.summary);
     });
   };
+  /** @param {View} view */
   const showParts = (view) => {
     fill(phases, view.phases, () => make("i"), (node, part) => {
       node.className = `phase-${part.id}`;
-      node.style.flexGrow = part.share;
+      node.style.flexGrow = `${part.share}`;
       node.title = `${part.words} ${part.detail}`;
     });
     fillParts(phaseList, view.phases, "phase");
@@ -249,6 +306,7 @@
     fillParts(stallList, view.stalls.length ? view.stalls : none, "stall");
     fillTexts(changeList, view.changes);
   };
+  /** @param {View} view */
   const showRanks = (view) => {
     fillTexts(lateList, view.late);
     fill(
@@ -275,6 +333,7 @@
 
   const pending = new Set(["asked", "planned", "recording", "saving"]);
   let refused = "";
+  /** @param {View} view */
   const showWindow = (view) => {
     const state = view.window;
     const isPending = state !== null && pending.has(state.state);
@@ -302,11 +361,14 @@
 
   // The connection. A hidden page lets go of it: browsers open six to a server at most.
 
+  /** @type {EventSource | null} */
   let source = null;
+  /** @type {View | null} */
   let view = null;
   let isDrawn = true;
   let isOver = false;
-  let again = 0;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let again;
   const draw = () => {
     isDrawn = true;
     if (view) show(view);
@@ -320,16 +382,17 @@
     if (source) source.close();
     source = null;
   };
-  const end = () => {
+  /** @param {View} last */
+  const end = (last) => {
     isOver = true;
     close();
     say(link, "");
-    section.dataset.over = view.status;
-    if (!view.reload) return;
+    section.dataset.over = last.status;
+    if (!last.reload) return;
     // The list of runs may learn later than this page that the job has ended.
     const times = Number(sessionStorage.getItem(reloadedKey)) + 1;
     if (times > MOST_RELOADS) return;
-    sessionStorage.setItem(reloadedKey, times);
+    sessionStorage.setItem(reloadedKey, `${times}`);
     say(link, "the job has ended: its report opens");
     setTimeout(() => location.reload(), 1500 * times);
   };
@@ -339,10 +402,11 @@
     source = new EventSource(`${base}/events`);
     source.onopen = () => say(link, "");
     source.onmessage = (message) => {
-      view = JSON.parse(message.data);
+      const update = /** @type {View} */ (JSON.parse(message.data));
+      view = update;
       drawSoon();
-      if (view.has_ended && (view.reload || view.status === "gone")) end();
-      else if (view.has_ended) say(link, "the report is being written");
+      if (update.has_ended && (update.reload || update.status === "gone")) end(update);
+      else if (update.has_ended) say(link, "the report is being written");
     };
     source.onerror = () => {
       say(link, "connection lost: trying again");
