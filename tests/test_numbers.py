@@ -44,6 +44,7 @@ NO_NUMBERS = set(
     algorithm algorithms groups laboratory
     sizes stepscope tags target_reached task workloads
     always by compression queued shard staleness straggling worker workers
+    gpu gpus source_gpu
     """,
     )
 )

@@ -20,15 +20,16 @@ class ApplyStage(IntEnum):
     """Changes are made in this order, whatever order they were asked for in.
 
     What-ifs read the trace as well as the graph. So removing and shortening come first, while the
-    two still agree. Next come changes that price operators by their shapes, then those that grow or
-    repeat tasks, then the exchange between workers, which is planned as a whole. A CUDA graph comes
-    last: it leaves one call and no phases.
+    two still agree. Next comes another GPU, whose rates then price operators by their shapes, then
+    what grows or repeats tasks, then the exchange between workers, which is planned as a whole. A
+    CUDA graph comes last: it leaves one call and no phases.
     """
 
     REMOVE = auto()
     SCALE = auto()
     STOP_WAITING = auto()
     THREADS = auto()
+    GPU = auto()
     PRECISION = auto()
     OPTIMIZER = auto()
     FUSE = auto()

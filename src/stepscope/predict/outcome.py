@@ -27,6 +27,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     # The relative error of this what-if on models it was not fitted to, for what it changes.
     spread: float
     doubt: float = 0.0  # of the logarithm of the whole step, if the what-if knows it
+    doubt_is_whole: bool = False  # nothing is added for the size of the change
     samples: float = 1.0  # samples per step over those before
     repeats: float = 1.0  # how often the same work repeats: that adds time but no doubt
     peak: PeakMemory | None = None

@@ -143,7 +143,7 @@ class Bench:
             return replace(trial, refused=(*trial.refused, refusal))
         change = abs(math.log(max(after, 1.0) / max(trial.step_ns * outcome.repeats, 1.0)))
         variance = (outcome.spread * min(1.0, change)) ** 2 + (CHANGE_DOUBT * change) ** 2
-        variance += outcome.doubt**2
+        variance = outcome.doubt**2 + (0.0 if outcome.doubt_is_whole else variance)
         return Trial(
             context=_doubt_stalls(trial.context, outcome),
             step_ns=after,
@@ -204,6 +204,12 @@ class Bench:
             applied=tuple(setting for setting in settings if setting in trial.applied),
             consistency=_of_step(context.consistency, predicted, low, high),
         )
+
+    def interval_ms(self, context: StepContext, doubt: float) -> tuple[float, float, float]:
+        """A changed step with low and high; `doubt` is of its logarithm."""
+        typical = step_ns(context.graph)
+        low, high = _interval(context, self.corrected, typical, doubt**2)
+        return (typical + context.stalls_ns) / 1e6, low / 1e6, high / 1e6
 
     def _baseline_interval(self) -> tuple[float, float]:
         """That of the run's mean step if it is known, else of the corrected step."""

@@ -43,8 +43,10 @@ def find_device(
     Memory and multiprocessors distinguish devices with the same name, and exclude slices of a
     device.
     """
-    wanted = _plain(name)
-    rows = [row for row in DEVICES if wanted in {_plain(row.name), *map(_plain, row.printed)}]
+    wanted = plain_name(name)
+    rows = [
+        row for row in DEVICES if wanted in {plain_name(row.name), *map(plain_name, row.printed)}
+    ]
     is_certain = len(rows) == 1 or wanted.startswith("mi250x")
     if not is_certain and memory_bytes is None:
         return None
@@ -61,7 +63,7 @@ def _fits_memory(row: DeviceSpec, memory_bytes: int) -> bool:
     return _MIN_MEMORY <= memory_bytes / row.memory_bytes <= _MAX_MEMORY
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Lower case words without vendors: "NVIDIA A100-SXM4-80GB" -> "a100 sxm4 80gb"."""
     words = name.lower().split(":")[0].replace("(tm)", "").translate(_AS_BLANKS).split()
     while words and words[0] in _VENDOR_WORDS:

@@ -40,6 +40,7 @@ _NAMES = (
     "latency",
     "no-straggler",
     "consistency",
+    "gpu",
     "remove",
     "scale",
 )

@@ -20,6 +20,7 @@ VERBS = {
     "explain": "show where each training step's time went",
     "gather": "copy the parts of one job from several hosts into one run folder",
     "whatif": "predict what a change would save, before anybody makes it",
+    "gpus": "predict a recorded step on other GPUs, side by side",
     "compare": "tell whether B's step really differs from A's, with an interval",
     "ab": "run two training commands alternately and compare their steps",
     "tune": "try remedies in short runs of a command, keep what wins",

@@ -10,7 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stepscope.predict.compare_gpus import compare_gpus, table_gpus
 from stepscope.predict.optimizer_updates import current_form
+from stepscope.predict.outcome import Refused
 from stepscope.predict.whatifs import cuda_graphs, in_order
 from stepscope.records.prediction import Setting
 from stepscope.ui.html.whatif_axes import Axis, Option
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from stepscope.predict.whatif import Bench, Trial
     from stepscope.records.explanation import RankExplanation
+    from stepscope.records.gpu_comparison import GpuComparison
     from stepscope.records.prediction import Prediction
     from stepscope.records.promise import TrackedPromise
     from stepscope.ui.html.whatif_scaling import Scaling, ScalingCell
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 # A cell of a step with a thousand tasks takes some 7 ms.
 MOST_CELLS = 240
 _MOST_WORK = 300_000  # tasks in all cells
+_MOST_GPU_WORK = 3_000_000  # calls and tasks on all GPUs
 _BATCHES = ("x0.5", "", "x2", "x4", "x8")
 _DIGITS = 5  # significant digits in the file
 # A number's name on the page, and in a prediction.
@@ -65,6 +69,7 @@ class WhatIfGrid:
     left_out: tuple[str, ...] = ()  # controls that would make too many combinations
     scaling: Scaling | None = None
     scaling_cells: tuple[ScalingCell | None, ...] = ()
+    gpus: GpuComparison | None = None  # None if the step's own GPU is not known
 
 
 def lay_out(
@@ -95,7 +100,19 @@ def lay_out(
         left_out=left_out,
         scaling=scaling,
         scaling_cells=scaling_cells,
+        gpus=_compare_gpus(bench),
     )
+
+
+def _compare_gpus(bench: Bench) -> GpuComparison | None:
+    """The step on every GPU of the table, unless replaying it that often takes too long."""
+    gpus = table_gpus()
+    if len(gpus) * bench.context.graph.size > _MOST_GPU_WORK:
+        return None
+    try:
+        return compare_gpus(bench, gpus)
+    except Refused:
+        return None
 
 
 def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:

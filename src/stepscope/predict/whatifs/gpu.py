@@ -1,0 +1,54 @@
+"""gpu=NAME|FILE: the same step on another GPU, its host unchanged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.errors import UsageError
+from stepscope.predict.declaration import ApplyStage, WhatIf
+from stepscope.predict.other_gpu.find_gpu import find_gpu, other_boards
+from stepscope.predict.other_gpu.memory import describe_memory
+from stepscope.predict.other_gpu.move import move_context
+from stepscope.predict.outcome import Outcome, WrongValue
+
+if TYPE_CHECKING:
+    from stepscope.predict.step_context import StepContext
+
+
+def apply(context: StepContext, value: str) -> Outcome:
+    """Refuses a step without an accelerator, or one on a GPU that is not in the table."""
+    if not value:
+        raise WrongValue("gpu: give a GPU or a file, such as gpu=H100 or gpu=profile.json")
+    try:
+        target = find_gpu(value)
+    except UsageError as error:
+        raise WrongValue(f"gpu={value}: {error}") from None
+    moved = move_context(context, target)
+    boards = other_boards(value)
+    read_as = f"{value} is read as {target.name}; {', '.join(boards)} differ"
+    return Outcome(
+        context=moved.context,
+        assumptions=(
+            *((read_as,) if boards else ()),
+            *moved.assumptions,
+            *describe_memory(context, target),
+        ),
+        spread=0.0,
+        doubt=moved.doubt,
+        doubt_is_whole=True,
+    )
+
+
+def _label(value: str) -> str:
+    return f"on {value}" if value else "another GPU"
+
+
+WHATIF = WhatIf(
+    name="gpu",
+    help="another GPU, by name (gpu=H100) or by a file that describes it",
+    label=_label,
+    stage=ApplyStage.GPU,
+    apply=apply,
+    keeps_peak=True,
+    needs_ceilings=False,
+)

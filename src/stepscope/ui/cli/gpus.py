@@ -1,0 +1,59 @@
+"""stepscope gpus: the step on every GPU of the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from stepscope.errors import NotCapturedError
+from stepscope.ui.cli.options import json_option, no_cache_option
+from stepscope.ui.json_text import write_json
+
+
+@click.command(name="gpus")
+@click.argument("paths", nargs=-1, required=True)
+@click.option(
+    "--gpu",
+    "names",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="Only these GPUs, or more of them: a name, a data sheet, or what `calibrate` wrote there.",
+)
+@click.option(
+    "--prices",
+    type=click.Path(path_type=Path),
+    help="Prices per hour: lines of GPU,PRICE or a JSON object.",
+)
+@json_option
+@no_cache_option
+def command(
+    paths: tuple[str, ...],
+    names: tuple[str, ...],
+    prices: Path | None,
+    as_json: bool,
+    no_cache: bool,
+) -> None:
+    """Predict a recorded training step on other GPUs, from a trace of one.
+
+    PATHS are a run folder, a trace or a folder of traces.
+    """
+    from stepscope.predict.compare_gpus import compare_gpus, table_gpus
+    from stepscope.predict.other_gpu.find_gpu import find_gpu
+    from stepscope.predict.outcome import Refused
+    from stepscope.ui.cli.whatif import open_bench
+    from stepscope.ui.gpus import comparison_json, read_prices
+
+    per_hour = read_prices(prices) if prices else None
+    gpus = tuple(map(find_gpu, names)) if names else table_gpus()
+    bench, _, about = open_bench(*paths, cache=not no_cache, quiet=as_json)
+    try:
+        comparison = compare_gpus(bench, gpus, per_hour)
+    except Refused as reason:
+        raise NotCapturedError(f"{paths[0]}: {str(reason).removeprefix('gpu: ')}") from None
+    if as_json:
+        write_json(comparison_json(comparison))
+        return
+    from stepscope.ui.terminal.gpus import print_gpus
+
+    print_gpus(comparison, about)
