@@ -134,15 +134,14 @@ class ScriptJobs:
         await self._jobs.stop_all()
 
     async def _profile(self, state: ScriptState, work: ScriptWork, stop: threading.Event) -> None:
-        state.running_since = datetime.now(UTC).isoformat(timespec="seconds")
         state.error = None
         try:
             folder = await asyncio.to_thread(new_editor_run, work.script)
         except OSError as error:
-            state.running_since = None
             state.error = f"no run folder can be made beside {work.script}: {error.strerror}"
             self._changed(state)
             return
+        state.running_since = datetime.now(UTC).isoformat(timespec="seconds")
         self._changed(state)
         following = asyncio.create_task(self._follow(state, folder))
         captured = False
