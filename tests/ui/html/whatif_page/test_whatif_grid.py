@@ -58,7 +58,7 @@ def test_the_batch_is_told_in_samples_where_it_is_known(grid: WhatIfGrid) -> Non
 
 def test_a_cpu_trace_offers_what_a_cpu_can_be_told() -> None:
     _, _, grid = laid_out(CPU)
-    assert [axis.id for axis in grid.axes] == ["optimizer"]
+    assert [axis.id for axis in grid.axes] == ["batch", "optimizer"]
     assert grid.on_host
 
 
