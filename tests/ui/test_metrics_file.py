@@ -28,7 +28,7 @@ from stepscope.records.step_columns import ALL_PHASES
 from stepscope.records.whole_run import STALL_CAUSES
 from stepscope.trace.follow_run import RunFollower
 from stepscope.ui.metrics_file import MetricsFile
-from stepscope.ui.metrics_text import METRICS, MOST_RANKS, MeasuredRun, metrics_text
+from stepscope.ui.metrics_text import METRICS, MOST_RANKS, RunMetrics, metrics_text
 
 VERDICT = VerdictNow(
     verdict="Data loading: half of the step",
@@ -67,7 +67,7 @@ RUN = ("run", "name")
 def test_prometheus_own_parser_reads_every_figure(tmp_path: Path) -> None:
     run = looked_at(tmp_path / "run")
     labels = {"run": "1f", "name": 'a "b"\\\nc'}
-    text = metrics_text([MeasuredRun(labels, run, VERDICT)])
+    text = metrics_text([RunMetrics(labels, run, VERDICT)])
     families = list(text_string_to_metric_families(text))
     assert {sample.labels.get("name") for one in families for sample in one.samples} == {
         labels["name"],
@@ -89,7 +89,7 @@ def test_prometheus_own_parser_reads_every_figure(tmp_path: Path) -> None:
 def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     write_run(tmp_path / "run", process=alive())
     run = explain_live(RunFollower(tmp_path / "run").read(), 1_700_000_010.0)
-    found = values(metrics_text([MeasuredRun({"run": "1"}, run)]))
+    found = values(metrics_text([RunMetrics({"run": "1"}, run)]))
     assert set(found) == {
         ("stepscope_run_status", "starting up"),
         ("stepscope_run_seconds",),
@@ -100,7 +100,7 @@ def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
 def test_labels_are_bounded(tmp_path: Path) -> None:
     run = looked_at(tmp_path / "run", ranks=MOST_RANKS + 3, steps=30)
     labels: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(metrics_text([MeasuredRun({}, run, VERDICT)])):
+    for family in text_string_to_metric_families(metrics_text([RunMetrics({}, run, VERDICT)])):
         for sample in family.samples:
             for name, word in sample.labels.items():
                 labels.setdefault(name, set()).add(word)

@@ -14,7 +14,7 @@ from stepscope.explain.whole_run.live import explain_live
 from stepscope.measure.folder import remove, temporary, why_refused
 from stepscope.trace.follow_run import RunFollower
 from stepscope.ui.brief_verdict import brief_verdict
-from stepscope.ui.metrics_text import MeasuredRun, metrics_text
+from stepscope.ui.metrics_text import RunMetrics, metrics_text
 from stepscope.ui.serve.runs_directory import run_id
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class MetricsFile:
             self._run = explain_live(self._follower.read(), time.time(), self._run)
             verdict = brief_verdict(explanation) if explanation is not None else None
             labels = {"run": run_id(self._folder), "name": self._folder.absolute().name}
-            self._replace(metrics_text([MeasuredRun(labels, self._run, verdict)]))
+            self._replace(metrics_text([RunMetrics(labels, self._run, verdict)]))
         except (OSError, StepscopeError) as error:
             why = why_refused(error) if isinstance(error, OSError) else str(error)
             said, self._failed = self._failed, True

@@ -42,7 +42,7 @@ METRICS = {
 }
 
 
-class MeasuredRun(NamedTuple):
+class RunMetrics(NamedTuple):
     """A run, and the labels that name it."""
 
     labels: Mapping[str, str]
@@ -56,7 +56,7 @@ class _Sample(NamedTuple):
     value: float | None
 
 
-def metrics_text(runs: Sequence[MeasuredRun], *, left_out: int = 0) -> str:
+def metrics_text(runs: Sequence[RunMetrics], *, left_out: int = 0) -> str:
     """One block per metric that has a value."""
     samples = [sample for run in runs for sample in _samples(run)]
     samples.append(_Sample("stepscope_runs_left_out", {}, left_out))
@@ -69,7 +69,7 @@ def metrics_text(runs: Sequence[MeasuredRun], *, left_out: int = 0) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _samples(measured: MeasuredRun) -> Iterator[_Sample]:
+def _samples(measured: RunMetrics) -> Iterator[_Sample]:
     run, labels = measured.run, measured.labels
     yield _Sample("stepscope_run_status", {**labels, "status": run.status}, 1)
     yield _Sample("stepscope_run_seconds", labels, run.seconds)

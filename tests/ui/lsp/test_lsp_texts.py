@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_room import made_costs, made_run
+from msgspec.structs import replace
 
 from stepscope.ui.lsp.batch_now import batch_now
 from stepscope.ui.lsp.editor_settings import EditorSettings
+from stepscope.ui.lsp.measured_run import MeasuredRun, step_on_gpus
+from stepscope.ui.lsp.panel import panel_of
 from stepscope.ui.lsp.program_text import program_key, qualified_name
 from stepscope.ui.lsp.rebased_change import LineChange, line_changes, rebase, text_lines
 from stepscope.ui.lsp.run_homes import discard_old_runs, find_runs, new_editor_run
@@ -90,6 +94,17 @@ def test_a_form_feed_ends_no_line_and_a_mark_is_no_code() -> None:
     assert text_lines("a\r\nb\r\n") == ["a\n", "b\n"]
     assert program_key("\ufeffx = 1") == program_key("x  =  1 # same") is not None
     assert program_key("x = (") is None
+
+
+def test_the_panel_has_the_step_on_other_gpus(golden: Path) -> None:
+    rows = step_on_gpus(golden / "h200-resnet18")
+    measured = replace(made_run(FILE, "x = 1  # 2.0 ms\n", Path("/run")), gpus=rows)
+    between = msgspec.json.decode(msgspec.json.encode(measured), type=MeasuredRun)
+    assert between == measured  # as it comes from the child
+    gpus = panel_of(ScriptState(script=FILE, measured=between), lambda _: None)["gpus"]
+    assert {"gpu", "stepMs", "lowMs", "highMs", "fits", "decides"} == set(gpus[0])
+    assert [row["stepMs"] for row in gpus] == sorted(row["stepMs"] for row in gpus)
+    assert all(row["lowMs"] <= row["stepMs"] <= row["highMs"] for row in gpus)
 
 
 def test_two_functions_of_one_name_have_two_full_names() -> None:

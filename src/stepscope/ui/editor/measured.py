@@ -31,7 +31,7 @@ class _KeptLine(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class _Memory(msgspec.Struct, frozen=True):
+class _MemoryFile(msgspec.Struct, frozen=True):
     activations_by_line: list[_KeptLine] | None = None
 
 
@@ -52,7 +52,7 @@ def line_costs_of(run: Path) -> LineCosts:
     step_ms = rank.budget.step_ms
     if step_ms is None:
         raise NotCapturedError(f"{run} does not show how long a step is")
-    memory = _decoded(folder / MEMORY, _Memory)
+    memory = _decoded(folder / MEMORY, _MemoryFile)
     costs = cost_lines(read_trace(folder / TRACE), step_ms, _kept(memory))
     sources = _decoded(folder / SOURCES, _Sources)
     return replace(
@@ -81,7 +81,7 @@ def _batch(rank: RankExplanation) -> int | None:
     return largest.batch if largest is not None else None
 
 
-def _kept(memory: _Memory | None) -> KeptBytes | None:
+def _kept(memory: _MemoryFile | None) -> KeptBytes | None:
     """None where the memory step did not watch lines."""
     if memory is None or memory.activations_by_line is None:
         return None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.errors import StepscopeError
+from stepscope.records.gpu_comparison import GpuPrediction  # noqa: TC001  (for msgspec)
 from stepscope.records.line_costs import BatchPoint, LineCosts  # noqa: TC001  (for msgspec)
 from stepscope.ui.lsp.finding_note import FindingNote, StepWhatIf, note_finding, whatifs
 from stepscope.ui.lsp.offered_patch import OfferedPatch, offer_patches
@@ -35,6 +36,7 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
     capacity_bytes: int | None = None  # of the device
     batch: int | None = None  # samples of a step
     curve: tuple[BatchPoint, ...] = ()
+    gpus: tuple[GpuPrediction, ...] = ()  # the shortest step first; empty for a CPU
     patches: tuple[OfferedPatch, ...] = ()  # empty if the run did not write script.json
     report: str | None = None  # where it is, or will be written
 
@@ -64,6 +66,7 @@ def read_measured_run(run: Path, script: Path) -> MeasuredRun:
         capacity_bytes=memory.limit_bytes if memory is not None else None,
         batch=costs.batch or (place.value if place is not None else None),
         curve=_curve(run, place) if place is not None else (),
+        gpus=step_on_gpus(run),
         patches=patches,
         report=str(run / REPORT),
     )
@@ -89,4 +92,16 @@ def _curve(run: Path, place: BatchPlace) -> tuple[BatchPoint, ...]:
     batches = sorted({max(1, round(place.value * factor)) for factor in _FACTORS})
     with contextlib.suppress(StepscopeError):
         return batch_curve(run, batches, batch=place.value)
+    return ()
+
+
+def step_on_gpus(run: Path) -> tuple[GpuPrediction, ...]:
+    """Empty where the step cannot be moved to another GPU, as that of a CPU."""
+    from stepscope.predict.compare_gpus import compare_gpus, table_gpus
+    from stepscope.predict.outcome import Refused
+    from stepscope.ui.slowest_bench import open_slowest
+
+    with contextlib.suppress(StepscopeError, Refused):
+        bench, _, _ = open_slowest(str(run), cache=True)
+        return compare_gpus(bench, table_gpus()).gpus
     return ()

@@ -46,7 +46,7 @@ def panel_of(state: ScriptState, text_of: TextOf) -> dict[str, Any]:
         "batch": batch,
         "time": _time_blocks(state, costs, text_of) if costs is not None else [],
         "memory": _memory_blocks(state, costs, text_of) if costs is not None else [],
-        "gpus": [],
+        "gpus": _gpus(state),
         "report": measured.report if measured is not None else None,
         "runningSince": state.running_since,
         "error": state.error or state.estimate_failed,
@@ -67,6 +67,23 @@ def _peak(state: ScriptState, costs: LineCosts | None) -> int | None:
     if costs is None or costs.kind == "estimated" or state.measured is None:
         return None
     return state.measured.peak_bytes
+
+
+def _gpus(state: ScriptState) -> list[dict[str, Any]]:
+    """Those that the measured step was predicted on."""
+    rows = state.measured.gpus if state.measured is not None else ()
+    return [
+        {
+            "gpu": row.gpu,
+            "stepMs": row.step_ms,
+            "lowMs": row.low_ms,
+            "highMs": row.high_ms,
+            "fits": row.fits,
+            "decides": row.decides,
+        }
+        for row in rows
+        if row.step_ms is not None
+    ]
 
 
 def _batch(state: ScriptState, text_of: TextOf) -> dict[str, Any] | None:

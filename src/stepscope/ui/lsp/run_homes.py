@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _MOST_LOOKED_AT = 200  # the newest, in each home
 _KEPT = 10  # runs that editors made of one script
 _SUFFIX = "-editor"
+_MADE_HERE = re.compile(rf"\d{{8}}-\d{{6}}-(.*){_SUFFIX}-\d+(?:-\d+)?")
 
 
 def new_editor_run(script: Path) -> Path:
@@ -31,7 +32,7 @@ def new_editor_run(script: Path) -> Path:
     Two servers have two process numbers. OSError if nothing can be written there.
     """
     home = script.parent / HOME
-    home.mkdir(parents=True, exist_ok=True)
+    home.mkdir(exist_ok=True)  # a script that was never saved may have no folder either
     if not os.access(home, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(home))
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", script.stem)[:40]
@@ -47,12 +48,16 @@ def discard_run(folder: Path) -> None:
 
 def discard_old_runs(newest: Path) -> None:
     """Profiling at every save must not fill the disk: keep the last few of those made here."""
-    stem = newest.name[16:].partition(_SUFFIX)[0]
-    pattern = f"????????-??????-{stem}{_SUFFIX}*"
     with contextlib.suppress(OSError):
-        runs = sorted(newest.parent.glob(pattern), key=_age_key, reverse=True)
-        for run in runs[_KEPT:]:
+        runs = [run for run in newest.parent.iterdir() if _stem(run) == _stem(newest)]
+        for run in sorted(runs, key=_age_key, reverse=True)[_KEPT:]:
             discard_run(run)
+
+
+def _stem(run: Path) -> str | None:
+    """Of the script; None for a run that no editor made."""
+    match = _MADE_HERE.fullmatch(run.name)
+    return match[1] if match else None
 
 
 def find_runs(script: Path, roots: Iterable[Path]) -> list[Path]:

@@ -35,7 +35,7 @@ Act = Callable[[threading.Event], Awaitable[None]]
 
 
 @dataclass(slots=True)
-class _Request:
+class _Wanted:
     act: Act
     due: float  # on the loop's clock
 
@@ -44,13 +44,13 @@ class _NewestWins:
     """One worker a name: a new request stops the one that runs and replaces the one that waits."""
 
     def __init__(self) -> None:
-        self._waiting: dict[str, _Request] = {}
+        self._waiting: dict[str, _Wanted] = {}
         self._running: dict[str, threading.Event] = {}
         self._workers: dict[str, asyncio.Task[None]] = {}
 
     def ask(self, name: str, act: Act, delay_s: float) -> None:
         due = asyncio.get_running_loop().time() + delay_s
-        self._waiting[name] = _Request(act, due)
+        self._waiting[name] = _Wanted(act, due)
         if name in self._running:
             self._running[name].set()
         if name not in self._workers:
@@ -134,15 +134,14 @@ class ScriptJobs:
         await self._jobs.stop_all()
 
     async def _profile(self, state: ScriptState, work: ScriptWork, stop: threading.Event) -> None:
-        state.running_since = datetime.now(UTC).isoformat(timespec="seconds")
         state.error = None
         try:
             folder = await asyncio.to_thread(new_editor_run, work.script)
         except OSError as error:
-            state.running_since = None
             state.error = f"no run folder can be made beside {work.script}: {error.strerror}"
             self._changed(state)
             return
+        state.running_since = datetime.now(UTC).isoformat(timespec="seconds")
         self._changed(state)
         following = asyncio.create_task(self._follow(state, folder))
         captured = False

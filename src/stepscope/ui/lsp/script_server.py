@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lsprotocol import types
+from msgspec.structs import replace
 from pygls.lsp.server import LanguageServer
 from pygls.uris import to_fs_path
 
@@ -27,6 +28,8 @@ from stepscope.ui.lsp.workspace_edits import WorkspaceEdits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from stepscope.records.line_costs import LineCosts
 
 _THREADS = 32  # that wait for children
 _DIAGNOSTICS_DELAY_S = 0.2
@@ -142,18 +145,27 @@ class ScriptServer(LanguageServer):
         arguments = self.settings.arguments_of(state.script, self.roots())
         return ScriptWork(script=state.script, arguments=arguments, settings=self.settings)
 
-    def edited(self, path: Path, *, on_disk: bool = False) -> None:
+    def edited(self, path: Path) -> None:
         """Say which values are stale, and ask for an estimate of the new text."""
         state = self.state_of(path)
         self._publish_later()
         text = self.text_of(state.script)
         if state.measured is None or text is None or not self.settings.estimate:
             return
+        state.estimate_failed = None
         known = [state.measured.costs, *([state.estimate] if state.estimate else [])]
         if any(is_same_program(costs, self.text_of) for costs in known):
             self.jobs.forget_estimate(state)
-        elif (path == state.script or on_disk) and program_key(text) is not None:
+        elif not self._has_other_files_as_measured(state.measured.costs, state.script):
+            self.jobs.forget_estimate(state)
+            state.set_estimate(None, "no estimate: a file that the script imports was edited")
+        elif program_key(text) is not None:
             self.jobs.estimate(state, self.work_of(state), text)
+
+    def _has_other_files_as_measured(self, costs: LineCosts, script: Path) -> bool:
+        """An estimate knows edits of the script itself only."""
+        others = {file: text for file, text in costs.texts.items() if file != str(script)}
+        return is_same_program(replace(costs, texts=others), self.text_of)
 
     def saved(self, path: Path) -> None:
         state = self.state_of(path)
@@ -162,7 +174,7 @@ class ScriptServer(LanguageServer):
             self.jobs.profile(state, self.work_of(state), SAVE_DELAY_S)
         else:
             self.jobs.look_for_runs(state, self.roots())
-            self.edited(path, on_disk=True)
+            self.edited(path)
 
     def update_settings(self, values: Any) -> None:
         self.settings, wrong = self.settings.updated(values)

@@ -11,7 +11,7 @@ from stepscope.trace.decode import Oddities
 from stepscope.trace.follow_run import RunSoFar
 from stepscope.trace.run_state import RUN
 from stepscope.trace.side_files import read_record
-from stepscope.ui.metrics_text import MeasuredRun, metrics_text
+from stepscope.ui.metrics_text import RunMetrics, metrics_text
 from stepscope.ui.serve.live.job_follower import RunLooks
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class RunningMetrics:
         self._ended[listed.id] = listed.stamp
         return True
 
-    def _measure(self, listed: ListedRun) -> MeasuredRun | None:
+    def _measure(self, listed: ListedRun) -> RunMetrics | None:
         looks = self._looks_of(listed.id)
         if looks is None:
             looks = self._own.get(listed.id) or self._own.setdefault(
@@ -83,7 +83,7 @@ class RunningMetrics:
         if looks.run is None:
             return None
         labels = {"run": listed.id, "name": listed.path.name}
-        return MeasuredRun(labels=labels, run=looks.run, verdict=looks.verdict)
+        return RunMetrics(labels=labels, run=looks.run, verdict=looks.verdict)
 
     def _forget(self, running: set[str]) -> None:
         for run_id in self._own.keys() - running:
