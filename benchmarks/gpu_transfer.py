@@ -27,6 +27,7 @@ from stepscope.predict.other_gpu.retime import (
     CONFIDENCE,
     ELEMENT_BYTES,
     find_operator,
+    launch_doubt,
     retime_many,
 )
 
@@ -114,7 +115,8 @@ def judge(
             roof, flops = baselines(table, shapes, one.row, other.row)
             spread = fit.spread[known.family_in(table.dtype)][gpus.closeness(one.row, other.row)]
             name = f"{known.family} {table.dtype}"
-            inside = np.abs(np.log(times / after)) <= CONFIDENCE * spread
+            doubt = np.hypot(spread, launch_doubt(launch, times))
+            inside = np.abs(np.log(times / after)) <= CONFIDENCE * doubt
             for size, rows in (("long", after >= LEAST_MS), ("short", after < LEAST_MS)):
                 if rows.any():
                     errors[name, target, size].append(

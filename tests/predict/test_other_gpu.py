@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 import math
 from pathlib import Path
@@ -334,7 +336,7 @@ def test_precision_is_priced_on_the_other_gpu(golden: Path) -> None:
 def test_links_set_the_pace_of_collectives() -> None:
     h100, l4 = find_gpu("H100"), find_gpu("L4")
     assert link_bytes_s(h100, 8) > 5 * link_bytes_s(l4, 2)
-    assert link_bytes_s(l4, 2) > link_bytes_s(l4, 8)
+    assert link_bytes_s(l4, 2) > link_bytes_s(l4, 8) > 0
     assert 1e3 < start_ns(l4) < 1e5
 
 
@@ -361,3 +363,30 @@ def test_recorded_steps_on_their_own_gpu(shared: Path, name: str) -> None:
         pytest.skip(f"{path} is not here")
     prediction = stepscope.whatif(path, "gpu=H200")
     assert prediction.predicted_ms == prediction.baseline_ms
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "most"), [("linear", 0.12), ("bmm", 0.2)])
+def test_measured_products_carry_over_between_generations(
+    shared: Path, op: str, most: float
+) -> None:
+    """T4 -> A100 80 GB on shapes of real transformers, times that others measured."""
+    path = shared / "gpu_transfer/matmul_fp32.csv.gz"
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    source, target = "T4", "A100-PCIE-80GB"
+    times: dict[tuple[float, ...], dict[str, float]] = {}
+    with gzip.open(path, "rt") as file:
+        for row in csv.DictReader(file):
+            if row["op"] == op and row["gpu"] in (source, target):
+                shape = tuple(float(row[name]) for name in ("batch", "m", "n", "k"))
+                times.setdefault(shape, {})[row["gpu"]] = float(row["ms"])
+    both = [(shape, one) for shape, one in times.items() if len(one) == 2 and one[target] > 0.1]
+    assert len(both) > 100
+    errors = []
+    for shape, one in both[:: len(both) // 100]:
+        ms, _, _ = retime(
+            op=op, shape=shape, dtype="fp32", ms=one[source], source=source, target=target
+        )
+        errors.append(abs(ms / one[target] - 1))
+    assert sum(errors) / len(errors) < most

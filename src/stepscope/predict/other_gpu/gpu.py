@@ -137,8 +137,11 @@ def make_gpu(row: GpuRow, fit: TransferFit | None = None) -> Gpu:
 
 def with_profile(gpu: Gpu, profile: Profile) -> Gpu:
     """The same GPU with the rates that `calibrate` measured on it."""
-    best = max(tile.share for tile in transfer_fit().products["linear"].tiles)
-    rates = {dtype: rate / best for dtype, rate in profile.matmul_flops.items()}
+    rates = {
+        dtype: rate / _best_tile(dtype)
+        for dtype, rate in profile.matmul_flops.items()
+        if dtype in gpu.rates
+    }
     measured = gpu.measured | set(rates) | ({"memory"} if profile.copy_bytes_s else set())
     return replace(
         gpu,
@@ -148,6 +151,12 @@ def with_profile(gpu: Gpu, profile: Profile) -> Gpu:
         calibrated=True,
         profile=profile,
     )
+
+
+def _best_tile(dtype: str) -> float:
+    """Large products, which `calibrate` measures, run on the best tile."""
+    kind = "linear" if unit_of(dtype) == "fp32" else "tensor"
+    return max(tile.share for tile in transfer_fit().products[kind].tiles)
 
 
 def expected_share(row: GpuRow, dtype: str, fit: TransferFit) -> float:

@@ -33,6 +33,7 @@ _ONE_INPUT = frozenset({"addu", "mulu", "divu", "powu", "relu", "gelu", "tanh", 
 _TENSORS = dict.fromkeys(_TWO_INPUTS, 3.0) | dict.fromkeys(_ONE_INPUT, 2.0)
 _TENSORS |= {"silu_mul": 3.0, "rope": 2.0}
 _CONVOLUTION_POWER = 0.25  # convolutions draw less power than products
+_LAUNCH_SPREAD = 0.2  # of hosts' launch times, as a standard deviation
 # A model's share of the source's time is trusted down to this: the rest may be the host's.
 _LEAST_KERNEL = 0.8
 
@@ -89,8 +90,9 @@ def retime(
         after,
         launch_ms=launch_ms,
     )
-    half = CONFIDENCE * kernel_doubt(known.family_in(dtype), dtype, before, after)
     predicted = float(time[0])
+    doubt = kernel_doubt(known.family_in(dtype), dtype, before, after)
+    half = CONFIDENCE * math.hypot(doubt, float(launch_doubt(launch_ms, time)[0]))
     return predicted, predicted * math.exp(-half), predicted * math.exp(half)
 
 
@@ -135,6 +137,12 @@ def kernel_doubt(family: str, dtype: str, source: Gpu, target: Gpu) -> float:
     if close != "chip" and f"{process_name(target.row)} {unit_of(dtype)}" in fit.power.estimated:
         spread = math.hypot(spread, fit.estimated)
     return spread
+
+
+def launch_doubt(launch_ms: float, predicted_ms: Floats) -> Floats:
+    """For the part of a time that another host's launch may be."""
+    doubt: Floats = _LAUNCH_SPREAD * np.minimum(1.0, launch_ms / predicted_ms)
+    return doubt
 
 
 def _as_gpu(gpu: str | Gpu) -> Gpu:

@@ -40,6 +40,8 @@ _FALLBACK = {"tf32": "fp32"}  # a GPU without tf32 multiplies in fp32
 # Spread of a kernel that goes by a ratio alone, by closeness of the GPUs.
 _RATIO_SPREAD = {"chip": 0.05, "generation": 0.25, "far": 0.35}
 _UNKNOWN_SPREAD = {"chip": 0.08, "generation": 0.35, "far": 0.5}
+# Machines differ in how they wire their links: measured shares vary by as much.
+_LINK_SPREAD = {True: 0.15, False: 0.5}
 # What whole steps were off by beyond their kernels' own errors.
 _STEP_SPREAD = {"chip": 0.02, "generation": 0.05, "far": 0.1}
 _FAMILIES = {
@@ -222,9 +224,12 @@ def _doubt(
     """Kernels of one family err together, so their doubt does not shrink with their number."""
     fit, close = transfer_fit(), closeness(source.row, target.row)
     total = max(float(dur_ns.sum()), 1.0)
-    variance = _STEP_SPREAD[close] ** 2
+    comm = context.graph.tasks.kind == Kind.COMM
+    sent = float(dur_ns[comm].sum()) / total
+    same_link = source.row.link == target.row.link
+    variance = _STEP_SPREAD[close] ** 2 + (sent * _LINK_SPREAD[same_link]) ** 2
     for family in Family:
-        mine = (context.operators.family == family) & ~unknown
+        mine = (context.operators.family == family) & ~unknown & ~comm
         share = float(dur_ns[mine].sum()) / total
         if not share:
             continue
