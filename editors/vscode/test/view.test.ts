@@ -52,6 +52,7 @@ test("verdict first, then the bars, the blocks and the table", () => {
   assert.equal(find(".state").textContent, "42.0 ms (40.1 to 43.8 ms) a step · measured");
   assert.deepEqual([...body.querySelectorAll("h2")].map((one) => one.textContent), ["Batch size", "Run time", "Memory at the peak", "The same step on other GPUs"]);
   assert.deepEqual([...body.querySelectorAll("tbody tr td:first-child")].map((one) => one.textContent), ["A100-PCIE-40GB", "L4"]);
+  assert.deepEqual([...(body.querySelector("tbody tr")?.children ?? [])].map((one) => one.textContent), ["A100-PCIE-40GB", "30.0 ms27.0 to 34.0 ms", "fits", "host"]);
 });
 
 test("names that look like HTML stay text", () => {

@@ -97,10 +97,11 @@ class Editor:
     def __init__(self, page: Any, address: str) -> None:
         self.page = page
         self.requests: list[str] = []
+        page.set_default_timeout(LIMIT_S * 1000)
         page.on("request", self._note)
         page.goto(address)
         self.icon = page.locator(".activitybar a[aria-label*='stepscope']").first
-        self.icon.wait_for(timeout=LIMIT_S * 1000)
+        self.icon.wait_for()
 
     def _note(self, request: Any) -> None:
         """What the extension's own pages ask for; the editor's own requests are not ours."""

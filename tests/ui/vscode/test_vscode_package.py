@@ -44,7 +44,8 @@ def test_settings_are_those_of_the_contract() -> None:
 def test_the_server_knows_every_command_setting_and_message() -> None:
     lsp = pytest.importorskip("stepscope.ui.lsp", reason="no language server in this version")
     server = "\n".join(path.read_text() for path in Path(lsp.__file__).parent.glob("*.py"))
-    messages = re.findall(r'"(stepscope/\w+)"', (EXTENSION / "src/contract.ts").read_text())
+    contract = (EXTENSION / "src/contract.ts").read_text()
+    messages = re.findall(r'^export const \w+ = "(stepscope/\w+)";$', contract, re.MULTILINE)
     assert messages == ["stepscope/panel", "stepscope/changed", "stepscope/live"]
     for name in [*messages, *(f"stepscope.{command}" for command in COMMANDS), *SETTINGS]:
         assert f'"{name}"' in server, name

@@ -86,7 +86,7 @@ export function gpuTable(rows: readonly GpuRow[]): GpuWords[] {
   return order.map((row) => ({
     gpu: row.gpu,
     step: milliseconds(row.stepMs),
-    interval: row.lowMs === null || row.highMs === null ? "" : `${significant(row.lowMs)} to ${significant(row.highMs)}`,
+    interval: row.lowMs === null || row.highMs === null ? "" : `${significant(row.lowMs)} to ${milliseconds(row.highMs)}`,
     fits: row.fits === null ? "not known" : row.fits ? "fits" : "does not fit",
     decides: row.decides ?? "not known",
   }));

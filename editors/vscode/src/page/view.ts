@@ -132,9 +132,10 @@ function metrics(panel: Panel): HTMLElement | null {
 function gpus(panel: Panel): HTMLElement | null {
   const rows = gpuTable(panel.gpus);
   if (rows.length === 0) return null;
-  const head = element("tr", "", ...["GPU", "step", "interval, ms", "memory", "decides"].map((name) => element("th", "", name)));
+  const head = element("tr", "", ...["GPU", "step", "memory", "limited by"].map((name) => element("th", "", name)));
   const body = rows.map((row) => element("tr", row.fits === "does not fit" ? "over" : "",
-    ...[row.gpu, row.step, row.interval, row.fits, row.decides].map((text) => element("td", "", text))));
+    element("td", "", row.gpu), element("td", "", row.step, element("span", "interval", row.interval)),
+    element("td", "", row.fits), element("td", "", row.decides)));
   const table = element("table", "", element("thead", "", head), element("tbody", "", ...body));
   const now = panel.stepMs === null ? "" : ` Here it takes ${milliseconds(panel.stepMs)}.`;
   return section("The same step on other GPUs", element("p", "note", `Predicted from this run.${now}`), table);
