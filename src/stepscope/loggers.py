@@ -27,7 +27,7 @@ from stepscope.measure.settings import VARIABLE
 from stepscope.measure.watch import WatchedRun
 from stepscope.measure.watch import watch as watch_steps
 from stepscope.ui.loggers.metric_log import LogChoice
-from stepscope.ui.loggers.run_log import RunLog
+from stepscope.ui.loggers.run_log import begin_log
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
@@ -68,10 +68,8 @@ def _begin(choices: Sequence[LogChoice], folder: Path) -> Callable[[], None]:
     """Start to log a run folder; the result ends it, once the run is captured."""
     if rank_and_world()[0] != 0:
         return lambda: None
-    try:
-        log = RunLog(folder, choices)
-    except Exception as error:
-        say(f"nothing is logged: {type(error).__name__}: {error}; the training goes on")
+    log = begin_log(folder, choices)
+    if log is None:
         return lambda: None
     return lambda: log.end(_explain(folder) if log.is_open else None)
 

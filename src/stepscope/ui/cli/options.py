@@ -14,6 +14,8 @@ from stepscope.measure.settings import STEP_ON
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from stepscope.ui.loggers.metric_log import LogChoice
+
     Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 json_option = click.option(
@@ -45,6 +47,26 @@ with_option = click.option(
     callback=_remedies,
     help="Apply these remedies inside the training, without touching the script (docs/remedies.md "
     "lists them).",
+)
+
+
+def _loggers(_context: Any, _parameter: Any, texts: tuple[str, ...]) -> tuple[LogChoice, ...]:
+    """UsageError for a logger that there is not."""
+    if not texts:
+        return ()
+    from stepscope.ui.loggers.metric_log import LogChoice
+
+    return tuple(map(LogChoice.parse, texts))
+
+
+log_option = click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="KIND[:WHERE]",
+    callback=_loggers,
+    help="Log steps, verdict and budget while the command runs: tensorboard[:DIR], "
+    "mlflow[:EXPERIMENT] or wandb[:PROJECT]. May be given several times.",
 )
 no_cache_option = click.option(
     "--no-cache",

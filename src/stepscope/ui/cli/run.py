@@ -19,7 +19,7 @@ from stepscope.measure.chosen_ranks import parse_ranks
 from stepscope.measure.settings import Settings
 from stepscope.ui.attachment import why_nothing
 from stepscope.ui.capture import capture_into
-from stepscope.ui.cli.options import step_on_option, with_option
+from stepscope.ui.cli.options import log_option, step_on_option, with_option
 from stepscope.ui.job_key import find_job
 from stepscope.ui.job_part import JobPart, PartTakenError, candidate_folders
 from stepscope.ui.job_process import HeldSignals, raising_on_signals, run_job
@@ -151,14 +151,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     is_flag=True,
     help="Also write script.json: what the script builds and where, which patches are made from.",
 )
-@click.option(
-    "--log",
-    "logs",
-    multiple=True,
-    metavar="KIND[:WHERE]",
-    help="Log steps, verdict and budget while the command runs: tensorboard[:DIR], "
-    "mlflow[:EXPERIMENT] or wandb[:PROJECT]. May be given several times.",
-)
+@log_option
 @click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
 @click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -167,7 +160,7 @@ def command(
     job: str | None,
     collect: bool,
     metrics_file: Path | None,
-    logs: tuple[str, ...],
+    logs: tuple[LogChoice, ...],
     quiet: bool,
     no_explain: bool,
     command: tuple[str, ...],
@@ -180,14 +173,13 @@ def command(
     command = startable(command)
     if metrics_file is not None:
         _require_metrics_place(metrics_file)
-    choices = _parse_logs(logs)
     collector = _open_collector() if collect else None
     options |= collector.settings if collector is not None else {}
     with HeldSignals() as signals:
         run = _begin(out, command, options, job)
         if run is None:
             return run_job(command, None, signals=signals)
-        log = _begin_log(run, choices) if choices and run.closes else None
+        log = _begin_log(run.folder, logs) if logs and run.closes else None
         announce = run.closes and not quiet
         metrics = _Metrics(metrics_file, run.folder)
         code, ranks = capture_into(
@@ -209,7 +201,7 @@ def command(
             explanation = _conclude(run, ranks, command, code, explain=not no_explain)
             metrics.conclude(explanation)
         if log is not None:
-            _end_log(log, explanation)
+            log.conclude(explanation)
     return code
 
 
@@ -239,29 +231,10 @@ class _Metrics:
             say(problem)
 
 
-def _parse_logs(logs: tuple[str, ...]) -> list[LogChoice]:
-    if not logs:
-        return []
-    from stepscope.ui.loggers.metric_log import LogChoice
+def _begin_log(folder: Path, logs: tuple[LogChoice, ...]) -> RunLog | None:
+    from stepscope.ui.loggers.run_log import begin_log
 
-    return [LogChoice.parse(text) for text in logs]
-
-
-def _begin_log(run: RunFile | JobPart, choices: list[LogChoice]) -> RunLog | None:
-    """Nothing here may keep the command from running."""
-    from stepscope.ui.loggers.run_log import RunLog
-
-    try:
-        return RunLog(run.folder, choices)
-    except Exception as error:
-        say(f"--log failed: {type(error).__name__}: {error}; the command runs without it")
-        return None
-
-
-def _end_log(log: RunLog, explanation: Explanation | None) -> None:
-    from stepscope.ui.contract import explanation_json
-
-    log.end(explanation_json(explanation) if explanation is not None else None)
+    return begin_log(folder, logs)
 
 
 def _open_collector() -> PartCollector | None:

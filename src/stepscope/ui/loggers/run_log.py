@@ -17,11 +17,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from stepscope.records.explanation import Explanation
     from stepscope.ui.loggers.metric_log import LogChoice, MetricLog
 
 _LOOK_S = 5.0
 _REST = 99  # times as long as a look took: at most 1% of a core
 _LONGEST_END_S = 60.0  # that the end of a run waits for the loggers
+
+
+def begin_log(folder: Path, choices: Sequence[LogChoice]) -> RunLog | None:
+    """None, and a line that says why, if it cannot be: nothing here may stop a training."""
+    try:
+        return RunLog(folder, choices)
+    except Exception as error:
+        say(f"nothing is logged: {type(error).__name__}: {error}; the training goes on")
+        return None
 
 
 class RunLog:
@@ -44,6 +54,18 @@ class RunLog:
     def is_open(self) -> bool:
         """Whether any logger is still in use, or may yet be."""
         return self._thread.is_alive()
+
+    def conclude(self, explanation: Explanation | None) -> None:
+        """The run is over and, if it could be, explained. Nothing here may change an exit code."""
+        explained = None
+        try:
+            if explanation is not None:
+                from stepscope.ui.contract import explanation_json
+
+                explained = explanation_json(explanation)
+        except Exception as error:
+            say(f"the run is logged without a verdict: {type(error).__name__}: {error}")
+        self.end(explained)
 
     def end(self, explained: dict[str, Any] | None) -> None:
         """The run is over; `explained` is what `explain --json` says of it, if it could be."""
