@@ -10,7 +10,7 @@ SHARED_TRACES ?= ../shared/traces
 # Code is compiled once, not by each of the hundreds of processes that the tests start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types imports page tests test-slow test-launchers launchers fuzz trainers format wheel bench \
+.PHONY: help demo test lint types imports page tests test-slow test-launchers launchers fuzz trainers loggers format wheel bench \
 	bench-capture bench-predict bench-tune vscode clean
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make launchers  install accelerate, transformers, lightning, Ray Train and DeepSpeed"
 	@echo "make fuzz    100,000 damaged inputs of every kind (CASES=N, SEED=N): hours"
 	@echo "make trainers  install accelerate, transformers, lightning; test capture with them"
+	@echo "make loggers  install TensorBoard, MLflow and Weights & Biases; test logging with them"
 	@echo "make wheel   build the wheel, install it into a new environment, try it there"
 	@echo "make bench   speed and memory against HolisticTraceAnalysis"
 	@echo "make bench-capture   what capture costs: paired runs with and without it"
@@ -75,6 +76,10 @@ fuzz: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m fuzz --cases $(CASES) --seed $(SEED)
 
 # Accelerate, transformers and lightning take minutes to install: their tests skip without them.
+loggers: $(VENV)/installed
+	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test,trainers,loggers]"
+	$(BIN)/pytest -m "slow or not slow" tests/ui/test_loggers.py tests/ui/test_logged_trainings.py
+
 trainers: $(VENV)/installed
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test,trainers]"
 	$(BIN)/pytest -m "slow or not slow" tests/measure/test_trainers.py \
