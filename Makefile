@@ -75,11 +75,11 @@ SEED ?= 0
 fuzz: $(VENV)/installed
 	PYTHONPATH=tests $(BIN)/python -m fuzz --cases $(CASES) --seed $(SEED)
 
-# Accelerate, transformers and lightning take minutes to install: their tests skip without them.
 loggers: $(VENV)/installed
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test,trainers,loggers]"
 	$(BIN)/pytest -m "slow or not slow" tests/ui/test_loggers.py tests/ui/test_logged_trainings.py
 
+# Accelerate, transformers and lightning take minutes to install: their tests skip without them.
 trainers: $(VENV)/installed
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test,trainers]"
 	$(BIN)/pytest -m "slow or not slow" tests/measure/test_trainers.py \
