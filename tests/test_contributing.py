@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-COPIED = ("src", "docs", "tests/golden", "tests/records", "CONTRIBUTING.md", "pyproject.toml")
+COPIED = (
+    "src",
+    "docs",
+    "editors/vscode/media",
+    "tests/golden",
+    "tests/records",
+    "CONTRIBUTING.md",
+    "pyproject.toml",
+)
 BLOCK = re.compile(
     r"^(`{3,4})(python|diff|html|markdown)\n(.+?)\n(.+?)^\1$", re.DOTALL | re.MULTILINE
 )

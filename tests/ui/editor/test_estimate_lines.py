@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,7 @@ def estimated(monkeypatch: pytest.MonkeyPatch) -> Estimated:
     def of(text: str, answer: FakeAnswer) -> LineCosts:
         answers = {**ANSWERS, text: answer}
 
-        def fake(script: FakeScript, limit_s: float) -> FakeAnswer:
+        def fake(script: FakeScript, *_: Any) -> FakeAnswer:
             return answers[script.text]
 
         monkeypatch.setattr(estimate, "run_with_fakes", fake)
