@@ -29,6 +29,7 @@ class GraphCalls(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: Int64s  # on the host
     end_ns: Int64s
     region: Int32s  # host row of dynamo's region around it; -1 in backward
+    backward: Bools
     forward: Int32s  # in backward: index of the call whose backward this is; -1: not known
     first_ns: Int64s  # the device computes for it from here
     last_ns: Int64s  # to here; on the CPU both are the host's
@@ -57,6 +58,7 @@ def find_graph_calls(analysis: RankAnalysis) -> GraphCalls:
         start_ns=start,
         end_ns=end,
         region=nearest_of(host, regions, rows),
+        backward=nearest_of(host, _named(trace, _BACKWARD.__eq__), rows) >= 0,
         forward=_forward_calls(trace, rows),
         first_ns=first,
         last_ns=last,

@@ -44,7 +44,7 @@ def time_regions(analysis: RankAnalysis, graphs: Iterable[CompiledGraph]) -> tup
         total = totals[key]
         total[0] += 1
         total[1] += busy
-        total[2] += int(calls.region[index] < 0)
+        total[2] += int(calls.backward[index])
         total[3] += max(0, spans[index] - busy)
         if calls.region[index] >= 0:
             around = trace.strings[int(trace.host.name[calls.region[index]])]
