@@ -14,6 +14,8 @@ from stepscope.records.trace import ABSENT, DeviceKind
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stepscope.explain.arrays import Bools, Indices, Int32s, Int64s
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.trace import Trace
@@ -66,9 +68,9 @@ def find_graph_calls(analysis: RankAnalysis) -> GraphCalls:
     )
 
 
-def _named(trace: Trace, matches: object) -> Bools:
+def _named(trace: Trace, matches: Callable[[str], object]) -> Bools:
     everywhere = np.ones(len(trace.host), np.bool_)
-    return rows_named(trace, trace.host, everywhere, matches)  # type: ignore[arg-type]
+    return rows_named(trace, trace.host, everywhere, matches)
 
 
 def _on_device(trace: Trace, calls: Bools, rows: Indices) -> tuple[Int64s, Int64s, Int64s]:
