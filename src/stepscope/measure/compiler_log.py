@@ -69,18 +69,17 @@ class CompilerLog:
 
     def look(self, compile_id: str | None = None) -> None:
         """Take what dynamo has recorded since the last look; `compile_id` has just ended."""
-        if not self._looking.acquire(blocking=False):
-            return
-        try:
-            self._look(compile_id or _compile_id())
-        finally:
-            self._looking.release()
+        with self._looking:
+            self._look_at_breaks(compile_id or _compile_id())
+            self._look_at_compilations()
 
     @never_raise
     def write(self, folder: Path) -> None:
         """Append what is new. In the writer's thread: packing takes no time from the training."""
-        self.look()
-        lines, self._lines = self._lines, []
+        with self._looking:  # a break belongs to the compilation that ends next: not yet
+            self._look_at_compilations()
+        lines = self._lines[:]
+        del self._lines[: len(lines)]
         if not lines:
             return
         try:
@@ -89,11 +88,10 @@ class CompilerLog:
             note_unwritten(COMPILER, error)
 
     @never_raise
-    def _look(self, compile_id: str | None) -> None:
+    def _look_at_compilations(self) -> None:
         utils: Any = sys.modules.get("torch._dynamo.utils")
         if utils is None:
             return
-        self._look_at_breaks(getattr(utils, "graph_break_reasons", []), compile_id)
         recorded = list(utils.get_compilation_metrics())
         seen = [number for number, one in enumerate(recorded) if one is self._last_compilation]
         for one in recorded[seen[-1] + 1 if seen else 0 :]:
@@ -102,7 +100,10 @@ class CompilerLog:
             self._lines.append({"what": "compilation", **known})
         self._last_compilation = recorded[-1] if recorded else None
 
-    def _look_at_breaks(self, reasons: list[Any], compile_id: str | None) -> None:
+    @never_raise
+    def _look_at_breaks(self, compile_id: str | None) -> None:
+        utils = sys.modules.get("torch._dynamo.utils")
+        reasons: list[Any] = getattr(utils, "graph_break_reasons", [])
         if len(reasons) < self._breaks_seen:  # torch._dynamo.reset() empties the list
             self._breaks_seen = 0
         new = reasons[self._breaks_seen :]

@@ -121,6 +121,7 @@ class RankParts:
     def close(self, step: int) -> None:
         self._steps.close()
         if self.compiler is not None:
+            self.compiler.look()
             self.compiler.write(self.folder)
         self.look_at_links(step)
         if self._log is not None:
