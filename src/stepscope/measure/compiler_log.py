@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MOST_TEXT_BYTES = 8 << 20  # of one graph, packed; larger ones are named without their text
 MOST_GRAPHS = 4096
 _MOST_REASON, _MOST_FRAMES = 2000, 8
+_LONGEST_WAIT_S = 1.0  # a forked process may have inherited a lock that nobody will release
 # What is kept of dynamo's own record of a compilation; a version may lack some.
 _FIELDS = (
     "compile_id",
@@ -69,14 +70,18 @@ class CompilerLog:
 
     def look(self, compile_id: str | None = None) -> None:
         """Take what dynamo has recorded since the last look; `compile_id` has just ended."""
-        with self._looking:
+        if not self._looking.acquire(timeout=_LONGEST_WAIT_S):
+            return
+        try:
             self._look_at_breaks(compile_id or _compile_id())
             self._look_at_compilations()
+        finally:
+            self._looking.release()
 
     @never_raise
     def write(self, folder: Path) -> None:
         """Append what is new. In the writer's thread: packing takes no time from the training."""
-        with self._looking:  # a break belongs to the compilation that ends next: not yet
+        with self._looking:  # breaks belong to the compilation that ends next: not yet
             self._look_at_compilations()
         lines = self._lines[:]
         del self._lines[: len(lines)]
