@@ -13,6 +13,7 @@ from stepscope.explain.compiled.compilations import compile_seconds, list_eager,
 from stepscope.explain.explain_rank import explain_analysis
 from stepscope.explain.flops.compiled_regions import price_graph
 from stepscope.explain.rank_analysis import RankAnalysis
+from stepscope.explain.truncate_tables import truncate_tables
 from stepscope.records.compiled import (
     Compilation,
     CompiledGraph,
@@ -214,3 +215,12 @@ def test_the_finding_names_lines_and_cost(read: Read) -> None:
     assert finding.where == (LINE,)
     assert "train.py:7 in forward" in finding.evidence[0]
     assert "keep it" in finding.remedies[0].summary
+
+
+def test_many_graphs_are_cut_and_summed(read: Read) -> None:
+    calls = [note(call(f"g{n}"), start=10 * n, dur=n) for n in range(1, 6)]
+    analysis = analysed(read, None, step(1, start=0, dur=100), *calls)
+    rank = truncate_tables(explain_analysis(analysis), 2)
+    assert rank.compiled is not None
+    assert [region.key for region in rank.compiled.regions] == ["g5", "g4", "(others)"]
+    assert sum(region.ms for region in rank.compiled.regions) == pytest.approx(15e-3)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stepscope.records.compiled import CompiledWork
     from stepscope.records.explanation import RankExplanation
 
 OTHERS = "(others)"
@@ -56,6 +57,12 @@ _SPOTS = _Table(
     "calls device_ns flops bytes_moved roof_ns gap_ns",
     lambda row: (row.recomputed, row.bound, bool(row.flops)),
 )
+_REGIONS = _Table(
+    {"key": OTHERS, "region": None, "flops": None, "not_graphed": None}
+    | dict.fromkeys(("lines", "unfused"), ()),
+    "calls ms kernels gaps_ms",
+    lambda row: (row.backward, row.captured),
+)
 _MODULE_BYTES = _Table({"module": OTHERS}, "size_bytes tensors")
 _SITE_BYTES = _Table(
     {"operator": OTHERS, "function": ""} | dict.fromkeys(("category", "file", "line")),
@@ -78,7 +85,14 @@ def truncate_tables(rank: RankExplanation, max_rows: int) -> RankExplanation:
             by_site=_cut(memory.by_site, max_rows, _SITE_BYTES),
             timeline=None,
         )
-    return replace(rank, efficiency=efficiency, memory=memory, **tables)
+    compiled = rank.compiled and _cut_compiled(rank.compiled, max_rows)
+    return replace(rank, efficiency=efficiency, memory=memory, compiled=compiled, **tables)
+
+
+def _cut_compiled(compiled: CompiledWork, max_rows: int) -> CompiledWork:
+    """The rest is summed: one more graph without lines."""
+    regions = _cut(compiled.regions, min(max_rows, _MAX_SPOTS), _REGIONS)
+    return replace(compiled, regions=regions, breaks=compiled.breaks[:max_rows])
 
 
 def _cut(rows: tuple[Any, ...], max_rows: int, table: _Table) -> tuple[Any, ...]:

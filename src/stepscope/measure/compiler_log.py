@@ -16,6 +16,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.after_import import when_imported
+from stepscope.measure.attached import replace
 from stepscope.measure.dynamo import surrounds
 from stepscope.measure.folder import COMPILER, note_unwritten
 from stepscope.measure.never_raise import never_raise, note
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 MOST_TEXT_BYTES = 8 << 20  # of one graph, packed; larger ones are named without their text
 MOST_GRAPHS = 4096
 _MOST_REASON, _MOST_FRAMES = 2000, 8
+_LONGEST_WAIT_S = 1.0  # a forked process may have inherited a lock that nobody will release
 # What is kept of dynamo's own record of a compilation; a version may lack some.
 _FIELDS = (
     "compile_id",
@@ -69,18 +71,21 @@ class CompilerLog:
 
     def look(self, compile_id: str | None = None) -> None:
         """Take what dynamo has recorded since the last look; `compile_id` has just ended."""
-        if not self._looking.acquire(blocking=False):
+        if not self._looking.acquire(timeout=_LONGEST_WAIT_S):
             return
         try:
-            self._look(compile_id or _compile_id())
+            self._look_at_breaks(compile_id or _compile_id())
+            self._look_at_compilations()
         finally:
             self._looking.release()
 
     @never_raise
     def write(self, folder: Path) -> None:
         """Append what is new. In the writer's thread: packing takes no time from the training."""
-        self.look()
-        lines, self._lines = self._lines, []
+        with self._looking:  # breaks belong to the compilation that ends next: not yet
+            self._look_at_compilations()
+        lines = self._lines[:]
+        del self._lines[: len(lines)]
         if not lines:
             return
         try:
@@ -89,11 +94,10 @@ class CompilerLog:
             note_unwritten(COMPILER, error)
 
     @never_raise
-    def _look(self, compile_id: str | None) -> None:
+    def _look_at_compilations(self) -> None:
         utils: Any = sys.modules.get("torch._dynamo.utils")
         if utils is None:
             return
-        self._look_at_breaks(getattr(utils, "graph_break_reasons", []), compile_id)
         recorded = list(utils.get_compilation_metrics())
         seen = [number for number, one in enumerate(recorded) if one is self._last_compilation]
         for one in recorded[seen[-1] + 1 if seen else 0 :]:
@@ -102,7 +106,10 @@ class CompilerLog:
             self._lines.append({"what": "compilation", **known})
         self._last_compilation = recorded[-1] if recorded else None
 
-    def _look_at_breaks(self, reasons: list[Any], compile_id: str | None) -> None:
+    @never_raise
+    def _look_at_breaks(self, compile_id: str | None) -> None:
+        utils = sys.modules.get("torch._dynamo.utils")
+        reasons: list[Any] = getattr(utils, "graph_break_reasons", [])
         if len(reasons) < self._breaks_seen:  # torch._dynamo.reset() empties the list
             self._breaks_seen = 0
         new = reasons[self._breaks_seen :]
@@ -131,7 +138,7 @@ class CompilerLog:
             finally:
                 self._add_graph(graph)
 
-        graph_type.post_compile = post_compile
+        replace(graph_type, "post_compile", post_compile)
 
     @never_raise
     def _add_graph(self, graph: Any) -> None:

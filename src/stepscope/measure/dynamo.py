@@ -82,9 +82,9 @@ def _surround(replacement: Any) -> None:
 
 
 def _skip(code: CodeType, *, calls_too: bool) -> None:
-    import torch._C._dynamo.eval_frame
+    import torch
 
-    eval_frame: Any = torch._C._dynamo.eval_frame
+    eval_frame: Any = torch._C._dynamo.eval_frame  # no module to import before 2.6
     action = getattr(eval_frame, "_FrameAction", None)
     if action is None:  # torch before 2.7 passes over single frames only
         eval_frame.skip_code(code)

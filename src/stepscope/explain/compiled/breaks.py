@@ -96,12 +96,12 @@ def _sum_by_region(analysis: RankAnalysis, calls: GraphCalls) -> dict[str, tuple
     before, after, region = before[broken], after[broken], region[broken]
     between = _between(analysis, calls, before, after)
     between += _backward_gaps(analysis, calls, before, after)
+    codes, which = np.unique(host.name[region], return_inverse=True)
     sums: dict[str, tuple[int, float]] = {}
-    for row, ns in zip(region.tolist(), between.tolist(), strict=True):
-        match = DYNAMO_REGION.match(trace.strings[int(host.name[row])])
-        name = match[1] if match else ""
-        times, total = sums.get(name, (0, 0.0))
-        sums[name] = (times + 1, total + ns)
+    for number, code in enumerate(codes.tolist()):
+        match = DYNAMO_REGION.match(trace.strings[code])
+        same = which == number
+        sums[match[1] if match else ""] = (int(same.sum()), float(between[same].sum()))
     return sums
 
 

@@ -14,6 +14,8 @@ from stepscope.records.trace import ABSENT, DeviceKind
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stepscope.explain.arrays import Bools, Indices, Int32s, Int64s
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.trace import Trace
@@ -29,6 +31,7 @@ class GraphCalls(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: Int64s  # on the host
     end_ns: Int64s
     region: Int32s  # host row of dynamo's region around it; -1 in backward
+    backward: Bools
     forward: Int32s  # in backward: index of the call whose backward this is; -1: not known
     first_ns: Int64s  # the device computes for it from here
     last_ns: Int64s  # to here; on the CPU both are the host's
@@ -57,6 +60,7 @@ def find_graph_calls(analysis: RankAnalysis) -> GraphCalls:
         start_ns=start,
         end_ns=end,
         region=nearest_of(host, regions, rows),
+        backward=nearest_of(host, _named(trace, _BACKWARD.__eq__), rows) >= 0,
         forward=_forward_calls(trace, rows),
         first_ns=first,
         last_ns=last,
@@ -64,9 +68,9 @@ def find_graph_calls(analysis: RankAnalysis) -> GraphCalls:
     )
 
 
-def _named(trace: Trace, matches: object) -> Bools:
+def _named(trace: Trace, matches: Callable[[str], object]) -> Bools:
     everywhere = np.ones(len(trace.host), np.bool_)
-    return rows_named(trace, trace.host, everywhere, matches)  # type: ignore[arg-type]
+    return rows_named(trace, trace.host, everywhere, matches)
 
 
 def _on_device(trace: Trace, calls: Bools, rows: Indices) -> tuple[Int64s, Int64s, Int64s]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from stepscope.explain.compiled.graph_calls import DYNAMO_REGION, find_graph_calls
 from stepscope.explain.flops.compiled_regions import REGION, price_graph, price_operator
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from stepscope.records.compiled import CompiledGraph, GraphKernel, GraphOperator
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.place import Place
+    from stepscope.records.trace import Trace
 
 MOST_LINES = 24
 _MOST_PAIRS = 8
@@ -34,52 +37,60 @@ def time_regions(analysis: RankAnalysis, graphs: Iterable[CompiledGraph]) -> tup
     trace = analysis.trace
     calls = analysis.compute_once(find_graph_calls)
     by_key = {graph.key: graph for graph in graphs}
-    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    regions: dict[str, str] = {}
-    spans = (calls.last_ns - calls.first_ns).tolist()
-    names = trace.host.name[calls.rows].tolist()
-    for index, (code, busy) in enumerate(zip(names, calls.busy_ns.tolist(), strict=True)):
+    codes, which = np.unique(trace.host.name[calls.rows], return_inverse=True)
+    waiting = np.maximum(calls.last_ns - calls.first_ns - calls.busy_ns, 0)
+    timed = []
+    for number, code in enumerate(codes.tolist()):
+        same = np.flatnonzero(which == number)
         match = REGION.match(trace.strings[code])
         key = match[1] if match else trace.strings[code]
-        total = totals[key]
-        total[0] += 1
-        total[1] += busy
-        total[2] += int(calls.region[index] < 0)
-        total[3] += max(0, spans[index] - busy)
-        if calls.region[index] >= 0:
-            around = trace.strings[int(trace.host.name[calls.region[index]])]
-            found = DYNAMO_REGION.match(around)
-            regions.setdefault(key, found[1] if found else "")
-    timed = [
-        _region(key, by_key.get(key), total, regions.get(key), analysis)
-        for key, total in totals.items()
-    ]
+        totals = _Totals(
+            calls=len(same),
+            busy_ns=int(calls.busy_ns[same].sum()),
+            waiting_ns=int(waiting[same].sum()),
+            backward=bool(calls.backward[same].any()),
+            region=_region_name(trace, calls.region[same].max()),
+        )
+        timed.append(_region(key, by_key.get(key), totals, analysis))
     return tuple(sorted(timed, key=lambda region: -region.ms))
+
+
+class _Totals(NamedTuple):
+    """All calls of one graph in the steady steps."""
+
+    calls: int
+    busy_ns: int
+    waiting_ns: int
+    backward: bool
+    region: str | None
+
+
+def _region_name(trace: Trace, row: int) -> str | None:
+    found = DYNAMO_REGION.match(trace.strings[int(trace.host.name[row])]) if row >= 0 else None
+    return found[1] if found else None
 
 
 def _region(
     key: str,
     graph: CompiledGraph | None,
-    total: list[int],
-    region: str | None,
+    totals: _Totals,
     analysis: RankAnalysis,
 ) -> RegionTime:
     steps, on_device = analysis.steady_steps.count, not analysis.work.on_host
-    count, busy, backward, waiting = total
     operators = graph.operators if graph else ()
     cost = price_graph(graph) if graph else None
     return RegionTime(
         key=key,
-        region=region or (graph.region if graph else None),
-        backward=graph.backward if graph else backward > 0,
-        calls=count / steps,
-        ms=busy / steps / 1e6,
+        region=totals.region or (graph.region if graph else None),
+        backward=graph.backward if graph else totals.backward,
+        calls=totals.calls / steps,
+        ms=totals.busy_ns / steps / 1e6,
         flops=cost.flops if cost else None,
         kernels=len(graph.kernels) if graph else 0,
-        gaps_ms=waiting / steps / 1e6 if on_device else None,
+        gaps_ms=totals.waiting_ns / steps / 1e6 if on_device else None,
         captured=bool(operators),
         not_graphed=graph.not_graphed if graph else None,
-        unfused=_unfused(graph.kernels if graph else (), count / steps, analysis.ceilings),
+        unfused=_unfused(graph.kernels if graph else (), totals.calls / steps, analysis.ceilings),
         lines=list_graph_lines(operators, _rates(cost, analysis.ceilings)),
     )
 

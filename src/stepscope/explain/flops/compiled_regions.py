@@ -16,7 +16,7 @@ import numpy as np
 from stepscope.explain.flops.call import Call
 from stepscope.explain.flops.cost import MATMUL_LIKE
 from stepscope.explain.flops.dtypes import dtype_code
-from stepscope.explain.flops.signatures import price_call
+from stepscope.explain.flops.signatures import LARGEST, price_call
 from stepscope.explain.work import rows_named
 from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.records.trace import ABSENT
@@ -58,7 +58,7 @@ def price_graph(graph: CompiledGraph) -> GraphCost:
             return GraphCost(flops=None, dtype=ABSENT)
         total += flops
         by_dtype[dtype_code(operator.dtypes)] += flops
-    if not graph.operators:
+    if not graph.operators or total >= LARGEST:  # damaged shapes
         return GraphCost(flops=None, dtype=ABSENT)
     return GraphCost(flops=total, dtype=max(by_dtype, key=by_dtype.__getitem__, default=ABSENT))
 
@@ -93,12 +93,16 @@ def fill_regions(trace: Trace, graphs: Sequence[CompiledGraph], columns: RegionC
     hidden = unpriced[nearest_of(host, regions, unpriced) >= 0]
     columns.flops[hidden] = 0  # their FLOPs are among the region's
     columns.answering[hidden] = False
-    for row in rows.tolist():
-        cost = known[_key(trace.strings[int(host.name[row])])]
-        missing = (cost.flops or 0) - int(shown[row])
-        if missing > _ROUNDING * (cost.flops or 0):
-            columns.flops[row], columns.dtype[row] = missing, cost.dtype
-            columns.counted[row] = columns.answering[row] = True
+    codes, which = np.unique(host.name[rows], return_inverse=True)
+    of_names = [known[_key(trace.strings[code])] for code in codes.tolist()]
+    whole = np.array([cost.flops for cost in of_names], np.int64)[which]
+    missing = whole - shown[rows]
+    owed = missing > _ROUNDING * whole
+    if missing[owed].astype(np.float64).sum() >= LARGEST:
+        return
+    columns.flops[rows[owed]] = missing[owed]
+    columns.dtype[rows[owed]] = np.array([cost.dtype for cost in of_names], np.int8)[which][owed]
+    columns.counted[rows[owed]] = columns.answering[rows[owed]] = True
 
 
 def _key(name: str) -> str:
