@@ -122,14 +122,9 @@ class RankParts:
     @never_raise
     def close(self, step: int) -> None:
         self._steps.close()
-<<<<<<< HEAD
         if self._compiler is not None:
+            self._compiler.look()
             self._compiler.write(self.folder)
-=======
-        if self.compiler is not None:
-            self.compiler.look()
-            self.compiler.write(self.folder)
->>>>>>> s26a
         self.look_at_links(step)
         if self._log is not None:
             self._log.close(step)
