@@ -3,6 +3,7 @@
     python benchmarks/fuse_table.py --check                       is it the same training here?
     python benchmarks/fuse_table.py --save cells.json --seconds 600
     python benchmarks/fuse_table.py --save cells.json --print [--svg docs/fuse.svg]
+    python benchmarks/fuse_table.py --profile --only resnet-18 --models 32 --ways fused+graph
 
 Each cell is one training in one way with B models, timed in blocks that take turns with one model
 trained alone (the control of this very run). Cells are saved one by one: a run that is cut goes on
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from fuse_ways import PROCESSES, SERIAL, WAYS, Setup, TrainAll
 from library_turn import Turns, shared_turns
 
 BLOCKS = 3
+_KERNELS = 30  # rows of a profile
 _WARM_CALLS = 6  # a captured step trains three times as it is first
 
 
@@ -43,6 +46,8 @@ def main() -> int:
         return _worker(options, device)
     if options.check:
         return _check(options, device)
+    if options.profile:
+        return _profile(options, device)
     saved = _load(options.save)
     if not options.print:
         _measure_all(options, device, saved)
@@ -60,6 +65,9 @@ def _options() -> argparse.Namespace:
         "--check", action="store_true", help="compare with training alone, then end"
     )
     parser.add_argument("--compile", action="store_true", help="--check: compiled steps too")
+    parser.add_argument(
+        "--profile", action="store_true", help="print the kernels that take longest, then end"
+    )
     parser.add_argument("--only", help="trainings, by comma")
     parser.add_argument("--ways", help="by comma; all: " + ", ".join([*WAYS, PROCESSES]))
     parser.add_argument("--models", default="1,2,4,8,16,32", help="how many in an array, by comma")
@@ -98,6 +106,33 @@ def _check(options: argparse.Namespace, device: torch.device) -> int:
                 sys.stdout.flush()
             _free(device)
     return int(failed > 0)
+
+
+def _profile(options: argparse.Namespace, device: torch.device) -> int:
+    """Kernels of one call, a table for each cell."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    on_device = device.type == "cuda"
+    activities += [torch.profiler.ProfilerActivity.CUDA] if on_device else []
+    torch.backends.cudnn.benchmark = True
+    turns = shared_turns()
+    alone = turns.alone if turns is not None else contextlib.nullcontext
+    models = max(int(one) for one in options.models.split(","))
+    for name, dtype, way in product(
+        _names(options.only, CASES), options.dtypes.split(","), _names(options.ways, WAYS)
+    ):
+        train = WAYS[way](Setup(CASES[name], device, dtype, options.tiny), models)
+        _warm(train, device)
+        with alone(), torch.profiler.profile(activities=activities) as profile:
+            ms = _calls(train, 1, device)
+        by = "self_device_time_total" if on_device else "self_cpu_time_total"
+        print(f"{name} {dtype} x{models} {way}: {ms:.2f} ms, profiled")
+        print(
+            profile.key_averages().table(sort_by=by, row_limit=_KERNELS, max_name_column_width=90)
+        )
+        sys.stdout.flush()
+        del train
+        _free(device)
+    return 0
 
 
 def _load(file: Path | None) -> dict[str, Any]:
