@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from browsing import browser as browser
+from browsing import visit as visit
 from layouts import packed, text_of
 from shared_traces import GOLDEN, SHARED, SHARED_TRACES, VARIANTS
 

@@ -19,8 +19,10 @@ from stepscope.records.compiled import (
     CompiledGraph,
     CompilerRecord,
     GraphBreak,
+    GraphKernel,
     GraphOperator,
 )
+from stepscope.records.devices import find_device
 from stepscope.records.place import Place
 from stepscope.records.rank_inputs import RankInputs
 
@@ -224,3 +226,47 @@ def test_many_graphs_are_cut_and_summed(read: Read) -> None:
     assert rank.compiled is not None
     assert [region.key for region in rank.compiled.regions] == ["g5", "g4", "(others)"]
     assert sum(region.ms for region in rank.compiled.regions) == pytest.approx(15e-3)
+
+
+def test_graphs_that_are_not_replayed_are_found_with_the_device_s_waits(read: Read) -> None:
+    skipped = CompiledGraph(
+        key="a", region="0/0", operators=(PRODUCT,), not_graphed="skipping cudagraphs: mutation"
+    )
+    events = [
+        step(1, start=0, dur=1000),
+        note(call("a"), start=10, dur=900),
+        kernel("nvjet_tst", start=20, dur=300, launched_at=12),
+        kernel("triton_poi", start=720, dur=200, launched_at=700),  # waits 400 us for the host
+    ]
+    rank = explain_analysis(analysed(read, CompilerRecord(graphs=(skipped,)), *events))
+    (finding,) = [finding for finding in rank.findings if finding.id == "graphs-skipped"]
+    assert finding.share == pytest.approx(0.4)
+    assert finding.where == (LINE,)
+    assert finding.evidence == ("region 0/0, forward: skipping cudagraphs: mutation",)
+    replayed = CompilerRecord(graphs=(replace(skipped, not_graphed=None),))
+    rank = explain_analysis(analysed(read, replayed, *events))
+    assert "graphs-skipped" not in {finding.id for finding in rank.findings}
+
+
+def test_kernels_that_read_again_what_the_one_before_had_are_found_by_the_memory_s_rate(
+    read: Read,
+) -> None:
+    kernels = (
+        GraphKernel(name="triton_poi_0"),
+        GraphKernel(name="triton_per_1", shared_bytes=480_000_000),
+    )
+    compiled = CompiledGraph(key="a", operators=(PRODUCT,), kernels=kernels)
+    events = [
+        step(1, start=0, dur=1000),
+        note(call("a"), start=10, dur=900),
+        kernel("triton_poi_0", start=20, dur=900, launched_at=12),
+    ]
+    trace = read(*events, device="NVIDIA H200")
+    record = CompilerRecord(graphs=(compiled,))
+    rank = explain_analysis(RankAnalysis(RankInputs(trace=trace, compiler=record)))
+    (finding,) = [finding for finding in rank.findings if finding.id == "not-fused"]
+    h200 = find_device("NVIDIA H200")
+    assert h200 is not None
+    assert finding.share == pytest.approx(480e6 / h200.bandwidth_bytes_s / 1e-3, rel=0.01)
+    assert finding.severity == "low"
+    assert "triton_poi_0, then triton_per_1: 480 MB" in finding.evidence[0]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from browsing import browser  # noqa: F401
 from served_folders import TOKEN
 from stepscope.ui.serve.app import make_app
 from stepscope.ui.serve.served_runs import ServedRuns

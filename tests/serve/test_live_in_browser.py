@@ -18,9 +18,6 @@ import pytest
 
 from stepscope.ui.serve.runs_directory import run_id
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "ui/html"))
-from browsing import browser  # noqa: F401
-
 pytestmark = pytest.mark.slow
 LIMIT_MS = 120_000
 TRAIN = """
@@ -125,7 +122,7 @@ class Watched:
         return str(self.page.text_content(selector))
 
 
-def test_two_ranks_are_followed_to_their_end(browser: Any, tmp_path: Path) -> None:  # noqa: F811
+def test_two_ranks_are_followed_to_their_end(browser: Any, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     with serving_runs(tmp_path / "runs", tmp_path) as address:
         with training(tmp_path) as run:
@@ -162,7 +159,7 @@ def test_two_ranks_are_followed_to_their_end(browser: Any, tmp_path: Path) -> No
 
 
 def test_a_killed_job_is_said(
-    browser: Any,  # noqa: F811
+    browser: Any,
     tmp_path: Path,
 ) -> None:
     (tmp_path / "runs").mkdir()

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from browsing import browser, visit  # noqa: F401
 from stepscope.records.explanation import (
     Budget,
     Collective,
