@@ -10,6 +10,7 @@ import pytest
 from stepscope.explain.findings import (
     allocator_retries,
     checkpoint_share,
+    compile_time,
     data_stalls,
     evaluation_share,
     gc_pauses,
@@ -24,6 +25,7 @@ from stepscope.explain.findings import (
     sort_findings,
     start_up,
 )
+from stepscope.records.compiled import CompiledWork
 from stepscope.records.explanation import Finding, Place
 from stepscope.records.memory import Growth, Memory
 from stepscope.records.whole_run import (
@@ -116,6 +118,19 @@ def test_recompilation() -> None:
     finding = sure(recompiles.find_in(run(stall("compile", period=None, steps=12))))
     assert finding.summary == "1 step in 83 compiles again, for 68.0 ms."
     assert finding.remedies[0].id == "mark-dynamic"
+
+
+def test_long_compilation_offers_a_cache_unless_one_was_used() -> None:
+    evidence = evidence_of(run(account=account(wall_s=400.0)))
+    evidence.compiled = CompiledWork(compilations=6, compile_s=120.0, cold_s=120.0, cached_s=0.0)
+    finding = sure(compile_time.find(evidence))
+    assert (finding.id, finding.of, finding.severity) == ("compile-time", "run", "medium")
+    assert finding.share == pytest.approx(0.3)
+    assert [one.id for one in finding.remedies] == ["keep-compile-cache", "compile-blocks"]
+    evidence.compiled = CompiledWork(compilations=6, compile_s=120.0, cold_s=10.0, cached_s=110.0)
+    assert [one.id for one in sure(compile_time.find(evidence)).remedies] == ["compile-blocks"]
+    evidence.compiled = CompiledWork(compilations=1, compile_s=9.0, cold_s=9.0, cached_s=0.0)
+    assert compile_time.find(evidence) is None
 
 
 def test_allocator_retries() -> None:
