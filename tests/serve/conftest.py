@@ -58,7 +58,7 @@ def serve(root: Path) -> Iterator[Any]:
 
     def start(*, token: bool = True, rebuild: bool = False) -> Any:
         served = replace(ServedRuns.of_folder(root, rebuild=rebuild), pool=PoolHere())
-        served.keeper.worker = WorkerHere()
+        served.keeper.worker = served.keeper.explainer = WorkerHere()
         opened.append(served)
         served.keeper.look()
         served.keeper.summarise_changed()
