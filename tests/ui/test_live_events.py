@@ -235,6 +235,7 @@ def updates_until(url: str, enough: Callable[[dict[str, Any]], bool]) -> list[di
     return seen
 
 
+@pytest.mark.slow
 def test_ten_browsers_follow_a_hundred_updates_a_second_to_the_last_step(tmp_path: Path) -> None:
     run = begin_run(tmp_path / "run")
     seen: dict[int, list[dict[str, Any]]] = {}

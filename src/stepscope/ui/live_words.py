@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 VISIBLE = 0.005  # share of the step
 _MOST_CHANGES = 2
+_NOTABLE_SPREAD = 1.005  # is printed as 1.01
 
 
 def progress_items(run: LiveRun, rank: LiveRank) -> list[str]:
@@ -76,6 +77,8 @@ def spread_words(run: LiveRun) -> str:
     slowest, fastest = timed[0], timed[-1]
     if slowest.run.times is None or fastest.run.times is None:
         return ""
+    if run.spread < _NOTABLE_SPREAD:
+        return "all ranks take the same time"
     return (
         f"rank {slowest.run.rank} takes {milliseconds(slowest.run.times.mean_ms)}, "
         f"{factor(run.spread)} times rank {fastest.run.rank}"
