@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from live_runs import alive, make_rows, write_rank, write_run, write_steps
 from stepscope.ui.serve.runs_directory import run_id
 
 pytestmark = pytest.mark.slow
@@ -81,10 +82,11 @@ def training(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def serving_runs(runs: Path, cache: Path) -> Iterator[str]:
+def serving_runs(runs: Path, cache: Path, *, port: int = 0, token: str = "") -> Iterator[str]:
     """The address with the token."""
-    command = [sys.executable, "-m", "stepscope", "serve", str(runs), "--port", "0"]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    command = [sys.executable, "-m", "stepscope", "serve", str(runs), "--port", str(port)]
+    environment = {**os.environ, "STEPSCOPE_CACHE_DIR": str(cache)}
+    environment |= {"STEPSCOPE_SERVE_TOKEN": token} if token else {}
     with started(command, stdout=subprocess.PIPE, env=environment) as server:
         assert server.stdout is not None
         address = re.search(r"http://\S+", server.stdout.readline())
@@ -175,3 +177,32 @@ def test_a_killed_job_is_said(
         page.wait_for_selector('[data-over="killed"]', timeout=LIMIT_MS)
         assert watched.text(".live-badge") == "killed"
         page.close()
+
+
+def wait_for_text(page: Any, selector: str, words: str) -> None:
+    page.locator(selector, has_text=words).wait_for(timeout=LIMIT_MS, state="attached")
+
+
+def test_an_open_page_survives_a_restart_of_the_server(
+    browser: Any,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    run, token = tmp_path / "runs" / "live", "a-token-that-stays-the-same"
+    rank = run / "rank-00000"
+    write_run(run, process=alive())
+    write_rank(rank, rank=0, process=alive())
+    write_steps(rank, make_rows([10.0] * 60, began_ns=time.time_ns()))
+    with serving_runs(tmp_path / "runs", tmp_path, token=token) as address:
+        watched = Watched(browser, address)
+        watched.open_run(run)
+        page, port = watched.page, int(watched.base.rpartition(":")[2])
+        wait_for_text(page, ".live-facts", "60 steps")
+    wait_for_text(page, ".live-link", "connection lost")
+    write_steps(rank, make_rows([10.0] * 90, began_ns=time.time_ns()))
+    # Another cache: the new server has not looked at the folder when the page asks.
+    with serving_runs(tmp_path / "runs", tmp_path / "new", port=port, token=token):
+        wait_for_text(page, ".live-facts", "90 steps")
+        assert watched.text(".live-link") == ""
+    with serving_runs(tmp_path / "runs", tmp_path, port=port):
+        wait_for_text(page, ".live-link", "another token")
+    page.close()

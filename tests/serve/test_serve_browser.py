@@ -12,10 +12,10 @@ import pytest
 
 from live_runs import BEGAN_S
 from served_folders import TOKEN, add_run, add_tune
+from served_here import serve_here
 from stepscope.ui.serve.app import make_app
 from stepscope.ui.serve.index_keeper import IndexKeeper
 from stepscope.ui.serve.listen import open_port
-from stepscope.ui.serve.served_runs import ServedRuns
 
 pytestmark = pytest.mark.browser
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -31,9 +31,7 @@ def address(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     add_run(root, MARKUP)
     add_tune(root, "tuned")
     listener = open_port(0)
-    served = ServedRuns.of_folder(root)
-    served.keeper.look()
-    served.keeper.summarise_changed()
+    served = serve_here(root)
     monkeypatch.setattr(IndexKeeper, "explain_next", lambda _: False)  # other tests have that
     app = make_app(served, TOKEN)
     config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
@@ -97,6 +95,26 @@ def test_from_the_list_to_a_comparison_and_a_what_if(page: Any, address: str) ->
 
 
 @pytest.mark.slow
+def test_a_report_in_a_frame_has_no_second_head_and_follows_the_theme(page: Any) -> None:
+    page.locator("td.name a", has_text="alpha").click()
+    page.locator("[data-waiting]").wait_for(state="hidden")
+    frame = page.frame(name="stepscope-page")
+    assert not frame.locator(".mark").is_visible()
+    page.locator("#theme").click()
+    frame.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+
+
+@pytest.mark.slow
+def test_on_a_phone_a_row_is_a_card_with_nothing_cut_off(page: Any) -> None:
+    page.set_viewport_size({"width": 420, "height": 800})
+    width = page.evaluate(
+        "Math.max(...[...document.querySelectorAll('.run-list td')]"
+        ".map((cell) => cell.getBoundingClientRect().right))"
+    )
+    assert width <= 420
+
+
+@pytest.mark.slow
 def test_every_page_is_silent_and_can_be_reached_by_keyboard(page: Any, address: str) -> None:
     for path in ("/trends", "/record", "/?q=tuned"):
         page.goto(f"{address}{path}")
@@ -105,7 +123,7 @@ def test_every_page_is_silent_and_can_be_reached_by_keyboard(page: Any, address:
     page.keyboard.press("Enter")
     page.frame_locator("#report").locator("h1").wait_for()
     page.get_by_label("Tags").fill("first, second")
-    page.keyboard.press("Enter")
-    page.wait_for_url(f"{address}/runs/*")
+    with page.expect_navigation():  # back to the same address
+        page.keyboard.press("Enter")
     page.goto(f"{address}/?q=tag:second")
     page.locator("a.tag", has_text="second").wait_for()

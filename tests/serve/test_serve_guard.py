@@ -41,9 +41,10 @@ def test_the_welcome_never_leads_to_another_host(serve):
         assert not target[1].startswith(("//", "/\\", "/%5C/"))
 
 
-def test_programs_use_a_bearer_token(serve):
+@pytest.mark.parametrize("scheme", ["Bearer", "bearer"])
+def test_programs_use_a_bearer_token(serve, scheme):
     client = serve(token=False)
-    headers = {"authorization": f"Bearer {TOKEN}"}
+    headers = {"authorization": f"{scheme} {TOKEN}"}
     assert client.get("/runs.json", headers=headers).json() == {"schema": 1, "runs": []}
 
 

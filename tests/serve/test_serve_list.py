@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import threading
+import time
 
 import pytest
 
 from live_runs import BEGAN_S, alive, gone, make_rows, write_rank, write_run, write_steps
 from served_folders import add_run, add_tune
+from stepscope.errors import NotCapturedError
+from stepscope.ui.serve.runs_directory import RunsDirectory, run_id
 
 OWN = {"origin": "http://127.0.0.1:8763"}
 MARKUP = '<img src=x onerror="alert(1)">{{ 7 * 7 }}'
@@ -275,6 +279,39 @@ def test_the_index_is_there_at_once_when_the_server_comes_back(serve, root):
         assert [run.step_ms for run in again.index.runs()] == [pytest.approx(20.1, abs=0.05)]
     finally:
         again.close()
+
+
+def test_a_new_run_is_listed_while_the_traces_of_another_are_read(serve, root, monkeypatch):
+    monkeypatch.setattr("stepscope.ui.serve.index_keeper._LOOK_EVERY_S", 0.01)
+    add_run(root, "long", trace=True)
+    client = serve()
+    keeper, reads, release = client.served.keeper, threading.Event(), threading.Event()
+
+    class Reader:
+        def ask(self, *_, **__):
+            reads.set()
+            release.wait(60)
+            raise NotCapturedError("read at last")
+
+        def close(self):
+            release.set()
+
+    keeper.explainer = Reader()
+    keeper.start()
+    assert reads.wait(60)
+    add_run(root, "new")
+    until = time.monotonic() + 60
+    while "new" not in rows(client):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert not release.is_set()
+
+
+def test_a_run_is_known_before_the_first_scan(root):
+    folder = add_run(root, "one")
+    directory = RunsDirectory(root)
+    assert directory.folder_of(run_id(folder)) == folder
+    assert directory.folder_of("unknown") is None
 
 
 def test_nothing_is_written_into_run_folders(serve, root):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 from live_runs import BEGAN_S, alive, make_rows, write_rank, write_run, write_steps
 from served_folders import add_run, add_tune
@@ -35,6 +36,13 @@ def test_a_report_is_made_again_when_the_run_has_changed(serve, root):
     write_steps(folder / "rank-00000", make_rows([50.0] * 40))
     client.served.keeper.look()
     assert client.get(f"/runs/{run}/report").text != first
+
+
+def test_a_cache_that_was_cleaned_is_filled_again(serve, root):
+    add_run(root, "one", trace=True)
+    client = serve()
+    shutil.rmtree(client.served.pages)
+    assert client.get(f"/runs/{ids(client)['one']}/report").status_code == 200
 
 
 def test_a_report_in_the_folder_is_never_served(serve, root):

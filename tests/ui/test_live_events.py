@@ -18,6 +18,7 @@ import pytest
 from live_runs import MS, alive, append_steps, as_text, gone, make_rows, write_rank, write_run
 from live_runs import write_steps as write_all_steps
 from live_server import serving
+from own_loop import run_in_own_loop
 from stepscope.explain.whole_run.live import explain_live
 from stepscope.records.live_run import VerdictNow
 from stepscope.records.window_request import REQUEST, plan_name
@@ -174,14 +175,14 @@ def test_a_slow_browser_gets_the_latest_and_nothing_queues_up() -> None:
         seen += [update async for update in updates]
         return seen
 
-    assert asyncio.run(follow()) == [b"0", b"999", b"end"]
+    assert run_in_own_loop(follow()) == [b"0", b"999", b"end"]
 
 
 def test_a_quiet_run_gives_signs_of_life() -> None:
     async def follow() -> bytes | None:
         return await anext(LiveChannel().updates(still_there_s=0.01))
 
-    assert asyncio.run(follow()) is None
+    assert run_in_own_loop(follow()) is None
 
 
 def test_one_reader_serves_all_browsers_and_ends_with_the_last(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_one_reader_serves_all_browsers_and_ends_with_the_last(tmp_path: Path) -
         counts.append(len(channels))
         return counts
 
-    assert asyncio.run(follow()) == [1, 0]
+    assert run_in_own_loop(follow()) == [1, 0]
 
 
 @contextlib.contextmanager
@@ -234,6 +235,7 @@ def updates_until(url: str, enough: Callable[[dict[str, Any]], bool]) -> list[di
     return seen
 
 
+@pytest.mark.slow
 def test_ten_browsers_follow_a_hundred_updates_a_second_to_the_last_step(tmp_path: Path) -> None:
     run = begin_run(tmp_path / "run")
     seen: dict[int, list[dict[str, Any]]] = {}

@@ -24,20 +24,27 @@ if TYPE_CHECKING:
 
 VISIBLE = 0.005  # share of the step
 _MOST_CHANGES = 2
+_NOTABLE_SPREAD = 1.005  # is printed as 1.01
 
 
 def progress_items(run: LiveRun, rank: LiveRank) -> list[str]:
-    counts = [one.run.steps for one in run.ranks]
-    fewest, most = min(counts), max(counts)
-    done = counted(most, "step")
-    if fewest < most:
-        done = f"{fewest:,} to {done}"
     rates = [
         f"{or_dash(rank.recent_steps_per_s, significant)} a second now",
         f"{or_dash(rank.steps_per_s, significant)} on average",
     ]
-    windows = [f"{counted(rank.windows, 'window')} recorded"] if rank.windows else []
-    return [done, *rates, *windows]
+    return [done_words(run), *rates, *window_items(rank)]
+
+
+def done_words(run: LiveRun) -> str:
+    """400 steps, or 398 to 400 steps where ranks differ."""
+    counts = [rank.run.steps for rank in run.ranks]
+    fewest, most = min(counts), max(counts)
+    done = counted(most, "step")
+    return f"{fewest:,} to {done}" if fewest < most else done
+
+
+def window_items(rank: LiveRank) -> list[str]:
+    return [f"{counted(rank.windows, 'window')} recorded"] if rank.windows else []
 
 
 def matters(stall: Stall) -> bool:
@@ -70,6 +77,8 @@ def spread_words(run: LiveRun) -> str:
     slowest, fastest = timed[0], timed[-1]
     if slowest.run.times is None or fastest.run.times is None:
         return ""
+    if run.spread < _NOTABLE_SPREAD:
+        return "all ranks take the same time"
     return (
         f"rank {slowest.run.rank} takes {milliseconds(slowest.run.times.mean_ms)}, "
         f"{factor(run.spread)} times rank {fastest.run.rank}"

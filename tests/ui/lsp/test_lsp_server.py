@@ -7,6 +7,8 @@ from pathlib import Path
 
 from editor_client import MADE, REAL, Editor, editor
 
+from own_loop import run_in_own_loop
+
 SCRIPT = """import torch
 
 def train(model, loader):
@@ -33,7 +35,7 @@ def test_one_server_through_an_hour_of_editing(tmp_path: Path) -> None:
                 folder.mkdir()
                 await part(one, folder)
 
-    asyncio.run(drive())
+    run_in_own_loop(drive())
 
 
 async def shows_and_patches(one: Editor, folder: Path) -> None:
@@ -182,4 +184,4 @@ def test_the_verb_answers_without_a_run_and_leaves(tmp_path: Path) -> None:
             await one.until(lambda: any("was not measured yet" in m for m in one.messages))
             assert any("stepscope.limitSeconds is 'long'" in m for m in one.messages)
 
-    asyncio.run(drive())
+    run_in_own_loop(drive())

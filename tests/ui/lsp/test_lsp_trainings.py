@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
 import pytest
 from editor_client import REAL, editor
+
+from own_loop import run_in_own_loop
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -51,7 +52,7 @@ def test_hints_stand_on_the_right_lines_and_follow_an_edit(tmp_path: Path, name:
             uri = other.open(path)
             assert await other.until_hint(uri, " ms") == hints
 
-    asyncio.run(drive())
+    run_in_own_loop(drive())
 
 
 def test_a_patch_is_applied_taken_back_and_saved(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_a_patch_is_applied_taken_back_and_saved(tmp_path: Path) -> None:
             assert result == {"batch": 96, "applied": True}
             assert "default=96" in one.texts[uri]
 
-    asyncio.run(drive())
+    run_in_own_loop(drive())
 
 
 def test_an_edit_is_estimated_until_it_is_measured(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_an_edit_is_estimated_until_it_is_measured(tmp_path: Path) -> None:
             await one.until(lambda: not one.live[-1].running)
             assert "~" not in "".join((await one.hints(uri)).values())
 
-    asyncio.run(drive())
+    run_in_own_loop(drive())
 
 
 def test_a_script_that_hangs_is_killed_after_its_limit(tmp_path: Path) -> None:
@@ -124,4 +125,4 @@ def test_a_script_that_hangs_is_killed_after_its_limit(tmp_path: Path) -> None:
             assert (await one.panel(uri)).runningSince is None
             assert list((tmp_path / "stepscope-runs").iterdir()) == []
 
-    asyncio.run(drive())
+    run_in_own_loop(drive())

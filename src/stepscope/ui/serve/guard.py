@@ -36,7 +36,7 @@ _HEADERS = {
     "cache-control": "no-store",
 }
 _SAFE = frozenset({"GET", "HEAD"})
-_BEARER = "Bearer "
+_BEARER = "bearer"  # the scheme's case does not matter (RFC 9110, 11.1)
 
 
 class Guard:
@@ -63,8 +63,8 @@ class Guard:
         if given is not None and self._is_token(given):
             return self._welcome(scope)
         cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie)
-        bearer = headers.get("authorization", "")
-        known = (cookie, bearer.removeprefix(_BEARER) if bearer.startswith(_BEARER) else None)
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        known = (cookie, bearer.strip() if scheme.lower() == _BEARER else None)
         if any(one is not None and self._is_token(one) for one in known):
             return None
         return PlainTextResponse(

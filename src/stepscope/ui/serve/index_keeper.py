@@ -15,6 +15,8 @@ from stepscope.ui.serve.run_summary import BROKEN, RUNNING, RunSummary
 from stepscope.ui.serve.worker_process import WorkerError, WorkerProcess
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stepscope.ui.serve.run_index import IndexedRun, RunIndex
     from stepscope.ui.serve.runs_directory import RunsDirectory
 
@@ -27,26 +29,33 @@ EXPLAIN_LIMIT_S = 120.0
 
 @dataclass(slots=True)
 class IndexKeeper:
-    """One thread and one worker process, both of low priority for the machine's sake."""
+    """Two threads with a worker process each, of low priority for the machine's sake: traces may
+    take minutes to read, and a run that has just started must not wait for them."""
 
     directory: RunsDirectory
     index: RunIndex
     worker: WorkerProcess = field(default_factory=lambda: WorkerProcess("--background"))
+    explainer: WorkerProcess = field(default_factory=lambda: WorkerProcess("--background"))
     problem: str | None = None  # why the served folder cannot be read
     _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    _threads: list[threading.Thread] = field(default_factory=list)
     _refreshed: dict[str, float] = field(default_factory=dict)
 
     def start(self) -> None:
         self.directory.remember((run.id, run.path) for run in self.index.runs())
-        self._thread = threading.Thread(target=self._work, name="index", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(work,), name=name, daemon=True)
+            for name, work in (("index", self._keep_list), ("explain", self._explain_all))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         self._stop.set()
         self.worker.close()
-        if self._thread is not None:
-            self._thread.join(10)
+        self.explainer.close()
+        for thread in self._threads:
+            thread.join(10)
 
     def look(self) -> None:
         """Bring the list of folders up to date."""
@@ -71,30 +80,33 @@ class IndexKeeper:
         if run is None or self._stop.is_set():
             return False
         try:
-            answer = self.worker.ask(EXPLAIN_LIMIT_S, job="explain", path=text_of(run.path))
+            answer = self.explainer.ask(EXPLAIN_LIMIT_S, job="explain", path=text_of(run.path))
             self.index.keep_explanation(run.id, run.stamp, _summary(answer))
         except StepscopeError as error:
             if not self._stop.is_set():
                 self.index.keep_failure(run.id, run.stamp, f"not explained: {error}")
         return True
 
-    def _work(self) -> None:
+    def _repeat(self, work: Callable[[], None]) -> None:
         while not self._stop.is_set():
             try:
-                self._work_once()
+                work()
             except Exception as error:  # the list must go on, and say why it may be old
                 self.problem = f"the list is not kept up to date: {error}"
                 self._stop.wait(_LOOK_EVERY_S)
 
-    def _work_once(self) -> None:
+    def _keep_list(self) -> None:
         began = time.monotonic()
         self.look()
         took = time.monotonic() - began
         self.summarise_changed()
         again = began + max(_LOOK_EVERY_S, _REST * took)
-        while not self._stop.is_set() and time.monotonic() < again:
-            if not self.explain_next():
-                self._stop.wait(max(0.0, again - time.monotonic()))
+        self._stop.wait(max(0.0, again - time.monotonic()))
+
+    def _explain_all(self) -> None:
+        while self.explain_next():
+            pass
+        self._stop.wait(_LOOK_EVERY_S)
 
     def _is_due(self, run: IndexedRun) -> bool:
         now = time.monotonic()

@@ -107,7 +107,7 @@ class RunPages:
             "run.html.j2",
             title=row.name,
             row=row,
-            facts=_facts(row),
+            facts=_facts(row, live=live),
             ways=_links(run) if readable else [],
             live=live,
             framed=f"/runs/{run.id}/report" if readable and not live else "",
@@ -258,16 +258,16 @@ class RunPages:
         return older, newer
 
 
-def _facts(row: RunWords) -> list[tuple[str, str]]:
-    return [
+def _facts(row: RunWords, *, live: bool) -> list[tuple[str, str]]:
+    """While a run trains, the live section has the figures that change."""
+    figures = [
         ("State", row.state),
         ("Step", row.step),
         ("MFU", row.mfu),
         ("Memory peak", row.memory),
-        ("Device", row.device),
-        ("Started", row.started),
-        ("Script", row.script or "-"),
     ]
+    rest = [("Device", row.device), ("Started", row.started), ("Script", row.script or "-")]
+    return rest if live else [*figures, *rest]
 
 
 def _links(run: IndexedRun) -> list[tuple[str, str]]:

@@ -99,7 +99,7 @@ def describe(run: IndexedRun, tags: tuple[str, ...] = ()) -> RunWords:
         kind=run.kind,
         state="tune" if run.kind == "tune" and state != BROKEN else state,
         tone=_TONES.get(state, "done"),
-        verdict=run.verdict or run.problem or ("" if run.explained else "…"),
+        verdict=run.verdict or _without_verdict(run),
         problem=run.problem or "",
         step=or_dash(run.step_ms, milliseconds),
         mfu=or_dash(run.mfu, percent),
@@ -113,6 +113,12 @@ def describe(run: IndexedRun, tags: tuple[str, ...] = ()) -> RunWords:
         tags=tags,
         comparable=run.kind == "run" and not (run.step_ms is None and run.verdict is None),
     )
+
+
+def _without_verdict(run: IndexedRun) -> str:
+    if run.state == RUNNING:
+        return "training: its page shows it live"
+    return run.problem or ("" if run.explained else "…")
 
 
 def trend_address(run: IndexedRun) -> str:

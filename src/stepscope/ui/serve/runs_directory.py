@@ -50,6 +50,7 @@ class RunsDirectory:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self._known: dict[str, Path] = {}
+        self._is_scanned = False
         self._lock = threading.Lock()
 
     def scan(self) -> list[ServedFolder]:
@@ -59,6 +60,7 @@ class RunsDirectory:
         by_id = {folder.id: folder for folder in self._search()}
         with self._lock:
             self._known = {folder.id: folder.path for folder in by_id.values()}
+            self._is_scanned = True
         return list(by_id.values())
 
     def remember(self, folders: Iterable[tuple[str, Path]]) -> None:
@@ -68,15 +70,24 @@ class RunsDirectory:
 
     def folder_of(self, run_id: str) -> Path | None:
         """None for an unknown id, and for a folder that has gone or now leads out of the tree."""
-        with self._lock:
-            path = self._known.get(run_id)
-        if path is None:
-            return None
         try:
+            path = self._known_path(run_id)
+            if path is None:
+                return None
             inside = path.resolve(strict=True).is_relative_to(self.root)
             return path if inside and is_folder(path) else None
         except (OSError, RuntimeError, UnreadableInputError):
             return None
+
+    def _known_path(self, run_id: str) -> Path | None:
+        """Before the first scan nothing may be said to be missing: a page that was open while the
+        server was started again asks at once."""
+        with self._lock:
+            path, is_scanned = self._known.get(run_id), self._is_scanned
+        if path is None and not is_scanned:
+            self.scan()
+            return self._known.get(run_id)
+        return path
 
     def _search(self) -> Iterator[ServedFolder]:
         left = _MOST_FOLDERS

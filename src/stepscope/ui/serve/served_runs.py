@@ -108,6 +108,7 @@ class ServedRuns:
         target = self.pages / f"{name}.html"
         with self.pool.worker() as worker:
             if not target.is_file():
+                self.pages.mkdir(parents=True, exist_ok=True, mode=0o700)  # a cache may be cleaned
                 worker.ask(REQUEST_LIMIT_S, job=job, target=text_of(target), **paths)
                 self._forget_old_pages()
         return target

@@ -16,6 +16,9 @@ function tryStorage(use) {
   }
 }
 
+/** The name that `stepscope serve` gives to a frame: the page around it has the mark and the button. */
+const FRAME = "stepscope-page";
+
 const currentTheme = () => chosen ?? (dark.matches ? "dark" : "light");
 
 /** `onChange` and, for paper, `onPrint` draw with the new colours. @param {HTMLElement} button @param {() => void} onChange @param {() => void} onPrint */
@@ -30,8 +33,15 @@ export function startTheme(button, onChange, onPrint) {
     button.setAttribute("aria-pressed", String(currentTheme() === "dark"));
     use(currentTheme(), onChange);
   };
-  const saved = tryStorage(() => localStorage.getItem(KEY));
-  chosen = saved === "dark" || saved === "light" ? saved : null;
+  /** @param {string | null | void} saved */
+  const choose = (saved) => (chosen = saved === "dark" || saved === "light" ? saved : null);
+  choose(tryStorage(() => localStorage.getItem(KEY)));
+  root.classList.toggle("is-framed", window !== window.parent && window.name === FRAME);
+  addEventListener("storage", (event) => {
+    if (event.key !== KEY) return;
+    choose(event.newValue); // in another tab, or in the page around this one
+    apply();
+  });
   dark.addEventListener("change", apply);
   button.addEventListener("click", () => {
     const theme = currentTheme() === "dark" ? "light" : "dark";

@@ -20,12 +20,13 @@ from stepscope.records.whole_run import STALL_CAUSES
 from stepscope.ui.live_words import (
     VISIBLE,
     attempt_words,
+    done_words,
     latest_changes,
     matters,
     memory_items,
-    progress_items,
     samples_per_s,
     spread_words,
+    window_items,
 )
 from stepscope.ui.run_words import how_often, phase_words, rank_name, stall_words
 from stepscope.ui.words import one_line, or_dash
@@ -203,7 +204,6 @@ def _of(rank: LiveRank, recent: _Recent) -> StepColumns:
 
 def _facts(run: LiveRun, rank: LiveRank, verdict: VerdictNow | None) -> tuple[LiveFact, ...]:
     times, rate = rank.run.times, rank.recent_steps_per_s
-    done, *more = progress_items(run, rank)
     facts = [
         LiveFact(
             label="step now",
@@ -213,11 +213,20 @@ def _facts(run: LiveRun, rank: LiveRank, verdict: VerdictNow | None) -> tuple[Li
             else "no steady step yet",
         ),
         _throughput(run, verdict, rate),
-        LiveFact(label="done", value=done, detail=" · ".join(more[1:])),
+        LiveFact(
+            label="done",
+            value=done_words(run),
+            detail=" · ".join(
+                [
+                    f"{or_dash(rank.steps_per_s, significant)} steps/s on average",
+                    *window_items(rank),
+                ]
+            ),
+        ),
         LiveFact(
             label="goodput",
             value=or_dash(rank.goodput, percent),
-            detail=f"of {long_duration(1e9 * run.seconds)}",
+            detail=f"steady training, of {long_duration(1e9 * run.seconds)}",
         ),
         LiveFact(
             label="memory",
@@ -245,7 +254,7 @@ def _most_memory(run: LiveRun) -> int | None:
 
 def _memory_detail(rank: LiveRank, verdict: VerdictNow | None) -> str:
     peak = verdict.peak_bytes if verdict is not None else None
-    parts = [f"peak {size(peak)} in the window"] if peak is not None else []
+    parts = [f"tensors {size(peak)} at most in the window"] if peak is not None else []
     return " · ".join((*parts, *memory_items(rank)[1:])) or "when the last step ended"
 
 

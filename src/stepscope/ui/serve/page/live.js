@@ -25,7 +25,7 @@
   if (!section || !section.dataset.run) return;
   const base = `/runs/${encodeURIComponent(section.dataset.run)}`;
   const reloadedKey = `stepscope-reloaded-${section.dataset.run}`;
-  const COLUMNS = ["rank", "steps", "now/s", "mean", "p99", "stalls", "memory", "last step", ""];
+  const COLUMNS = ["rank", "steps", "steps/s now", "mean", "p99", "stalls", "memory", "last step", ""];
   const LINE_COLOURS = 8;
   const MOST_RELOADS = 5;
 
@@ -201,9 +201,11 @@
       pen.strokeStyle = colour(`--live-line-${number % LINE_COLOURS}`);
       drawLine(pen, line.ms, (line.first - first) * step, step, height, top.value);
     });
-    fill(legend, shown.length > 1 ? shown : [], () => make("li"), (node, line, number) => {
-      node.className = `live-line-${number % LINE_COLOURS}`;
-      say(node, `rank ${line.rank}`);
+    const entries = shown.length > 1 ? shown.map((line, number) => [`live-line-${number % LINE_COLOURS}`, `rank ${line.rank}`]) : [];
+    if (shown.some((line) => line.marks.includes("window"))) entries.push(["live-line-window", "while a window was recorded"]);
+    fill(legend, entries, () => make("li"), (node, [name, words]) => {
+      node.className = name;
+      say(node, words);
     });
     describe(shown, first, last, step, top);
   };
@@ -396,6 +398,19 @@
     say(link, "the job has ended: its report opens");
     setTimeout(() => location.reload(), 1500 * times);
   };
+  const openAgain = async () => {
+    try {
+      const answer = await fetch(location.pathname, { method: "HEAD" });
+      if (answer.status === 401) {
+        close();
+        say(link, "stepscope serve has another token since it was started again: open the address that it printed");
+        return;
+      }
+    } catch {
+      // The server is not back yet.
+    }
+    again = setTimeout(open, 3000);
+  };
   const open = () => {
     close();
     if (isOver || document.hidden) return;
@@ -410,7 +425,8 @@
     };
     source.onerror = () => {
       say(link, "connection lost: trying again");
-      if (source && source.readyState === EventSource.CLOSED) again = setTimeout(open, 3000);
+      // A browser gives up when the answer is a refusal, and does not say which.
+      if (source && source.readyState === EventSource.CLOSED) openAgain();
     };
   };
   document.addEventListener("visibilitychange", open);

@@ -4,6 +4,7 @@ import { startTheme } from "./theme.js";
 
 const REFRESH_MS = 3000;
 const TYPING_MS = 200;
+const OTHER_TOKEN = "stepscope serve has another token since it was started again: open the address that it printed.";
 
 /** @param {string} id */
 const byId = (id) => document.getElementById(id);
@@ -30,13 +31,24 @@ function startList(rows) {
     compare.textContent = ticked.size === 2 ? "Compare these two" : `Compare: tick two runs (${ticked.size} ticked)`;
   };
 
+  /** The next list replaces it. @param {string} words */
+  const sayProblem = (words) => {
+    const status = rows.querySelector("[role=status]");
+    if (status) status.textContent = words;
+    tag = "";
+  };
+
   /** @param {boolean} changed by the user: what is shown is then replaced in any case */
   const refresh = async (changed) => {
     const turn = ++latest;
     const address = `/rows${location.search}`;
     try {
       const answer = await fetch(address, { headers: changed || !tag ? {} : { "If-None-Match": tag } });
-      if (turn !== latest || answer.status === 304 || !answer.ok) return;
+      if (turn !== latest || answer.status === 304) return;
+      if (!answer.ok) {
+        sayProblem(answer.status === 401 ? OTHER_TOKEN : `This list is as it was: the server answers ${answer.status}.`);
+        return;
+      }
       const text = await answer.text();
       if (turn !== latest) return;
       tag = answer.headers.get("etag") ?? "";
@@ -46,8 +58,7 @@ function startList(rows) {
       showTicks();
       if (hadFocus) boxes().find((box) => box.value === focused)?.focus();
     } catch {
-      const status = rows.querySelector("[role=status]");
-      if (status) status.textContent = "stepscope serve has stopped: this list is as it was.";
+      sayProblem("stepscope serve has stopped: this list is as it was.");
     }
   };
 
