@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
 PROGRAM = (
-    "import sys; sys.path.append({root!r}); from stepscope.measure.fake_step import main; main()"
+    "import sys; sys.path.append({root!r}); from stepscope.measure.fake_server import main; main()"
 )
 TRAIN = """
 import os, shutil, torch
@@ -32,12 +32,22 @@ def fake(folder: Path, text: str) -> dict[str, object]:
     script = folder / "train.py"
     script.write_text(text)
     answer = folder.parent / "answer.json"
-    request = {"script": str(script), "text": text, "arguments": [], "answer": str(answer)}
+    request = folder.parent / "request.json"
+    content = {
+        "script": str(script),
+        "texts": {str(script): text},
+        "arguments": [],
+        "cwd": str(folder),
+        "limit_s": 300,
+        "answer": str(answer),
+        "errors": str(folder.parent / "errors.txt"),
+    }
+    request.write_text(json.dumps(content))
     environment = {"TMPDIR": str(folder.parent / "elsewhere"), "PATH": "/usr/bin:/bin"}
     (folder.parent / "elsewhere").mkdir(exist_ok=True)
     subprocess.run(
         [sys.executable, "-c", PROGRAM.format(root=str(SOURCE))],
-        input=json.dumps(request).encode(),
+        input=f"{request}\n".encode(),
         check=True,
         cwd=folder,
         env=environment,

@@ -10,7 +10,8 @@ import pytest
 from stepscope.errors import NotCapturedError
 from stepscope.explain.lines.operator_times import OperatorTimes
 from stepscope.records.line_costs import LineCost, LineCosts
-from stepscope.ui.editor import check_syntax, estimate, estimate_script
+from stepscope.ui.editor import estimate
+from stepscope.ui.editor.estimate import check_syntax, estimate_script
 from stepscope.ui.editor.fake_run import FakeAnswer, FakeCall, FakeScript
 
 Estimated = Callable[[str, FakeAnswer], LineCosts]
@@ -67,13 +68,13 @@ def estimated(monkeypatch: pytest.MonkeyPatch) -> Estimated:
     def of(text: str, answer: FakeAnswer) -> LineCosts:
         answers = {**ANSWERS, text: answer}
 
-        def fake(script: FakeScript, limit_s: float) -> FakeAnswer:
-            return answers[script.text]
+        def fake(script: FakeScript, *_: object) -> FakeAnswer:
+            return answers[dict(script.texts)[FILE]]
 
         monkeypatch.setattr(estimate, "run_with_fakes", fake)
         monkeypatch.setattr(estimate, "_fake_baseline", fake)
         monkeypatch.setattr(estimate, "_times_of", lambda *_: TIMES)
-        return estimate_script(Path(FILE), text, [], limit_s=1, measured=MEASURED)
+        return estimate_script(Path(FILE), {Path(FILE): text}, [], limit_s=1, measured=MEASURED)
 
     return of
 
@@ -126,4 +127,4 @@ def test_why_nothing_can_be_said() -> None:
     with pytest.raises(NotCapturedError, match=r"a\.py, line 2: "):
         check_syntax(Path("a.py"), "x = 1\nif x\n")
     with pytest.raises(NotCapturedError, match="profile it once"):
-        estimate_script(Path("/work/other.py"), "x = 1", [], limit_s=1, measured=MEASURED)
+        estimate_script(Path("/work/other.py"), {}, [], limit_s=1, measured=MEASURED)

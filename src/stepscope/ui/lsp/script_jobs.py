@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,9 +107,10 @@ class ScriptJobs:
     def stop(self, state: ScriptState) -> bool:
         return self._jobs.stop(_profile(state))
 
-    def estimate(self, state: ScriptState, work: ScriptWork, text: str) -> None:
+    def estimate(self, state: ScriptState, work: ScriptWork, texts: Mapping[Path, str]) -> None:
+        """`texts` are those of its files as they are now."""
         self._jobs.ask(
-            _estimate(state), lambda stop: self._estimate(state, work, text, stop), EDIT_DELAY_S
+            _estimate(state), lambda stop: self._estimate(state, work, texts, stop), EDIT_DELAY_S
         )
 
     def forget_estimate(self, state: ScriptState) -> None:
@@ -190,14 +191,18 @@ class ScriptJobs:
                 await asyncio.sleep(_LIVE_S)
 
     async def _estimate(
-        self, state: ScriptState, work: ScriptWork, text: str, stop: threading.Event
+        self,
+        state: ScriptState,
+        work: ScriptWork,
+        texts: Mapping[Path, str],
+        stop: threading.Event,
     ) -> None:
         costs, failed = None, None
         if state.measured is None:
             return
         measured = state.measured.costs
         try:
-            costs = await asyncio.to_thread(self._room.estimate, work, text, measured, stop)
+            costs = await asyncio.to_thread(self._room.estimate, work, texts, measured, stop)
         except Exception as error:
             failed = f"no estimate: {_why(error)}"
         if not stop.is_set():
