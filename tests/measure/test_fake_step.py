@@ -156,3 +156,26 @@ def test_a_closure_is_no_part_of_the_optimizer(folder: Path) -> None:
     assert ("aten::addmm", "forward") in of
     assert ("aten::mm", "backward") in of
     assert not any(name == "aten::addmm" and phase == "optimizer" for name, phase in of)
+
+
+@pytest.mark.slow
+def test_a_dataset_may_read_tensors_that_the_script_made(folder: Path) -> None:
+    text = """
+import torch
+class Data(torch.utils.data.Dataset):
+    rows = torch.randint(0, 9, (64, 4))
+    def __len__(self): return 64
+    def __getitem__(self, i): return self.rows[i].float(), int(self.rows[i, 0] % 2)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number, (x, y) in enumerate(torch.utils.data.DataLoader(Data(), 8)):
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    if number % 2:
+        optimizer.step()
+"""
+    answer = fake(folder, text)
+    assert answer["failed"] is None
+    once = {"count": 2, "phase": "forward", "name": "aten::addmm"}  # two passes a step
+    assert any(once.items() <= call.items() for call in answer["calls"])  # type: ignore[attr-defined]
+    kept = sum(size for _, _, size in answer["kept"])  # type: ignore[attr-defined]
+    assert kept < 2 * 8 * 2 * 4 + 8  # of one pass: a second one frees it

@@ -39,9 +39,19 @@ def warm_python(python: str) -> WarmPython:
     """The one of this interpreter; a new one if it has ended."""
     with _choosing:
         known = _warm.get(python)
-        if known is None or known.has_ended:
+        if known is not None and known.has_ended:
+            known.close()
+            known = None
+        if known is None:
             known = _warm[python] = WarmPython(python)
         return known
+
+
+def end_warm_pythons() -> None:
+    """They also end by themselves when this process does."""
+    with _choosing:
+        while _warm:
+            _warm.popitem()[1].close()
 
 
 class WarmPython:
@@ -59,11 +69,17 @@ class WarmPython:
                 start_new_session=True,
             )
         except OSError as error:
+            self._errors.close()
             raise NotCapturedError(f"{python} cannot be started: {error.strerror}") from None
 
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
+
+    def close(self) -> None:
+        _kill_group(self._process.pid)
+        self._process.communicate()  # closes its pipes
+        self._errors.close()
 
     def run(
         self, request: Path, name: str, limit_s: float, stop: threading.Event | None = None

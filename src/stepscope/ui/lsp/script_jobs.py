@@ -133,6 +133,7 @@ class ScriptJobs:
 
     async def close(self) -> None:
         await self._jobs.stop_all()
+        await asyncio.to_thread(self._room.close)
 
     async def _profile(self, state: ScriptState, work: ScriptWork, stop: threading.Event) -> None:
         state.error = None

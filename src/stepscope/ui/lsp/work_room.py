@@ -103,6 +103,12 @@ class WorkRoom:
         if not report.is_file():
             raise NotCapturedError(f"the report of {run} could not be written: {errors}")
 
+    def close(self) -> None:
+        """End what waits for more work."""
+        from stepscope.ui.editor.warm_python import end_warm_pythons
+
+        end_warm_pythons()
+
 
 def _run_child(command: list[str], too_long: str, stop: threading.Event) -> tuple[bytes, str]:
     """Its output, and the end of what it said on stderr."""
