@@ -48,7 +48,7 @@ class MadeRoom(WorkRoom):
         stop: threading.Event,
     ) -> LineCosts:
         assert measured.kind == "measured"
-        text = texts[work.script]
+        text = texts.get(work.script, "")
         if "# cannot" in text or stop.is_set():
             raise NotCapturedError("its data is missing")
         return made_costs(work.script, text, kind="estimated")

@@ -94,9 +94,11 @@ def estimate_script(
     times = _times_of(measured.run, measured.step_ms)
     old, new = (FakeScript(script, tuple(sorted(them.items())), *how) for them in (before, after))
     # The edited one first: what is wrong with it is said at once.
-    edited = run_with_fakes(new, limit_s, stop)
+    edited = run_with_fakes(new, limit_s, stop) if new != old else None
     baseline = _fake_baseline(old, limit_s, stop)
-    return _combine(measured, after, _time_lines(baseline, times), _time_lines(edited, times))
+    return _combine(
+        measured, after, _time_lines(baseline, times), _time_lines(edited or baseline, times)
+    )
 
 
 def check_syntax(script: Path, text: str) -> None:

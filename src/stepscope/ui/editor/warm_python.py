@@ -14,15 +14,11 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepscope.errors import NotCapturedError
 from stepscope.measure import __file__ as _measure
 from stepscope.measure.fake_server import ENDED
 from stepscope.records.figures import long_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _PROGRAM = (
     "import sys; sys.path.append({root!r}); from stepscope.measure.fake_server import main; main()"
@@ -60,6 +56,9 @@ class WarmPython:
     def __init__(self, python: str) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (as long as the process lives)
         self._turn = threading.Lock()
+        self._unread = b""
+        self._child: int | None = None  # the script that runs
+        self._abandoned = 0  # requests that nobody waits for any more
         try:
             self._process = subprocess.Popen(
                 [python, "-c", _PROGRAM.format(root=str(_ROOT))],
@@ -95,48 +94,51 @@ class WarmPython:
 
     def _run(self, request: Path, wait: _Wait) -> None:
         assert self._process.stdin is not None
-        child: int | None = None
-        lines = self._lines()
+        for _ in range(self._abandoned):
+            self._until_ended(wait)
+            self._abandoned -= 1
+        with contextlib.suppress(BrokenPipeError):  # it has ended: its output says so
+            os.write(self._process.stdin.fileno(), f"{request}\n".encode())
+        self._child = None
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended: its output says so
-                os.write(self._process.stdin.fileno(), f"{request}\n".encode())
-            for line in lines:
-                if line == ENDED:
-                    return
-                if line:
-                    child = int(line)
-                wait.check()
-        except NotCapturedError:
-            self._end(child, lines)
+            self._until_ended(wait)
+        except _OverError:
+            self._end_script()
             raise
         finally:
-            if child is not None:  # what the script started and left
-                _kill_group(child)
-        raise NotCapturedError(f"{wait.name} cannot be estimated: {self._why()}")
+            if self._child is not None:  # what the script started and left
+                _kill_group(self._child)
 
-    def _lines(self) -> Iterator[str]:
-        """What it says, and an empty line whenever it says nothing for a while."""
+    def _until_ended(self, wait: _Wait) -> None:
+        while (line := self._next_line()) != ENDED:
+            if line is None:
+                raise NotCapturedError(f"{wait.name} cannot be estimated: {self._why()}")
+            if line:
+                self._child = int(line)
+            wait.check()
+
+    def _next_line(self) -> str | None:
+        """Empty if it says nothing for a while, None once it has ended."""
         assert self._process.stdout is not None
-        output, rest = self._process.stdout.fileno(), b""
-        while True:
-            ready, _, _ = select.select([output], [], [], _LOOK_S)
-            if not ready:
-                yield ""
-                continue
+        output = self._process.stdout.fileno()
+        if b"\n" not in self._unread:
+            if not select.select([output], [], [], _LOOK_S)[0]:
+                return ""
             said = os.read(output, 4096)
             if not said:
-                return
-            *whole, rest = (rest + said).split(b"\n")
-            yield from (line.decode() for line in whole)
+                return None
+            self._unread += said
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line.decode()
 
-    def _end(self, child: int | None, lines: Iterator[str]) -> None:
-        """The script and whatever it started; the process itself if it does not answer yet."""
-        if child is None:
-            _kill_group(self._process.pid)
-            self._process.wait()
+    def _end_script(self) -> None:
+        """While torch is still imported there is none: its request is gone when it comes to it."""
+        if self._child is None:
+            self._abandoned += 1
             return
-        _kill_group(child)
-        next((line for line in lines if line == ENDED), None)
+        _kill_group(self._child)
+        while self._next_line() not in (ENDED, None):
+            pass
 
     def _why(self) -> str:
         self._process.wait()
@@ -151,6 +153,10 @@ def _kill_group(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
+class _OverError(NotCapturedError):
+    """Nobody waits for the script any more."""
+
+
 class _Wait:
     """How long somebody waits for one script."""
 
@@ -159,11 +165,11 @@ class _Wait:
         self._until = time.monotonic() + limit_s
 
     def check(self) -> None:
-        """Raises NotCapturedError once it is over."""
+        """Raises _OverError once it is stopped or out of time."""
         if self._stop is not None and self._stop.is_set():
-            raise NotCapturedError(f"the estimate of {self.name} was stopped")
+            raise _OverError(f"the estimate of {self.name} was stopped")
         if time.monotonic() > self._until:
-            raise NotCapturedError(
+            raise _OverError(
                 f"{self.name} did not come to its second step within "
                 f"{long_duration(self._limit_s * 1e9)} with fake tensors: profile it instead"
             )

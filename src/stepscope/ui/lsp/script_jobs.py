@@ -151,6 +151,7 @@ class ScriptJobs:
             captured = await self._capture(state, work, folder, stop)
             if captured:
                 await self._read(state, folder, stop)
+                self._prepare_estimates(state, work)
         finally:
             following.cancel()
             state.running_since = state.live = None
@@ -182,6 +183,18 @@ class ScriptJobs:
             state.error = _why(error)
         else:
             state.set_measured(measured)
+
+    def _prepare_estimates(self, state: ScriptState, work: ScriptWork) -> None:
+        """An estimate of the measured text, thrown away: what it needs is then at hand."""
+        if state.measured is None or state.error is not None or not work.settings.estimate:
+            return
+        measured = state.measured.costs
+
+        async def estimate(stop: threading.Event) -> None:
+            with contextlib.suppress(Exception):  # it is said when an edit asks for it
+                await asyncio.to_thread(self._room.estimate, work, {}, measured, stop)
+
+        self._jobs.ask(f"prepare {state.script}", estimate, 0.0)
 
     async def _follow(self, state: ScriptState, folder: Path) -> None:
         steps = LiveSteps(folder)
