@@ -23,13 +23,10 @@ from typing import NamedTuple
 
 from stepscope.trace.decode import Oddities
 from stepscope.trace.step_files import read_step_columns
-from stepscope.ui.editor import (
-    batch_curve,
-    batch_in_source,
-    line_costs_of,
-    profile_script,
-    text_with_batch,
-)
+from stepscope.ui.editor.batch_curve import batch_curve
+from stepscope.ui.editor.batch_place import batch_in_source, text_with_batch
+from stepscope.ui.editor.measured import line_costs_of
+from stepscope.ui.editor.profile_script import profile_script
 
 SCRIPTS = Path(__file__).parents[1] / "tests" / "ui" / "editor" / "scripts"
 FACTORS = (0.5, 2.0, 4.0)

@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
 PROGRAM = (
-    "import sys; sys.path.append({root!r}); from stepscope.measure.fake_step import main; main()"
+    "import sys; sys.path.append({root!r}); from stepscope.measure.fake_server import main; main()"
 )
 TRAIN = """
 import os, shutil, torch
@@ -32,12 +32,22 @@ def fake(folder: Path, text: str) -> dict[str, object]:
     script = folder / "train.py"
     script.write_text(text)
     answer = folder.parent / "answer.json"
-    request = {"script": str(script), "text": text, "arguments": [], "answer": str(answer)}
+    request = folder.parent / "request.json"
+    content = {
+        "script": str(script),
+        "texts": {str(script): text},
+        "arguments": [],
+        "cwd": str(folder),
+        "limit_s": 300,
+        "answer": str(answer),
+        "errors": str(folder.parent / "errors.txt"),
+    }
+    request.write_text(json.dumps(content))
     environment = {"TMPDIR": str(folder.parent / "elsewhere"), "PATH": "/usr/bin:/bin"}
     (folder.parent / "elsewhere").mkdir(exist_ok=True)
     subprocess.run(
         [sys.executable, "-c", PROGRAM.format(root=str(SOURCE))],
-        input=json.dumps(request).encode(),
+        input=f"{request}\n".encode(),
         check=True,
         cwd=folder,
         env=environment,
@@ -146,3 +156,26 @@ def test_a_closure_is_no_part_of_the_optimizer(folder: Path) -> None:
     assert ("aten::addmm", "forward") in of
     assert ("aten::mm", "backward") in of
     assert not any(name == "aten::addmm" and phase == "optimizer" for name, phase in of)
+
+
+@pytest.mark.slow
+def test_a_dataset_may_read_tensors_that_the_script_made(folder: Path) -> None:
+    text = """
+import torch
+class Data(torch.utils.data.Dataset):
+    rows = torch.randint(0, 9, (64, 4))
+    def __len__(self): return 64
+    def __getitem__(self, i): return self.rows[i].float(), int(self.rows[i, 0] % 2)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number, (x, y) in enumerate(torch.utils.data.DataLoader(Data(), 8)):
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    if number % 2:
+        optimizer.step()
+"""
+    answer = fake(folder, text)
+    assert answer["failed"] is None
+    once = {"count": 2, "phase": "forward", "name": "aten::addmm"}  # two passes a step
+    assert any(once.items() <= call.items() for call in answer["calls"])  # type: ignore[attr-defined]
+    kept = sum(size for _, _, size in answer["kept"])  # type: ignore[attr-defined]
+    assert kept < 2 * 8 * 2 * 4 + 8  # of one pass: a second one frees it

@@ -153,6 +153,16 @@ test("memory that was not captured is said, and its bar does not move", () => {
   assert.equal(body.querySelectorAll("[role=slider]").length, 1);
 });
 
+test("memory that no batch changes is said, and its bar does not move", () => {
+  const { body, show, find } = page();
+  const batch = panel().batch;
+  const same = { peakBytes: 9.5e6, peakLowBytes: 9.5e6, peakHighBytes: 9.5e6 };
+  show({ ...panel(), batch: batch && { ...batch, points: batch.points.map((one) => ({ ...one, ...same })) } });
+  assert.match(find(".peakBytes .amount").textContent ?? "", /^9\.5.* MB.*, whatever the batch$/);
+  assert.doesNotMatch(find(".samplesPerSecond .amount").textContent ?? "", /whatever/);
+  assert.equal(body.querySelectorAll("[role=slider]").length, 1);
+});
+
 test("a batch outside the prediction can still be dragged back into it", () => {
   const { sent, show, find, press } = page();
   const batch = panel().batch;

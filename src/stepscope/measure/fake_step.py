@@ -1,7 +1,5 @@
 """Runs a script's first two training steps with fake tensors: shapes only, no data, no device work.
 
-python -c "...; main()" < request   (JSON; see FakeRequest); the answer goes to its own file
-
 The second step's operators are counted by the line of the user's code that they belong to; the
 first one creates the optimizer's state. Nothing is computed, so values that the script reads are
 made up, and a script whose shapes depend on values cannot be run so.
@@ -18,15 +16,17 @@ import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from stepscope.measure.fake_surroundings import (
     always_step,
+    import_from_texts,
     load_for_real,
     make_arrays_up,
     move_modules,
 )
 from stepscope.measure.line_watch import is_user_file
+from stepscope.measure.made_up_values import NOT_READ, made_up_value
 from stepscope.measure.no_side_effects import change_no_file
 from stepscope.measure.optimizers import with_closure
 
@@ -50,7 +50,6 @@ _DTYPES = {
 }
 _NO_WORK = ("prim::", "profiler::")
 _PASSES_WITHOUT_OPTIMIZER = 8
-_MADE_UP = {"aten::equal": True, "aten::is_nonzero": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +57,12 @@ class FakeRequest:
     """A script as the editor has it, and how it is started."""
 
     script: str
-    text: str
+    texts: dict[str, str]  # of the script and of files that it imports, by resolved path
     arguments: list[str]
+    cwd: str
+    limit_s: float
     answer: str  # the file to write
+    errors: str  # the file that gets what it prints on stderr
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +98,17 @@ class _SeenEnough(BaseException):
     """Ends the script; no Exception, so that the script does not catch it."""
 
 
-def main() -> None:
-    request = FakeRequest(**json.load(sys.stdin))
+def answer(request: FakeRequest) -> NoReturn:
+    """Run the script, write what was found or why nothing was, and end this process."""
     to = os.open(request.answer, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     change_no_file()
-    answer: dict[str, Any] = {"failed": None}
+    found: dict[str, Any] = {"failed": None}
     try:
-        answer |= run_fake(request).content()
+        found |= run_fake(request).content()
     except BaseException as error:
-        answer["failed"] = _describe(error, request.script)
+        found["failed"] = _describe(error, request.script)
     finally:
-        _write(to, json.dumps(answer).encode())
+        _write(to, json.dumps(found).encode())
         os._exit(0)  # whatever the script started goes with this process
 
 
@@ -120,7 +122,8 @@ def run_fake(request: FakeRequest) -> FakeStep:
     watched = _WatchedScript()
     sys.argv = [request.script, *request.arguments]
     sys.path.insert(0, str(Path(request.script).parent))
-    code = compile(request.text, request.script, "exec")
+    import_from_texts(request.texts)
+    code = compile(request.texts[request.script], request.script, "exec", dont_inherit=True)
     with watched.faked():
         main_module = runpy._TempModule("__main__")
         with contextlib.suppress(_SeenEnough), main_module as module:
@@ -146,6 +149,7 @@ class _WatchedScript:
         self._passes = 0
         self._in_optimizer = 0
         self._kept: dict[int, Any] = {}  # storages, held so that none gets another's address
+        self._kept_now: Counter[tuple[str, int]] = Counter()  # bytes, in the present pass
 
     @contextlib.contextmanager
     def faked(self) -> Iterator[None]:
@@ -179,12 +183,19 @@ class _WatchedScript:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             result = run_backward(*args, **kwargs)
-            self._passes += 1
+            self._pass_ends()
             if self._anchor is None and self._passes >= _PASSES_WITHOUT_OPTIMIZER:
                 self._step_ends(())
             return result
 
         autograd._engine_run_backward = run
+
+    def _pass_ends(self) -> None:
+        """A backward pass frees what was kept for it: of several in a step, the largest counts."""
+        self._passes += 1
+        if self._kept_now.total() > self.step.kept.total():
+            self.step.kept = self._kept_now
+        self._kept_now = Counter()
 
     def _before_optimizer(self, _optimizer: Any, args: Any, kwargs: Any) -> Any:
         self._in_optimizer += 1
@@ -264,7 +275,7 @@ class _WatchedScript:
             base = tensor._base
             if storage._cdata not in self._kept and not isinstance(base, torch.nn.Parameter):
                 self._kept[storage._cdata] = storage
-                self.step.kept[line.file, line.line] += storage.nbytes()
+                self._kept_now[line.file, line.line] += storage.nbytes()
         return tensor
 
 
@@ -283,25 +294,17 @@ def _recorder(script: _WatchedScript) -> Any:
         ) -> Any:
             name = func._schema.name
             tensors = list(_tensors((args, kwargs or {})))
-            if name == "aten::_local_scalar_dense":
-                return _made_up(tensors[0])
+            value = made_up_value(name, tensors)
+            if value is not NOT_READ:
+                return value
             if name == "aten::set_":  # a copied fake gets its storage back: it has none
                 return args[0]
-            if name in _MADE_UP:
-                return _MADE_UP[name]
             result = func(*args, **(kwargs or {}))
             if not func.is_view and not name.startswith(_NO_WORK):
                 script.called(name, tensors)
             return result
 
     return Recorder()
-
-
-def _made_up(tensor: Any) -> Any:
-    """No test holds, and every number is one: optimizers divide by what they count."""
-    if str(tensor.dtype) == "torch.bool":
-        return False
-    return 1.0 if tensor.dtype.is_floating_point else 1
 
 
 def _tensors(value: Any) -> Iterator[Any]:

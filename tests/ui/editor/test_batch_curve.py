@@ -9,7 +9,7 @@ import pytest
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.predict.host_batch import weights_share
 from stepscope.records.line_costs import BatchPoint
-from stepscope.ui.editor import batch_curve, batch_for
+from stepscope.ui.editor.batch_curve import batch_curve, batch_for
 
 CPU = Path(__file__).parents[2] / "golden" / "cpu_step.json.gz"
 

@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.errors import NotCapturedError
 from stepscope.records.line_costs import BatchPlace, LineCosts
-from stepscope.ui.editor import batch_in_source, text_with_batch
+from stepscope.ui.editor.batch_place import batch_in_source, text_with_batch
 
 MEASURED = LineCosts(lines=(), step_ms=1, batch=64)
 
@@ -88,6 +88,13 @@ def test_the_measured_batch_decides_between_candidates() -> None:
     assert found("x = torch.randn(64, 3)", batch=None) is None
     loader = "batch_size = 64\nloader = DataLoader(data, batch_size=64)"
     assert found(loader) == "loader = DataLoader(data, batch_size=<64>)"
+
+
+def test_a_number_with_a_name_comes_before_one_that_divides_another_dimension() -> None:
+    """Sequences first: 35 tokens of 20 samples, and an export with one sample."""
+    text = "p.add_argument('--batch_size', default=20)\nexport(batch_size=1)\ngrid(batch_size=5)"
+    assert found(text, 35) == "p.add_argument('--batch_size', default=<20>)"
+    assert found("fit(batch_size=1)\nfit(batch_size=16)", 32) == "fit(batch_size=<16>)"
 
 
 def test_only_the_number_changes() -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError
 from stepscope.explain.lines.operator_times import OperatorTimes
 from stepscope.records.line_costs import LineCost, LineCosts
-from stepscope.ui.editor import check_syntax, estimate, estimate_script
+from stepscope.ui.editor import estimate
+from stepscope.ui.editor.estimate import check_syntax, estimate_script
 from stepscope.ui.editor.fake_run import FakeAnswer, FakeCall, FakeScript
 
 Estimated = Callable[[str, FakeAnswer], LineCosts]
@@ -68,13 +69,13 @@ def estimated(monkeypatch: pytest.MonkeyPatch) -> Estimated:
     def of(text: str, answer: FakeAnswer) -> LineCosts:
         answers = {**ANSWERS, text: answer}
 
-        def fake(script: FakeScript, *_: Any) -> FakeAnswer:
-            return answers[script.text]
+        def fake(script: FakeScript, *_: object) -> FakeAnswer:
+            return answers[dict(script.texts)[FILE]]
 
         monkeypatch.setattr(estimate, "run_with_fakes", fake)
         monkeypatch.setattr(estimate, "_fake_baseline", fake)
         monkeypatch.setattr(estimate, "_times_of", lambda *_: TIMES)
-        return estimate_script(Path(FILE), text, [], limit_s=1, measured=MEASURED)
+        return estimate_script(Path(FILE), {Path(FILE): text}, [], limit_s=1, measured=MEASURED)
 
     return of
 
@@ -115,6 +116,48 @@ def test_a_changed_line_is_scaled_and_said_to_be(estimated: Estimated) -> None:
     assert "scaled by their work" in costs.notes[0]
 
 
+def test_a_line_whose_operators_only_grow_is_scaled_from_what_it_took(
+    estimated: Estimated,
+) -> None:
+    text = BEFORE.replace("optimizer.step()", "optimizer.step()  # larger")
+    grown = call(3, "optimizer", "aten::add_", (16, 8), (16, 8), count=2)
+    line = estimated(text, FakeAnswer(None, [*product(2), grown], [], 64)).at(FILE, 3)
+    assert line is not None
+    assert line.optimizer_ms == pytest.approx(3 * 2 * 2)  # twice the bytes, twice the calls
+    assert line.calls is None  # it may run twice, or call twice
+
+
+def test_other_operators_on_a_line_are_scaled_as_all_lines_are(estimated: Estimated) -> None:
+    text = BEFORE.replace("model(x)", "x * 2")
+    answer = FakeAnswer(None, [call(2, "forward", "aten::mul", (8, 8)), update(3)], [], 64)
+    line = estimated(text, answer).at(FILE, 2)
+    assert line is not None
+    assert line.forward_ms == pytest.approx(2)
+
+
+def test_lines_of_an_imported_file_are_followed_and_estimated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A line is put before the one that was measured there."""
+    imported = "/work/net.py"
+    cost = LineCost(file=imported, line=1, function="forward", forward_ms=4, calls=1)
+    known = replace(MEASURED, lines=(*MEASURED.lines, cost), texts={FILE: BEFORE, imported: "a()"})
+
+    def fake(script: FakeScript, *_: object) -> FakeAnswer:
+        line = len(dict(script.texts)[imported].splitlines())
+        own = replace(call(line, "forward", "aten::mm", (8, 8), (8, 8)), file=imported)
+        return replace(ANSWERS[BEFORE], calls=[*ANSWERS[BEFORE].calls, own])
+
+    monkeypatch.setattr(estimate, "run_with_fakes", fake)
+    monkeypatch.setattr(estimate, "_times_of", lambda *_: TIMES)
+    edited = {Path(imported): "x = 1\na()"}
+    costs = estimate_script(Path(FILE), edited, [], limit_s=1, measured=known)
+    assert [one.line for one in costs.lines if one.file == imported] == [2]
+    assert costs.texts == {FILE: BEFORE, imported: "x = 1\na()"}
+    with pytest.raises(NotCapturedError, match=r"net\.py, line 1"):
+        estimate_script(Path(FILE), {Path(imported): "a("}, [], limit_s=1, measured=known)
+
+
 def test_a_line_without_operators_left_keeps_its_python(estimated: Estimated) -> None:
     text = BEFORE.replace("y = model(x)", "y = 1")
     costs = estimated(text, FakeAnswer(None, [update(3)], [], 64))
@@ -127,4 +170,4 @@ def test_why_nothing_can_be_said() -> None:
     with pytest.raises(NotCapturedError, match=r"a\.py, line 2: "):
         check_syntax(Path("a.py"), "x = 1\nif x\n")
     with pytest.raises(NotCapturedError, match="profile it once"):
-        estimate_script(Path("/work/other.py"), "x = 1", [], limit_s=1, measured=MEASURED)
+        estimate_script(Path("/work/other.py"), {}, [], limit_s=1, measured=MEASURED)

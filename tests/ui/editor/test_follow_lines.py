@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.records.line_costs import LineCost, LineCosts
-from stepscope.ui.editor import follow
+from stepscope.ui.editor.follow import follow
 
 FILE = Path("/work/train.py")
 TEXT = "import torch\nx = model(a)\ny = x.relu()\nloss = y.sum()\nloss.backward()\n"

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stepscope.errors import NotCapturedError
-from stepscope.ui.editor import (
-    batch_curve,
-    batch_in_source,
-    estimate_script,
-    follow,
-    line_costs_of,
-    profile_script,
-)
+from stepscope.ui.editor.batch_curve import batch_curve
+from stepscope.ui.editor.batch_place import batch_in_source
+from stepscope.ui.editor.estimate import estimate_script
+from stepscope.ui.editor.follow import follow
+from stepscope.ui.editor.measured import line_costs_of
+from stepscope.ui.editor.profile_script import profile_script
 
 if TYPE_CHECKING:
     from stepscope.records.line_costs import LineCosts
@@ -117,7 +115,9 @@ def test_an_edit_is_estimated_before_it_is_run(mlp: Profiled) -> None:
         "        return self.last(x)",
         "        x = x + torch.relu(self.second(x))\n        return self.last(x)",
     )
-    estimate = estimate_script(mlp.script, edited, [], limit_s=LIMIT_S, measured=mlp.costs)
+    estimate = estimate_script(
+        mlp.script, {mlp.script: edited}, [], limit_s=LIMIT_S, measured=mlp.costs
+    )
     check_whole(estimate)
     assert estimate.kind == "estimated"
     assert estimate.step_ms > mlp.costs.step_ms
@@ -138,7 +138,7 @@ def test_an_edit_is_estimated_before_it_is_run(mlp: Profiled) -> None:
 def test_what_cannot_be_estimated_says_why(mlp: Profiled) -> None:
     def why(text: str, measured: LineCosts | None = mlp.costs) -> str:
         with pytest.raises(NotCapturedError) as error:
-            estimate_script(mlp.script, text, [], limit_s=LIMIT_S, measured=measured)
+            estimate_script(mlp.script, {mlp.script: text}, [], limit_s=LIMIT_S, measured=measured)
         return str(error.value)
 
     assert "mlp_loader.py, line 2: " in why("x = 1\ndef broken(:\n")
@@ -180,7 +180,7 @@ def test_profiling_ends_with_the_editor(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
     program = (
-        "from pathlib import Path; from stepscope.ui.editor import profile_script\n"
+        "from pathlib import Path; from stepscope.ui.editor.profile_script import profile_script\n"
         f"profile_script(Path({str(script)!r}), [], limit_s=600, folder=Path('run'))"
     )
     editor = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)
@@ -242,7 +242,11 @@ def test_other_scripts(name: str, dearest: str, batch: int, tmp_path: Path) -> N
     first = profiled.costs.lines[0]
     assert dearest in profiled.text.splitlines()[first.line - 1]
     estimate = estimate_script(
-        profiled.script, profiled.text, [], limit_s=LIMIT_S, measured=profiled.costs
+        profiled.script,
+        {profiled.script: profiled.text},
+        [],
+        limit_s=LIMIT_S,
+        measured=profiled.costs,
     )
     assert estimate.step_ms == pytest.approx(profiled.costs.step_ms)
     assert batch_in_source(profiled.text, profiled.costs) is not None

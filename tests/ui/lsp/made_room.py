@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from stepscope.errors import NotCapturedError
 from stepscope.records.line_costs import BatchPoint, LineCost, LineCosts, LineKernel, LineOperator
 from stepscope.records.place import Place
-from stepscope.ui.editor import ProfiledScript
+from stepscope.ui.editor.profile_child import ProfiledScript
 from stepscope.ui.lsp.finding_note import FindingNote, StepWhatIf
 from stepscope.ui.lsp.measured_run import MeasuredRun
 from stepscope.ui.lsp.offered_patch import OfferedPatch
@@ -40,9 +41,14 @@ class MadeRoom(WorkRoom):
         return ProfiledScript(run=str(folder))
 
     def estimate(
-        self, work: ScriptWork, text: str, measured: LineCosts, stop: threading.Event
+        self,
+        work: ScriptWork,
+        texts: Mapping[Path, str],
+        measured: LineCosts,
+        stop: threading.Event,
     ) -> LineCosts:
         assert measured.kind == "measured"
+        text = texts.get(work.script, "")
         if "# cannot" in text or stop.is_set():
             raise NotCapturedError("its data is missing")
         return made_costs(work.script, text, kind="estimated")

@@ -35,6 +35,7 @@ def drive(script: Path, server: list[str], folder: Path) -> dict[str, Any]:
     return steps
 
 
+@pytest.mark.slow
 @needs_neovim
 def test_neovim_shows_follows_patches_undoes_and_saves(tmp_path: Path) -> None:
     steps = drive(write(tmp_path), MADE, tmp_path)

@@ -53,7 +53,7 @@ async def shows_and_patches(one: Editor, folder: Path) -> None:
     }
     lenses = await one.lenses(uri)
     assert lenses[2].startswith("9.00 ms · 90% of the step")
-    assert lenses[4].startswith("9.00 ms")
+    assert 4 not in lenses  # the loop is all of its function
     hover = await one.hover(uri, 5)
     for words in (
         "forward",

@@ -11,9 +11,13 @@ from hypothesis import strategies as st
 from made_room import made_costs, made_run
 from msgspec.structs import replace
 
+from stepscope.records.explanation import Finding
+from stepscope.records.line_costs import BatchPlace, LineCost, LineCosts
 from stepscope.ui.lsp.batch_now import batch_now
 from stepscope.ui.lsp.editor_settings import EditorSettings
-from stepscope.ui.lsp.measured_run import MeasuredRun, step_on_gpus
+from stepscope.ui.lsp.finding_note import note_finding
+from stepscope.ui.lsp.line_words import block_costs
+from stepscope.ui.lsp.measured_run import MeasuredRun, samples_of_step, step_on_gpus
 from stepscope.ui.lsp.panel import panel_of
 from stepscope.ui.lsp.program_text import program_key, qualified_name
 from stepscope.ui.lsp.rebased_change import LineChange, line_changes, rebase, text_lines
@@ -154,3 +158,39 @@ def test_runs_are_found_by_their_command_and_old_ones_of_editors_go(tmp_path: Pa
     discard_old_runs(made[-1])
     assert find_runs(script, []) == made[:2:-1]
     assert other.exists()
+
+
+def test_a_loop_that_is_all_of_its_function_is_not_shown_twice() -> None:
+    text = "def train():\n    for b in d:\n        f(b)  # 3.0 ms\ndef test():\n    g()  # 1.0 ms\n"
+    lines = shown_lines(
+        ScriptState(script=FILE, measured=made_run(FILE, text, Path("/run"))),
+        FILE,
+        text,
+        lambda _: text,
+    )
+    assert [block.line for block in block_costs(text, lines)] == [1, 4]
+
+
+def test_a_finding_without_a_place_stands_at_the_line_that_it_is_about() -> None:
+    def line(number: int, forward_ms: float, other_ms: float) -> LineCost:
+        name, times = str(FILE), {"forward_ms": forward_ms, "other_ms": other_ms}
+        return LineCost(file=name, line=number, function="train", **times)
+
+    costs = LineCosts(lines=(line(3, 60, 1), line(2, 0, 38)), step_ms=100, texts={str(FILE): ""})
+
+    def at(finding: str, share: float) -> int:
+        one = Finding(id=finding, title="", share=share, severity="low", summary="", evidence=())
+        return note_finding(one, FILE, costs, ()).places[0].line
+
+    assert at("data-loading", 0.38) == 2
+    assert at("dominant-kernel", 0.6) == 3
+    assert at("data-loading", 0.9) == 1  # no line accounts for it
+    assert at("other-processes", 0.3) == 1
+
+
+def test_samples_are_the_scripts_own_number_where_the_first_dimension_cannot_be() -> None:
+    number = BatchPlace(line=1, column=0, end_column=2, value=20, spelling="batch_size=")
+    assert samples_of_step(35, number) == 20  # 35 tokens of 20 samples
+    assert samples_of_step(80, number) == 80  # 20 on each of 4 devices, or 4 views of each
+    assert samples_of_step(35, None) == 35
+    assert samples_of_step(None, number) == 20

@@ -90,7 +90,7 @@ class Bar {
   private readonly handle = element("div", "handle");
   private readonly amount = element("span", "amount");
 
-  constructor(readonly quantity: Quantity, private readonly scale: number | null, private readonly bars: BatchBars, private readonly capacityBytes: number | null, draggable: boolean) {
+  constructor(readonly quantity: Quantity, private readonly scale: number | null, private readonly bars: BatchBars, private readonly capacityBytes: number | null, private readonly draggable: boolean) {
     this.track.append(this.fill, this.interval, this.handle);
     this.root = element("div", `bar ${quantity}`, element("div", "label", element("span", "", TITLES[quantity]), this.amount), this.track);
     if (quantity === "peakBytes" && scale !== null && capacityBytes !== null && capacityBytes <= scale) this.markCapacity(capacityBytes / scale);
@@ -98,8 +98,13 @@ class Bar {
     else this.root.classList.add("fixed");
   }
 
+  /** There are predictions, and all are the same: parameters and the optimizer can take more than any batch. */
+  private get isFlat(): boolean {
+    return this.scale !== null && !this.draggable && this.bars.batches.length > 1;
+  }
+
   show(amount: Interval | null, batch: number, offered: readonly number[]): void {
-    this.amount.textContent = amount === null ? "not known" : this.words(amount);
+    this.amount.textContent = amount === null ? "not known" : this.words(amount) + (this.isFlat ? ", whatever the batch" : "");
     this.root.classList.toggle("nowhere", amount === null);
     this.root.classList.toggle("over", amount !== null && this.exceeds(amount.high));
     if (amount !== null && this.scale !== null) this.draw(amount, this.scale);

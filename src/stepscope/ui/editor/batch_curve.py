@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.records.line_costs import BatchPoint
 from stepscope.records.prediction import Setting
-from stepscope.ui.slowest_bench import open_slowest
-from stepscope.ui.whatif import adjusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +28,7 @@ def batch_curve(
     `batch` is the measured one, for a run whose trace does not show it. Raises NotCapturedError
     when it is not known, or when the step cannot be predicted.
     """
+    from stepscope.ui.slowest_bench import open_slowest
     from stepscope.verify.track_record import history
 
     bench, rank, _ = open_slowest(str(run), cache=True)
@@ -54,6 +53,8 @@ def measured_batch(bench: Bench) -> int | None:
 def _point(
     bench: Bench, now: int, batch: int, ranks: int, promises: Sequence[TrackedPromise]
 ) -> BatchPoint:
+    from stepscope.ui.whatif import adjusted
+
     if batch == now:
         return _as_point(bench.predict([]), batch, ranks)
     setting = Setting(name="batch", value=f"x{batch / now:.9f}")

@@ -43,11 +43,8 @@ def batch_in_source(text: str, costs: LineCosts | None) -> BatchPlace | None:
         return None
     measured = costs.batch if costs is not None else None
     candidates = list(_candidates(tree, measured))
-    if measured is not None:  # a script may scale it: then no literal equals it
-        equal = [one for one in candidates if one.node.value == measured]
-        divides = [one for one in candidates if measured % _value(one) == 0]
-        # Where samples are not the first dimension, the measured batch is another one.
-        candidates = equal or divides or [one for one in candidates if one.rank <= _NAMED]
+    if measured is not None:
+        candidates = _likeliest(candidates, measured)
     if not candidates:
         return None
     candidates.sort(key=lambda one: (one.rank, one.node.lineno, one.node.col_offset))
@@ -55,6 +52,18 @@ def batch_in_source(text: str, costs: LineCosts | None) -> BatchPlace | None:
     if best.rank == _SIZE:  # inputs and targets are created with the same number
         return _place(text, best, [one for one in others if one.node.value == best.node.value])
     return _place(text, best, [])
+
+
+def _likeliest(candidates: list[_Candidate], measured: int) -> list[_Candidate]:
+    """Those that equal the measured batch; a script may also multiply its number by something.
+
+    Where samples are not the first dimension, the measured batch is another dimension: a number
+    with a name of its own is then the batch size, whatever it is. A one divides everything.
+    """
+    equal = [one for one in candidates if one.node.value == measured]
+    divides = [one for one in candidates if _value(one) > 1 and measured % _value(one) == 0]
+    named = [one for one in candidates if one.rank <= _NAMED]
+    return equal or [one for one in divides if one in named] or named or divides
 
 
 def text_with_batch(text: str, place: BatchPlace, batch: int) -> str:

@@ -2,8 +2,8 @@
 
 Both the measured text and the edited one run a step with fake tensors, and their operators are
 timed by those of the measured run. A line whose operators did not change keeps its measured cost;
-the others get their operators' times, scaled by how those of the measured text compare with what
-was measured.
+the others get their operators' times, scaled by how those of the same line, or of all lines of the
+measured text, compare with what was measured.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -47,6 +46,14 @@ class _Timed(NamedTuple):
     operators: tuple[LineOperator, ...]
     signature: frozenset[tuple[object, int]]  # what it runs, without its place
 
+    @property
+    def names(self) -> set[str]:
+        return {one.name for one in self.operators}
+
+    @property
+    def calls(self) -> float:
+        return sum(one.calls for one in self.operators)
+
 
 class _Estimated(NamedTuple):
     """All lines of a fake step."""
@@ -59,7 +66,7 @@ class _Estimated(NamedTuple):
 
 def estimate_script(
     script: Path,
-    text: str,
+    texts: Mapping[Path, str],
     arguments: Sequence[str],
     *,
     limit_s: float,
@@ -68,24 +75,30 @@ def estimate_script(
     cwd: Path | None = None,
     stop: threading.Event | None = None,
 ) -> LineCosts:
-    """Line costs of `text`, marked as estimated. Raises NotCapturedError, which says why it cannot:
-    a syntax error with its line, nothing measured yet, shapes that depend on values, missing data,
-    or the time limit. `stop` ends it early."""
-    check_syntax(script, text)
+    """Line costs of the script with `texts` for files of it, marked as estimated.
+
+    Files that are not in `texts` are as they were measured. Raises NotCapturedError, which says why
+    it cannot: a syntax error with its line, nothing measured yet, shapes that depend on values,
+    missing data, or the time limit. `stop` ends it early.
+    """
+    for file, text in texts.items():
+        check_syntax(file, text)
     if measured is None or measured.run is None:
         raise NotCapturedError(f"{script.name} was not measured yet: profile it once")
     script = script.resolve()
-    before = measured.texts.get(str(script))
-    if before is None:
+    before = measured.texts
+    if str(script) not in before:
         raise NotCapturedError(f"the measured run did not run {script.name}: profile it once")
-    place = (tuple(arguments), python or sys.executable, (cwd or script.parent).absolute())
+    after = {**before, **{str(file.resolve()): text for file, text in texts.items()}}
+    how = (tuple(arguments), python or sys.executable, (cwd or script.parent).absolute())
     times = _times_of(measured.run, measured.step_ms)
-    with ThreadPoolExecutor(2) as pool:
-        old = pool.submit(_fake_baseline, FakeScript(script, before, *place), limit_s, stop)
-        new = pool.submit(run_with_fakes, FakeScript(script, text, *place), limit_s, stop)
-        answers = old.result(), new.result()
-    estimates = [_time_lines(answer, times) for answer in answers]
-    return _combine(measured, script, text, *estimates)
+    old, new = (FakeScript(script, tuple(sorted(them.items())), *how) for them in (before, after))
+    # The edited one first: what is wrong with it is said at once.
+    edited = run_with_fakes(new, limit_s, stop) if new != old else None
+    baseline = _fake_baseline(old, limit_s, stop)
+    return _combine(
+        measured, after, _time_lines(baseline, times), _time_lines(edited or baseline, times)
+    )
 
 
 def check_syntax(script: Path, text: str) -> None:
@@ -152,10 +165,10 @@ def _time_lines(answer: FakeAnswer, times: OperatorTimes) -> _Estimated:
 
 
 def _combine(
-    measured: LineCosts, script: Path, text: str, old: _Estimated, new: _Estimated
+    measured: LineCosts, texts: dict[str, str], old: _Estimated, new: _Estimated
 ) -> LineCosts:
     factors = _factors(measured, old)
-    costs_before = _in_todays_text(measured, script, text)
+    costs_before = _in_todays_texts(measured, texts)
     was_at = {now: cost.place for now, cost in costs_before.items()}
     lines = []
     for place in {**dict.fromkeys(costs_before), **dict.fromkeys(new.lines)}:
@@ -176,7 +189,7 @@ def _combine(
         kind="estimated",
         run=measured.run,
         batch=None,
-        texts={**measured.texts, str(script): text},
+        texts=texts,
         notes=_notes(new, step_ms),
     )
 
@@ -197,7 +210,10 @@ def _estimate_line(
         assert known is not None
         nothing = LineCost(file=file, line=line, function=known.function, calls=known.calls)
         return replace(nothing, other_ms=known.other_ms, kept_bytes=kept)
-    ms = {phase: timed.ms[phase] * factors[phase] for phase in PHASES}
+    ms = {
+        phase: timed.ms[phase] * (_own_factor(phase, known, before, timed) or factors[phase])
+        for phase in PHASES
+    }
     return LineCost(
         file=file,
         line=line,
@@ -207,9 +223,24 @@ def _estimate_line(
         optimizer_ms=ms["optimizer"],
         other_ms=known.other_ms if known is not None else 0.0,
         kept_bytes=kept,
-        calls=known.calls if known is not None else None,
+        calls=known.calls if known is not None and _runs_as_often(before, timed) else None,
         operators=timed.operators,
     )
+
+
+def _own_factor(
+    phase: str, known: LineCost | None, before: _Timed | None, after: _Timed
+) -> float | None:
+    """What the line took over what its operators were timed at, while they only differ in shapes:
+    one that fakes show otherwise than the profiler is timed badly, before and after alike."""
+    if known is None or before is None or before.names != after.names or not before.ms[phase]:
+        return None
+    took: float = getattr(known, f"{phase}_ms")
+    return took / before.ms[phase] or None
+
+
+def _runs_as_often(before: _Timed | None, after: _Timed) -> bool:
+    return before is not None and before.calls == after.calls
 
 
 def _runs_the_same(before: _Timed | None, after: _Timed | None) -> bool:
@@ -218,13 +249,13 @@ def _runs_the_same(before: _Timed | None, after: _Timed | None) -> bool:
     return before.signature == after.signature
 
 
-def _in_todays_text(measured: LineCosts, script: Path, text: str) -> dict[_Place, LineCost]:
-    """Measured lines by where they are now; those of other files stay where they are."""
-    name = str(script)
-    places = {cost.place: cost for cost in measured.lines if cost.file != name}
-    for followed in follow(measured, script, text).lines:
-        if followed.line is not None:
-            places[name, followed.line] = followed.cost
+def _in_todays_texts(measured: LineCosts, texts: Mapping[str, str]) -> dict[_Place, LineCost]:
+    """Measured lines by where they are now; those of files without a text stay where they are."""
+    places = {cost.place: cost for cost in measured.lines if cost.file not in texts}
+    for file, text in texts.items():
+        for followed in follow(measured, Path(file), text).lines:
+            if followed.line is not None:
+                places[file, followed.line] = followed.cost
     return places
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from stepscope.records.line_costs import BatchPlace, LineCost
-from stepscope.ui.editor import batch_in_source, follow
+from stepscope.ui.editor.batch_place import batch_in_source
+from stepscope.ui.editor.follow import follow
 from stepscope.ui.lsp.rebased_change import text_lines
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lsprotocol import types
 
 from stepscope.errors import StepscopeError
-from stepscope.ui.editor import batch_for
+from stepscope.ui.editor.batch_curve import batch_for
 from stepscope.ui.lsp import shown_types
 from stepscope.ui.lsp.batch_now import batch_now
 from stepscope.ui.lsp.panel import panel_of

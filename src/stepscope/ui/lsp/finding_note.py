@@ -10,12 +10,18 @@ from stepscope.records.place import Place
 from stepscope.ui.lsp.rebased_change import line_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from stepscope.records.explanation import Advice, Finding
-    from stepscope.records.line_costs import LineCosts
+    from stepscope.records.line_costs import LineCost, LineCosts
     from stepscope.ui.lsp.offered_patch import OfferedPatch
+
+# What of a line's time a finding is about.
+_ABOUT: dict[str, Callable[[LineCost], float]] = {
+    "data-loading": lambda line: line.other_ms,
+    "dominant-kernel": lambda line: line.total_ms - line.other_ms,
+}
 
 
 class FindingNote(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,10 +49,12 @@ class StepWhatIf(msgspec.Struct, frozen=True, kw_only=True):
 def note_finding(
     finding: Finding, script: Path, costs: LineCosts, patches: Sequence[OfferedPatch]
 ) -> FindingNote:
-    """Where it says; else where its remedy's patch begins; else at the script's first line."""
+    """Where it says; else where its remedy's patch begins; else at the line that costs most of
+    what it is about; else at the script's first line."""
     said = [Place(file=one.file, line=one.line) for one in finding.where if one.file in costs.texts]
     patched = next(_patched(finding, costs, patches), None)
-    places = list(dict.fromkeys(said)) or [patched or Place(file=str(script), line=1)]
+    first = Place(file=str(script), line=1)
+    places = list(dict.fromkeys(said)) or [patched or _costliest(finding, costs) or first]
     return FindingNote(
         id=finding.id,
         title=finding.title,
@@ -68,6 +76,17 @@ def _patched(
             changes = line_changes(costs.texts[file], after)
             if changes:
                 yield Place(file=file, line=changes[-1].start + 1)  # imports come first
+
+
+def _costliest(finding: Finding, costs: LineCosts) -> Place | None:
+    """None for a finding that is about no line, and where no line accounts for most of it."""
+    amount = _ABOUT.get(finding.id)
+    if amount is None:
+        return None
+    line = max(costs.lines, key=amount, default=None)
+    if line is None or amount(line) < finding.share * costs.step_ms / 2:
+        return None
+    return Place(file=line.file, line=line.line)
 
 
 def whatifs(advice: Sequence[Advice]) -> tuple[StepWhatIf, ...]:

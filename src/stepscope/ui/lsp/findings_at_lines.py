@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.records.line_costs import LineCost
-from stepscope.ui.editor import follow
+from stepscope.ui.editor.follow import follow
 
 if TYPE_CHECKING:
     from stepscope.ui.lsp.finding_note import FindingNote

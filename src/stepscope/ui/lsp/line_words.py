@@ -51,17 +51,19 @@ def hint_words(shown: ShownLine) -> str:
 
 
 def block_costs(text: str, lines: Sequence[ShownLine]) -> list[BlockCost]:
-    """Functions and loops whose own lines take time; none while the text is not Python."""
+    """Functions and loops whose own lines take time, without loops that are all of their function;
+    none while the text is not Python."""
     tree = syntax_tree(text)
     if tree is None:
         return []
     blocks = [node for node in ast.walk(tree) if isinstance(node, _BLOCKS)]
-    costs = []
-    for block in sorted(blocks, key=lambda node: node.lineno):
+    costs: dict[frozenset[int], BlockCost] = {}
+    for block in sorted(blocks, key=lambda node: node.lineno):  # the outer ones first
         inside = [one for one in lines if block.lineno <= one.line <= (block.end_lineno or 0)]
-        if any(is_worth_a_hint(one.cost) for one in inside):
-            costs.append(BlockCost(block.lineno, _block_words(inside)))
-    return costs
+        worth = frozenset(one.line for one in inside if is_worth_a_hint(one.cost))
+        if worth and worth not in costs:
+            costs[worth] = BlockCost(block.lineno, _block_words(inside))
+    return list(costs.values())
 
 
 def _block_words(lines: Sequence[ShownLine]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.errors import StepscopeError
-from stepscope.trace.follow_run import RunFollower
 from stepscope.ui.lsp.script_state import LiveStep
 
 if TYPE_CHECKING:
@@ -16,6 +15,10 @@ class LiveSteps:
     """Reads what was added since the last look."""
 
     def __init__(self, folder: Path) -> None:
+        from stepscope.trace.follow_run import (
+            RunFollower,
+        )  # it needs numpy: the server starts first
+
         self._follower = RunFollower(folder)
 
     def look(self) -> LiveStep:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from stepscope.errors import StepscopeError
 from stepscope.records.gpu_comparison import GpuPrediction  # noqa: TC001  (for msgspec)
@@ -35,6 +36,7 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: int | None = None
     capacity_bytes: int | None = None  # of the device
     batch: int | None = None  # samples of a step
+    batch_number: int | None = None  # the number in the source that set it
     curve: tuple[BatchPoint, ...] = ()
     gpus: tuple[GpuPrediction, ...] = ()  # the shortest step first; empty for a CPU
     patches: tuple[OfferedPatch, ...] = ()  # empty if the run did not write script.json
@@ -45,7 +47,7 @@ def read_measured_run(run: Path, script: Path) -> MeasuredRun:
     """Raises StepscopeError if the run does not tell what lines cost."""
     from stepscope.trace.script_file import read_script
     from stepscope.ui.api import explain
-    from stepscope.ui.editor import line_costs_of
+    from stepscope.ui.editor.measured import line_costs_of
 
     costs = line_costs_of(run)
     explanation = explain(run)
@@ -64,8 +66,9 @@ def read_measured_run(run: Path, script: Path) -> MeasuredRun:
         memory=memory.categories if memory is not None else {},
         peak_bytes=memory.peak_bytes if memory is not None else costs.peak_bytes,
         capacity_bytes=memory.limit_bytes if memory is not None else None,
-        batch=costs.batch or (place.value if place is not None else None),
-        curve=_curve(run, place) if place is not None else (),
+        batch=samples_of_step(costs.batch, place),
+        batch_number=place.value if place is not None else None,
+        curve=_curve(run, costs, place) if place is not None else (),
         gpus=step_on_gpus(run),
         patches=patches,
         report=str(run / REPORT),
@@ -79,19 +82,31 @@ def _interval(explanation: Explanation) -> tuple[float | None, float | None]:
 
 
 def _batch_place(script: Path, costs: LineCosts) -> BatchPlace | None:
-    from stepscope.ui.editor import batch_in_source
+    from stepscope.ui.editor.batch_place import batch_in_source
 
     text = costs.texts.get(str(script))
     return batch_in_source(text, costs) if text is not None else None
 
 
-def _curve(run: Path, place: BatchPlace) -> tuple[BatchPoint, ...]:
+def samples_of_step(seen: int | None, place: BatchPlace | None) -> int | None:
+    """`seen` is the first dimension of the inputs. A script may multiply its number to get it; if
+    that cannot be, samples are another dimension, and the number says how many."""
+    if place is None or (seen is not None and seen % place.value == 0):
+        return seen
+    return place.value
+
+
+def _curve(run: Path, costs: LineCosts, place: BatchPlace) -> tuple[BatchPoint, ...]:
     """Empty where other batches cannot be predicted."""
-    from stepscope.ui.editor import batch_curve
+    from stepscope.ui.editor.batch_curve import batch_curve
 
     batches = sorted({max(1, round(place.value * factor)) for factor in _FACTORS})
+    per_number = (samples_of_step(costs.batch, place) or place.value) / place.value
     with contextlib.suppress(StepscopeError):
-        return batch_curve(run, batches, batch=place.value)
+        return tuple(
+            replace(point, samples_per_second=point.samples_per_second * per_number)
+            for point in batch_curve(run, batches, batch=place.value)
+        )
     return ()
 
 

@@ -15,6 +15,7 @@ from stepscope.ui.lsp.script_state import choose_costs, followed_lines
 
 if TYPE_CHECKING:
     from stepscope.records.line_costs import BatchPoint, LineCost, LineCosts
+    from stepscope.ui.lsp.measured_run import MeasuredRun
     from stepscope.ui.lsp.script_state import ScriptState, TextOf
 
 _MOST_OPERATORS = 8
@@ -40,7 +41,7 @@ def panel_of(state: ScriptState, text_of: TextOf) -> dict[str, Any]:
         "stepMs": step_ms,
         "lowMs": measured.low_ms if interval and measured else None,
         "highMs": measured.high_ms if interval and measured else None,
-        "samplesPerSecond": _throughput(state, costs),
+        "samplesPerSecond": _throughput(measured, costs, batch),
         "peakBytes": _peak(state, costs),
         "capacityBytes": measured.capacity_bytes if measured is not None else None,
         "batch": batch,
@@ -53,12 +54,18 @@ def panel_of(state: ScriptState, text_of: TextOf) -> dict[str, Any]:
     }
 
 
-def _throughput(state: ScriptState, costs: LineCosts | None) -> float | None:
-    if costs is None or costs.step_ms <= 0:
+def _throughput(
+    measured: MeasuredRun | None, costs: LineCosts | None, batch: Block | None
+) -> float | None:
+    """Of an edited script only if the number that sets its batch is known."""
+    if measured is None or measured.batch is None or costs is None or costs.step_ms <= 0:
         return None
-    measured = state.measured.batch if state.measured is not None else None
-    batch = costs.batch or (measured if costs.kind == "measured" else None)
-    return batch / costs.step_ms * 1e3 if batch else None
+    samples = float(measured.batch)
+    if costs.kind == "estimated":
+        if batch is None or measured.batch_number is None:
+            return None
+        samples *= batch["value"] / measured.batch_number
+    return samples / costs.step_ms * 1e3
 
 
 def _peak(state: ScriptState, costs: LineCosts | None) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -107,9 +107,10 @@ class ScriptJobs:
     def stop(self, state: ScriptState) -> bool:
         return self._jobs.stop(_profile(state))
 
-    def estimate(self, state: ScriptState, work: ScriptWork, text: str) -> None:
+    def estimate(self, state: ScriptState, work: ScriptWork, texts: Mapping[Path, str]) -> None:
+        """`texts` are those of its files as they are now."""
         self._jobs.ask(
-            _estimate(state), lambda stop: self._estimate(state, work, text, stop), EDIT_DELAY_S
+            _estimate(state), lambda stop: self._estimate(state, work, texts, stop), EDIT_DELAY_S
         )
 
     def forget_estimate(self, state: ScriptState) -> None:
@@ -132,6 +133,7 @@ class ScriptJobs:
 
     async def close(self) -> None:
         await self._jobs.stop_all()
+        await asyncio.to_thread(self._room.close)
 
     async def _profile(self, state: ScriptState, work: ScriptWork, stop: threading.Event) -> None:
         state.error = None
@@ -149,6 +151,7 @@ class ScriptJobs:
             captured = await self._capture(state, work, folder, stop)
             if captured:
                 await self._read(state, folder, stop)
+                self._prepare_estimates(state, work)
         finally:
             following.cancel()
             state.running_since = state.live = None
@@ -181,6 +184,18 @@ class ScriptJobs:
         else:
             state.set_measured(measured)
 
+    def _prepare_estimates(self, state: ScriptState, work: ScriptWork) -> None:
+        """An estimate of the measured text, thrown away: what it needs is then at hand."""
+        if state.measured is None or state.error is not None or not work.settings.estimate:
+            return
+        measured = state.measured.costs
+
+        async def estimate(stop: threading.Event) -> None:
+            with contextlib.suppress(Exception):  # it is said when an edit asks for it
+                await asyncio.to_thread(self._room.estimate, work, {}, measured, stop)
+
+        self._jobs.ask(f"prepare {state.script}", estimate, 0.0)
+
     async def _follow(self, state: ScriptState, folder: Path) -> None:
         steps = LiveSteps(folder)
         with contextlib.suppress(Exception):  # what is shown meanwhile must not end the profile
@@ -190,14 +205,18 @@ class ScriptJobs:
                 await asyncio.sleep(_LIVE_S)
 
     async def _estimate(
-        self, state: ScriptState, work: ScriptWork, text: str, stop: threading.Event
+        self,
+        state: ScriptState,
+        work: ScriptWork,
+        texts: Mapping[Path, str],
+        stop: threading.Event,
     ) -> None:
         costs, failed = None, None
         if state.measured is None:
             return
         measured = state.measured.costs
         try:
-            costs = await asyncio.to_thread(self._room.estimate, work, text, measured, stop)
+            costs = await asyncio.to_thread(self._room.estimate, work, texts, measured, stop)
         except Exception as error:
             failed = f"no estimate: {_why(error)}"
         if not stop.is_set():

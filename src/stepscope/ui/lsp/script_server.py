@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lsprotocol import types
-from msgspec.structs import replace
 from pygls.lsp.server import LanguageServer
 from pygls.uris import to_fs_path
 
@@ -149,23 +148,21 @@ class ScriptServer(LanguageServer):
         """Say which values are stale, and ask for an estimate of the new text."""
         state = self.state_of(path)
         self._publish_later()
-        text = self.text_of(state.script)
-        if state.measured is None or text is None or not self.settings.estimate:
+        if state.measured is None or not self.settings.estimate:
             return
         state.estimate_failed = None
         known = [state.measured.costs, *([state.estimate] if state.estimate else [])]
         if any(is_same_program(costs, self.text_of) for costs in known):
             self.jobs.forget_estimate(state)
-        elif not self._has_other_files_as_measured(state.measured.costs, state.script):
-            self.jobs.forget_estimate(state)
-            state.set_estimate(None, "no estimate: a file that the script imports was edited")
-        elif program_key(text) is not None:
-            self.jobs.estimate(state, self.work_of(state), text)
+            return
+        texts = self._texts_of(state.measured.costs)
+        if all(program_key(text) is not None for text in texts.values()):
+            self.jobs.estimate(state, self.work_of(state), texts)
 
-    def _has_other_files_as_measured(self, costs: LineCosts, script: Path) -> bool:
-        """An estimate knows edits of the script itself only."""
-        others = {file: text for file, text in costs.texts.items() if file != str(script)}
-        return is_same_program(replace(costs, texts=others), self.text_of)
+    def _texts_of(self, costs: LineCosts) -> dict[Path, str]:
+        """Of all files of a script, as they are now; without those that are gone."""
+        texts = {Path(file): self.text_of(Path(file)) for file in costs.texts}
+        return {file: text for file, text in texts.items() if text is not None}
 
     def saved(self, path: Path) -> None:
         state = self.state_of(path)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from stepscope.ui.editor import follow
+from stepscope.ui.editor.follow import follow
 from stepscope.ui.lsp.program_text import program_key
 
 if TYPE_CHECKING:

@@ -18,10 +18,11 @@ from stepscope.ui.lsp.measured_run import MeasuredRun  # noqa: TC001  (msgspec r
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Mapping
     from pathlib import Path
 
     from stepscope.records.line_costs import LineCosts
-    from stepscope.ui.editor import ProfiledScript
+    from stepscope.ui.editor.profile_child import ProfiledScript
     from stepscope.ui.lsp.editor_settings import EditorSettings
 
 READ_LIMIT_S = 120.0
@@ -52,7 +53,7 @@ class WorkRoom:
 
     def profile(self, work: ScriptWork, folder: Path, stop: threading.Event) -> ProfiledScript:
         """Train for a few steps in a child, into `folder`."""
-        from stepscope.ui.editor import profile_script
+        from stepscope.ui.editor.profile_script import profile_script
 
         return profile_script(
             work.script,
@@ -64,14 +65,18 @@ class WorkRoom:
         )
 
     def estimate(
-        self, work: ScriptWork, text: str, measured: LineCosts, stop: threading.Event
+        self,
+        work: ScriptWork,
+        texts: Mapping[Path, str],
+        measured: LineCosts,
+        stop: threading.Event,
     ) -> LineCosts:
         """What the edited lines will cost, without training; StepscopeError says why not."""
-        from stepscope.ui.editor import estimate_script
+        from stepscope.ui.editor.estimate import estimate_script
 
         return estimate_script(
             work.script,
-            text,
+            texts,
             work.arguments,
             limit_s=work.settings.limit_s,
             measured=measured,
@@ -97,6 +102,12 @@ class WorkRoom:
         _, errors = _run_child(command, f"the report of {run} took too long", stop)
         if not report.is_file():
             raise NotCapturedError(f"the report of {run} could not be written: {errors}")
+
+    def close(self) -> None:
+        """End what waits for more work."""
+        from stepscope.ui.editor.warm_python import end_warm_pythons
+
+        end_warm_pythons()
 
 
 def _run_child(command: list[str], too_long: str, stop: threading.Event) -> tuple[bytes, str]:
