@@ -9,10 +9,14 @@ import pytest
 
 from benches import analyse, bench_for
 from stepscope import explain_rank, read_trace
+from stepscope.explain.explain_rank import explain_analysis
 from stepscope.explain.findings.below_roof import REACHABLE
 from stepscope.explain.graph_replays import find_gaps_in_replays, find_replayed, replayed_share
+from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.outcome import Refused
 from stepscope.predict.whatifs import cuda_graphs
+from stepscope.records.compiled import CompiledGraph, CompilerRecord, GraphKernel
+from stepscope.records.rank_inputs import RankInputs
 
 from .build import Events, call, graph, kernel, op, step
 
@@ -133,6 +137,27 @@ def test_a_compiled_step_near_its_roof_is_healthy(explained: Explain) -> None:
 def test_an_eager_step_is_not_judged_by_its_roof(explained: Explain) -> None:
     events = [e for e in compiled_steps(100) if "CompiledFxGraph" not in e["name"]]
     assert "below-roof" not in {f.id for f in explained(events, device=H200).findings}
+
+
+def test_a_graph_that_was_to_be_replayed_is_named_with_the_reason(read: Read) -> None:
+    why = "mutated inputs (1 instances)"
+    record = CompilerRecord(graphs=(CompiledGraph(key="abc", not_graphed=why),))
+    rank = explain_analysis(
+        RankAnalysis(RankInputs(trace=read(compiled_steps(20)), compiler=record))
+    )
+    found = next(f for f in rank.findings if f.id == "graphs-skipped")
+    assert "1 compiled graph of 1 is not replayed" in found.summary
+    assert why in found.evidence[0]
+
+
+def test_kernels_that_share_tensors_are_named_as_not_fused(read: Read) -> None:
+    kernels = (GraphKernel(name="one"), GraphKernel(name="two", shared_bytes=24_000_000))
+    record = CompilerRecord(graphs=(CompiledGraph(key="abc", kernels=kernels),))
+    trace = read(compiled_steps(20), device=H200)
+    rank = explain_analysis(RankAnalysis(RankInputs(trace=trace, compiler=record)))
+    found = next(f for f in rank.findings if f.id == "not-fused")
+    assert found.share == pytest.approx(24e6 / 4.8e12 * 1e3 / rank.budget.step_ms, rel=0.01)
+    assert found.evidence[0].startswith("one, then two: 24.0 MB")
 
 
 @pytest.mark.parametrize("name", ["gpt2s_b8_bf16_graph", "mlp_b32_fp32_graph"])
