@@ -41,7 +41,7 @@ NO_NUMBERS = set(
     operating_system process_group times trend
     not_run by_hand control outcome parity parity_detail patch remedy trials try tune variables
     agrees broken_rules cuda differs interleaved machine processor reruns rules samples scaling
-    algorithm algorithms groups laboratory
+    algorithm algorithms groups laboratory pool
     sizes stepscope tags target_reached task workloads
     problem state
     backward captured compiled eager first gave_up guard guards hint key not_graphed place reason

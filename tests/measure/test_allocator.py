@@ -180,7 +180,7 @@ class TapeAllocator(Allocator):
     tape: Tape
     history = True
 
-    def read(self) -> Reading:
+    def read_counters(self) -> Reading:
         held = self.tape.held
         return Reading(
             allocated_bytes=held + 512,

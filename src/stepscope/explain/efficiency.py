@@ -27,7 +27,7 @@ from stepscope.records.trace import HostKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from stepscope.explain.arrays import Bools, Indices
+    from stepscope.explain.arrays import Bools, Indices, Int64s
     from stepscope.explain.flops.call import Call
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.kernel_names import KernelName
@@ -52,10 +52,11 @@ def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency 
     chosen, pieces, ceilings = analysis.steady_steps, analysis.pieces, analysis.ceilings
     if not pieces.compute.any():
         return None
-    rows = np.flatnonzero(costs.counted)
+    rows = np.flatnonzero(costs.counted & costs.launched)
     rows = rows[chosen.holds(trace.host.start_ns[rows])]
     hardware, model = (
-        round(int(column[rows].sum()) / chosen.count) for column in (costs.flops, costs.model_flops)
+        round((int(column[rows].sum()) + _sum_replayed(costs, pieces, column)) / chosen.count)
+        for column in (costs.flops, costs.model_flops)
     )
     uses = _by_dtype(trace, costs, pieces, rows, ceilings, on_host=work.on_host)
     dtype = max(uses, key=lambda use: use.flops).dtype if uses else None
@@ -81,6 +82,13 @@ def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency 
         spots=list_spots(trace, costs, pieces, ceilings),
         notes=tuple(_notes(trace, costs, pieces, rows, chosen, unknown)),
     )
+
+
+def _sum_replayed(costs: Costs, pieces: Pieces, flops: Int64s) -> int:
+    """FLOPs of the products that CUDA graphs replay."""
+    joined = np.flatnonzero(pieces.replayed)
+    joined = joined[costs.counted[pieces.operator[joined]]]
+    return round(float((flops[pieces.operator[joined]] * pieces.call_part[joined]).sum()))
 
 
 def above_peak(efficiency: Efficiency) -> str:
@@ -130,6 +138,9 @@ def _by_dtype(
     products = np.flatnonzero((pieces.operator >= 0) & pieces.compute)
     products = products[costs.counted[pieces.operator[products]]]
     dtype = costs.dtype[pieces.operator[products]]
+    again = products[pieces.replayed[products]]
+    amount = costs.flops[pieces.operator[again]] * pieces.call_part[again]
+    np.add.at(flops, costs.dtype[pieces.operator[again]], np.rint(amount).astype(np.int64))
     if not on_host:
         helps = _of_kernels(trace, pieces, products, lambda kernel: kernel.harmless)
         products, dtype = products[~helps], dtype[~helps]
@@ -218,7 +229,7 @@ def _notes(
 
 def _why_unknown(trace: Trace, costs: Costs) -> str:
     if has_graphs(trace):
-        return " (kernels of a CUDA graph belong to no operator)"
+        return " (kernels of a CUDA graph whose recording is not in it)"
     products = [call for call in costs.calls if call.name in MATMUL_LIKE]
     if products and not any(len(call) for call in products):
         return " (shapes were not recorded: profile with record_shapes=True)"

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.explain.memory.batch import find_largest
+from stepscope.explain.memory.batch import UNKNOWN_POOLS, find_largest, is_known_to_grow
 from stepscope.explain.memory.captured import capture_lines, is_account, memory_of_capture
 from stepscope.explain.memory.growth import growth_of_steps
 from stepscope.explain.memory.model import find_batch, find_transformer
 from stepscope.explain.memory.theory import make_theory, transformer_activations
+from stepscope.explain.replay.graph_launches import has_graphs
 from stepscope.records.strategies import RankFullySharded
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     from stepscope.records.rank_inputs import MemoryInputs
     from stepscope.records.strategies import RankStrategy
     from stepscope.records.trace import Trace
+
+POOLS_NOT_RECORDED = (
+    "CUDA graphs ran: what their private pools hold is not in the trace, so the peak is a lower "
+    "bound, and fragmentation and the largest batch are not known (record with `stepscope run`)"
+)
 
 
 def explain_memory(analysis: RankAnalysis) -> Memory | None:
@@ -54,6 +60,8 @@ def explain_memory(analysis: RankAnalysis) -> Memory | None:
             )
     elif traced is not None:
         memory, lines = traced.memory, traced.lines(cast_bytes)
+        if has_graphs(trace):
+            memory, lines = _without_pools(memory), ()
     else:
         return None
     limit, limit_from = _limit(trace, memory, inputs)
@@ -63,7 +71,15 @@ def explain_memory(analysis: RankAnalysis) -> Memory | None:
         limit_bytes=limit,
         theory=_theory(memory, captured, calls, analysis.strategies),
     )
+    in_pools = captured.pools_unknown_bytes or 0 if captured is not None else 0
+    if in_pools and not is_known_to_grow(lines, in_pools):
+        return replace(memory, notes=(*memory.notes, UNKNOWN_POOLS))
     return replace(memory, largest_batch=_largest(lines, calls, memory, limit_from))
+
+
+def _without_pools(memory: Memory) -> Memory:
+    """A trace does not tell the pools of CUDA graphs from memory that is free."""
+    return replace(memory, fragmentation=None, notes=(*memory.notes, POOLS_NOT_RECORDED))
 
 
 def _limit(

@@ -14,6 +14,7 @@ from stepscope.explain.efficiency import about_peaks, measure_efficiency
 from stepscope.explain.explain_memory import explain_memory
 from stepscope.explain.findings import find_in_rank
 from stepscope.explain.findings.evidence import RankEvidence
+from stepscope.explain.graph_replays import replayed_share
 from stepscope.explain.idle import split_idle
 from stepscope.explain.kernels import list_kernels
 from stepscope.explain.launches import describe_launches
@@ -115,6 +116,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             cycles=max(1, len(steps.cycles_ns)),
             run=run,
             compiled=compiled,
+            replayed=replayed_share(trace),
         )
     )
     return RankExplanation(

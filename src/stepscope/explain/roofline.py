@@ -19,7 +19,7 @@ from stepscope.records.efficiency import Ceilings, Spot
 from stepscope.records.figures import significant
 
 if TYPE_CHECKING:
-    from stepscope.explain.arrays import Indices, Int64s
+    from stepscope.explain.arrays import Bools, Floats, Indices, Int64s
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.pieces import Pieces
     from stepscope.records.efficiency import Bound, PeakSource
@@ -89,20 +89,23 @@ def list_spots(
         return ()
     rows = pieces.operator[worked][first]
     time = sum_by(place, pieces.dur_ns[worked], count)
+    weight = _count_calls(pieces.replayed[worked], pieces.call_part[worked], place, count)
     signature = costs.signature[rows]
     what = np.where(signature >= 0, signature, len(costs.calls) + host.name[rows])
     first, inverse, count = group(
         what, costs.dtype[rows], costs.phase[rows], costs.recomputed[rows]
     )
-    calls = np.bincount(inverse, minlength=count) / pieces.steps
+    calls = np.bincount(inverse, weights=weight, minlength=count) / pieces.steps
     sample = rows[first]
     outer = (costs.flops[rows] > 0) & ~costs.counted[rows]  # its FLOPs are those inside it
     columns = zip(
         sample.tolist(),
         calls.tolist(),
         (sum_by(inverse, time, count) / pieces.steps).tolist(),
-        _amounts(np.where(outer, 0, costs.flops[rows]), inverse, count, pieces.steps),
-        _amounts(np.where(outer, -1, costs.bytes_moved[rows]), inverse, count, pieces.steps),
+        _amounts(np.where(outer, 0, costs.flops[rows]), weight, inverse, count, pieces.steps),
+        _amounts(
+            np.where(outer, -1, costs.bytes_moved[rows]), weight, inverse, count, pieces.steps
+        ),
         strict=True,
     )
     spots = [_spot(trace, costs, ceilings, *row) for row in columns]
@@ -110,9 +113,20 @@ def list_spots(
     return tuple(spots)
 
 
-def _amounts(amount: Int64s, inverse: Indices, count: int, steps: int) -> list[float | None]:
+def _count_calls(replayed: Bools, call_part: Floats, place: Indices, count: int) -> Floats:
+    """Of each operator: one of its own if it launched something, and those that graphs replay."""
+    own = np.bincount(place[~replayed], minlength=count) > 0
+    again = np.bincount(place, weights=np.where(replayed, call_part, 0.0), minlength=count)
+    total: Floats = own.astype(np.float64) + again
+    return total
+
+
+def _amounts(
+    amount: Int64s, weight: Floats, inverse: Indices, count: int, steps: int
+) -> list[float | None]:
     """Sums per step; None where the amount of one of the calls is unknown."""
-    total = sum_by(inverse, np.maximum(amount, 0), count) / steps
+    known = np.maximum(amount, 0) * weight
+    total = np.bincount(inverse, weights=known, minlength=count) / steps
     unknown = np.bincount(inverse, weights=amount < 0, minlength=count) > 0
     return [None if gap else value for value, gap in zip(total.tolist(), unknown, strict=True)]
 

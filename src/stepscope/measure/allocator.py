@@ -8,10 +8,12 @@ address that was seen as a gradient or an activation was one from its allocation
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from stepscope.measure.private_pools import NO_POOLS, PrivatePools, read_pools
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,13 +25,24 @@ _MOST_EVENTS = 2_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The counters at one moment, summed over the devices of the model."""
+    """The counters at one moment, summed over the devices of the model. Allocated and requested
+    bytes count private pools as what they hold."""
 
     allocated_bytes: int
     reserved_bytes: int
     requested_bytes: int
     peak_bytes: int  # since the process began or the script's last reset
     allocations: int  # ever made
+    pools: PrivatePools = NO_POOLS
+
+    def with_pools(self, pools: PrivatePools) -> Reading:
+        """The same moment: of the pools, all that they hold instead of their live blocks."""
+        return replace(
+            self,
+            allocated_bytes=self.allocated_bytes - pools.live_bytes + pools.size_bytes,
+            requested_bytes=self.requested_bytes - pools.requested_bytes + pools.size_bytes,
+            pools=pools,
+        )
 
 
 class Allocator:
@@ -48,6 +61,20 @@ class Allocator:
 
     def read(self) -> Reading | None:
         """None without an account."""
+        reading = self.read_counters()
+        return None if reading is None else reading.with_pools(self._read_pools())
+
+    def _read_pools(self) -> PrivatePools:
+        if self.kind != "cuda":
+            return NO_POOLS
+        try:
+            return read_pools(self._module.memory_snapshot(), self.devices)
+        except Exception as error:
+            self._note("private pools of CUDA graphs could not be read", error)
+            return NO_POOLS
+
+    def read_counters(self) -> Reading | None:
+        """Without a look at private pools, which takes longer."""
         if self._module is None:
             return None
         try:
@@ -66,7 +93,7 @@ class Allocator:
 
     def allocations(self) -> int:
         """A clock that ticks with every allocation and that the history shares."""
-        reading = self.read() if self._recording else None
+        reading = self.read_counters() if self._recording else None
         return reading.allocations if reading is not None else 0
 
     def start_history(self) -> None:
@@ -155,11 +182,12 @@ def replay(
     labels: Labels,
     clock: int,
     weigh: Callable[[int, Mapping[str, int]], int] = held_bytes,
+    pools: PrivatePools = NO_POOLS,
 ) -> AllocatorPeak:
     """Follow every allocation and release of the step to the first moment of the largest weight.
 
     Before the first event, `start` has the bytes by category, `owners` the category of each held
-    address and `clock` the number of allocations.
+    address and `clock` the number of allocations. All that `pools` hold is in `start`.
     """
     ends = _ends(events, clock)
     level = dict(start)
@@ -167,8 +195,10 @@ def replay(
     blocks: dict[int, tuple[str, int]] = {}
     for place, event in enumerate(events):
         address, size = int(event["addr"]), int(event["size"])
+        clock += event["action"] == "alloc"
+        if pools.hold(address):
+            continue
         if event["action"] == "alloc":
-            clock += 1
             died = ends.get(place, clock + len(events))
             category = labels.find(address, clock, died) or "temporaries"
             blocks[address] = (category, size)

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stepscope.measure.allocator import Allocator, Labels, PhaseTicks, Reading, nearest, replay
 from stepscope.measure.dynamo import has_compiled
 from stepscope.measure.line_history import LineHistory
-from stepscope.measure.saved_tensors import OUTSIDE, SavedTensors
+from stepscope.measure.module_bytes import rank_modules, sum_by_module
+from stepscope.measure.private_pools import NO_POOLS, PrivatePools
+from stepscope.measure.saved_tensors import SavedTensors
 from stepscope.measure.storages import KNOWN, Held, Model, bytes_by_kind, on
 
 if TYPE_CHECKING:
@@ -39,8 +41,6 @@ CATEGORIES = (
     "temporaries",
     "other",
 )
-_MOST_MODULES = 200
-_NOWHERE = "(outside modules)"
 _SINCE_START = "since the process began or the script's last reset"
 
 T = TypeVar("T")
@@ -54,6 +54,7 @@ class _Moment:
     held: Held
     activations: int
     reading: Reading | None
+    pooled: int = 0  # of the activations, in private pools of CUDA graphs
     known: int = 0
 
 
@@ -73,6 +74,7 @@ class MemoryStep:
         self._phases = PhaseTicks()
         self._running = ["forward"]
         self._largest = 0  # activations alive together
+        self._pooled = 0  # activations together in private pools of CUDA graphs
         self._by_module: dict[int, tuple[int, int]] = {}
         self._lines = LineHistory() if lines else None
         self._by_line: dict[UserLine, tuple[int, int]] = {}
@@ -147,22 +149,20 @@ class MemoryStep:
 
     def _count_live(self, held: Held) -> int:
         """Bytes of activations alive now, without storages of other categories."""
-        if self._saved is None:
-            return 0
-        owner = held.owner()
-        live = {
-            key: saved
-            for key, saved in self._saved.live().items()
-            if key not in owner and on(key, self._kind)
-        }
+        live = self._find_live(held)
         for saved in live.values():
             saved.counted = True
         total = sum(saved.size_bytes for saved in live.values())
         if total > self._largest:
-            self._largest, self._by_module = total, _by_module(live)
+            self._largest, self._by_module = total, sum_by_module(live)
             if self._lines is not None:
                 self._by_line = self._lines.bytes_by_line(live.values())
         return total
+
+    def _find_live(self, held: Held) -> dict[Key, Saved]:
+        owner = held.owner()
+        alive = self._saved.live() if self._saved is not None else {}
+        return {k: saved for k, saved in alive.items() if k not in owner and on(k, self._kind)}
 
     def _keep(self, phase: str, *, held: Held | None = None, live: int | None = None) -> None:
         """Keep the forward that holds most (accumulation runs several); else the last moment."""
@@ -174,6 +174,10 @@ class MemoryStep:
             for category, keys in held.storages.items():
                 self._labels.add(keys, category, reading.allocations)
         moment = _Moment(phase=phase, held=held, activations=live, reading=reading)
+        if reading is not None and reading.pools.sizes:
+            alive = {key: saved.size_bytes for key, saved in self._find_live(held).items()}
+            moment.pooled = reading.pools.bytes_of(alive)
+            self._pooled = max(self._pooled, moment.pooled)
         moment.known = live + sum(held.total(category, self._kind) for category in KNOWN)
         before = self._moments.get(phase)
         if before is None or phase != "forward" or moment.known > before.known:
@@ -240,6 +244,7 @@ class MemoryStep:
             "saved_bytes": self._saved_bytes(),
             "inputs_bytes": self._inputs_bytes(),
             "elsewhere_bytes": self._elsewhere(moments),
+            **(self._graph_pools(moments[-1]) if moments else {}),
             "storages": self._storages(moments),
             "notes": sorted(self._notes),
         }
@@ -262,13 +267,21 @@ class MemoryStep:
         level: dict[str, int | None] = {
             category: moment.held.total(category, self._kind) for category in KNOWN
         }
-        level["activations"] = moment.activations if self._saved is not None else None
+        # A graph keeps the place of its activations, alive or not.
+        kept = moment.activations - moment.pooled + self._pooled
+        level["activations"] = kept if self._saved is not None else None
         level["temporaries"] = level["other"] = None
         if moment.reading is not None:
-            # Between phases no temporaries are left: the rest is the batch and foreign memory.
-            level["temporaries"] = 0
-            level["other"] = self._rest(moment.reading.allocated_bytes - _known(level))
+            # Between phases only graphs keep temporaries: the rest is the batch and foreign memory.
+            level["temporaries"] = in_graphs = self._temporaries_of_graphs(moment)
+            rest = moment.reading.allocated_bytes - _known(level) - in_graphs
+            level["other"] = self._rest(rest)
         return level
+
+    def _temporaries_of_graphs(self, moment: _Moment) -> int:
+        """What private pools hold besides storages that are known."""
+        known = moment.held.storages.values()
+        return _pools_of(moment).unknown_bytes(known, self._pooled)
 
     def _rest(self, left: int) -> int:
         if left < 0:
@@ -308,10 +321,11 @@ class MemoryStep:
         """Without a history: the allocator's own peak, perhaps of an earlier step."""
         first, last = self._readings[0], self._readings[-1]
         rose = last.peak_bytes > first.peak_bytes
-        left = self._rest(last.peak_bytes - result["known_bytes"])
+        peak = last.peak_bytes - last.pools.live_bytes + last.pools.size_bytes
+        left = self._rest(peak - result["known_bytes"])
         result["categories"]["other"] = min(other, left)
         result["categories"]["temporaries"] = left - min(other, left)
-        result["allocated_bytes"] = last.peak_bytes
+        result["allocated_bytes"] = peak
         result["reserved_bytes"] = max(reading.reserved_bytes for reading in self._readings)
         result["since_start_bytes"] = last.peak_bytes
         result["measured"] = "the allocator's counter " + (
@@ -321,6 +335,8 @@ class MemoryStep:
     def _replayed(self, begin: _Moment, events: list[Any]) -> dict[str, Any]:
         assert begin.reading is not None
         start = {name: begin.held.total(name, self._kind) for name in KNOWN}
+        start["activations"] = self._pooled
+        start["temporaries"] = self._temporaries_of_graphs(begin)
         start["other"] = self._rest(begin.reading.requested_bytes - sum(start.values()))
         if self._saved is not None:
             for key, saved in self._saved.seen:
@@ -335,6 +351,7 @@ class MemoryStep:
             owners={key[1]: name for key, name in begin.held.owner().items()},
             labels=self._labels,
             clock=begin.reading.allocations,
+            pools=self._readings[-1].pools,
         )
         self._growing = self._at_moment(follow(weigh=self._growing_bytes))
         return self._at_moment(follow()) | {
@@ -365,21 +382,7 @@ class MemoryStep:
 
     def _modules(self) -> list[dict[str, Any]]:
         """Largest first; they add up to the activations alive together."""
-        names = self._model.names()
-        sums: dict[str, tuple[int, int]] = {}
-        for module, (size, tensors) in self._by_module.items():
-            name = _NOWHERE if module == OUTSIDE else names.get(module, "(unnamed)")
-            before = sums.get(name, (0, 0))
-            sums[name] = (before[0] + size, before[1] + tensors)
-        ranked = sorted(sums.items(), key=lambda item: (-item[1][0], item[0]))
-        rest = ranked[_MOST_MODULES:]
-        if rest:
-            bytes_left, tensors_left = (sum(item[1][place] for item in rest) for place in (0, 1))
-            name = f"({len(rest)} more modules)"
-            ranked = [*ranked[:_MOST_MODULES], (name, (bytes_left, tensors_left))]
-        return [
-            {"module": name, "bytes": size, "tensors": tensors} for name, (size, tensors) in ranked
-        ]
+        return rank_modules(self._by_module, self._model.names())
 
     def _lines_content(self) -> dict[str, Any]:
         """Largest first; nothing if lines were not asked for."""
@@ -406,6 +409,9 @@ class MemoryStep:
         sizes = bytes_by_kind(*held.values())
         return {kind: size for kind, size in sizes.items() if kind != self._kind}
 
+    def _graph_pools(self, moment: _Moment) -> dict[str, Any]:
+        return _pools_of(moment).content(self._temporaries_of_graphs(moment))
+
     def _storages(self, moments: list[_Moment]) -> int:
         """Number of distinct storages counted in the step."""
         keys: set[Key] = {key for moment in moments for key in moment.held.owner()}
@@ -413,12 +419,8 @@ class MemoryStep:
         return len(keys | {key for key, _ in saved})
 
 
-def _by_module(live: dict[Key, Saved]) -> dict[int, tuple[int, int]]:
-    sums: dict[int, tuple[int, int]] = {}
-    for saved in live.values():
-        size, tensors = sums.get(saved.module, (0, 0))
-        sums[saved.module] = (size + saved.size_bytes, tensors + saved.tensors)
-    return sums
+def _pools_of(moment: _Moment) -> PrivatePools:
+    return moment.reading.pools if moment.reading is not None else NO_POOLS
 
 
 def _known(level: Mapping[str, int | None]) -> int:

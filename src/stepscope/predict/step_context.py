@@ -123,13 +123,21 @@ def find_operators(trace: Trace, graph: StepGraph, costs: Costs, *, on_host: boo
     counted = of_operator(costs.counted, False)
     flops = of_operator(costs.flops, -1).astype(np.float64)
     flops = np.where(known & ~counted & (flops > 0), 0.0, flops)
-    group = np.where(known, row, len(trace.host) + np.arange(len(tasks)))
+    # A graph's kernel has its own part of a call; others share one call of their operator.
+    replayed = np.zeros(len(tasks), np.bool_)
+    if not on_host:
+        replayed[from_trace] = costs.replayed[tasks.row[from_trace]]
+    part = np.ones(len(tasks))
+    part[replayed] = costs.call_part[tasks.row[replayed]]
+    moved = of_operator(costs.bytes_moved, -1).astype(np.float64)
+    flops, moved = (np.where(column > 0, column * part, column) for column in (flops, moved))
+    group = np.where(known & ~replayed, row, len(trace.host) + np.arange(len(tasks)))
     _, place = distinct_places(group)
     total = np.bincount(place, tasks.dur_ns)[place]
     return Operators(
         row=row,
         flops=flops,
-        bytes_moved=of_operator(costs.bytes_moved, -1).astype(np.float64),
+        bytes_moved=moved,
         dtype=of_operator(costs.dtype, -1, empty=-1).astype(np.int8),
         family=_find_families(trace, row, flops),
         recomputed=of_operator(costs.recomputed, False),

@@ -47,6 +47,13 @@ class ModuleBytes(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int
 
 
+class PoolBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """A private pool: segments that a CUDA graph keeps for its replays."""
+
+    pool: str  # the allocator's number
+    size_bytes: int
+
+
 class SiteBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes allocated at one place in the code and held at the peak."""
 
@@ -188,6 +195,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     moments: tuple[Moment, ...] = ()
     by_module: tuple[ModuleBytes, ...] = ()
     by_site: tuple[SiteBytes, ...] = ()
+    pools: tuple[PoolBytes, ...] = ()  # private ones; their bytes are in the categories
     timeline: MemoryTimeline | None = None
     fragmentation: Fragmentation | None = None  # at the peak or, if that is unknown, at the end
     at_end: Fragmentation | None = None  # of a snapshot
@@ -229,6 +237,13 @@ class CapturedModule(msgspec.Struct, frozen=True):
     tensors: Count = 0
 
 
+class CapturedPool(msgspec.Struct, frozen=True):
+    """A private pool, as capture wrote it."""
+
+    pool: str
+    bytes: Bytes
+
+
 class CapturedMemory(msgspec.Struct, frozen=True):
     """memory.json of a rank's folder. Without a device and a peak it describes no step."""
 
@@ -240,6 +255,8 @@ class CapturedMemory(msgspec.Struct, frozen=True):
     activations_by_module: list[CapturedModule] = []
     inputs_bytes: Bytes | None = None
     elsewhere_bytes: dict[str, Bytes] = {}
+    pools: list[CapturedPool] = []
+    pools_unknown_bytes: Bytes | None = None  # of the pools' bytes: temporaries, workspaces, ...
     notes: list[str] = []
 
 
@@ -249,6 +266,7 @@ class Segments(msgspec.Struct, frozen=True, kw_only=True):
     device: Int32
     address: Int64
     total_bytes: Int64
+    private: Int8  # 1: of a pool that a CUDA graph, or the script, keeps for itself
 
     def __len__(self) -> int:
         return len(self.address)

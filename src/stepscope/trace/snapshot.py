@@ -182,6 +182,7 @@ class _SnapshotReader:
             device=device.astype(np.int32),
             address=self._column(listed, "address", place, highest=_MAX_ADDRESS - MAX_EVENT_BYTES),
             total_bytes=self._sizes(listed, "total_size", place),
+            private=np.array([_is_private(row) for row in listed], np.int8),
         )
         blocks = self._blocks(listed, segments)
         usable = (device >= 0) & (segments.address >= 0) & (segments.total_bytes >= 0)
@@ -302,6 +303,12 @@ class _SnapshotReader:
 def _integer(value: Any) -> int:
     fits = type(value) is int and -_MAX_ADDRESS <= value <= _MAX_ADDRESS
     return value if fits else -_MAX_ADDRESS
+
+
+def _is_private(segment: dict[str, Any]) -> bool:
+    """Whether the segment names a pool other than the shared one, which is (0, 0)."""
+    pool = segment.get("segment_pool_id")
+    return isinstance(pool, (tuple, list)) and any(number != 0 for number in pool)
 
 
 def _usable_rows(segments: Segments, blocks: Blocks, usable: Flags) -> tuple[Segments, Blocks]:

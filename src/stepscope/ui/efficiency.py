@@ -143,12 +143,21 @@ def against_fastest(efficiency: Efficiency) -> str:
     return f"That is {percent(share)} of what its tensor cores do in {dtype} ({flop_rate(peak)})."
 
 
+def _no_flops(efficiency: Efficiency) -> str:
+    if any("CUDA graph" in note for note in efficiency.notes):
+        return (
+            "the trace gives no FLOPs for kernels of CUDA graphs: record an eager step, or the "
+            "graph's recording, in the same window."
+        )
+    return "the trace gives no FLOPs: record it with shapes to count them."
+
+
 def no_peak(efficiency: Efficiency) -> str:
     """Why there is no MFU."""
     if efficiency.step_ms is None:
         return "the trace has no step to take it over."
     if not efficiency.model_flops:
-        return "the trace gives no FLOPs: record it with shapes to count them."
+        return _no_flops(efficiency)
     device = efficiency.ceilings.device if efficiency.ceilings else "this device"
     return f"the peak rate of {device} is not known; `stepscope calibrate` measures it."
 

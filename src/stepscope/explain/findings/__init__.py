@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.explain.compiled import is_mostly_compiled
 from stepscope.explain.findings.evidence import JobEvidence, NcclEvidence
 from stepscope.records.explanation import SEVERITIES
-from stepscope.records.remedies import COMPILE
+from stepscope.records.remedies import COMPILE, CUDA_GRAPHS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,6 +45,7 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
         "recompiles",
         "graphs_skipped",
         "not_fused",
+        "below_roof",
         "allocator_retries",
         "gc_pauses",
         "periodic_stall",
@@ -91,14 +91,19 @@ def load_rules(scope: Scope) -> list[FindingRule]:
 def find_in_rank(evidence: RankEvidence) -> tuple[Finding, ...]:
     """Findings about one rank's step."""
     findings = _apply("rank", evidence)
-    if is_mostly_compiled(evidence.compiled, evidence.budget.step_ms):
-        findings = [_without_compile(finding) for finding in findings]
-    return sort_findings(findings)
+    done = _list_done(evidence)
+    return sort_findings(_without(finding, done) for finding in findings)
 
 
-def _without_compile(finding: Finding) -> Finding:
-    """Nobody needs the advice to compile what is compiled."""
-    others = tuple(remedy for remedy in finding.remedies if remedy.id != COMPILE.id)
+def _list_done(evidence: RankEvidence) -> set[str]:
+    """Remedies that the step shows already. A graph replays whatever was compiled into it."""
+    done = {CUDA_GRAPHS.id} if evidence.is_graphed else set()
+    return done | ({COMPILE.id} if evidence.is_compiled else set())
+
+
+def _without(finding: Finding, done: set[str]) -> Finding:
+    """Nobody needs the advice to do what is done."""
+    others = tuple(remedy for remedy in finding.remedies if remedy.id not in done)
     return replace(finding, remedies=others)
 
 

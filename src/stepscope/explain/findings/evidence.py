@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.call_tree import group, sum_by
+from stepscope.explain.compiled import is_mostly_compiled
+from stepscope.explain.graph_replays import MOSTLY
 from stepscope.explain.python_functions import place_of, user_frames
 from stepscope.explain.shapes import MOST, shape_words
 from stepscope.records.figures import milliseconds
@@ -60,11 +62,22 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     cycles: int = 1  # steps in the budget's window
     run: RankRun | None = None  # all steps of the rank, where they were captured
     compiled: CompiledWork | None = None  # what torch.compile did
+    replayed: float = 0.0  # of the device's time: launched by CUDA graphs
 
     @property
     def device(self) -> str:
         """The word for the device in sentences."""
         return "CPU" if self.on_host else "GPU" if self.trace.kind in ("cuda", "rocm") else "device"
+
+    @property
+    def is_graphed(self) -> bool:
+        """CUDA graphs launch most of the step already."""
+        return self.replayed > MOSTLY
+
+    @property
+    def is_compiled(self) -> bool:
+        """torch.compile's graphs take most of the step already."""
+        return is_mostly_compiled(self.compiled, self.budget.step_ms)
 
     def budget_share(self, *ids: str) -> float:
         """Share of the step of record that these parts of the budget take."""

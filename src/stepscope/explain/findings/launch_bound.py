@@ -6,6 +6,7 @@ import numpy as np
 
 from stepscope.explain.findings.evidence import MEDIUM, RankEvidence, places
 from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.graph_replays import find_gaps_in_replays
 from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.figures import duration, percent
@@ -22,6 +23,7 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     sizes = gaps.end_ns - gaps.start_ns
     small = (sizes < SMALL_GAP_NS) & np.isin(gaps.cause, _CAUSES)
+    small &= ~find_gaps_in_replays(evidence.trace, gaps.end_ns)
     share = evidence.idle_share(int(sizes[small].sum()))
     kernel_ns = sum(kernel.total_ns for kernel in evidence.kernels) / launches.device_events
     interval_ns = evidence.whole.span_ns / launches.device_events

@@ -15,7 +15,10 @@ from stepscope.explain.findings.evidence import (
     spot_words,
 )
 from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.flops.kernel_names import read_name
+from stepscope.explain.graph_replays import find_replayed
 from stepscope.explain.window_kernels import by_kernel, by_operator, callers
+from stepscope.explain.work import Kind
 from stepscope.records import remedies
 from stepscope.records.figures import percent, rate
 from stepscope.records.words import counted
@@ -36,12 +39,15 @@ def find(evidence: RankEvidence) -> Finding | None:
     if efficiency is None or evidence.on_host:
         return None
     spots = [spot for spot in efficiency.spots if spot.bound == "memory" and not spot.flops]
-    moving = evidence.mean_step_share(sum(spot.device_ns for spot in spots))
+    trace, launched = evidence.trace, evidence.launched
+    replayed = _select_replayed(evidence, launched)
+    in_graphs = evidence.device_share(int(launched.dur_ns[replayed].sum()))
+    moving = evidence.mean_step_share(sum(spot.device_ns for spot in spots)) + in_graphs
     if moving < MOSTLY:
         return None
     costliest = sorted(spots, key=lambda spot: -spot.device_ns)[:3]
-    trace, launched = evidence.trace, evidence.launched
-    chosen = _select_fusible(evidence, launched, spots)
+    fits = replayed & ~by_kernel(trace, launched, JOINED.search)
+    chosen = _select_fusible(evidence, launched, spots) | fits
     saved_ns, runs = _measure_saving(evidence, launched, chosen)
     saved = evidence.device_share(saved_ns)
     if saved < LOW:
@@ -53,6 +59,7 @@ def find(evidence: RankEvidence) -> Finding | None:
         f"neighbouring kernels would save up to {percent(saved)}.",
         evidence=(
             f"operators limited by memory bandwidth: {evidence.step_ms(moving)}",
+            *_describe_replayed(evidence, in_graphs),
             f"fusing {counted(runs, 'run')} of neighbouring kernels saves up to "
             f"{evidence.step_ms(saved)}",
             *(_describe_spot(evidence, spot) for spot in costliest),
@@ -73,6 +80,19 @@ def _select_fusible(evidence: RankEvidence, launched: Launched, spots: list[Spot
     names -= {spot.operator for spot in evidence.efficiency.spots if spot.bound == "compute"}
     bound = by_operator(evidence.trace, launched, names.__contains__)
     return bound & ~by_kernel(evidence.trace, launched, JOINED.search)
+
+
+def _select_replayed(evidence: RankEvidence, launched: Launched) -> Bools:
+    """Kernels of CUDA graphs without an operator, whose names say that they multiply nothing."""
+    unknown = find_replayed(evidence.trace)[launched.rows] & (launched.operator < 0)
+    unknown &= launched.kind == Kind.COMPUTE
+    return unknown & by_kernel(evidence.trace, launched, lambda name: read_name(name).harmless)
+
+
+def _describe_replayed(evidence: RankEvidence, share: float) -> tuple[str, ...]:
+    if not share:
+        return ()
+    return (f"of these, kernels of CUDA graphs, known by their names: {evidence.step_ms(share)}",)
 
 
 def _measure_saving(evidence: RankEvidence, launched: Launched, chosen: Bools) -> tuple[int, int]:

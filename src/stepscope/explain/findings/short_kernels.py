@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.graph_replays import find_replayed
 from stepscope.explain.launches import SHORT_KERNEL_NS
 from stepscope.records import remedies
 from stepscope.records.figures import duration, percent
+from stepscope.records.trace import DeviceKind
 from stepscope.records.words import counted
 
 
@@ -17,24 +19,37 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     whole = sum(kernel.total_ns for kernel in evidence.kernels) or 1
     busy = 1 - evidence.idle_share(timeline.idle_ns)
-    share = launches.short_kernels_ns / whole * busy
-    if share < LOW or launches.short_kernels < launches.kernels / 2:
+    kernels, short, short_ns = _count_outside_graphs(evidence)
+    share = short_ns / whole * busy
+    if share < LOW or short < kernels / 2:
         return None
     return RULE.finding(
         share=share,
         severity="low" if severity(share) == "low" else "medium",
         summary=f"{percent(share)} of the step is kernels shorter than "
         f"{SHORT_KERNEL_NS // 1000} µs: "
-        f"{launches.short_kernels:,} of {counted(launches.kernels, 'kernel')}.",
+        f"{short:,} of {counted(kernels, 'kernel')}.",
         evidence=(
-            "mean duration of these: "
-            + duration(launches.short_kernels_ns / max(1, launches.short_kernels)),
+            "mean duration of these: " + duration(short_ns / max(1, short)),
             "such a kernel mostly starts up and drains: few multiprocessors do work",
         ),
         remedies=(
             remedies.COMPILE.offer("use torch.compile: it fuses elementwise kernels"),
             remedies.BATCH.offer("use a larger batch: each kernel has more to do"),
         ),
+    )
+
+
+def _count_outside_graphs(evidence: RankEvidence) -> tuple[int, int, int]:
+    """Kernels, short ones and their time. In a graph a short kernel is launched with all others,
+    and what it costs shows in the gap to its roof."""
+    device, launches = evidence.trace.device, evidence.launches
+    inside = find_replayed(evidence.trace) & (device.kind == DeviceKind.KERNEL)
+    short = inside & (device.dur_ns < SHORT_KERNEL_NS)
+    return (
+        launches.kernels - int(inside.sum()),
+        launches.short_kernels - int(short.sum()),
+        launches.short_kernels_ns - int(device.dur_ns[short].sum()),
     )
 
 

@@ -16,6 +16,7 @@ from stepscope.explain.flops.kernel_names import read_name
 from stepscope.explain.flops.lists import launching_rows, list_bytes
 from stepscope.explain.flops.memory_bound import VIEWS
 from stepscope.explain.flops.phases import find_phases, find_recomputed
+from stepscope.explain.flops.replayed import HostOperators, join_replays
 from stepscope.explain.flops.signatures import price, summable
 from stepscope.explain.steps import find_steps
 from stepscope.explain.work import find_work, rows_named
@@ -69,6 +70,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     signature: NDArray[np.int32]  # number of the distinct call in `calls`, -1 if not priced
     calls: tuple[Call, ...]
     operator: NDArray[np.int32]  # per device event: the host row it is attributed to, or -1
+    launched: NDArray[np.bool_]  # device events were launched inside it, and not only replayed
+    replayed: NDArray[np.bool_]  # per device event: a graph replays what the operator launched
+    call_part: NDArray[np.float64]  # per replayed event: the part of one call that it stands for
 
 
 def count_costs(
@@ -100,13 +104,20 @@ def count_costs(
     if graphs:
         columns = RegionColumns(flops=flops, counted=counted, answering=answering, dtype=dtype)
         fill_regions(trace, graphs, columns)
-    operator = _find_operators(trace, is_operator, answering)
-    counted &= _ran(trace, operator)
+    own = _find_operators(trace, is_operator, answering)
+    launched = _ran(trace, own)
+    operator, replayed, call_part = _add_replays(
+        trace,
+        HostOperators(
+            is_operator=is_operator, answering=answering, signature=signature, operator=own
+        ),
+    )
+    counted &= launched | launching_rows(trace, operator)
     phases = find_phases(trace, steps)
     recomputed = np.zeros(len(host), np.bool_)
     recomputed[rows] = find_recomputed(trace, phases, rows, priced.of, counted)
     _mark_tf32(trace, operator, counted, dtype)
-    moved[rows] = summable(list_bytes(trace, rows, priced, phases, operator))
+    moved[rows] = summable(list_bytes(trace, rows, priced, phases, own))
     return Costs(
         flops=flops,
         model_flops=np.where(recomputed & (flops > 0), 0, flops - again),
@@ -119,6 +130,9 @@ def count_costs(
         signature=signature,
         calls=priced.calls,
         operator=operator,
+        launched=launched,
+        replayed=replayed,
+        call_part=call_part,
     )
 
 
@@ -203,6 +217,18 @@ def _find_operators(
     lost = np.flatnonzero((operator < 0) & (launch >= 0))
     operator[lost] = nearest_of(host, is_operator, launch[lost])
     return operator
+
+
+def _add_replays(
+    trace: Trace, known: HostOperators
+) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.float64]]:
+    """The operator of every device event, which of them are replays, and their parts of a call."""
+    replays = join_replays(trace, known)
+    if replays is None:
+        events = len(trace.device)
+        return known.operator, np.zeros(events, np.bool_), np.zeros(events)
+    replayed = replays.operator >= 0
+    return np.where(replayed, replays.operator, known.operator), replayed, replays.call_part
 
 
 def _ran(trace: Trace, operator: NDArray[np.int32]) -> NDArray[np.bool_]:

@@ -35,6 +35,8 @@ class Pieces(msgspec.Struct, frozen=True, kw_only=True):
     name: NDArray[np.int32]  # string code: of the kernel, or of the operator on the CPU
     dur_ns: NDArray[np.int64]
     compute: NDArray[np.bool_]  # a kernel, and not a copy or memset
+    replayed: NDArray[np.bool_]  # by a CUDA graph, and joined to the operator of its recording
+    call_part: NDArray[np.float64]  # of a replayed one: the part of one call of its operator
 
     def __len__(self) -> int:
         return len(self.dur_ns)
@@ -86,6 +88,8 @@ def _of_device(trace: Trace, work: Work, costs: Costs, chosen: Chosen) -> Pieces
         name=device.name[kept],
         dur_ns=device.dur_ns[kept],
         compute=compute,
+        replayed=costs.replayed[kept],
+        call_part=costs.call_part[kept],
     )
 
 
@@ -108,4 +112,6 @@ def _of_host(trace: Trace, costs: Costs, chosen: Chosen) -> Pieces:
         name=host.name[kept],
         dur_ns=own[inside],
         compute=np.ones(len(kept), np.bool_),
+        replayed=np.zeros(len(kept), np.bool_),
+        call_part=np.zeros(len(kept)),
     )

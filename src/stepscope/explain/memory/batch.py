@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # The share of temporaries that may be workspace, and of scaling memory that rounding may change.
 UNSURE_TEMPORARIES = 0.15
 UNSURE_SCALING = 0.01
+# Of what grows: with more of it in pools of unknown content, no batch is promised.
+MOST_IN_POOLS = 0.5
 # Driver and libraries take some of a device's memory (787 MB on an H200 with torch 2.11).
 CONTEXT_BYTES = 800_000_000
 # The allocator's segments hold back a share of any limit: the measured share, within these bounds
@@ -31,6 +33,10 @@ MOST_SEGMENTS_SHARE, MOST_LOW_SHARE = 0.12, 0.3
 LOW_SEGMENTS_SHARE = 0.08
 MORE_SEGMENTS = 2.5
 _MOST_SAMPLES = 2**40
+UNKNOWN_POOLS = (
+    "how memory grows with the batch is not known: most of what grows is inside CUDA graphs, whose "
+    "pools do not say what they hold (record the step without graphs once)"
+)
 
 
 def batch_line(
@@ -39,24 +45,31 @@ def batch_line(
     *,
     inputs_bytes: int = 0,
     cast_bytes: int = 0,
+    pools_bytes: int = 0,
     in_optimizer: bool = False,
     other_scales: bool = False,
 ) -> BatchLine:
-    """Divide one moment's bytes. `other_scales`: the other bytes came with this batch."""
+    """Divide one moment's bytes. `other_scales`: the other bytes came with this batch.
+
+    `pools_bytes` of the temporaries are kept by CUDA graphs at every moment: mostly what a pass
+    needs for its batch, but any part of them may be fixed.
+    """
     held = {name: size or 0 for name, size in categories.items()}
     states = sum(held.get(name, 0) for name in STATES)
     temporaries, other = held.get("temporaries", 0), held.get("other", 0)
     activations = held.get("activations", 0)
     cast = min(cast_bytes, activations)
     inputs = other if other_scales else min(inputs_bytes, other)
+    pools = min(pools_bytes, temporaries)
+    temporaries -= pools
     fixed = states + cast + other - inputs
-    scaling = activations - cast + inputs
-    unsure = 0.0
+    scaling = activations - cast + inputs + pools
+    unsure = float(pools)
     if in_optimizer:
         fixed += temporaries
     else:
         scaling += temporaries
-        unsure = UNSURE_TEMPORARIES * temporaries
+        unsure += UNSURE_TEMPORARIES * temporaries
     margin = round(UNSURE_SCALING * scaling)
     return BatchLine(
         moment=moment,
@@ -67,8 +80,16 @@ def batch_line(
     )
 
 
+def is_known_to_grow(lines: tuple[BatchLine, ...], pools_bytes: int) -> bool:
+    """Whether it is known what grows with the batch, and not only that CUDA graphs hold it."""
+    growing = max((line.scaling_bytes for line in lines), default=0)
+    return growing > 0 and pools_bytes <= MOST_IN_POOLS * growing
+
+
 def predict_peak(memory: Memory, batch_factor: float) -> tuple[int, int, int]:
     """Peak bytes, lowest and highest, at `batch_factor` times the measured batch."""
+    if memory.largest_batch is None and memory.pools:
+        raise NotCapturedError(UNKNOWN_POOLS)
     if memory.largest_batch is None:
         raise NotCapturedError(
             "memory by category was not captured: record with `stepscope run`, or with "

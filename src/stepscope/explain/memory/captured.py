@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.memory.batch import batch_line
 from stepscope.explain.memory.growth import growth_of
-from stepscope.records.memory import CATEGORIES, Fragmentation, Memory, ModuleBytes, Moment
+from stepscope.records.memory import (
+    CATEGORIES,
+    Fragmentation,
+    Memory,
+    ModuleBytes,
+    Moment,
+    PoolBytes,
+)
 
 if TYPE_CHECKING:
     from stepscope.records.memory import (
@@ -46,6 +53,7 @@ def memory_of_capture(captured: CapturedMemory) -> Memory:
             ModuleBytes(module=module.module, size_bytes=module.bytes, tensors=module.tensors)
             for module in captured.activations_by_module
         ),
+        pools=tuple(PoolBytes(pool=row.pool, size_bytes=row.bytes) for row in captured.pools),
         fragmentation=fragmentation_of(allocated, peak.reserved_bytes),
         growth=_growth(captured),
         notes=tuple(captured.notes),
@@ -72,9 +80,15 @@ def capture_lines(captured: CapturedMemory, cast_bytes: int) -> tuple[BatchLine,
         for phase in captured.phases
         if phase.phase != "begin"
     ]
-    inputs = captured.inputs_bytes or 0
     return tuple(
-        batch_line(name, held, inputs_bytes=inputs, cast_bytes=cast_bytes, in_optimizer=stepping)
+        batch_line(
+            name,
+            held,
+            inputs_bytes=captured.inputs_bytes or 0,
+            cast_bytes=cast_bytes,
+            pools_bytes=captured.pools_unknown_bytes or 0,
+            in_optimizer=stepping,
+        )
         for name, held, stepping in moments
     )
 

@@ -82,6 +82,8 @@ def memory_of_snapshot(
     held = in_device & (snapshot.blocks.state == _ALLOCATED)
     free = in_device & (snapshot.blocks.state == _INACTIVE)
     size = snapshot.blocks.size_bytes
+    private = (snapshot.segments.private == 1)[snapshot.blocks.segment]
+    in_pools = int(size[free & private].sum())
     allocated, reserved = int(size[held].sum()), int(snapshot.segments.total_bytes[here].sum())
     history = next((recorded for recorded in snapshot.histories if recorded.device == device), None)
     played = None
@@ -90,8 +92,12 @@ def memory_of_snapshot(
         played = _play(history, ends, allocated, reserved)
     peak = allocated if played is None else int(played.allocated[played.peak])
     at_peak = reserved if played is None else _reserved_at(played, played.peak)
-    at_end = _at_end(allocated, reserved, size[free])
+    at_end = _at_end(allocated + in_pools, reserved, size[free & ~private])
     notes = [NO_CATEGORIES]
+    if in_pools:
+        notes.append(
+            f"private pools of CUDA graphs keep {size_words(in_pools)} besides, for replays"
+        )
     if played is None:
         notes.append(NO_HISTORY)
     if not snapshot.stacks:
@@ -112,7 +118,7 @@ def memory_of_snapshot(
         categories={**categories, "other": peak},
         by_site=_sites(snapshot, held, played, peak),
         timeline=_timeline(played) if played is not None else None,
-        fragmentation=fragmentation_of(peak, at_peak) if played is not None else at_end,
+        fragmentation=fragmentation_of(peak + in_pools, at_peak) if played is not None else at_end,
         at_end=at_end,
         out_of_memory=_failures(snapshot, played),
         limit_bytes=_limit(limit_bytes, played),

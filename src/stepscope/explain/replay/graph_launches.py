@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.graph_replays import MOSTLY, find_replayed, is_graph_launch
 from stepscope.explain.replay.graph import CallKind
-from stepscope.explain.work import named, one_of
+from stepscope.explain.work import named
 from stepscope.records.quality import Note
 
 if TYPE_CHECKING:
@@ -28,15 +29,11 @@ if TYPE_CHECKING:
 # Time between a graph's kernels without the profiler, over that with it: 0.41 and 0.76 were
 # measured.
 NODE_SPACING = 0.58
-_GRAPH_LAUNCH = one_of("graphlaunch")
-_MOST = 0.5  # of the device's time: such a step is that of its graphs
 
 
 def has_graphs(trace: Trace) -> bool:
     """A CUDA graph launched some of the device's work."""
-    launch = trace.device.launch
-    codes = set(trace.host.name[launch[launch >= 0]].tolist())
-    return any(_GRAPH_LAUNCH(trace.strings[code]) for code in codes)
+    return bool(find_replayed(trace).any())
 
 
 def note_uncorrected(trace: Trace, step_ms: StepTime) -> Iterator[Note]:
@@ -55,7 +52,7 @@ def find_graph_tasks(graph: StepGraph, trace: Trace) -> Flags:
     launching = (calls.kind == CallKind.LAUNCH) & (calls.row >= 0)
     if not launching.any():
         return np.zeros(len(graph.tasks), np.bool_)
-    launches = launching & named(trace, trace.host.name[calls.row], launching, _GRAPH_LAUNCH)
+    launches = launching & named(trace, trace.host.name[calls.row], launching, is_graph_launch)
     chosen: Flags = launches[graph.tasks.call]
     return chosen
 
@@ -63,7 +60,7 @@ def find_graph_tasks(graph: StepGraph, trace: Trace) -> Flags:
 def is_of_graphs(graph: StepGraph, trace: Trace) -> bool:
     """CUDA graphs run most of the step's device time."""
     dur_ns = graph.tasks.dur_ns
-    return float(dur_ns[find_graph_tasks(graph, trace)].sum()) > _MOST * float(dur_ns.sum())
+    return float(dur_ns[find_graph_tasks(graph, trace)].sum()) > MOSTLY * float(dur_ns.sum())
 
 
 def scale_node_spacing(graph: StepGraph, trace: Trace, factor: float) -> StepGraph:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from stepscope.explain import intervals
 from stepscope.explain.replay.graph import CallKind, Calls
+from stepscope.explain.replay.graph_launches import is_of_graphs
 from stepscope.explain.work import Kind
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.outcome import Outcome, Refused, changed
@@ -36,7 +37,8 @@ def apply(context: StepContext, _value: str) -> Outcome:
     if any(name.startswith("gloo:") for name in context.trace.strings):
         raise Refused("cuda-graphs: gloo exchanges tensors on the host, which no graph can record")
     launches = int((graph.calls.kind == CallKind.LAUNCH).sum())
-    if len(graph.calls) and len(graph.tasks) > _KERNELS_PER_LAUNCH * launches:
+    many = len(graph.calls) and len(graph.tasks) > _KERNELS_PER_LAUNCH * launches
+    if many or is_of_graphs(graph, context.trace):
         raise Refused("cuda-graphs: the step is launched as a graph already")
     tasks = _join_streams(context)
     assumptions = [

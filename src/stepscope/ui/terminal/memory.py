@@ -75,6 +75,9 @@ def _legend(shown: list[tuple[str, int]], whole: int, width: int) -> Table:
 
 def _remarks(memory: Memory) -> Text:
     lines = []
+    if memory.pools:
+        kept = sum(pool.size_bytes for pool in memory.pools)
+        lines.append(f"CUDA graphs keep {size(kept)} in {counted(len(memory.pools), 'pool')}")
     if memory.largest_batch is not None:
         lines.append(batch_words(memory.largest_batch))
     if memory.theory is not None and (words := theory_words(memory.theory)):

@@ -1,0 +1,126 @@
+"""Private pools of CUDA graphs count as what they hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from stepscope.measure import memory as memory_module
+from stepscope.measure.allocator import Allocator, Labels, Reading, replay
+from stepscope.measure.memory import MemoryStep
+from stepscope.measure.private_pools import NO_POOLS, PrivatePools, read_pools
+
+MB = 1 << 20
+
+
+def segment(address: int, size: int, pool: Any = (0, 1), **blocks: int) -> dict[str, Any]:
+    """A segment of device 0; `live` and `asked` are bytes of one allocated block."""
+    live = blocks.get("live", 0)
+    listed = [{"size": size - live, "state": "inactive"}]
+    if live:
+        block = {"size": live, "requested_size": blocks.get("asked", live)}
+        listed.append(block | {"state": "active_allocated"})
+    row = {"address": address, "total_size": size, "device": 0, "blocks": listed}
+    return row if pool is None else row | {"segment_pool_id": pool}
+
+
+def test_pools_are_the_segments_that_name_one() -> None:
+    pools = read_pools(
+        [
+            segment(0, 4 * MB, (0, 0), live=MB),  # the shared pool
+            segment(8 * MB, 2 * MB, None),  # before torch 2.1
+            segment(20 * MB, 6 * MB, (0, 1), live=MB, asked=1000),
+            segment(40 * MB, 2 * MB, (0, 1)),
+            segment(60 * MB, 2 * MB, (3, 0)),
+            segment(80 * MB, 2 * MB, (0, 1)) | {"device": 1},
+        ],
+        devices=[0],
+    )
+    assert pools.sizes == {"0.1": 8 * MB, "3.0": 2 * MB}
+    assert (pools.live_bytes, pools.requested_bytes) == (MB, 1000)
+    inside = [address for address in range(0, 90 * MB, MB) if pools.hold(address)]
+    expected = [*range(20, 26), *range(40, 42), *range(60, 62)]
+    assert inside == [MB * place for place in expected]
+    storages = {("cuda:0", 21 * MB): 5, ("cuda:0", 2 * MB): 7, ("cuda:0", 61 * MB): 11}
+    assert pools.bytes_of(storages) == 16
+    assert pools.unknown_bytes([storages], activations=100) == 10 * MB - 116
+    assert pools.content(7)["pools"][0] == {"pool": "0.1", "bytes": 8 * MB}
+
+
+def test_without_pools_nothing_changes() -> None:
+    assert not NO_POOLS.hold(0)
+    assert NO_POOLS.content(0) == {}
+    reading = Reading(
+        allocated_bytes=5, reserved_bytes=9, requested_bytes=4, peak_bytes=6, allocations=1
+    )
+    assert reading.with_pools(NO_POOLS) == reading
+
+
+def test_a_reading_counts_pools_as_what_they_hold() -> None:
+    pools = PrivatePools({"0.1": 1000}, 300, 250, ((0, 1000),))
+    reading = Reading(
+        allocated_bytes=500, reserved_bytes=2000, requested_bytes=400, peak_bytes=0, allocations=1
+    ).with_pools(pools)
+    assert (reading.allocated_bytes, reading.requested_bytes) == (1200, 1150)
+    assert reading.reserved_bytes == 2000
+
+
+def test_what_happens_inside_a_pool_changes_no_level() -> None:
+    pools = PrivatePools({"0.1": 100}, 0, 0, ((1000, 1100),))
+    events = [
+        {"action": "alloc", "addr": 1010, "size": 50},  # a graph's own
+        {"action": "alloc", "addr": 5, "size": 7},
+        {"action": "free_requested", "addr": 1010, "size": 50},
+    ]
+    start = {"temporaries": 100}
+    top = replay(events, start=start, owners={}, labels=Labels(), clock=3, pools=pools)
+    assert top.categories == {"temporaries": 107}
+    assert top.allocations == 5
+
+
+class GraphedAllocator(Allocator):
+    """A device that holds the step's storages, and a pool with some of them."""
+
+    pools = NO_POOLS
+    held = 0
+
+    def read_counters(self) -> Reading:
+        return Reading(
+            allocated_bytes=self.held,
+            reserved_bytes=4 * self.held,
+            requested_bytes=self.held,
+            peak_bytes=self.held,
+            allocations=1,
+        )
+
+    def _read_pools(self) -> PrivatePools:
+        return self.pools
+
+
+def test_a_graphed_step_adds_up_with_its_pool(monkeypatch: Any) -> None:
+    net = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(torch.randn(8, 64)).sum().backward()
+    optimizer.step()
+    gradient = net.weight.grad
+    assert gradient is not None
+    address, size = gradient.untyped_storage().data_ptr(), gradient.untyped_storage().nbytes()
+    # The pool holds the weight's gradient, which is alive, and as much again for temporaries.
+    pool = PrivatePools({"0.1": 2 * size}, size, size, ((address, address + 2 * size),))
+    parameters = sum(p.numel() * 4 for p in net.parameters())
+    fake = type("Fake", (GraphedAllocator,), {"pools": pool, "held": 2 * parameters})
+    monkeypatch.setattr(memory_module, "Allocator", fake)
+    step = MemoryStep([optimizer])
+    step.begin()
+    result = step.end()
+    peak = result["peak"]
+    assert sum(peak["categories"].values()) == peak["allocated_bytes"] == 2 * parameters + size
+    assert peak["categories"]["gradients"] == parameters
+    assert peak["categories"]["temporaries"] == size
+    assert result["pools"] == [{"pool": "0.1", "bytes": 2 * size}]
+    assert result["pools_unknown_bytes"] == size
+    for phase in result["phases"]:
+        assert sum(phase["categories"].values()) == phase["allocated_bytes"]
+    assert not [note for note in result["notes"] if "did not come from" in note]
