@@ -13,6 +13,7 @@ from stepscope.predict.forward_calls import find_forward_calls
 from stepscope.predict.known_times import KnownTimes
 from stepscope.predict.operator_library import LibraryProblemError, read_times
 from stepscope.predict.value_flow import follow_values
+from stepscope.records.figures import factor as factor_text
 from stepscope.records.figures import percent
 from stepscope.records.operator_times import cpu_place
 from stepscope.trace.rank_facts import read_facts
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 # Times measured alone differ from those inside a step: caches, clocks and neighbours differ.
 ALONE_ERROR = 0.03
+_MOST_SLOWER = 1.5
+_NOTED_DISAGREEMENT = 0.1
 
 
 class ProbedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +40,8 @@ class ProbedStep(msgspec.Struct, frozen=True, kw_only=True):
     known: Flags
     probed_share: float  # of all items' time: measured exactly
     remembered_share: float  # from neighbours
-    error: float  # of the known part, relative to all of it
+    disagreement: float  # logarithm: the trace over the probe in the trace's own precision
+    error: float  # of the known part, a standard deviation relative to all of it
 
     @property
     def modelled_share(self) -> float:
@@ -45,11 +49,15 @@ class ProbedStep(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self, others: str) -> str:
         """`others` is what happens to the rest."""
-        return (
+        words = (
             f"operator times from the library: {percent(self.probed_share)} of operators' time "
             f"probed, {percent(self.remembered_share)} remembered from neighbours, "
             f"{percent(self.modelled_share)} {others}"
         )
+        if self.disagreement < _NOTED_DISAGREEMENT:
+            return words
+        change = factor_text(math.exp(self.disagreement))
+        return f"{words}; traced and probed times of the present step differ {change} times"
 
 
 def place_of(context: StepContext) -> str | None:
@@ -110,48 +118,62 @@ def _compare(
     then: Sequence[OperatorCall],
 ) -> ProbedStep | None:
     """Ratios of two probed times: what both have too much cancels out."""
+    pairs: dict[tuple[OperatorCall, OperatorCall], list[int]] = {}
+    for place, pair in enumerate(zip(now, then, strict=True)):
+        pairs.setdefault(pair, []).append(place)
     passes = [forward.pass_ns(backward=backward) for backward in (False, True)]
     factors = np.full((2, len(forward.calls)), np.nan)
     exact = np.zeros(len(forward.calls), np.bool_)
-    error_ns: dict[OperatorCall, float] = {}
-    for place, (before, after) in enumerate(zip(now, then, strict=True)):
+    errors_ns, traced_ns, probed_ns = [0.0], 0.0, 0.0
+    for (before, after), places in pairs.items():
         had, has = known.find(before), known.find(after)
         if has is None or has.time.forward is None:
             continue
-        exact[place] = has.basis == "probed" and (had is None or had.basis == "probed")
-        for number, traced in enumerate(passes):
-            factors[number, place] = _factor(had, has, number == 1, float(traced[place]))
-        whole = float(np.nansum([factors[n, place] * passes[n][place] for n in (0, 1)]))
+        exact[places] = has.basis == "probed" and (had is None or had.basis == "probed")
         error = math.hypot(has.error, had.error if had else 0.0)
-        error_ns[after] = error_ns.get(after, 0.0) + whole * error
+        for number, traced in enumerate(passes):
+            mean_ns = float(traced[places].mean())
+            factors[number, places] = factor = _factor(had, has, number == 1, mean_ns)
+            if not math.isnan(factor):
+                errors_ns.append(error * factor * mean_ns * len(places))
+                timing = _timing(had, number == 1)
+                traced_ns += mean_ns * len(places) if timing else 0.0
+                probed_ns += timing.ns * len(places) if timing else 0.0
     mine = forward.owner >= 0
-    factor = np.full(len(forward.owner), np.nan)
-    factor[mine] = factors[forward.in_backward[mine].astype(int), forward.owner[mine]]
-    is_known = ~np.isnan(factor)
+    factor_of = np.full(len(forward.owner), np.nan)
+    factor_of[mine] = factors[forward.in_backward[mine].astype(int), forward.owner[mine]]
+    is_known = ~np.isnan(factor_of)
     total = float(forward.item_ns.sum())
     if not is_known.any() or not total:
         return None
-    factor = np.where(is_known, factor, 1.0)
-    is_exact = is_known & mine & exact[np.maximum(forward.owner, 0)]
-    known_ns = float((factor * forward.item_ns)[is_known].sum())
-    noise = math.sqrt(sum(error**2 for error in error_ns.values())) / max(known_ns, 1.0)
+    factor_of = np.where(is_known, factor_of, 1.0)
+    is_exact = is_known & exact[np.maximum(forward.owner, 0)]
+    known_ns = float((factor_of * forward.item_ns)[is_known].sum())
+    noise = math.sqrt(sum(error**2 for error in errors_ns)) / max(known_ns, 1.0)
+    disagreement = abs(math.log(traced_ns / probed_ns)) if traced_ns and probed_ns else 0.0
     return ProbedStep(
-        factor=factor,
+        factor=factor_of,
         known=is_known,
         probed_share=float(forward.item_ns[is_exact].sum()) / total,
         remembered_share=float(forward.item_ns[is_known & ~is_exact].sum()) / total,
-        error=math.hypot(noise, ALONE_ERROR),
+        disagreement=disagreement,
+        error=math.hypot(noise / 1.96, ALONE_ERROR, disagreement / 2),
     )
 
 
 def _factor(had: KnownTime | None, has: KnownTime, backward: bool, traced_ns: float) -> float:
-    """NaN if this pass was not timed."""
+    """New time over the traced one; NaN if this pass was not timed.
+
+    A trace may differ from the probe in the same precision because calls waited, for a core for
+    example. A wait does not grow with the call, so at most `_MOST_SLOWER` of it counts as a ratio.
+    """
     after, before = _timing(has, backward), _timing(had, backward)
-    if after is None:
+    if after is None or traced_ns <= 0:
         return math.nan
-    if before is not None and before.ns > 0:
-        return after.ns / before.ns
-    return after.ns / traced_ns if traced_ns > 0 else math.nan
+    if before is None or before.ns <= 0:
+        return after.ns / traced_ns
+    slower = min(max(traced_ns / before.ns, 1 / _MOST_SLOWER), _MOST_SLOWER)
+    return after.ns * slower / traced_ns
 
 
 def _timing(known: KnownTime | None, backward: bool) -> Timing | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+OUT_OF_TIME = "the budget was over before its turn"
+
 
 class ProbedOperator(msgspec.Struct, frozen=True, kw_only=True):
     """One distinct call of the step, per step."""

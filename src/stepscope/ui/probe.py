@@ -14,7 +14,12 @@ from stepscope.predict.operator_library import LibraryProblemError, save_times
 from stepscope.predict.probed_step import parameter_shapes, place_of
 from stepscope.predict.value_flow import follow_values
 from stepscope.records.operator_times import MODES, OperatorTime, Output, Timing, cpu_place
-from stepscope.records.probe_report import ProbedOperator, ProbeReport, UnprobedOperator
+from stepscope.records.probe_report import (
+    OUT_OF_TIME,
+    ProbedOperator,
+    ProbeReport,
+    UnprobedOperator,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -192,7 +197,7 @@ class _Probe:
                 shared += weight
             for mode, answer in zip(self._modes, answers, strict=True):
                 if _spent_ns(answer) is None and weight:
-                    why = answer.get("error", "the budget was over before its turn")
+                    why = answer.get("error", OUT_OF_TIME)
                     unprobed.append(_unprobed(made[0], mode, weight / total, why))
             if spent[0] is not None:
                 same_traced += weight

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from stepscope.measure.probe.arguments import CannotRebuildError
-from stepscope.measure.probe.timing import ProbedCall
+from stepscope.measure.probe.timing import ProbedCall, warm_up
 
 
 def main() -> None:
@@ -33,6 +33,7 @@ def answer(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
     if request["do"] == "start":
         if request.get("threads"):
             torch.set_num_threads(request["threads"])
+        warm_up(device)
         return describe_device(device)
     try:
         call = ProbedCall(request, device)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _FEWEST, _MOST = 5, 200  # repeats
 _NARROW = 0.01  # of the median: half of its interval, good enough
+_SLOW_NS = 1e9  # a call that takes longer is timed once
 _FEW_SPREAD = 0.25  # of fewer repeats
 _CYCLES_PER_NS = 2.0  # at most, of any GPU's clock
 _MEMORY_FACTOR = 6  # of the inputs: outputs, gradients and what backward keeps
@@ -53,11 +54,9 @@ class ProbedCall:
     def measure(self, seconds: float) -> dict[str, Any]:
         """Medians in nanoseconds, and half of their relative 95% interval."""
         with _tf32(self._mode):
-            answer = self.describe()
             # A call may take far longer than what it replaces: one repeat is then enough.
             forward = self._repeat(self._prepared, self._forward, seconds / 3)
-            answer |= {"forward": forward, "backward": self._measure_backward(seconds * 2 / 3)}
-        return answer
+            return {"forward": forward, "backward": self._measure_backward(seconds * 2 / 3)}
 
     def _measure_backward(self, seconds: float) -> dict[str, Any] | None:
         positional = self._prepared()
@@ -100,9 +99,11 @@ class ProbedCall:
         stopwatch = _stopwatch(self._device)
         ends = time.monotonic() + seconds
         times = [stopwatch(prepare(), call)]
-        if time.monotonic() < ends:
+        if times[0] < _SLOW_NS:
             times.clear()  # the first call only warmed up
-        while len(times) < _MOST and not _is_known(times) and time.monotonic() < ends:
+        while not times or (
+            len(times) < _MOST and not _is_known(times) and time.monotonic() < ends
+        ):
             times.append(stopwatch(prepare(), call))
         return {"ns": median(times), "spread": half_interval(times), "repeats": len(times)}
 
@@ -173,6 +174,14 @@ def _tf32(mode: str) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
+def warm_up(device: torch.device) -> None:
+    """Start what the first call of a process starts: libraries and autograd's threads."""
+    weight = torch.rand(32, 32, device=device, requires_grad=True)
+    for _ in range(2):
+        output = torch.nn.functional.linear(weight.detach(), weight)
+        torch.autograd.grad([output], [weight], [torch.rand_like(output)])
+
+
 def _check_memory(recorded: Recorded, device: torch.device) -> None:
     needed = _MEMORY_FACTOR * input_bytes(recorded)
     free = free_bytes(device)
@@ -184,9 +193,8 @@ def free_bytes(device: torch.device) -> int:
     """Memory that a call may use without harming anybody else."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        with open("/proc/meminfo") as lines:  # noqa: PTH123
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+    with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo") as lines:  # noqa: PTH123
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from stepscope.explain.shapes import MOST, shape_words
 from stepscope.predict.operator_library import library_file
 from stepscope.records.figures import milliseconds, percent, signed_percent, significant
+from stepscope.records.probe_report import OUT_OF_TIME
 from stepscope.records.words import counted
 from stepscope.ui.answer import Answer
 from stepscope.ui.probe_json import count_places
@@ -46,18 +47,31 @@ def print_probe(report: ProbeReport, *, path: str) -> None:
             spare=["shapes", "calls"],
         )
     )
-    for operator in report.unprobed[:_MOST_ROWS]:
+    failed = [operator for operator in report.unprobed if operator.why != OUT_OF_TIME]
+    for operator in failed[:_MOST_ROWS]:
         mode = f" in {operator.mode}" if operator.mode else ""
         shapes = shape_words(operator.shapes, MOST)
         share = f"{percent(operator.share)} of the operators"
         console.print(
             note_line(f"not timed{mode}: {operator.name} {shapes} ({share}): {operator.why}")
         )
-    if (more := len(report.unprobed) - _MOST_ROWS) > 0:
+    if len(failed) < len(report.unprobed):
+        console.print(note_line(_out_of_time(report)))
+    if (more := len(failed) - _MOST_ROWS) > 0:
         console.print(note_line(f"and {more} more; --json lists them"))
     for note in report.notes:
         console.print(note_line(note))
     print_path(console, "library ", library_file())
+
+
+def _out_of_time(report: ProbeReport) -> str:
+    late = [operator for operator in report.unprobed if operator.why == OUT_OF_TIME]
+    calls = {(operator.name, operator.shapes): operator.share for operator in late}
+    share = percent(sum(calls.values()))
+    return (
+        f"{counted(len(calls), 'call')} ({share} of the operators' time): {OUT_OF_TIME}; "
+        "--budget gives more"
+    )
 
 
 def print_library(times: Sequence[OperatorTime]) -> None:
