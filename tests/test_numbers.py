@@ -43,6 +43,7 @@ NO_NUMBERS = set(
     agrees broken_rules cuda differs interleaved machine processor reruns rules samples scaling
     algorithm algorithms groups laboratory
     sizes stepscope tags target_reached task workloads
+    library mode modes operators place places software traced_place unprobed
     always by compression queued shard staleness straggling worker workers
     """,
     )

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from stepscope.records.operator_times import OperatorCall, OperatorTime, Timing
+    from stepscope.records.operator_times import OperatorCall, OperatorTime, PassTime
 
 _OTHER_SOFTWARE = 0.08  # relative error, if a library or driver changed
 _BETWEEN = 0.05  # relative error of a time between two neighbours of twice the size
@@ -130,7 +130,7 @@ def _spread(time: OperatorTime) -> float:
 
 
 def _mixed(smaller: OperatorTime, larger: OperatorTime, part: float) -> OperatorTime:
-    def mix(low: Timing | None, high: Timing | None) -> Timing | None:
+    def mix(low: PassTime | None, high: PassTime | None) -> PassTime | None:
         if not low or not high:
             return None
         logs = math.log(max(low.ns, 1.0)), math.log(max(high.ns, 1.0))
@@ -144,7 +144,7 @@ def _mixed(smaller: OperatorTime, larger: OperatorTime, part: float) -> Operator
 
 
 def _scaled(time: OperatorTime, factor: float) -> OperatorTime:
-    def scale(timing: Timing | None) -> Timing | None:
+    def scale(timing: PassTime | None) -> PassTime | None:
         return replace(timing, ns=timing.ns * factor) if timing else None
 
     return replace(time, forward=scale(time.forward), backward=scale(time.backward))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.records.operator_times import OperatorTime, Output, Timing
+from stepscope.records.operator_times import OperatorTime, Output, PassTime
 from stepscope.records.user_folders import user_folder
 
 if TYPE_CHECKING:
@@ -95,11 +95,11 @@ def _damaged() -> str:
 
 
 def _as_row(time: OperatorTime) -> tuple[object, ...]:
-    none = Timing(ns=0.0, spread=0.0, repeats=0)
+    none = PassTime(ns=0.0, spread=0.0, repeats=0)
     timings = [
         getattr(timing or none, field)
         for timing in (time.forward, time.backward)
-        for field in Timing.__struct_fields__
+        for field in PassTime.__struct_fields__
     ]
     key = [getattr(time.call, name) for name in _KEY]
     outputs = msgspec.json.encode(time.outputs).decode()
@@ -108,7 +108,7 @@ def _as_row(time: OperatorTime) -> tuple[object, ...]:
 
 def _from_row(row: dict[str, object]) -> OperatorTime:
     def timing(name: str) -> dict[str, object] | None:
-        fields = {field: row[f"{name}_{field}"] for field in Timing.__struct_fields__}
+        fields = {field: row[f"{name}_{field}"] for field in PassTime.__struct_fields__}
         return fields if fields["repeats"] else None
 
     outputs = msgspec.json.decode(str(row["outputs"]), type=tuple[Output, ...])

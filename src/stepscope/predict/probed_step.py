@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepscope.predict.forward_calls import StepForward
     from stepscope.predict.known_times import KnownTime
     from stepscope.predict.step_context import StepContext
-    from stepscope.records.operator_times import OperatorCall, Output, Timing
+    from stepscope.records.operator_times import OperatorCall, Output, PassTime
 
 # Times measured alone differ from those inside a step: caches, clocks and neighbours differ.
 ALONE_ERROR = 0.03
@@ -176,7 +176,7 @@ def _factor(had: KnownTime | None, has: KnownTime, backward: bool, traced_ns: fl
     return after.ns * slower / traced_ns
 
 
-def _timing(known: KnownTime | None, backward: bool) -> Timing | None:
+def _timing(known: KnownTime | None, backward: bool) -> PassTime | None:
     if known is None:
         return None
     return known.time.backward if backward else known.time.forward

@@ -40,7 +40,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True):
     needs_gradient: bool
 
 
-class Timing(msgspec.Struct, frozen=True, kw_only=True):
+class PassTime(msgspec.Struct, frozen=True, kw_only=True):
     ns: float
     spread: float  # half of the 95% interval, relative
     repeats: int
@@ -76,8 +76,8 @@ def cpu_place(host: str, threads: int) -> str:
 class OperatorTime(msgspec.Struct, frozen=True, kw_only=True):
     call: OperatorCall
     outputs: tuple[Output, ...]
-    forward: Timing | None  # None: only what it returns is known
-    backward: Timing | None  # None: it has no backward, or was not timed
+    forward: PassTime | None  # None: only what it returns is known
+    backward: PassTime | None  # None: it has no backward, or was not timed
     place: str
     software: str
     source: str = "probe"  # or the file that it was imported from

@@ -13,7 +13,7 @@ from stepscope.predict.forward_calls import find_forward_calls
 from stepscope.predict.operator_library import LibraryProblemError, save_times
 from stepscope.predict.probed_step import parameter_shapes, place_of
 from stepscope.predict.value_flow import follow_values
-from stepscope.records.operator_times import MODES, OperatorTime, Output, Timing, cpu_place
+from stepscope.records.operator_times import MODES, OperatorTime, Output, PassTime, cpu_place
 from stepscope.records.probe_report import (
     OUT_OF_TIME,
     ProbedOperator,
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _SHORTEST_S, _LONGEST_S = 0.02, 1.5  # for one call in one mode
 _DESCRIBE_S = 5.0
+_FIRST_ROUND = 0.8  # of the budget: every call has its turn; then those known least again
 _GOOD_SPREAD, _MOST_RETRIES = 0.02, 3
 
 
@@ -71,8 +72,9 @@ def probe_step(
             f"{context.trace.path} has no operators with shapes: record_shapes=True records them"
         )
     device = prober.device()
+    started = clock()  # a process that loads torch takes its time, which is not the budget's
     work = _Probe(context, forward, ("", *modes), prober)
-    work.time_calls(began + budget_s, show, clock)
+    work.time_calls(started + budget_s, show, clock)
     place, notes = _place(context, device), list(_elsewhere(context, device))
     saved = 0
     try:
@@ -113,7 +115,7 @@ class _Probe:
         weights = {made: self._weight(places) for made, places in self._groups().items()}
         left = sum(weights.values())
         for made in sorted(weights, key=lambda made: -weights[made]):
-            seconds = (ends - clock()) * weights[made] / left if left else 0.0
+            seconds = _FIRST_ROUND * (ends - clock()) * weights[made] / left if left else 0.0
             seconds = min(max(seconds / len(made), _SHORTEST_S), _LONGEST_S)
             left -= weights[made]
             for call in made:
@@ -262,9 +264,9 @@ def _outputs(answer: dict[str, Any]) -> tuple[Output, ...] | None:
     return None if outputs is None else msgspec.convert(outputs, tuple[Output, ...])
 
 
-def _timing(answer: dict[str, Any], name: str) -> Timing | None:
+def _timing(answer: dict[str, Any], name: str) -> PassTime | None:
     timing = answer.get(name)
-    return msgspec.convert(timing, Timing) if timing else None
+    return msgspec.convert(timing, PassTime) if timing else None
 
 
 def _spent_ns(answer: dict[str, Any]) -> float | None:
