@@ -33,6 +33,7 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(folder))
     monkeypatch.setenv("STEPSCOPE_PROFILES", str(tmp_path / "stepscope-profiles"))
     monkeypatch.setenv("STEPSCOPE_RECORD", str(tmp_path / "stepscope-record"))
+    monkeypatch.setenv("STEPSCOPE_LIBRARY", str(tmp_path / "stepscope-library"))
     return folder
 
 

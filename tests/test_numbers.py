@@ -46,6 +46,7 @@ NO_NUMBERS = set(
     problem state
     backward captured compiled eager first gave_up guard guards hint key not_graphed place reason
     region second
+    library mode modes operators place places software traced_place unprobed
     always by compression queued shard staleness straggling worker workers
     gpu gpus source_gpu
     """,

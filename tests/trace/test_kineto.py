@@ -233,12 +233,13 @@ def test_every_call_keeps_its_own_inputs_however_similar_calls_are(
     monkeypatch.setattr(files, "PIECE_BYTES", piece_bytes)
     monkeypatch.setattr(columns, "_MAX_SIGNATURES", 20)
     inputs = [
-        (shapes, dtypes, concrete)
+        (shapes, dtypes, strides, concrete)
         for shapes in (None, "[[2, 3]]", "[[3, 2]]")
         for dtypes in (None, '["float"]', '["double"]')
+        for strides in (None, "[[3, 1]]")
         for concrete in (None, '["1"]', '["float"]')
     ] * 2
-    keys = ("Input Dims", "Input type", "Concrete Inputs")
+    keys = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
     events = [
         op(
             "aten::x",
@@ -249,7 +250,8 @@ def test_every_call_keeps_its_own_inputs_however_similar_calls_are(
         for start, each in enumerate(inputs)
     ]
     trace = read(events)
-    found = (trace.host.shapes, trace.host.dtypes, trace.host.concrete)
+    host = trace.host
+    found = (host.shapes, host.dtypes, host.strides, host.concrete)
     told = [[trace.strings[code] if code >= 0 else None for code in column] for column in found]
     assert list(zip(*told, strict=True)) == inputs
 

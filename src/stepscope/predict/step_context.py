@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
     from stepscope.explain.work import Work
+    from stepscope.predict.batch_reading import BatchReading
     from stepscope.predict.optimizer_rules import UpdateRule
     from stepscope.predict.parameters import Parameters
     from stepscope.predict.stalls import StepStalls
@@ -62,7 +63,8 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ceilings: Ceilings | None
     memory: Memory | None = None
     calls: StepCalls | None = None  # of a step's forward, if shapes were recorded
-    batch: int | None = None
+    batch: int | None = None  # None: the trace does not say, or what it says is doubtful
+    batch_reading: BatchReading | None = None
     rule: UpdateRule = ADAM  # of the optimizer
     grown: float = 1.0  # samples per step over those of the trace
     multiprocessors: int

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from stepscope.errors import UsageError
 from stepscope.explain.cpu_use import measure_cpu_use
-from stepscope.explain.memory.model import find_batch
 from stepscope.explain.replay.build import describe
 from stepscope.explain.replay.overhead import as_recorded, correct
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.whole_run.stalls import find_stalled
+from stepscope.predict.batch_reading import read_batch
 from stepscope.predict.optimizer_updates import find_rule
 from stepscope.predict.outcome import Refused, WrongValue
 from stepscope.predict.parameters import find_parameters
@@ -33,7 +33,6 @@ from stepscope.records.prediction import PeakMemory, Prediction, Setting
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.explain.memory.model import StepCalls
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.explain.replay.overhead import Corrected
     from stepscope.predict.outcome import Outcome
@@ -76,6 +75,7 @@ class Bench:
         graph = describe(trace, work, corrected.graph)
         self.corrected: Corrected = replace(corrected, graph=graph)
         device = find_device(trace.device_name or "")
+        reading = read_batch(trace, analysis.forward_calls)
         context = StepContext(
             analysis=analysis,
             trace=trace,
@@ -87,7 +87,8 @@ class Bench:
             ceilings=analysis.ceilings,
             memory=memory,
             calls=analysis.forward_calls,
-            batch=_batch(analysis.forward_calls),
+            batch=reading.size if reading and not reading.doubt else None,
+            batch_reading=reading,
             multiprocessors=device.multiprocessors if device else 108,
             profiles=analysis.inputs.calibrations,
             cpu=analysis.compute_once(measure_cpu_use),
@@ -279,11 +280,6 @@ def _of_step(
         return None
     rate, low, high = (1e9 * promise.workers / ns for ns in (step_ns, high_ns, low_ns))
     return replace(promise, updates_per_s=rate, low=low, high=high, step_ms=step_ns / 1e6)
-
-
-def _batch(calls: StepCalls | None) -> int | None:
-    batch = find_batch(calls) if calls else None
-    return batch[0] if batch else None
 
 
 def _name_setting(setting: Setting, reason: str) -> str:

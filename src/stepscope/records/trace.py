@@ -65,6 +65,7 @@ class HostEvents(msgspec.Struct, frozen=True, kw_only=True):
     forward_thread: Int32  # >0 on backward operators
     shapes: Int32  # string code of the JSON text of "Input Dims"
     dtypes: Int32  # string code of the JSON text of "Input type"
+    strides: Int32  # string code of the JSON text of "Input Strides"
     concrete: Int32  # string code of the JSON text of "Concrete Inputs": those that are not tensors
     collective: Int32  # index into Trace.collectives
     parent: Int32  # nearest enclosing host event of the same thread

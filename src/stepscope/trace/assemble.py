@@ -168,7 +168,7 @@ def _number_threads(columns: Collector, host: Columns, memory: Columns) -> tuple
 def _number_texts(columns: Collector, host: Columns, device: Columns) -> tuple[str, ...]:
     """One table of strings: the names, then the texts of arguments."""
     shift = len(columns.names)
-    for table, keys in ((host, ("shapes", "dtypes", "concrete")), (device, ("grid",))):
+    for table, keys in ((host, ("shapes", "dtypes", "strides", "concrete")), (device, ("grid",))):
         for key in keys:
             if not is_constant(table[key]) or table[key][0] >= 0:
                 table[key] = np.where(table[key] >= 0, table[key] + shift, ABSENT).astype(np.int32)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
 # Raise it whenever readers or links change the content of a Trace.
-VERSION = 5
+VERSION = 6
 LIMIT_BYTES = 4 << 30
 _ABANDONED_S = 24 * 3600
 _ENTRY = re.compile(r"stepscope-[0-9a-f]{40}\.columns")

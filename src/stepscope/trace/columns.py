@@ -139,8 +139,8 @@ class Collector:
         self.host, self.device, self.memory = Table(), Table(), Table()
         self.launch_flows, self.backward_flows = Table(), Table()
         self._roles = _Roles()
-        self._signatures = Codes()  # shapes, dtypes and concrete inputs of a call, as one text
-        self._signature_texts = np.empty((3, 0), INT32)  # the codes of these, by signature
+        self._signatures = Codes()  # shapes, dtypes, strides, plain inputs of a call: one text
+        self._signature_texts = np.empty((4, 0), INT32)  # the codes of these, by signature
         self.odd = OddValues()
         self._losses = losses
         # Flows from launch to device event repeat the correlation ids: most files need none.
@@ -216,7 +216,7 @@ class Collector:
         def of_operators(values: NDArray[Any]) -> NDArray[Any]:
             return _scatter(operator, values)
 
-        shapes, dtypes, concrete = self._input_codes(operators)
+        shapes, dtypes, strides, concrete = self._input_codes(operators)
         self.host.add(
             kind=kinds,
             name=self.names.encode([e.name for e in rows]),
@@ -228,6 +228,7 @@ class Collector:
             forward_thread=of_operators(self._whole("forward_thread", operators, INT32)),
             shapes=of_operators(shapes),
             dtypes=of_operators(dtypes),
+            strides=of_operators(strides),
             concrete=of_operators(concrete),
             collective=of_operators(self._collective_codes(operators)),
         )
@@ -291,13 +292,14 @@ class Collector:
         return _packed(map(self.lanes.__getitem__, keys), len(events), INT32)
 
     def _input_codes(self, args: Sequence[Args]) -> Int32:
-        """Three rows: shapes, dtypes, concrete inputs. The same few calls come again and again: all
-        three are looked up together, and one by one only the first time."""
+        """Four rows: shapes, dtypes, strides, concrete inputs. The same few calls come again and
+        again: all four are looked up together, and one by one only the first time."""
         if len(self._signatures) > _MAX_SIGNATURES:
             self._signatures.clear()
             self._signature_texts = self._signature_texts[:, :0]
         known = len(self._signatures)
-        inputs = [b"\0".join((a.shapes, a.dtypes, a.concrete)) for a in args]  # no JSON holds a NUL
+        # No JSON holds a NUL.
+        inputs = [b"\0".join((a.shapes, a.dtypes, a.strides, a.concrete)) for a in args]
         signatures = self._signatures.encode(inputs)
         if new := len(self._signatures) - known:
             latest = [*islice(reversed(self._signatures), new)][::-1]

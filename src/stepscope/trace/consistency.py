@@ -60,6 +60,7 @@ def _indices(trace: Trace) -> Iterator[str]:
         ("host thread", host.thread, 0, threads),
         ("shapes", host.shapes, ABSENT, texts),
         ("dtypes", host.dtypes, ABSENT, texts),
+        ("strides", host.strides, ABSENT, texts),
         ("concrete", host.concrete, ABSENT, texts),
         ("host collective", host.collective, ABSENT, calls),
         ("parent", host.parent, ABSENT, rows),

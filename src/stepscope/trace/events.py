@@ -29,6 +29,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     forward_thread: Any = msgspec.field(default=ABSENT, name="Fwd thread id")
     dtypes: msgspec.Raw = msgspec.field(default=NOTHING, name="Input type")
     shapes: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
+    strides: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Strides")
     concrete: msgspec.Raw = msgspec.field(default=NOTHING, name="Concrete Inputs")
     device: Any = ABSENT
     stream: Any = ABSENT

@@ -224,7 +224,7 @@ class NsysTables:
         absent = _repeated(ABSENT, len(rows), np.int64)
         narrow = _repeated(ABSENT, len(rows), np.int32)
         wide = ("correlation", "sequence")
-        codes = ("forward_thread", "shapes", "dtypes", "concrete", "collective")
+        codes = ("forward_thread", "shapes", "dtypes", "strides", "concrete", "collective")
         defaults = dict.fromkeys(wide, absent) | dict.fromkeys(codes, narrow)
         self.columns.host.add(
             **{**defaults, **columns},

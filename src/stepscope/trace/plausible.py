@@ -148,6 +148,23 @@ def _is_shape(sides: list[Any]) -> bool:
     return bool(math.prod(side or 1 for side in sides) <= MAX_ELEMENTS)
 
 
+def are_strides(text: bytes) -> bool:
+    """Whether the text lists the strides of each argument, or of each tensor in a list."""
+    arguments = decode_or_none(text, list[Any])
+    return arguments is not None and all(map(_are_steps_or_lists, arguments))
+
+
+def _are_steps_or_lists(argument: Any) -> bool:
+    if not isinstance(argument, list):
+        return False
+    listed = argument if argument and isinstance(argument[0], list) else [argument]
+    return all(isinstance(steps, list) and _are_steps(steps) for steps in listed)
+
+
+def _are_steps(steps: list[Any]) -> bool:
+    return len(steps) <= _MAX_SIDES and all(is_whole(step, MAX_ELEMENTS) for step in steps)
+
+
 def are_texts(text: bytes) -> bool:
     return decode_or_none(text, list[str]) is not None
 
@@ -161,6 +178,7 @@ def is_grid(text: bytes) -> bool:
 TEXTS: dict[str, tuple[str, Callable[[bytes], bool]]] = {
     "shapes": ("Input Dims", are_shapes),
     "dtypes": ("Input type", are_texts),
+    "strides": ("Input Strides", are_strides),
     "concrete": ("Concrete Inputs", are_texts),
     "grid": ("grid", is_grid),
 }

@@ -78,7 +78,7 @@ def describe(trace: Trace, work: Work, graph: StepGraph) -> StepGraph:
     """Add the operator of each call; on a CPU the calls already are the operators."""
     if work.on_host:
         return graph
-    outermost = _outermost_operator(trace, graph.calls.row)
+    outermost = outermost_operator(trace, graph.calls.row)
     return replace(graph, calls=replace(graph.calls, operator=outermost))
 
 
@@ -127,7 +127,7 @@ def _calls(
         gap_ns=np.maximum(start - before, 0.0),
         call_ns=np.maximum(end - np.maximum(start, before), 0.0),
         tail_ns=np.zeros(len(rows)),
-        phase=_phases(trace, rows),
+        phase=call_phases(trace, rows),
         row=rows.astype(np.int32),
         operator=np.full(len(rows), ABSENT, np.int32),
         frames=_frames_between(trace, work, before + begin, start + begin),
@@ -155,7 +155,8 @@ def _unthrottled(
     return replace(calls, call_ns=own), int(median(ahead[full]))
 
 
-def _outermost_operator(trace: Trace, rows: Rows) -> NDArray[np.int32]:
+def outermost_operator(trace: Trace, rows: Rows) -> NDArray[np.int32]:
+    """The operator around each host row that no other operator encloses, or -1."""
     host = trace.host
     operator = host.kind == HostKind.OPERATOR
     operators = nearest_of(host, operator, rows)
@@ -167,7 +168,8 @@ def _outermost_operator(trace: Trace, rows: Rows) -> NDArray[np.int32]:
     return operators
 
 
-def _phases(trace: Trace, rows: Rows) -> NDArray[np.int8]:
+def call_phases(trace: Trace, rows: Rows) -> NDArray[np.int8]:
+    """The part of a step that each host row belongs to."""
     host = trace.host
     named = host.kind <= HostKind.ANNOTATION
     phase = np.full(len(rows), Phase.FORWARD, np.int8)

@@ -34,6 +34,12 @@ def batch_factor(context: StepContext, value: str) -> float:
         ) from None
     if wanted < 1:
         raise WrongValue(f"batch={value}: give at least one sample")
+    reading = context.batch_reading
+    if reading and reading.doubt:
+        raise Refused(
+            f"batch={value}: the trace shows {reading.size:,} ({reading.read_from}), but that may "
+            f"not be a number of samples: {reading.doubt}. Give a factor, such as batch=x2"
+        )
     if not context.batch:
         raise Refused(f"batch={value}: the trace does not say its batch; give a factor such as x2")
     return wanted / context.batch

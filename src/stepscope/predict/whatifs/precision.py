@@ -23,6 +23,7 @@ from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import insert
 from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.probed_step import find_probed
 from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.trace.links import distinct
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     Shape = tuple[int, ...]
 
+_SPREAD = 0.12  # of what is modelled
 _DTYPES = (*DTYPES, "")  # code -1 is an unknown dtype
 _WIDER = {
     "tf32": ("fp32",),
@@ -62,7 +64,7 @@ def apply(context: StepContext, value: str) -> Outcome:
     if value not in _WIDER:
         raise WrongValue(f"precision={value}: choose one of {', '.join(_WIDER)}")
     if context.on_host:
-        raise Refused(f"precision={value}: the trace has no accelerator; a CPU's gain is not known")
+        return _apply_on_host(context, value)
     ceilings = context.ceilings
     if ceilings is None or value not in ceilings.flops:
         device = ceilings.device if ceilings else context.trace.device_name or "this device"
@@ -74,6 +76,8 @@ def apply(context: StepContext, value: str) -> Outcome:
         product &= context.operators.family != Family.ATTENTION
     if not product.any():
         raise Refused(f"precision={value}: no matrix product runs in a wider dtype than {value}")
+    probed, problem = find_probed(context, value)
+    modelled_share = probed.modelled_share if probed else 1.0
     graph = _speed_up_products(context, product, value, ceilings)
     assumptions = [
         f"matrix products at the share of {value}'s peak that such products reached on an H200"
@@ -81,12 +85,45 @@ def apply(context: StepContext, value: str) -> Outcome:
     if value != "tf32":
         narrow = wide & ~product & ~depthwise & _find_narrowed(context)
         graph = _halve_bytes(context, graph, narrow)
-        graph, casts = _add_casts(context, graph, product, ceilings)
+    if probed:
+        probed_ns = context.graph.tasks.dur_ns * probed.factor
+        dur_ns = np.where(probed.known, probed_ns, graph.tasks.dur_ns)
+        graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
+    if value != "tf32":
+        # Probed times have their casts in them.
+        graph, casts = _add_casts(context, graph, product, ceilings, modelled_share)
         assumptions.append(
             "autocast: what follows a product in half the bytes, norms and losses in fp32; "
             f"{casts:,} casts added with their launches"
         )
-    return Outcome(context=changed(context, graph), assumptions=tuple(assumptions), spread=0.12)
+    assumptions += [problem] if problem else []
+    assumptions += [probed.describe("modelled")] if probed else []
+    return Outcome(
+        context=changed(context, graph),
+        assumptions=tuple(assumptions),
+        spread=_SPREAD * modelled_share,
+        doubt=probed.error * (1.0 - modelled_share) if probed else 0.0,
+    )
+
+
+def _apply_on_host(context: StepContext, value: str) -> Outcome:
+    """A CPU's gain depends on its instructions: only measured operator times tell it."""
+    probed, problem = find_probed(context, value)
+    if probed is None:
+        why = problem or (
+            f"`stepscope probe PATH --set precision={value}` measures it where the job trained"
+        )
+        raise Refused(
+            f"precision={value}: the trace has no accelerator; a CPU's gain is not known: {why}"
+        )
+    calls = context.graph.calls
+    graph = replace(context.graph, calls=replace(calls, call_ns=calls.call_ns * probed.factor))
+    return Outcome(
+        context=changed(context, graph),
+        assumptions=(probed.describe("as traced"),),
+        spread=_SPREAD * probed.modelled_share,
+        doubt=probed.error,
+    )
 
 
 WHATIF = WhatIf(
@@ -186,9 +223,10 @@ def _halve_bytes(context: StepContext, graph: StepGraph, narrow: Flags) -> StepG
 
 
 def _add_casts(
-    context: StepContext, graph: StepGraph, product: Flags, ceilings: Ceilings
+    context: StepContext, graph: StepGraph, product: Flags, ceilings: Ceilings, share: float
 ) -> tuple[StepGraph, int]:
-    """Insert casts before the products they feed; in backward, casts of the gradients."""
+    """Insert casts before the products they feed; in backward, casts of the gradients. They take
+    `share` of their device time: probed operators have the rest."""
     elements = _cast_elements(context)
     if not len(elements):
         return graph, 0
@@ -208,7 +246,7 @@ def _add_casts(
         np.array(before, np.int32),
         gap_ns=host * 0.85,
         call_ns=host * 0.15,
-        dur_ns=copy_ns(both * 6.0, ceilings),
+        dur_ns=copy_ns(both * 6.0, ceilings) * share,
         stream=int(graph.tasks.stream[0]) if len(graph.tasks) else 0,
     ), len(both)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,18 @@ step_on_option = click.option(
     show_default=True,
     help="What counts as the end of a training step.",
 )
+
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_budget(_context: Any, _parameter: Any, text: str) -> float:
+    """10m, 90s, 1.5h or a number of seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smh]?)(?:in)?", text.strip())
+    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if seconds <= 0:
+        raise UsageError(f"--budget {text!r}: write 10m, 90s or 1h")
+    return seconds
 
 
 def _remedies(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:

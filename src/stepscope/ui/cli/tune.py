@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
-from stepscope.ui.cli.options import json_option, out_option, step_on_option
+from stepscope.ui.cli.options import json_option, out_option, parse_budget, step_on_option
 from stepscope.ui.cli.run import startable
 from stepscope.ui.run_folder import claim_or_refuse
 from stepscope.ui.say import say
@@ -18,18 +17,8 @@ if TYPE_CHECKING:
     from stepscope.ui.tune.journal import Journal
     from stepscope.ui.tune.tuning import TuneEnd
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _FEWEST_STEPS = 20
 _OF_A_NEW_TUNE = ("steps", "only", "skip", "allow", "memory_limit", "out", "step_on")
-
-
-def _duration(_context: Any, _parameter: Any, text: str) -> float:
-    """10m, 90s, 1.5h or a number of seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([smh]?)(?:in)?", text.strip())
-    seconds = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    if seconds <= 0:
-        raise UsageError(f"--budget {text!r}: write 10m, 90s or 1h")
-    return seconds
 
 
 def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
@@ -51,7 +40,7 @@ def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
     "--budget",
     default="10m",
     show_default=True,
-    callback=_duration,
+    callback=parse_budget,
     help="Time for all trials together, such as 90s, 10m or 1h.",
 )
 @click.option(

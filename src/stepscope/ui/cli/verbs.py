@@ -27,6 +27,8 @@ VERBS = {
     "tune": "try remedies in short runs of a command, keep what wins",
     "sweep": "train a model with many settings, several at a time as one",
     "bench": "run a suite of training workloads, by fixed rules",
+    "probe": "time the operators of a step on this device, one by one",
+    "library": "show, export or import the operator times that probes measured",
     "record": "list what was promised and what was measured afterwards",
     "health": "start a training command, check three steps, stop it",
     "lsp": "show what each line of a script costs, in an editor",

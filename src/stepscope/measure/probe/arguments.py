@@ -1,0 +1,232 @@
+"""The arguments of a recorded operator call, rebuilt with random tensors."""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import Any
+
+import torch
+
+# The profiler's names of dtypes.
+DTYPES = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "c10::Half": torch.float16,
+    "c10::BFloat16": torch.bfloat16,
+    "long int": torch.int64,
+    "long": torch.int64,
+    "int": torch.int32,
+    "short": torch.int16,
+    "signed char": torch.int8,
+    "unsigned char": torch.uint8,
+    "bool": torch.bool,
+    "c10::complex<float>": torch.complex64,
+    "c10::complex<double>": torch.complex128,
+}
+_NAMES = {dtype: name for name, dtype in reversed(DTYPES.items())}
+# torch's numbers of dtypes, as plain arguments carry them.
+_NUMBERED = {
+    0: torch.uint8,
+    1: torch.int8,
+    2: torch.int16,
+    3: torch.int32,
+    4: torch.int64,
+    5: torch.float16,
+    6: torch.float32,
+    7: torch.float64,
+    9: torch.complex64,
+    11: torch.bool,
+    15: torch.bfloat16,
+}
+_FORMATS = {
+    0: torch.contiguous_format,
+    1: torch.preserve_format,
+    2: torch.channels_last,
+    3: torch.channels_last_3d,
+}
+# Arguments that autograd has no derivative for.
+_WITHOUT_GRADIENT = {"running_mean", "running_var", "target", "mask", "attn_mask", "index"}
+_CLASSES = {"aten::cross_entropy_loss", "aten::nll_loss", "aten::nll_loss_nd", "aten::nll_loss2d"}
+
+
+class CannotRebuildError(Exception):
+    """The trace does not say enough about a call, or this torch has no such operator."""
+
+
+class Recorded:
+    """One call as the trace describes it: lists with one entry per argument."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        self.name: str = request["name"]
+        self.shapes: list[Any] = request["shapes"]
+        self.dtypes: list[str] = request["dtypes"]
+        count = len(self.shapes)
+        self.strides: list[Any] = request.get("strides") or [None] * count
+        self.concrete: list[str] = request.get("concrete") or [""] * count
+        self.grads: list[bool] = request.get("grads") or [False] * count
+
+    @property
+    def is_in_place(self) -> bool:
+        return self.name.endswith("_") and not self.name.endswith("__")
+
+
+def find_operator(recorded: Recorded) -> Any:
+    """The overload whose arguments match what was recorded."""
+    if "::" not in recorded.name:
+        raise CannotRebuildError("no operator of torch")
+    namespace, _, name = recorded.name.partition("::")
+    try:
+        packet = getattr(getattr(torch.ops, namespace), name)
+        overloads = [getattr(packet, overload) for overload in packet.overloads()]
+    except (AttributeError, RuntimeError):
+        raise CannotRebuildError("this torch has no such operator") from None
+    for operator in overloads:
+        if _matches(operator._schema.arguments, recorded):
+            return operator
+    raise CannotRebuildError("no form of the operator takes these arguments")
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As the profiler writes it; an unknown dtype keeps torch's name."""
+    return _NAMES.get(dtype, str(dtype))
+
+
+def input_bytes(recorded: Recorded) -> int:
+    """What the tensors of a call take."""
+    sizes = 0
+    for dims, dtype in zip(recorded.shapes, recorded.dtypes, strict=False):
+        width = DTYPES[dtype].itemsize if dtype in DTYPES else 4
+        each = dims if dims and isinstance(dims[0], list) else [dims]
+        sizes += sum(math.prod(sides) * width for sides in each if sides)
+    return sizes
+
+
+def build_arguments(
+    operator: Any, recorded: Recorded, device: torch.device
+) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments."""
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for place, argument in enumerate(operator._schema.arguments):
+        value = _value(argument, place, recorded, device)
+        if argument.kwarg_only:
+            keywords[argument.name] = value
+        else:
+            positional.append(value)
+    return positional, keywords
+
+
+def tensors_in(values: list[Any]) -> list[torch.Tensor]:
+    """All tensors of a list of arguments or results, in order."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_in(list(value))
+    return found
+
+
+def _matches(arguments: Any, recorded: Recorded) -> bool:
+    if len(arguments) != len(recorded.shapes):
+        return False
+    return all(
+        _fits(str(argument.type), recorded.dtypes[place], recorded.concrete[place])
+        for place, argument in enumerate(arguments)
+    )
+
+
+def _fits(kind: str, dtype: str, text: str) -> bool:
+    optional = kind.startswith("Optional[")
+    inner = kind.removeprefix("Optional[").removesuffix("]") if optional else kind
+    if dtype in DTYPES:
+        return inner == "Tensor"
+    if dtype in ("TensorList", "GenericList"):
+        return inner.startswith("List[")
+    if dtype == "":
+        return optional or (inner not in ("Tensor",) and not inner.startswith("List[Tensor"))
+    if inner == "Tensor" or inner.startswith(("List[Tensor", "List[Optional")):
+        return False
+    if dtype == "ScalarList" or text.startswith("["):
+        return inner.startswith("List[")
+    return not (inner == "str" and text in ("True", "False")) and not inner.startswith("List[")
+
+
+def _value(argument: Any, place: int, recorded: Recorded, device: torch.device) -> Any:
+    dtype, text = recorded.dtypes[place], recorded.concrete[place]
+    if dtype in DTYPES:
+        steps = recorded.strides[place]
+        return _tensor(argument, recorded, place, recorded.shapes[place], steps, device)
+    if dtype in ("TensorList", "GenericList"):
+        return _tensor_list(argument, recorded, place, device)
+    if text == "":
+        if argument.has_default_value():
+            return argument.default_value
+        if str(argument.type).startswith("Optional["):
+            return None
+        raise CannotRebuildError(f"the trace does not say its argument {argument.name}")
+    return _plain(argument, text, device)
+
+
+def _tensor_list(argument: Any, recorded: Recorded, place: int, device: torch.device) -> Any:
+    shapes, strides = recorded.shapes[place], recorded.strides[place]
+    if not shapes or not all(isinstance(dims, list) for dims in shapes):
+        raise CannotRebuildError(f"the trace does not say the tensors of {argument.name}")
+    if not strides or len(strides) != len(shapes):
+        strides = [None] * len(shapes)
+    return [
+        _tensor(argument, recorded, place, dims, steps, device)
+        for dims, steps in zip(shapes, strides, strict=True)
+    ]
+
+
+def _tensor(
+    argument: Any, recorded: Recorded, place: int, dims: Any, steps: Any, device: torch.device
+) -> torch.Tensor:
+    dtype = DTYPES.get(recorded.dtypes[place], torch.float32)
+    if not steps or len(steps) != len(dims):
+        steps = torch.empty(dims, device="meta").stride()
+    span = 1 + sum((side - 1) * step for side, step in zip(dims, steps, strict=True) if side)
+    if dtype.is_floating_point or dtype.is_complex:
+        flat = torch.rand(span, device=device, dtype=torch.float32).to(dtype)
+    elif dtype == torch.bool:
+        flat = torch.rand(span, device=device) < 0.5
+    else:
+        flat = torch.randint(0, _limit(recorded), (span,), device=device, dtype=dtype)
+    tensor = flat.as_strided(dims, steps).detach()
+    wanted = place < len(recorded.grads) and recorded.grads[place]
+    differentiable = dtype.is_floating_point and argument.name not in _WITHOUT_GRADIENT
+    return tensor.requires_grad_(wanted and differentiable)
+
+
+def _limit(recorded: Recorded) -> int:
+    """Whole numbers stay below it: indices must lie inside what they point into."""
+    first = next((dims for dims in recorded.shapes if dims and isinstance(dims[0], int)), [2])
+    if recorded.name == "aten::embedding":
+        return max(1, int(first[0]))
+    if recorded.name in _CLASSES:
+        return max(1, int(first[1] if len(first) > 1 else first[0]))
+    dim = next((text for text in recorded.concrete if text.lstrip("-").isdigit()), None)
+    if dim is not None and -len(first) <= int(dim) < len(first):
+        return max(1, int(first[int(dim)]))
+    return max(1, min(127, *first) if len(first) > 1 else min(127, first[0]))
+
+
+def _plain(argument: Any, text: str, device: torch.device) -> Any:
+    kind = argument.real_type if hasattr(argument, "real_type") else argument.type
+    real = str(kind).removeprefix("Optional[").removesuffix("]")
+    try:
+        if real == "ScalarType":
+            return _NUMBERED[int(text)]
+        if real == "MemoryFormat":
+            return _FORMATS[int(text)]
+        if real == "Layout":
+            return torch.strided
+        if real == "Device":
+            return device
+        if real == "str":
+            return text
+        return ast.literal_eval(text)
+    except (KeyError, ValueError, SyntaxError):
+        raise CannotRebuildError(f"its argument {argument.name} reads {text!r}") from None

@@ -1,0 +1,182 @@
+"""A step in another precision by the library's operator times."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from stepscope.predict.forward_calls import find_forward_calls
+from stepscope.predict.known_times import KnownTimes
+from stepscope.predict.operator_library import LibraryProblemError, read_times
+from stepscope.predict.value_flow import follow_values
+from stepscope.records.figures import factor as factor_text
+from stepscope.records.figures import percent
+from stepscope.records.operator_times import cpu_place
+from stepscope.trace.rank_facts import read_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.explain.replay.graph import Flags, Floats
+    from stepscope.predict.forward_calls import StepForward
+    from stepscope.predict.known_times import KnownTime
+    from stepscope.predict.step_context import StepContext
+    from stepscope.records.operator_times import OperatorCall, Output, PassTime
+
+# Times measured alone differ from those inside a step: caches, clocks and neighbours differ.
+ALONE_ERROR = 0.03
+_MOST_SLOWER = 1.5
+_NOTED_DISAGREEMENT = 0.1
+
+
+class ProbedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What the library says about the items of a step (calls of a CPU, tasks of a device)."""
+
+    factor: Floats  # new time over the present one; 1 where it is not known
+    known: Flags
+    probed_share: float  # of all items' time: measured exactly
+    remembered_share: float  # from neighbours
+    disagreement: float  # logarithm: the trace over the probe in the trace's own precision
+    error: float  # of the known part, a standard deviation relative to all of it
+
+    @property
+    def modelled_share(self) -> float:
+        return max(0.0, 1.0 - self.probed_share - self.remembered_share)
+
+    def describe(self, others: str) -> str:
+        """`others` is what happens to the rest."""
+        words = (
+            f"operator times from the library: {percent(self.probed_share)} of operators' time "
+            f"probed, {percent(self.remembered_share)} remembered from neighbours, "
+            f"{percent(self.modelled_share)} {others}"
+        )
+        if self.disagreement < _NOTED_DISAGREEMENT:
+            return words
+        change = factor_text(math.exp(self.disagreement))
+        return f"{words}; traced and probed times of the present step differ {change} times"
+
+
+def place_of(context: StepContext) -> str | None:
+    """The device that the trace ran on, as the library names it."""
+    if not context.on_host:
+        return context.trace.device_name
+    host = context.trace.facts.get("host_name")
+    load = context.cpu.load if context.cpu else None
+    return cpu_place(str(host), load.threads if load else 0) if host else None
+
+
+def software_of(context: StepContext) -> tuple[str, ...]:
+    """Names with versions, as far as the trace and its folder say."""
+    torch = read_facts(Path(context.trace.path).parent).get("torch")
+    driver = context.trace.facts.get("cuda_driver_version")
+    known = {"torch": torch, "driver": driver}
+    return tuple(f"{name} {version}" for name, version in known.items() if version)
+
+
+def find_probed(context: StepContext, mode: str) -> tuple[ProbedStep | None, str]:
+    """The step's items in another mode, None if the library has nothing; and what to say about a
+    library that cannot be used."""
+    place = place_of(context)
+    if place is None:
+        return None, ""
+    try:
+        times = read_times(place=place)
+    except LibraryProblemError as problem:
+        return None, f"{problem}; predicted without it"
+    known = KnownTimes(times, software_of(context))
+    if not known:
+        return None, ""
+    forward = find_forward_calls(context)
+    now, then = (made_calls(context, forward, known, wanted) for wanted in ("", mode))
+    return _compare(forward, known, now, then), ""
+
+
+def made_calls(
+    context: StepContext, forward: StepForward, known: KnownTimes, mode: str
+) -> list[OperatorCall]:
+    """The step's calls as they are made in a mode."""
+
+    def outputs(call: OperatorCall) -> Sequence[Output] | None:
+        found = known.find(call)
+        return found.time.outputs if found else None
+
+    return follow_values(forward.calls, parameter_shapes(context), mode, outputs)
+
+
+def parameter_shapes(context: StepContext) -> frozenset[tuple[int, ...]] | None:
+    return frozenset(context.parameters.shapes) if context.parameters else None
+
+
+def _compare(
+    forward: StepForward,
+    known: KnownTimes,
+    now: Sequence[OperatorCall],
+    then: Sequence[OperatorCall],
+) -> ProbedStep | None:
+    """Ratios of two probed times: what both have too much cancels out."""
+    pairs: dict[tuple[OperatorCall, OperatorCall], list[int]] = {}
+    for place, pair in enumerate(zip(now, then, strict=True)):
+        pairs.setdefault(pair, []).append(place)
+    passes = [forward.pass_ns(backward=backward) for backward in (False, True)]
+    factors = np.full((2, len(forward.calls)), np.nan)
+    exact = np.zeros(len(forward.calls), np.bool_)
+    errors_ns, traced_ns, probed_ns = [0.0], 0.0, 0.0
+    for (before, after), places in pairs.items():
+        had, has = known.find(before), known.find(after)
+        if has is None or has.time.forward is None:
+            continue
+        exact[places] = has.basis == "probed" and (had is None or had.basis == "probed")
+        error = math.hypot(has.error, had.error if had else 0.0)
+        for number, traced in enumerate(passes):
+            mean_ns = float(traced[places].mean())
+            factors[number, places] = factor = _factor(had, has, number == 1, mean_ns)
+            if not math.isnan(factor):
+                errors_ns.append(error * factor * mean_ns * len(places))
+                timing = _timing(had, number == 1)
+                traced_ns += mean_ns * len(places) if timing else 0.0
+                probed_ns += timing.ns * len(places) if timing else 0.0
+    mine = forward.owner >= 0
+    factor_of = np.full(len(forward.owner), np.nan)
+    factor_of[mine] = factors[forward.in_backward[mine].astype(int), forward.owner[mine]]
+    is_known = ~np.isnan(factor_of)
+    total = float(forward.item_ns.sum())
+    if not is_known.any() or not total:
+        return None
+    factor_of = np.where(is_known, factor_of, 1.0)
+    is_exact = is_known & exact[np.maximum(forward.owner, 0)]
+    known_ns = float((factor_of * forward.item_ns)[is_known].sum())
+    noise = math.sqrt(sum(error**2 for error in errors_ns)) / max(known_ns, 1.0)
+    disagreement = abs(math.log(traced_ns / probed_ns)) if traced_ns and probed_ns else 0.0
+    return ProbedStep(
+        factor=factor_of,
+        known=is_known,
+        probed_share=float(forward.item_ns[is_exact].sum()) / total,
+        remembered_share=float(forward.item_ns[is_known & ~is_exact].sum()) / total,
+        disagreement=disagreement,
+        error=math.hypot(noise / 1.96, ALONE_ERROR, disagreement / 2),
+    )
+
+
+def _factor(had: KnownTime | None, has: KnownTime, backward: bool, traced_ns: float) -> float:
+    """New time over the traced one; NaN if this pass was not timed.
+
+    A trace may differ from the probe in the same precision because calls waited, for a core for
+    example. A wait does not grow with the call, so at most `_MOST_SLOWER` of it counts as a ratio.
+    """
+    after, before = _timing(has, backward), _timing(had, backward)
+    if after is None or traced_ns <= 0:
+        return math.nan
+    if before is None or before.ns <= 0:
+        return after.ns / traced_ns
+    slower = min(max(traced_ns / before.ns, 1 / _MOST_SLOWER), _MOST_SLOWER)
+    return after.ns * slower / traced_ns
+
+
+def _timing(known: KnownTime | None, backward: bool) -> PassTime | None:
+    if known is None:
+        return None
+    return known.time.backward if backward else known.time.forward
