@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from stepscope.fix.saved.selection import is_planned
+from stepscope.fix.saved.selection import held_anyway, is_planned
 
 if TYPE_CHECKING:
     from stepscope.fix.saved.selection import Selection
@@ -42,7 +42,7 @@ class _Lives:
 
 
 def backward_memory(record: StepRecord, selection: Selection) -> BackwardMemory:
-    times = _times(record)
+    times, anyway = _times(record), held_anyway(record)
     length = len(record.uses) + 1
     change = [0] * (length + 2)
     saved_bytes = 0
@@ -56,14 +56,15 @@ def backward_memory(record: StepRecord, selection: Selection) -> BackwardMemory:
     for value, until in lives.held_until.items():
         if value in selection.kept or value in selection.encoded:
             known = record.values[value]
+            if known.storage in anyway:
+                continue
             held = known.encoded_bytes if value in selection.encoded else known.size_bytes
             saved_bytes += held
             change[until + 1] -= held
     for value, made in lives.made.items():
         change[made] += record.values[value].size_bytes
         change[max(made, lives.read[value]) + 1] -= record.values[value].size_bytes
-    unplanned = _unplanned_bytes(record)
-    saved_bytes += unplanned
+    saved_bytes += sum(anyway.values())
     change[0] += saved_bytes
     return BackwardMemory(saved_bytes, max(saved_bytes, *accumulate(change)))
 
@@ -112,13 +113,3 @@ def _make(record: StepRecord, selection: Selection, lives: _Lives, value: int, t
         for source in record.operators[producer].inputs:
             lives.reads(source, time)
             waiting.append(source)
-
-
-def _unplanned_bytes(record: StepRecord) -> int:
-    """Kept as it is: read by backward, but overwritten or unknown."""
-    values = {
-        use.value for use in record.uses if use.value is not None and not is_planned(record, use)
-    }
-    return sum(
-        record.values[value].size_bytes for value in values if not record.values[value].owned
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from stepscope.fix.saved.save_plan import (
     ENCODE,
     KEEP,
     RECOMPUTE,
+    PlannedRepeat,
     PlannedResult,
     PlannedUse,
     PlanRow,
@@ -139,7 +141,7 @@ def _plan(
     selection = chosen.selection
     return SavePlan(
         operators=tuple(call.name for call in record.operators),
-        repeated=tuple(sorted(selection.repeated)),
+        repeated=tuple(_repeats(record, selection)),
         results=tuple(_results(record, selection)),
         uses=tuple(
             _planned_use(record, selection, number, use) for number, use in enumerate(record.uses)
@@ -153,6 +155,13 @@ def _plan(
         step_ns=step_ns,
         notes=notes,
     )
+
+
+def _repeats(record: StepRecord, selection: Selection) -> Iterator[PlannedRepeat]:
+    for number in sorted(selection.repeated):
+        inputs = record.operators[number].inputs
+        recomputed = tuple(_action(record, selection, value) == RECOMPUTE for value in inputs)
+        yield PlannedRepeat(operator=number, recomputed_inputs=recomputed)
 
 
 def _results(record: StepRecord, selection: Selection) -> Iterator[PlannedResult]:
@@ -190,51 +199,47 @@ def _action(record: StepRecord, selection: Selection, number: int) -> str:
 
 def _rows(record: StepRecord, selection: Selection) -> Iterator[PlanRow]:
     """Every value that backward kept, and those that are now kept to start from."""
-    used = {use.value for use in record.uses if use.value is not None}
-    plainly = {use.value for n, use in enumerate(record.uses) if n not in selection.encoded_uses}
-    for number in sorted(used | selection.kept | selection.encoded):
+    encoded_uses = defaultdict[int, set[tuple[str, int]]](set)
+    needed = selection.kept | selection.encoded
+    for number, use in enumerate(record.uses):
+        if use.value is not None and number not in selection.encoded_uses:
+            needed.add(use.value)
+        elif use.value is not None:
+            encoded_uses[use.value].add((use.encoding or "", use.encoded_bytes))
+    for number in sorted(needed | set(encoded_uses)):
         value = record.values[number]
         if value.owned:
             continue
-        if number in plainly or number in selection.kept or number in selection.encoded:
-            yield _row(record, selection, number, value)
-            continue
-        sizes = {
-            record.uses[n].encoding: record.uses[n].encoded_bytes
-            for n in selection.encoded_uses
-            if record.uses[n].value == number
-        }
-        yield PlanRow(
-            **_described(record, value),
-            held_bytes=sum(sizes.values()),
-            action=f"{ENCODE}: {', '.join(sorted(filter(None, sizes)))}",
-            cost_ns=sum(coding_ns(record, size_bytes) for size_bytes in sizes.values()),
-        )
+        if number in needed:
+            yield _row(record, value, *_treatment(record, selection, number))
+        else:
+            names, sizes = zip(*sorted(encoded_uses[number]), strict=True)
+            cost_ns = sum(coding_ns(record, size_bytes) for size_bytes in sizes)
+            yield _row(record, value, f"{ENCODE}: {', '.join(names)}", sum(sizes), cost_ns)
 
 
-def _row(record: StepRecord, selection: Selection, number: int, value: StepValue) -> PlanRow:
-    action = _action(record, selection, number)
+def _treatment(record: StepRecord, selection: Selection, number: int) -> tuple[str, int, int]:
+    """Action, bytes held and time."""
+    value, action = record.values[number], _action(record, selection, number)
     if action == RECOMPUTE and value.producer is not None:
-        cost_ns = record.operators[value.producer].took_ns
-        return PlanRow(**_described(record, value), held_bytes=0, action=action, cost_ns=cost_ns)
+        return action, 0, record.operators[value.producer].took_ns
     if action == ENCODE:
-        return PlanRow(
-            **_described(record, value),
-            held_bytes=value.encoded_bytes,
-            action=f"{action}: {value.encoding}",
-            cost_ns=coding_ns(record, value.encoded_bytes),
-        )
-    return PlanRow(
-        **_described(record, value), held_bytes=value.size_bytes, action=action, cost_ns=0
-    )
+        cost_ns = coding_ns(record, value.encoded_bytes)
+        return f"{action}: {value.encoding}", value.encoded_bytes, cost_ns
+    return action, value.size_bytes, 0
 
 
-def _described(record: StepRecord, value: StepValue) -> dict[str, str | int]:
+def _row(
+    record: StepRecord, value: StepValue, action: str, held_bytes: int, cost_ns: int
+) -> PlanRow:
     shape = "x".join(map(str, value.shape)) or "scalar"
     made_by = "" if value.producer is None else record.operators[value.producer].name
-    return {
-        "value": f"{shape} {value.dtype}",
-        "module": value.module,
-        "operator": made_by.removeprefix("aten."),
-        "size_bytes": value.size_bytes,
-    }
+    return PlanRow(
+        value=f"{shape} {value.dtype}",
+        module=value.module,
+        operator=made_by.removeprefix("aten."),
+        size_bytes=value.size_bytes,
+        held_bytes=held_bytes,
+        action=action,
+        cost_ns=cost_ns,
+    )

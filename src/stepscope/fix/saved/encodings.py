@@ -199,7 +199,7 @@ def coding_ns_per_element(device: torch.device) -> float:
         unpack_bits(pack_bits(mask), mask.numel())
         _wait(device)
         times.append(time.perf_counter_ns() - began)
-    return min(times) / mask.numel()
+    return float(min(times) / mask.numel())
 
 
 def _wait(device: torch.device) -> None:

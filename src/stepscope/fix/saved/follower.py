@@ -27,7 +27,7 @@ from stepscope.fix.saved.replay import CallResult, EncodedTensor, KeptTensor, Re
 from stepscope.fix.saved.save_plan import ENCODE, RECOMPUTE, SavePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterator
 
     from stepscope.fix.saved.save_plan import PlannedUse
 
@@ -40,7 +40,7 @@ class FollowedPlan:
     """A plan, ready to be looked up by ordinal."""
 
     plan: SavePlan
-    repeated: frozenset[int]
+    repeated: dict[int, tuple[bool, ...]]
     kept: dict[int, dict[int, str | None]]  # results by operator and slot: how they are encoded
 
     @classmethod
@@ -48,7 +48,8 @@ class FollowedPlan:
         kept: dict[int, dict[int, str | None]] = {}
         for result in plan.results:
             kept.setdefault(result.operator, {})[result.slot] = result.encoding
-        return cls(plan, frozenset(plan.repeated), kept)
+        repeated = {call.operator: call.recomputed_inputs for call in plan.repeated}
+        return cls(plan, repeated, kept)
 
 
 @dataclass(slots=True)
@@ -85,7 +86,7 @@ class PassReport:
     held: list[Held] = field(default_factory=list)
 
 
-class PlanFollower(TorchDispatchMode):
+class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
     """Active during one forward pass, together with its pack hook."""
 
     def __init__(self, followed: FollowedPlan, owned: frozenset[int], *, count: bool) -> None:
@@ -148,12 +149,25 @@ class PlanFollower(TorchDispatchMode):
             if slot < len(fresh) and encoding is not None:
                 self._will_encode(fresh[slot], encoding, args, changed)
 
-    def _repeatable(self, func: Any, args: Any, kwargs: dict[str, Any]) -> RepeatableCall:
-        """Called before versions change: the inputs are as the operator saw them."""
+    def _repeatable(self, func: Any, args: Any, kwargs: dict[str, Any]) -> RepeatableCall | None:
+        """Called before versions change: the inputs are as the operator saw them. None where an
+        input that should be recomputed cannot be: it may be overwritten later."""
+        args = repeatable_arguments(func, args)
+        tensors = list(tensors_in([args, kwargs]))
+        recomputed = self._followed.repeated[self._ordinal - 1]
+        if len(tensors) != len(recomputed):
+            return None
+        held = [
+            self._again(tensor) if again else self._encoded(tensor) or KeptTensor.of(tensor)
+            for tensor, again in zip(tensors, recomputed, strict=True)
+        ]
+        if None in held:
+            return None
         written = facts(func).written
-        held = self._hold_all(repeatable_arguments(func, args))
+        place = written[0] if written else None
+        following = iter(held)
         return RepeatableCall(
-            func, held, self._hold_all(kwargs), written=written[0] if written else None
+            func, _replaced(args, following), _replaced(kwargs, following), written=place
         )
 
     def _register(
@@ -201,18 +215,6 @@ class PlanFollower(TorchDispatchMode):
         self._to_encode.pop(address, None)
 
     # what is held
-
-    def _hold_all(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._hold(value)
-        if isinstance(value, (tuple, list)):
-            return type(value)(self._hold_all(element) for element in value)
-        if isinstance(value, dict):
-            return {name: self._hold_all(element) for name, element in value.items()}
-        return value
-
-    def _hold(self, tensor: torch.Tensor) -> Held:
-        return self._again(tensor) or self._encoded(tensor) or KeptTensor.of(tensor)
 
     def _again(self, tensor: torch.Tensor) -> CallResult | None:
         known = self._made_again.get(tensor.untyped_storage()._cdata)
@@ -316,3 +318,14 @@ class PlanFollower(TorchDispatchMode):
                 waiting.extend(held)
         report.held_bytes = sum(sizes.values())
         report.held.clear()
+
+
+def _replaced(value: Any, following: Iterator[Any]) -> Any:
+    """The arguments with what is held in place of tensors."""
+    if isinstance(value, torch.Tensor):
+        return next(following)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_replaced(element, following) for element in value)
+    if isinstance(value, dict):
+        return {name: _replaced(element, following) for name, element in value.items()}
+    return value

@@ -61,10 +61,10 @@ class FlowNetwork:
                 node = self._ends[path[full] ^ 1]
                 del path[full:]
                 continue
-            edge = self._next_edge(node, levels, following)
-            if edge is not None:
-                path.append(edge)
-                node = self._ends[edge]
+            forward = self._next_edge(node, levels, following)
+            if forward is not None:
+                path.append(forward)
+                node = self._ends[forward]
             elif path:
                 following[self._ends[path[-1] ^ 1]] += 1
                 node = self._ends[path.pop() ^ 1]

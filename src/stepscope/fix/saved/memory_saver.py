@@ -152,7 +152,7 @@ class MemorySaver:
         known = self._passes.get(key)
         if known is None and len(self._passes) >= _MOST_PLANS:
             self._note(
-                f"more than {_MOST_PLANS} kinds of input shapes: everything is kept for the others. "
+                f"more than {_MOST_PLANS} kinds of input shapes: the others keep everything. "
                 "Pad batches to fewer shapes"
             )
             return None

@@ -58,11 +58,14 @@ class _Values:
         before = self.current.get(address)
         if before is None:
             self.references.append(StorageWeakRef(storage))
+            number = len(self.references)
         else:
             self.records[before] = replace(self.records[before], overwritten=True)
+            number = self.records[before].storage
         self.current[address] = len(self.records)
         self.records.append(
             StepValue(
+                storage=number,
                 size_bytes=storage.nbytes(),
                 shape=tuple(tensor.shape),
                 dtype=str(tensor.dtype).removeprefix("torch."),
@@ -82,7 +85,7 @@ class _Values:
         )
 
 
-class StepRecorder(TorchDispatchMode):
+class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
     """Active during one forward pass, together with its pack and unpack hooks."""
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -164,7 +167,7 @@ class StepRecorder(TorchDispatchMode):
         self._calls.append(
             OperatorCall(
                 name=str(func),
-                inputs=tuple(dict.fromkeys(inputs)),
+                inputs=inputs,
                 outputs=outputs,
                 took_ns=0,
                 refusal=refusal,
@@ -262,7 +265,8 @@ class StepRecorder(TorchDispatchMode):
     def _open(self, node: Any) -> None:
         """Reading a saved field calls the unpack hook, which says which use it is."""
         custom = isinstance(node, torch.autograd.function.BackwardCFunction)
-        fields = ["saved_tensors"] if custom else _saved_fields(type(node))
+        kind: Any = type(node)
+        fields = ("saved_tensors",) if custom else _saved_fields(kind)
         self._met = []
         for name in fields:
             try:

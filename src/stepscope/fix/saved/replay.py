@@ -179,7 +179,7 @@ def _private_copy(tensor: torch.Tensor) -> torch.Tensor:
     storage = tensor.untyped_storage().clone()
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return empty.set_(
-        storage,  # type: ignore[arg-type]
+        storage,
         tensor.storage_offset(),
         tensor.shape,
         tensor.stride(),

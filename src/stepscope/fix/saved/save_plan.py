@@ -25,6 +25,14 @@ class PlannedUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRepeat:
+    """An operator that backward may ask for again."""
+
+    operator: int
+    recomputed_inputs: tuple[bool, ...]  # of every tensor argument; the others are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedResult:
     """A value that is kept for all who need it: a result of one operator."""
 
@@ -52,7 +60,7 @@ class SavePlan:
     parameters; a peak counts what backward itself makes again."""
 
     operators: tuple[str, ...]
-    repeated: tuple[int, ...]  # operators that can be asked for again
+    repeated: tuple[PlannedRepeat, ...]
     results: tuple[PlannedResult, ...]  # encoded, or kept though their operator is repeated
     uses: tuple[PlannedUse, ...]
     rows: tuple[PlanRow, ...]
@@ -121,9 +129,15 @@ class SavePlan:
         uses = tuple(
             PlannedUse(**{**use, "shape": tuple(use["shape"])}) for use in data.pop("uses")
         )
+        repeated = tuple(
+            PlannedRepeat(
+                operator=call["operator"], recomputed_inputs=tuple(call["recomputed_inputs"])
+            )
+            for call in data.pop("repeated")
+        )
         return cls(
             operators=tuple(data.pop("operators")),
-            repeated=tuple(data.pop("repeated")),
+            repeated=repeated,
             results=tuple(PlannedResult(**result) for result in data.pop("results")),
             uses=uses,
             rows=tuple(PlanRow(**row) for row in data.pop("rows")),

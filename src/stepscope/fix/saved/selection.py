@@ -36,6 +36,17 @@ def is_planned(record: StepRecord, use: SavedUse) -> bool:
     return not value.owned and not value.overwritten
 
 
+def held_anyway(record: StepRecord) -> dict[int, int]:
+    """Bytes of the storages that stay whatever is chosen: backward reads a content of theirs that
+    cannot be planned."""
+    unplanned = [
+        record.values[use.value]
+        for use in record.uses
+        if use.value is not None and not is_planned(record, use)
+    ]
+    return {value.storage: value.size_bytes for value in unplanned if not value.owned}
+
+
 def coding_ns(record: StepRecord, size_bytes: int) -> int:
     """To encode and decode: `size_bytes` are bits, or a byte an element."""
     return round(8 * size_bytes * record.coding_ns_per_element)
@@ -56,6 +67,7 @@ class _Cut:
     def __init__(self, record: StepRecord, bytes_per_ns: float, segments: int) -> None:
         self._record = record
         self._price = bytes_per_ns
+        self._held_anyway = held_anyway(record)
         network = FlowNetwork()
         self._source, self._sink = network.node(), network.node()
         self._before = [network.node() for _ in record.values]
@@ -84,7 +96,7 @@ class _Cut:
     def _capacity(self, value: StepValue) -> int:
         if value.overwritten:
             return UNLIMITED
-        if value.owned:
+        if value.owned or value.storage in self._held_anyway:
             return 0
         return min(value.size_bytes, self._encoded_cost(value))
 
@@ -125,7 +137,8 @@ class _Cut:
         if value.owned:
             return ()
         if self._before[number] in self._reached or value.producer is None:
-            encoded = self._encoded_cost(value) < value.size_bytes
+            held = value.storage in self._held_anyway
+            encoded = not held and self._encoded_cost(value) < value.size_bytes
             (selection.encoded if encoded else selection.kept).add(number)
             return ()
         selection.repeated.add(value.producer)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 class StepValue:
     """The content of one storage between two writes."""
 
+    storage: int  # the same number for all contents of one storage
     size_bytes: int
     shape: tuple[int, ...]
     dtype: str
@@ -25,7 +26,7 @@ class OperatorCall:
     """One operator below autograd; values are named by their place in the record."""
 
     name: str
-    inputs: tuple[int, ...]
+    inputs: tuple[int, ...]  # of every tensor argument, in order
     outputs: tuple[int, ...]
     took_ns: int
     refusal: str | None  # why it is never repeated
