@@ -66,7 +66,7 @@ class _Candidate:
 
 def make_plan(record: StepRecord, target: MemoryTarget) -> SavePlan:
     plain = _candidate(record, keep_everything(record))
-    candidates = [plain, *_candidates(record, target)]
+    candidates = [plain, *_candidates(record)]
     step_ns = STEP_PER_FORWARD * record.forward_ns
     most_bytes = target.most_bytes(plain.memory.peak_bytes)
     chosen = _best(candidates, most_bytes, target.most_ns(step_ns))
@@ -83,7 +83,7 @@ def make_plan(record: StepRecord, target: MemoryTarget) -> SavePlan:
     return _plan(record, plain, chosen, step_ns, tuple(notes))
 
 
-def _candidates(record: StepRecord, target: MemoryTarget) -> Iterator[_Candidate]:
+def _candidates(record: StepRecord) -> Iterator[_Candidate]:
     best, best_segments, segments = None, 1, 1
     while segments <= min(_MOST_SEGMENTS, max(1, len(record.operators) // _LEAST_IN_SEGMENT)):
         candidate = _candidate(record, select(record, bytes_per_ns=0, segments=segments))
@@ -91,8 +91,6 @@ def _candidates(record: StepRecord, target: MemoryTarget) -> Iterator[_Candidate
         if best is None or candidate.memory.peak_bytes < best.memory.peak_bytes:
             best, best_segments = candidate, segments
         segments *= 2
-    if target == MemoryTarget() or best is None:
-        return
     saved_bytes = sum(record.values[v].size_bytes for v in keep_everything(record).kept)
     pace = saved_bytes / max(1, record.forward_ns)
     for price in _PRICES:

@@ -84,8 +84,10 @@ class MemorySaver:
         self._begin(inputs)
         try:
             yield
-        finally:
-            self._end(None)
+        except BaseException:
+            self._end(None, failed=True)
+            raise
+        self._end(None)
 
     # one pass
 
@@ -96,7 +98,8 @@ class MemorySaver:
     def _leaves(self, module: Any, *passed: Any) -> None:
         """Called without keyword arguments where forward raised."""
         del module
-        self._end(passed[2] if len(passed) == 3 else None)
+        completed = len(passed) == 3
+        self._end(passed[2] if completed else None, failed=not completed)
 
     def _begin(self, inputs: Any) -> None:
         self._depth += 1
@@ -118,14 +121,16 @@ class MemorySaver:
             self._stack.enter_context(hooks)
             self._stack.enter_context(self._active)
 
-    def _end(self, output: Any) -> None:
+    def _end(self, output: Any, *, failed: bool = False) -> None:
         self._depth -= 1
         if self._depth or self._stack is None:
             return
         active, known, stack = self._active, self._current, self._stack
         self._active = self._current = self._stack = None
         stack.close()
-        if known is None:
+        if isinstance(active, StepRecorder):
+            active.detach()
+        if known is None or failed:
             return
         if isinstance(active, StepRecorder):
             self.plan = make_plan(active.finish(output), self._target)
@@ -165,6 +170,12 @@ class MemorySaver:
             return False
         if torch._C._are_functorch_transforms_active():
             self._note("torch.func transforms allow no hooks: everything is kept inside them")
+            return False
+        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+            self._note(
+                "saved-tensor hooks are active around the model (checkpointing, offloading): they "
+                "go first, and everything is left to them"
+            )
             return False
         return True
 

@@ -109,8 +109,11 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
     # modules
 
     def _name_modules(self, model: torch.nn.Module) -> None:
+        self._modules.append(type(model).__name__)
         for name, module in model.named_modules():
-            entering = functools.partial(self._enter_module, name or type(model).__name__)
+            if module is model:
+                continue  # its hooks are running now
+            entering = functools.partial(self._enter_module, name)
             self._handles.append(module.register_forward_pre_hook(entering, prepend=True))
             self._handles.append(module.register_forward_hook(self._leave_module, always_call=True))
 
@@ -120,12 +123,11 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
 
     def _leave_module(self, module: Any, args: Any, output: Any) -> None:
         del module, args, output
-        if self._modules:
-            self._modules.pop()
+        self._modules.pop()
 
     @property
     def _module(self) -> str:
-        return self._modules[-1] if self._modules else ""
+        return self._modules[-1]
 
     # operators
 
@@ -234,10 +236,13 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             self._met.append(recorded)
         return recorded.kept.unpack()
 
-    def finish(self, output: Any) -> StepRecord:
-        """After the pass, still before backward; the graph says which node keeps what."""
+    def detach(self) -> None:
+        """The pass is over, or failed: leave the modules as they were."""
         for handle in self._handles:
             handle.remove()
+
+    def finish(self, output: Any) -> StepRecord:
+        """After the pass, still before backward; the graph says which node keeps what."""
         roots = [tensor.grad_fn for tensor in tensors_in(output)] + list(self._nodes.values())
         self._read_graph(node for node in roots if node is not None)
         self._nodes.clear()
