@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepscope.fix.begin import apply as apply
+    from stepscope.fix.saved import save_memory as save_memory
 
 
 def __getattr__(name: str) -> Any:
@@ -20,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from stepscope.fix.begin import apply
 
         return apply
+    if name == "save_memory":
+        from stepscope.fix.saved import save_memory
+
+        return save_memory
     raise AttributeError(f"module 'stepscope.fix' has no attribute {name!r}")

@@ -1,0 +1,115 @@
+"""How much of what backward needs is there at once, for one selection.
+
+Nodes run in the order opposite to forward's. A kept value goes after its last reader; so does what
+a recomputed one starts from. A recomputed value is there from the first node that asks for it, or
+for what is computed from it, until the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from stepscope.fix.saved.selection import held_anyway, is_planned
+
+if TYPE_CHECKING:
+    from stepscope.fix.saved.selection import Selection
+    from stepscope.fix.saved.step_record import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardMemory:
+    """`saved_bytes` when backward begins; `peak_bytes` at any time of it."""
+
+    saved_bytes: int
+    peak_bytes: int
+
+
+@dataclass(slots=True)
+class _Lives:
+    """When each value is made again and read; times count the nodes of backward."""
+
+    made: dict[int, int] = field(default_factory=dict)
+    read: dict[int, int] = field(default_factory=dict)
+    held_until: dict[int, int] = field(default_factory=dict)  # by any node that may ask for it
+
+    def reads(self, value: int, at: int) -> None:
+        self.read[value] = max(self.read.get(value, 0), at)
+
+    def holds(self, value: int, at: int) -> None:
+        self.held_until[value] = max(self.held_until.get(value, 0), at)
+
+
+def backward_memory(record: StepRecord, selection: Selection) -> BackwardMemory:
+    times, anyway = _times(record), held_anyway(record)
+    length = len(record.uses) + 1
+    change = [0] * (length + 2)
+    saved_bytes = 0
+    for number, use in enumerate(record.uses):
+        if use.value is None or record.values[use.value].owned:
+            continue
+        if number in selection.encoded_uses:
+            saved_bytes += use.encoded_bytes
+            change[times[number] + 1] -= use.encoded_bytes
+    lives = _lives(record, selection, times)
+    for value, until in lives.held_until.items():
+        if value in selection.kept or value in selection.encoded:
+            known = record.values[value]
+            if known.storage in anyway:
+                continue
+            held = known.encoded_bytes if value in selection.encoded else known.size_bytes
+            saved_bytes += held
+            change[until + 1] -= held
+    for value, made in lives.made.items():
+        change[made] += record.values[value].size_bytes
+        change[max(made, lives.read[value]) + 1] -= record.values[value].size_bytes
+    saved_bytes += sum(anyway.values())
+    change[0] += saved_bytes
+    return BackwardMemory(saved_bytes, max(saved_bytes, *accumulate(change)))
+
+
+def _times(record: StepRecord) -> list[int]:
+    """When each use is read. A node that was not met is taken to come last."""
+    orders = sorted({use.order for use in record.uses if use.order is not None}, reverse=True)
+    places = {order: place for place, order in enumerate(orders)}
+    return [len(orders) if use.order is None else places[use.order] for use in record.uses]
+
+
+def _lives(record: StepRecord, selection: Selection, times: list[int]) -> _Lives:
+    lives = _Lives()
+    by_time: dict[int, list[int]] = {}
+    for number, use in enumerate(record.uses):
+        if is_planned(record, use) and number not in selection.encoded_uses:
+            by_time.setdefault(times[number], []).append(number)
+    for time in sorted(by_time):
+        for number in by_time[time]:
+            value = record.uses[number].value
+            if value is not None:
+                lives.reads(value, time)
+                lives.holds(value, time)
+                _make(record, selection, lives, value, time)
+    # Later nodes that ask for a result also hold what it starts from.
+    for number in sorted(selection.repeated, reverse=True):
+        call = record.operators[number]
+        until = max((lives.held_until.get(value, 0) for value in call.outputs), default=0)
+        for value in call.inputs:
+            lives.holds(value, until)
+    return lives
+
+
+def _make(record: StepRecord, selection: Selection, lives: _Lives, value: int, time: int) -> None:
+    """Make a value again, and what it needs, unless it is there."""
+    waiting = [value]
+    while waiting:
+        number = waiting.pop()
+        producer = record.values[number].producer
+        if number in lives.made or producer not in selection.repeated:
+            continue
+        if number in selection.kept or number in selection.encoded:
+            continue
+        lives.made[number] = time
+        lives.reads(number, time)
+        for source in record.operators[producer].inputs:
+            lives.reads(source, time)
+            waiting.append(source)

@@ -1,0 +1,331 @@
+"""Carries out a plan in one forward pass.
+
+Operators are counted; those that the plan may repeat are held with their inputs, and the pack hook
+replaces what they made. Everything is looked up by storage and version in this very pass: a pass
+that differs from the recorded one keeps more, but never something wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stepscope.fix.saved.encodings import Encoded, Geometry, encode_use, encode_value
+from stepscope.fix.saved.operators import (
+    facts,
+    is_plain,
+    new_storages,
+    repeatable_arguments,
+    tensors_in,
+    written_tensors,
+)
+from stepscope.fix.saved.replay import CallResult, EncodedTensor, KeptTensor, RepeatableCall
+from stepscope.fix.saved.save_plan import ENCODE, RECOMPUTE, SavePlan
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator
+
+    from stepscope.fix.saved.save_plan import PlannedUse
+
+Held = KeptTensor | EncodedTensor | CallResult
+_FOR_ONE_CONSUMER = ("sign", "shape")
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedPlan:
+    """A plan, ready to be looked up by ordinal."""
+
+    plan: SavePlan
+    repeated: dict[int, tuple[bool, ...]]
+    kept: dict[int, dict[int, str | None]]  # results by operator and slot: how they are encoded
+
+    @classmethod
+    def of(cls, plan: SavePlan) -> FollowedPlan:
+        kept: dict[int, dict[int, str | None]] = {}
+        for result in plan.results:
+            kept.setdefault(result.operator, {})[result.slot] = result.encoding
+        repeated = {call.operator: call.recomputed_inputs for call in plan.repeated}
+        return cls(plan, repeated, kept)
+
+
+@dataclass(slots=True)
+class _MadeAgain:
+    """A storage that a repeatable call filled."""
+
+    call: RepeatableCall
+    slot: int
+    version: int
+    alive: StorageWeakRef  # as long as it is held, no other storage gets this address
+
+
+@dataclass(slots=True)
+class _ToEncode:
+    """A storage whose content is encoded when it is first asked for."""
+
+    encoding: str
+    version: int
+    alive: StorageWeakRef
+    arguments: tuple[Any, ...]  # of the call that made it, without tensors' content
+    tensor_geometry: Geometry
+    encoded: Encoded | None = None
+
+
+@dataclass(slots=True)
+class PassReport:
+    """What one pass did; bytes are counted once a storage, without parameters."""
+
+    deviation: str | None = None
+    held_bytes: int = 0
+    recomputed: int = 0
+    encoded: int = 0
+    kept: int = 0
+    held: list[Held] = field(default_factory=list)
+
+
+class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
+    """Active during one forward pass, together with its pack hook."""
+
+    def __init__(self, followed: FollowedPlan, owned: frozenset[int], *, count: bool) -> None:
+        super().__init__()
+        self.report = PassReport()
+        self._followed = followed
+        self._operators = followed.plan.operators
+        self._uses = followed.plan.uses
+        self._owned = owned
+        self._count = count
+        self._ordinal = 0
+        self._packed = 0
+        self._busy = False
+        self._made_again: dict[int, _MadeAgain] = {}
+        self._to_encode: dict[int, _ToEncode] = {}
+
+    # operators
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if self._busy or self.report.deviation is not None:
+            return result
+        ordinal = self._ordinal
+        self._ordinal += 1
+        known = facts(func)
+        if ordinal >= len(self._operators) or self._operators[ordinal] != known.name:
+            expected = self._operators[ordinal] if ordinal < len(self._operators) else "the end"
+            self._deviates(f"operator {ordinal} is {known.name}, {expected} was recorded")
+            return result
+        repeats = ordinal in self._followed.repeated
+        if repeats or ordinal in self._followed.kept or known.written:
+            self._busy = True
+            try:
+                self._follow(func, args, kwargs, result, repeats)
+            finally:
+                self._busy = False
+        return result
+
+    def _follow(
+        self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, repeats: bool
+    ) -> None:
+        ordinal = self._ordinal - 1
+        given, made = list(tensors_in([args, kwargs])), list(tensors_in(result))
+        written = written_tensors(func, args, kwargs)
+        if not all(map(is_plain, [*given, *made])):
+            return
+        call = self._repeatable(func, args, kwargs) if repeats else None
+        for tensor in written:
+            self._forget(tensor)
+        fresh = new_storages(given, made, written)
+        kept = self._followed.kept.get(ordinal, {})
+        changed = bool(facts(func).written)
+        if call is not None:
+            self._register(call, fresh, made, changed=changed, kept=kept)
+        for slot, encoding in kept.items():
+            if slot < len(fresh) and encoding is not None:
+                self._will_encode(fresh[slot], encoding, args, changed)
+
+    def _repeatable(self, func: Any, args: Any, kwargs: dict[str, Any]) -> RepeatableCall | None:
+        """Called before versions change: the inputs are as the operator saw them. None where an
+        input that should be recomputed cannot be: it may be overwritten later."""
+        args = repeatable_arguments(func, args)
+        tensors = list(tensors_in([args, kwargs]))
+        recomputed = self._followed.repeated[self._ordinal - 1]
+        if len(tensors) != len(recomputed):
+            return None
+        held = [
+            self._again(tensor) if again else self._encoded(tensor) or KeptTensor.of(tensor)
+            for tensor, again in zip(tensors, recomputed, strict=True)
+        ]
+        if None in held:
+            return None
+        written = facts(func).written
+        place = written[0] if written else None
+        following = iter(held)
+        return RepeatableCall(
+            func, _replaced(args, following), _replaced(kwargs, following), written=place
+        )
+
+    def _register(
+        self,
+        call: RepeatableCall,
+        fresh: list[torch.Tensor],
+        made: list[torch.Tensor],
+        *,
+        changed: bool,
+        kept: Container[int],
+    ) -> None:
+        addresses = [tensor.untyped_storage()._cdata for tensor in made]
+        places, sizes = [], []
+        for slot, tensor in enumerate(fresh):
+            storage = tensor.untyped_storage()
+            if slot in kept or storage._cdata not in addresses:
+                continue  # the latter are running statistics: not made again
+            places.append(addresses.index(storage._cdata))
+            sizes.append(storage.nbytes())
+            # Autograd counts an in-place change after the operator returns to it.
+            version = tensor._version + int(changed)
+            again = _MadeAgain(call, len(places) - 1, version, StorageWeakRef(storage))
+            self._made_again[storage._cdata] = again
+        call.places, call.sizes = tuple(places), tuple(sizes)
+
+    def _will_encode(self, tensor: torch.Tensor, encoding: str, args: Any, changed: bool) -> None:
+        storage = tensor.untyped_storage()
+        arguments = tuple(
+            torch.empty_strided(a.shape, [0] * a.dim(), device="meta")
+            if isinstance(a, torch.Tensor)
+            else a
+            for a in args
+        )
+        self._to_encode[storage._cdata] = _ToEncode(
+            encoding,
+            tensor._version + int(changed),
+            StorageWeakRef(storage),
+            arguments,
+            Geometry.of(tensor),
+        )
+
+    def _forget(self, tensor: torch.Tensor) -> None:
+        address = tensor.untyped_storage()._cdata
+        self._made_again.pop(address, None)
+        self._to_encode.pop(address, None)
+
+    # what is held
+
+    def _again(self, tensor: torch.Tensor) -> CallResult | None:
+        known = self._made_again.get(tensor.untyped_storage()._cdata)
+        if known is None or known.version != tensor._version:
+            return None
+        return CallResult(known.call, known.slot, Geometry.of(tensor))
+
+    def _encoded(self, tensor: torch.Tensor) -> EncodedTensor | None:
+        known = self._to_encode.get(tensor.untyped_storage()._cdata)
+        if known is None or known.version != tensor._version:
+            return None
+        if known.tensor_geometry.dtype != tensor.dtype:
+            return None
+        if known.encoded is None:
+            whole = known.tensor_geometry.on(tensor.detach())
+            known.encoded = encode_value(known.encoding, whole, known.arguments)
+        if known.encoded is None:
+            return None
+        return EncodedTensor(known.encoded, Geometry.of(tensor))
+
+    # what backward keeps
+
+    def pack(self, tensor: torch.Tensor) -> Held:
+        number, self._packed = self._packed, self._packed + 1
+        self._busy = True
+        try:
+            held = self._pack(number, tensor) or KeptTensor.of(tensor)
+        finally:
+            self._busy = False
+        if self._count:
+            self.report.held.append(held)
+        return held
+
+    def _pack(self, number: int, tensor: torch.Tensor) -> Held | None:
+        if self.report.deviation is not None:
+            return None
+        use = self._uses[number] if number < len(self._uses) else None
+        if use is None or not self._is_expected(use, tensor):
+            self._deviates(
+                f"saved tensor {number} ({tuple(tensor.shape)}, {tensor.dtype}) was not recorded"
+            )
+            return None
+        if not is_plain(tensor):
+            return None
+        if use.action == RECOMPUTE:
+            again = self._again(tensor)
+            if again is not None and again.geometry.dtype == tensor.dtype:
+                again.call.add_user()
+                return again
+        elif use.action == ENCODE and use.encoding in _FOR_ONE_CONSUMER:
+            encoded = encode_use(use.encoding, tensor.detach())
+            return None if encoded is None else EncodedTensor(encoded, None)
+        elif use.action == ENCODE:
+            return self._encoded(tensor)
+        return None
+
+    def _is_expected(self, use: PlannedUse, tensor: torch.Tensor) -> bool:
+        return (
+            use.after == self._ordinal
+            and use.shape == tuple(tensor.shape)
+            and use.dtype == str(tensor.dtype).removeprefix("torch.")
+        )
+
+    def _deviates(self, why: str) -> None:
+        self.report.deviation = why
+        self._made_again.clear()
+        self._to_encode.clear()
+
+    def finish(self) -> PassReport:
+        """The pass is over; what it holds is in the graph now."""
+        if self.report.deviation is None and self._ordinal != len(self._operators):
+            ended, expected = self._ordinal, len(self._operators)
+            self.report.deviation = f"the pass ended after {ended} of {expected} operators"
+        if self._count:
+            self._count_held()
+        self._made_again.clear()
+        self._to_encode.clear()
+        return self.report
+
+    def _count_held(self) -> None:
+        """Follow everything that the graph holds now, through repeatable calls."""
+        report, sizes = self.report, dict[int, int]()
+        waiting: list[Any] = list(report.held)
+        for held in report.held:
+            report.recomputed += isinstance(held, CallResult)
+            report.encoded += isinstance(held, EncodedTensor)
+            report.kept += isinstance(held, KeptTensor)
+        met: set[int] = set()
+        while waiting:
+            held = waiting.pop()
+            if isinstance(held, CallResult) and id(held.call) not in met:
+                met.add(id(held.call))
+                waiting.extend([*held.call.args, *held.call.kwargs.values()])
+            elif isinstance(held, EncodedTensor):
+                sizes[id(held.encoded)] = held.encoded.size_bytes
+            elif isinstance(held, KeptTensor) and held.version is not None:
+                storage = held.tensor.untyped_storage()
+                if storage._cdata not in self._owned:
+                    sizes[storage._cdata] = storage.nbytes()
+            elif isinstance(held, (tuple, list)):
+                waiting.extend(held)
+        report.held_bytes = sum(sizes.values())
+        report.held.clear()
+
+
+def _replaced(value: Any, following: Iterator[Any]) -> Any:
+    """The arguments with what is held in place of tensors."""
+    if isinstance(value, torch.Tensor):
+        return next(following)
+    if isinstance(value, (tuple, list)):
+        return type(value)(_replaced(element, following) for element in value)
+    if isinstance(value, dict):
+        return {name: _replaced(element, following) for name, element in value.items()}
+    return value

@@ -1,0 +1,252 @@
+"""`save_memory(model)`: the first passes are recorded, later ones keep less for backward."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepscope.errors import UsageError
+from stepscope.fix.saved.choose import MemoryTarget, make_plan
+from stepscope.fix.saved.follower import FollowedPlan, PassReport, PlanFollower
+from stepscope.fix.saved.operators import is_plain, tensors_in
+from stepscope.fix.saved.recorder import StepRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stepscope.fix.saved.save_plan import SavePlan
+
+_MOST_PLANS = 8  # one for each combination of input shapes
+_MOST_DEVIATIONS = 3  # in a row: then that plan is given up
+_UNITS = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(slots=True)
+class _KnownPass:
+    """What is known about passes with inputs of one kind."""
+
+    seen: int = 0
+    followed: FollowedPlan | None = None
+    report: PassReport | None = None
+    deviations: int = 0  # in a row
+    given_up: bool = False
+
+
+class MemorySaver:
+    """Attached to a model. `plan` is the latest one, None before a pass was recorded; `notes` say
+    what could not be done. `remove()` leaves the model as it was."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        target: MemoryTarget,
+        *,
+        plan: SavePlan | None,
+        dry_run: bool,
+        warmup: int,
+    ) -> None:
+        self.plan = plan
+        self.notes: list[str] = []
+        self._model = model
+        self._target = target
+        self._dry_run = dry_run
+        self._warmup = warmup
+        self._given = None if plan is None else FollowedPlan.of(plan)
+        self._passes: dict[Any, _KnownPass] = {}
+        self._depth = 0
+        self._stack: ExitStack | None = None
+        self._active: StepRecorder | PlanFollower | None = None
+        self._current: _KnownPass | None = None
+        self._handles = [
+            model.register_forward_pre_hook(self._enters, with_kwargs=True, prepend=True),
+            model.register_forward_hook(self._leaves, with_kwargs=True, always_call=True),
+        ]
+
+    @property
+    def held_bytes(self) -> int | None:
+        """What the first pass that followed the plan held for backward, counted; None before."""
+        reports = [known.report for known in self._passes.values() if known.report is not None]
+        return reports[-1].held_bytes if reports else None
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @contextmanager
+    def forward(self, *inputs: Any) -> Iterator[None]:
+        """Around the model and the loss, where the loss keeps much itself; `inputs` tell batches
+        of different shapes apart. Call backward outside."""
+        self._begin(inputs)
+        try:
+            yield
+        except BaseException:
+            self._end(None, failed=True)
+            raise
+        self._end(None)
+
+    # one pass
+
+    def _enters(self, module: Any, args: Any, kwargs: Any) -> None:
+        del module
+        self._begin((args, kwargs))
+
+    def _leaves(self, module: Any, *passed: Any) -> None:
+        """Called without keyword arguments where forward raised."""
+        del module
+        completed = len(passed) == 3
+        self._end(passed[2] if completed else None, failed=not completed)
+
+    def _begin(self, inputs: Any) -> None:
+        self._depth += 1
+        if self._depth > 1 or not torch.is_grad_enabled() or not self._may_act():
+            return
+        known = self._known(inputs)
+        if known is None or known.given_up:
+            return
+        known.seen += 1
+        if known.followed is None and known.seen > self._warmup:
+            self._active = StepRecorder(self._model)
+        elif known.followed is not None and not self._dry_run:
+            self._active = PlanFollower(known.followed, self._owned(), count=known.report is None)
+        if self._active is not None:
+            self._current = known
+            unpack = self._active.unpack if isinstance(self._active, StepRecorder) else _unpack
+            self._stack = ExitStack()
+            hooks = torch.autograd.graph.saved_tensors_hooks(self._active.pack, unpack)
+            self._stack.enter_context(hooks)
+            self._stack.enter_context(self._active)
+
+    def _end(self, output: Any, *, failed: bool = False) -> None:
+        self._depth -= 1
+        if self._depth or self._stack is None:
+            return
+        active, known, stack = self._active, self._current, self._stack
+        self._active = self._current = self._stack = None
+        stack.close()
+        if isinstance(active, StepRecorder):
+            active.detach()
+        if known is None or failed:
+            return
+        if isinstance(active, StepRecorder):
+            self.plan = make_plan(active.finish(output), self._target)
+            known.followed = FollowedPlan.of(self.plan)
+        elif isinstance(active, PlanFollower):
+            self._followed(known, active.finish())
+
+    def _followed(self, known: _KnownPass, report: PassReport) -> None:
+        if report.deviation is None:
+            known.deviations = 0
+            known.report = known.report or report
+            return
+        known.deviations += 1
+        self._note(f"a pass differed from the recorded one, the rest was kept: {report.deviation}")
+        if known.deviations >= _MOST_DEVIATIONS:
+            known.given_up = True
+            self._note(
+                f"{_MOST_DEVIATIONS} passes in a row differed: everything is kept from now on for "
+                "inputs of these shapes. The model's operators change from pass to pass"
+            )
+
+    def _known(self, inputs: Any) -> _KnownPass | None:
+        key = (self._model.training, _shapes(inputs), _autocast_state())
+        known = self._passes.get(key)
+        if known is None and len(self._passes) >= _MOST_PLANS:
+            self._note(
+                f"more than {_MOST_PLANS} kinds of input shapes: the others keep everything. "
+                "Pad batches to fewer shapes"
+            )
+            return None
+        if known is None:
+            known = self._passes[key] = _KnownPass(followed=self._given)
+        return known
+
+    def _may_act(self) -> bool:
+        if torch.compiler.is_compiling():
+            return False
+        if torch._C._are_functorch_transforms_active():
+            self._note("torch.func transforms allow no hooks: everything is kept inside them")
+            return False
+        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+            self._note(
+                "saved-tensor hooks are active around the model (checkpointing, offloading): they "
+                "go first, and everything is left to them"
+            )
+            return False
+        return True
+
+    def _owned(self) -> frozenset[int]:
+        held = [*self._model.parameters(), *self._model.buffers()]
+        return frozenset(t.untyped_storage()._cdata for t in held if is_plain(t))
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def save_memory(
+    model: torch.nn.Module,
+    *,
+    reduce: float | None = None,
+    budget: str | int | None = None,
+    max_slowdown: float | None = None,
+    plan: SavePlan | None = None,
+    dry_run: bool = False,
+    warmup: int = 1,
+) -> MemorySaver:
+    """Keep less for the model's backward pass, with the same results to the last bit.
+
+    `reduce=0.5` halves what backward keeps, `budget="2GB"` limits it, `max_slowdown=0.05` limits
+    the time that recomputing adds to a step; without any, as little as possible is kept. The pass
+    after `warmup` passes is recorded, later ones follow the plan. With `dry_run` the plan is made,
+    and nothing is changed; `plan` repeats an earlier one."""
+    _check(model, reduce, max_slowdown, warmup)
+    target = MemoryTarget(None if budget is None else _bytes(budget), reduce, max_slowdown)
+    return MemorySaver(model, target, plan=plan, dry_run=dry_run, warmup=warmup)
+
+
+def _check(model: Any, reduce: float | None, max_slowdown: float | None, warmup: int) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"save_memory needs a torch.nn.Module, not {type(model).__name__}")
+    if type(model).__name__ == "OptimizedModule" or model._compiled_call_impl is not None:
+        raise UsageError(
+            "save_memory works in eager mode, and this model is compiled: the compiler recomputes "
+            "by itself; set torch._functorch.config.activation_memory_budget instead"
+        )
+    if reduce is not None and not 0 < reduce < 1:
+        raise UsageError(f"reduce={reduce}: pass a share between 0 and 1, such as 0.5")
+    if max_slowdown is not None and max_slowdown < 0:
+        raise UsageError(f"max_slowdown={max_slowdown}: pass a share of the step, such as 0.05")
+    if warmup < 0:
+        raise UsageError(f"warmup={warmup}: pass a number of passes, 0 or more")
+
+
+def _bytes(budget: str | int) -> int:
+    """Of "12GB", "500 MiB" or a number."""
+    matched = re.fullmatch(r"\s*([\d.]+)\s*([KMG]I?B)?\s*", str(budget).upper())
+    try:
+        size_bytes = float(matched[1]) * _UNITS[matched[2] or ""] if matched else 0
+    except ValueError:
+        size_bytes = 0
+    if size_bytes <= 0:
+        raise UsageError(f"budget={budget!r}: pass bytes, or a size such as '2GB' or '500MiB'")
+    return int(size_bytes)
+
+
+def _shapes(inputs: Any) -> tuple[Any, ...]:
+    found = tensors_in(list(inputs) if isinstance(inputs, tuple) else inputs)
+    return tuple((tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in found)
+
+
+def _autocast_state() -> tuple[Any, ...]:
+    kinds = ("cpu", "cuda")
+    return tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
+
+
+def _unpack(held: Any) -> torch.Tensor:
+    unpacked: torch.Tensor = held.unpack()
+    return unpacked

@@ -1,0 +1,124 @@
+"""What is known about aten operators: which are heavy, random, or write to their arguments."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Work that grows faster than the bytes it reads: never repeated.
+_HEAVY = re.compile(
+    r"(?:^|_|add|b)mm$|^(?:add)?mv$|^v?dot$|matmul|conv|attention|rnn|lstm_layer|gru|linalg|fft"
+    r"|sort|topk|cdist|gemm|inverse|cholesky|svd|eig|grid_sample|ctc_loss"
+)
+# Results may differ from call to call on a GPU, or hold what was in memory before.
+_NOT_REPEATABLE = re.compile(
+    r"scatter|index_add|index_put|index_copy|^put|bincount|histc|kthvalue|^_?n?median|cumsum|cumprod"
+    r"|^(?:new_)?empty|^resize|^set$|_local_scalar_dense|^nonzero|unique|masked_select"
+)
+# These update running statistics, which their schema does not say.
+BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+_RUNNING_STATISTICS = (3, 4)
+_TRAINING = 5
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorFacts:
+    """One overload; `written` are the positions of arguments that it changes."""
+
+    name: str
+    written: tuple[int, ...]
+    refusal: str | None  # why it is never repeated; None where it may be
+
+
+@functools.cache
+def facts(operator: Any) -> OperatorFacts:
+    """What the schema and the name say."""
+    arguments = operator._schema.arguments
+    written = tuple(
+        place
+        for place, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    return OperatorFacts(str(operator), written, _refusal(operator, written))
+
+
+def _refusal(operator: Any, written: tuple[int, ...]) -> str | None:
+    plain = operator._schema.name.partition("::")[2].rstrip("_")
+    if operator.namespace != "aten":
+        return "not an operator of torch"
+    if torch.Tag.nondeterministic_seeded in operator.tags:
+        return "random"
+    if _HEAVY.search(plain):
+        return "heavy"
+    if _NOT_REPEATABLE.search(plain) or written not in ((), (0,)):
+        return "not repeatable"
+    return None
+
+
+def plain_name(operator: Any) -> str:
+    """`relu_` of aten.relu_.default."""
+    return str(operator._schema.name.partition("::")[2])
+
+
+def written_tensors(operator: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a call changes, running statistics too."""
+    places = facts(operator).written
+    if plain_name(operator) in BATCH_NORMS and args[_TRAINING]:
+        places = _RUNNING_STATISTICS
+    if not places:
+        return []
+    names = operator._schema.arguments
+    values = [
+        args[place] if place < len(args) else kwargs.get(names[place].name) for place in places
+    ]
+    return list(tensors_in(values))
+
+
+def repeatable_arguments(operator: Any, args: Any) -> Any:
+    """A repeated batch norm must not update the running statistics again."""
+    if plain_name(operator) in BATCH_NORMS and args[_TRAINING]:
+        before, after = args[: _RUNNING_STATISTICS[0]], args[_TRAINING:]
+        return (*before, None, None, *after)
+    return args
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an argument or a result, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for element in value:
+            yield from tensors_in(element)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """A dense tensor of torch itself: its storage is all there is."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def new_storages(
+    given: list[torch.Tensor], made: list[torch.Tensor], written: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """One tensor for each storage that a call changed or allocated; views are left out."""
+    known = {tensor.untyped_storage()._cdata for tensor in given}
+    fresh = {tensor.untyped_storage()._cdata: tensor for tensor in written}
+    for tensor in made:
+        address = tensor.untyped_storage()._cdata
+        if address not in known:
+            fresh.setdefault(address, tensor)
+    return list(fresh.values())

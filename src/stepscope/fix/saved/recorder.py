@@ -1,0 +1,348 @@
+"""Writes down one forward pass: operators below autograd, values, and what backward keeps.
+
+Storages are followed by weak references: the recorded pass needs no more memory than a plain one.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stepscope.fix.saved import encodings
+from stepscope.fix.saved.operators import (
+    facts,
+    is_plain,
+    new_storages,
+    plain_name,
+    repeatable_arguments,
+    tensors_in,
+    written_tensors,
+)
+from stepscope.fix.saved.replay import KeptTensor
+from stepscope.fix.saved.step_record import OperatorCall, SavedUse, StepRecord, StepValue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordedTensor:
+    """What the pack hook leaves in the graph."""
+
+    number: int
+    kept: KeptTensor
+
+
+@dataclass(slots=True)
+class _Values:
+    """Which value each storage holds now."""
+
+    owned: frozenset[int]
+    records: list[StepValue] = field(default_factory=list)
+    current: dict[int, int] = field(default_factory=dict)
+    references: list[StorageWeakRef] = field(default_factory=list)  # keep addresses unique
+
+    def of(self, tensor: torch.Tensor) -> int:
+        known = self.current.get(tensor.untyped_storage()._cdata)
+        return self.add(tensor, None, "") if known is None else known
+
+    def add(self, tensor: torch.Tensor, producer: int | None, module: str) -> int:
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        before = self.current.get(address)
+        if before is None:
+            self.references.append(StorageWeakRef(storage))
+            number = len(self.references)
+        else:
+            self.records[before] = replace(self.records[before], overwritten=True)
+            number = self.records[before].storage
+        self.current[address] = len(self.records)
+        self.records.append(
+            StepValue(
+                storage=number,
+                size_bytes=storage.nbytes(),
+                shape=tuple(tensor.shape),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                module=module,
+                producer=producer,
+                owned=address in self.owned,
+                overwritten=False,
+                encoding=None,
+                encoded_bytes=0,
+            )
+        )
+        return len(self.records) - 1
+
+    def encodes(self, value: int, encoding: str, encoded_bytes: int) -> None:
+        self.records[value] = replace(
+            self.records[value], encoding=encoding, encoded_bytes=encoded_bytes
+        )
+
+
+class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
+    """Active during one forward pass, together with its pack and unpack hooks."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        held = [*model.parameters(), *model.buffers()]
+        plain = [tensor for tensor in held if is_plain(tensor)]
+        owned = frozenset(tensor.untyped_storage()._cdata for tensor in plain)
+        self._device = plain[0].device if plain else torch.device("cpu")
+        self._values = _Values(owned)
+        self._calls: list[OperatorCall] = []
+        self._uses: list[SavedUse] = []
+        self._noise: set[int] = set()  # values that are 0 or one constant
+        self._nodes: dict[int, Any] = {}
+        self._clock = _OperatorClock(self._device)
+        self._modules: list[str] = []
+        self._handles: list[Any] = []
+        self._busy = False
+        self._met: list[_RecordedTensor] | None = None
+        self._name_modules(model)
+
+    # modules
+
+    def _name_modules(self, model: torch.nn.Module) -> None:
+        self._modules.append(type(model).__name__)
+        for name, module in model.named_modules():
+            if module is model:
+                continue  # its hooks are running now
+            entering = functools.partial(self._enter_module, name)
+            self._handles.append(module.register_forward_pre_hook(entering, prepend=True))
+            self._handles.append(module.register_forward_hook(self._leave_module, always_call=True))
+
+    def _enter_module(self, name: str, module: Any, args: Any) -> None:
+        del module, args
+        self._modules.append(name)
+
+    def _leave_module(self, module: Any, args: Any, output: Any) -> None:
+        del module, args, output
+        self._modules.pop()
+
+    @property
+    def _module(self) -> str:
+        return self._modules[-1]
+
+    # operators
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        kwargs = kwargs or {}
+        if self._busy:
+            return func(*args, **kwargs)
+        self._clock.start()
+        result = func(*args, **kwargs)
+        self._clock.stop()
+        self._busy = True
+        try:
+            self._note(func, args, kwargs, result)
+        finally:
+            self._busy = False
+        return result
+
+    def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        given = list(tensors_in([args, kwargs]))
+        made = list(tensors_in(result))
+        refusal = facts(func).refusal
+        if not all(map(is_plain, [*given, *made])):
+            refusal = "not a plain tensor"
+            given, made = [t for t in given if is_plain(t)], [t for t in made if is_plain(t)]
+        for tensor in given:
+            if tensor.grad_fn is not None:
+                self._nodes[id(tensor.grad_fn)] = tensor.grad_fn
+        read = tensors_in([repeatable_arguments(func, args), kwargs])
+        inputs = tuple(self._values.of(tensor) for tensor in read if is_plain(tensor))
+        written = [t for t in written_tensors(func, args, kwargs) if is_plain(t)]
+        outputs = tuple(
+            self._values.add(tensor, len(self._calls), self._module)
+            for tensor in new_storages(given, made, written)
+        )
+        self._find_encodings(func, args, inputs, outputs, made)
+        self._calls.append(
+            OperatorCall(
+                name=str(func),
+                inputs=inputs,
+                outputs=outputs,
+                took_ns=0,
+                refusal=refusal,
+            )
+        )
+
+    def _find_encodings(
+        self,
+        func: Any,
+        args: Any,
+        inputs: tuple[int, ...],
+        outputs: tuple[int, ...],
+        made: list[torch.Tensor],
+    ) -> None:
+        name = plain_name(func)
+        for value in outputs:
+            record = self._values.records[value]
+            if record.dtype == "bool":
+                count = record.size_bytes
+                self._values.encodes(value, "bits", encodings.bit_bytes(count))
+        if name == "max_pool2d_with_indices" and len(outputs) == 2:
+            if encodings.window_size(args) <= 256:
+                self._values.encodes(outputs[1], "window", made[1].numel())
+        elif self._makes_noise(name, args, inputs) and len(outputs) == 1:
+            tensor = args[0]
+            whole = tensor.numel() * tensor.itemsize == tensor.untyped_storage().nbytes()
+            if whole and tensor.is_floating_point():
+                self._noise.add(outputs[0])
+                size_bytes = encodings.bit_bytes(tensor.numel()) + tensor.itemsize
+                self._values.encodes(outputs[0], "two-valued", size_bytes)
+
+    def _makes_noise(self, name: str, args: Any, inputs: tuple[int, ...]) -> bool:
+        """A dropout's mask, as torch composes it: bernoulli_, then div_ by a positive number."""
+        if name == "bernoulli_":
+            return not isinstance(args[1] if len(args) > 1 else None, torch.Tensor)
+        if name not in ("div_", "mul_") or len(args) < 2:
+            return False
+        return bool(inputs) and inputs[0] in self._noise and _is_positive(args[1])
+
+    # what backward keeps
+
+    def pack(self, tensor: torch.Tensor) -> _RecordedTensor:
+        self._busy = True
+        try:
+            plain = is_plain(tensor)
+            self._uses.append(
+                SavedUse(
+                    value=self._values.of(tensor) if plain else None,
+                    after=len(self._calls),
+                    shape=tuple(tensor.shape),
+                    dtype=str(tensor.dtype).removeprefix("torch."),
+                    consumer="",
+                    order=None,
+                    encoding=None,
+                    encoded_bytes=0,
+                )
+            )
+            return _RecordedTensor(len(self._uses) - 1, KeptTensor.of(tensor))
+        finally:
+            self._busy = False
+
+    def unpack(self, recorded: _RecordedTensor) -> torch.Tensor:
+        if self._met is not None:
+            self._met.append(recorded)
+        return recorded.kept.unpack()
+
+    def detach(self) -> None:
+        """The pass is over, or failed: leave the modules as they were."""
+        for handle in self._handles:
+            handle.remove()
+
+    def finish(self, output: Any) -> StepRecord:
+        """After the pass, still before backward; the graph says which node keeps what."""
+        roots = [tensor.grad_fn for tensor in tensors_in(output)] + list(self._nodes.values())
+        self._read_graph(node for node in roots if node is not None)
+        self._nodes.clear()
+        calls = [
+            replace(call, took_ns=took_ns)
+            for call, took_ns in zip(self._calls, self._clock.took_ns(), strict=True)
+        ]
+        return StepRecord(
+            operators=tuple(calls),
+            values=tuple(self._values.records),
+            uses=tuple(self._uses),
+            coding_ns_per_element=encodings.coding_ns_per_element(self._device),
+        )
+
+    def _read_graph(self, roots: Iterable[Any]) -> None:
+        waiting, met = list(roots), {}
+        while waiting:
+            node = waiting.pop()
+            if node is None or id(node) in met:
+                continue
+            met[id(node)] = node
+            waiting.extend(following for following, _ in node.next_functions)
+            self._open(node)
+
+    def _open(self, node: Any) -> None:
+        """Reading a saved field calls the unpack hook, which says which use it is."""
+        custom = isinstance(node, torch.autograd.function.BackwardCFunction)
+        kind: Any = type(node)
+        fields = ("saved_tensors",) if custom else _saved_fields(kind)
+        self._met = []
+        for name in fields:
+            try:
+                getattr(node, name)
+            except RuntimeError:  # freed, or changed in place: backward itself reports it
+                continue
+        for recorded in self._met:
+            if isinstance(recorded, _RecordedTensor):
+                use = self._uses[recorded.number]
+                consumer = str(node.name())
+                self._uses[recorded.number] = replace(
+                    use,
+                    consumer=consumer,
+                    order=int(node._sequence_nr()),
+                    **_encoding_for(consumer, use),
+                )
+        self._met = None
+
+
+def _encoding_for(consumer: str, use: SavedUse) -> dict[str, Any]:
+    """What is enough for this node."""
+    if "float" not in use.dtype:
+        return {}
+    if consumer in encodings.SHAPE_ONLY_NODES:
+        return {"encoding": "shape", "encoded_bytes": 0}
+    if consumer in encodings.SIGN_NODES:
+        count = 1
+        for length in use.shape:
+            count *= length
+        return {"encoding": "sign", "encoded_bytes": encodings.bit_bytes(count)}
+    return {}
+
+
+def _is_positive(factor: Any) -> bool:
+    """Also of a number that torch wrapped as a tensor without dimensions."""
+    if isinstance(factor, torch.Tensor):
+        return factor.device.type == "cpu" and factor.dim() == 0 and bool(factor > 0)
+    return isinstance(factor, (int, float)) and factor > 0
+
+
+@functools.cache
+def _saved_fields(kind: Any) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
+
+
+class _OperatorClock:
+    """Times operators: on a GPU by events that are read after the pass, else by the clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: list[tuple[Any, Any]] = []
+        self._took_ns: list[int] = []
+        self._cuda = device.type == "cuda"
+        self._began: Any = None
+
+    def start(self) -> None:
+        self._began = self._event() if self._cuda else time.perf_counter_ns()
+
+    def stop(self) -> None:
+        if self._cuda:
+            self._events.append((self._began, self._event()))
+        else:
+            self._took_ns.append(time.perf_counter_ns() - self._began)
+
+    def took_ns(self) -> list[int]:
+        if self._cuda:
+            torch.cuda.synchronize()
+            return [round(began.elapsed_time(ended) * 1e6) for began, ended in self._events]
+        return self._took_ns
+
+    def _event(self) -> Any:
+        make: Callable[..., Any] = torch.cuda.Event
+        event = make(enable_timing=True)
+        event.record()
+        return event

@@ -1,0 +1,146 @@
+"""What is done with every value that backward keeps: printed, saved, and carried out later."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stepscope.errors import UnreadableInputError
+from stepscope.records.figures import duration, factor, percent, size
+
+KEEP, RECOMPUTE, ENCODE = "keep", "recompute", "encode"
+_MOST_ROWS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedUse:
+    """One saved tensor, in the order of saving: where it is expected, and what happens to it."""
+
+    after: int  # operators that ran before
+    shape: tuple[int, ...]
+    dtype: str
+    action: str
+    encoding: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRepeat:
+    """An operator that backward may ask for again."""
+
+    operator: int
+    recomputed_inputs: tuple[bool, ...]  # of every tensor argument; the others are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedResult:
+    """A value that is kept for all who need it: a result of one operator."""
+
+    operator: int
+    slot: int  # among the storages that the operator made
+    encoding: str | None  # None: as it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    """One value, for people to read."""
+
+    value: str
+    module: str
+    operator: str
+    size_bytes: int
+    held_bytes: int
+    action: str
+    cost_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavePlan:
+    """For one forward pass, recognised by its operators. Bytes are of what backward keeps, without
+    parameters; a peak counts what backward itself makes again."""
+
+    operators: tuple[str, ...]
+    repeated: tuple[PlannedRepeat, ...]
+    results: tuple[PlannedResult, ...]  # encoded, or kept though their operator is repeated
+    uses: tuple[PlannedUse, ...]
+    rows: tuple[PlanRow, ...]
+    saved_bytes_before: int
+    saved_bytes: int
+    peak_bytes_before: int
+    peak_bytes: int
+    extra_ns: int
+    step_ns: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def slowdown(self) -> float:
+        return self.extra_ns / max(1, self.step_ns)
+
+    def __str__(self) -> str:
+        return "\n".join([self.verdict(), *self.notes, "", *self._table()])
+
+    def verdict(self) -> str:
+        if self.peak_bytes >= self.peak_bytes_before:
+            return f"Backward keeps {size(self.saved_bytes_before)}; nothing is changed."
+        ratio = self.peak_bytes_before / max(1, self.peak_bytes)
+        return (
+            f"Backward keeps {size(self.saved_bytes)} instead of {size(self.saved_bytes_before)}; "
+            f"its peak is {size(self.peak_bytes)} instead of {size(self.peak_bytes_before)} "
+            f"({factor(ratio)} times less), for about {duration(self.extra_ns)} more "
+            f"({percent(self.slowdown)}) per step."
+        )
+
+    def _table(self) -> list[str]:
+        shown = sorted(self.rows, key=lambda row: -max(row.size_bytes, row.held_bytes))
+        cells = [("value", "made by", "module", "bytes", "held", "action", "cost")]
+        for row in shown[:_MOST_ROWS]:
+            cost = duration(row.cost_ns) if row.cost_ns else ""
+            sizes = size(row.size_bytes), size(row.held_bytes)
+            cells.append((row.value, row.operator, row.module, *sizes, row.action, cost))
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in cells
+        ]
+        if len(shown) > _MOST_ROWS:
+            rest = shown[_MOST_ROWS:]
+            total = size(sum(row.size_bytes for row in rest))
+            lines.append(f"and {len(rest)} smaller values ({total})")
+        return lines
+
+    def to_json(self) -> str:
+        """`from_json` reads it back, equal."""
+        return json.dumps({"schema": 1, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> SavePlan:
+        try:
+            data = json.loads(text)
+            if data.pop("schema") != 1:
+                raise ValueError("its schema is not 1")
+            return cls._from(data)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UnreadableInputError(
+                f"not a plan of save_memory ({error}): pass what SavePlan.to_json() returned"
+            ) from None
+
+    @classmethod
+    def _from(cls, data: dict[str, Any]) -> SavePlan:
+        uses = tuple(
+            PlannedUse(**{**use, "shape": tuple(use["shape"])}) for use in data.pop("uses")
+        )
+        repeated = tuple(
+            PlannedRepeat(
+                operator=call["operator"], recomputed_inputs=tuple(call["recomputed_inputs"])
+            )
+            for call in data.pop("repeated")
+        )
+        return cls(
+            operators=tuple(data.pop("operators")),
+            repeated=repeated,
+            results=tuple(PlannedResult(**result) for result in data.pop("results")),
+            uses=uses,
+            rows=tuple(PlanRow(**row) for row in data.pop("rows")),
+            notes=tuple(data.pop("notes")),
+            **data,
+        )

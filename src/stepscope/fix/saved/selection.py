@@ -1,0 +1,158 @@
+"""One way to treat every value of a step, chosen by a minimum cut.
+
+A value is a pair of nodes with its bytes between them: cut there, it is kept. An operator stands
+between its inputs and its outputs; the source feeds those that may not be repeated, and the others
+as much as repeating them costs. What backward needs runs into the sink, at the price of an
+encoding where one is enough. So a minimum cut weighs all of it at once, and a value that many
+recomputed ones start from is paid for once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stepscope.fix.saved.max_flow import UNLIMITED, FlowNetwork
+
+if TYPE_CHECKING:
+    from stepscope.fix.saved.step_record import SavedUse, StepRecord, StepValue
+
+
+@dataclass(slots=True)
+class Selection:
+    """Values and operators by their place in the record; uses likewise."""
+
+    kept: set[int] = field(default_factory=set)
+    encoded: set[int] = field(default_factory=set)  # values, kept in an encoding
+    repeated: set[int] = field(default_factory=set)  # operators
+    encoded_uses: set[int] = field(default_factory=set)
+
+
+def is_planned(record: StepRecord, use: SavedUse) -> bool:
+    """What the model owns is there anyway; what is overwritten cannot be read later."""
+    if use.value is None:
+        return False
+    value = record.values[use.value]
+    return not value.owned and not value.overwritten
+
+
+def held_anyway(record: StepRecord) -> dict[int, int]:
+    """Bytes of the storages that stay whatever is chosen: backward reads a content of theirs that
+    cannot be planned."""
+    unplanned = [
+        record.values[use.value]
+        for use in record.uses
+        if use.value is not None and not is_planned(record, use)
+    ]
+    return {value.storage: value.size_bytes for value in unplanned if not value.owned}
+
+
+def coding_ns(record: StepRecord, size_bytes: int) -> int:
+    """To encode and decode: `size_bytes` are bits, or a byte an element."""
+    return round(8 * size_bytes * record.coding_ns_per_element)
+
+
+def keep_everything(record: StepRecord) -> Selection:
+    uses = [use for use in record.uses if is_planned(record, use)]
+    return Selection(kept={use.value for use in uses if use.value is not None})
+
+
+def select(record: StepRecord, *, bytes_per_ns: float, segments: int) -> Selection:
+    """`bytes_per_ns` is what a nanosecond is worth. Nothing is recomputed from one of the
+    `segments` of the pass into a later one: a long chain would be there all at once."""
+    return _Cut(record, bytes_per_ns, segments).selection()
+
+
+class _Cut:
+    def __init__(self, record: StepRecord, bytes_per_ns: float, segments: int) -> None:
+        self._record = record
+        self._price = bytes_per_ns
+        self._held_anyway = held_anyway(record)
+        network = FlowNetwork()
+        self._source, self._sink = network.node(), network.node()
+        self._before = [network.node() for _ in record.values]
+        self._after = [network.node() for _ in record.values]
+        self._operators = [network.node() for _ in record.operators]
+        fixed = _crossing(record, segments)
+        for number, value in enumerate(record.values):
+            self._add_value(network, number, value, number in fixed)
+        for number, call in enumerate(record.operators):
+            cost = UNLIMITED if call.refusal else max(1, round(call.took_ns * bytes_per_ns))
+            network.connect(self._source, self._operators[number], cost)
+            for value_number in call.inputs:
+                network.connect(self._after[value_number], self._operators[number], UNLIMITED)
+            for value_number in call.outputs:
+                network.connect(self._operators[number], self._before[value_number], UNLIMITED)
+        for use in record.uses:
+            if is_planned(record, use) and use.value is not None:
+                network.connect(self._after[use.value], self._sink, self._use_capacity(use))
+        self._reached = network.source_side(self._source, self._sink)
+
+    def _add_value(self, network: FlowNetwork, number: int, value: StepValue, fixed: bool) -> None:
+        if value.producer is None or fixed:
+            network.connect(self._source, self._before[number], UNLIMITED)
+        network.connect(self._before[number], self._after[number], self._capacity(value))
+
+    def _capacity(self, value: StepValue) -> int:
+        if value.overwritten:
+            return UNLIMITED
+        if value.owned or value.storage in self._held_anyway:
+            return 0
+        return min(value.size_bytes, self._encoded_cost(value))
+
+    def _encoded_cost(self, value: StepValue) -> int:
+        if value.encoding is None:
+            return UNLIMITED
+        time_ns = coding_ns(self._record, value.encoded_bytes)
+        return value.encoded_bytes + round(time_ns * self._price)
+
+    def _use_capacity(self, use: SavedUse) -> int:
+        if use.encoding is None:
+            return UNLIMITED
+        time_ns = coding_ns(self._record, use.encoded_bytes)
+        return use.encoded_bytes + round(time_ns * self._price)
+
+    def selection(self) -> Selection:
+        """Only what some use really needs."""
+        selection = Selection()
+        waiting: list[int] = []
+        for number, use in enumerate(self._record.uses):
+            if not is_planned(self._record, use) or use.value is None:
+                continue
+            if use.encoding is not None and self._after[use.value] in self._reached:
+                selection.encoded_uses.add(number)
+            else:
+                waiting.append(use.value)
+        met: set[int] = set()
+        while waiting:
+            number = waiting.pop()
+            if number not in met:
+                met.add(number)
+                waiting.extend(self._place(selection, number))
+        return selection
+
+    def _place(self, selection: Selection, number: int) -> tuple[int, ...]:
+        """Add one needed value; returns what it is recomputed from."""
+        value = self._record.values[number]
+        if value.owned:
+            return ()
+        if self._before[number] in self._reached or value.producer is None:
+            held = value.storage in self._held_anyway
+            encoded = not held and self._encoded_cost(value) < value.size_bytes
+            (selection.encoded if encoded else selection.kept).add(number)
+            return ()
+        selection.repeated.add(value.producer)
+        return self._record.operators[value.producer].inputs
+
+
+def _crossing(record: StepRecord, segments: int) -> set[int]:
+    """Values that an operator of a later segment reads."""
+    if segments <= 1:
+        return set()
+    length = -(-len(record.operators) // segments)
+    return {
+        value
+        for number, call in enumerate(record.operators)
+        for value in call.inputs
+        if (made := record.values[value].producer) is not None and made // length < number // length
+    }
