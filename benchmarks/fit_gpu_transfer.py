@@ -35,6 +35,7 @@ from stepscope.predict.other_gpu.fitted import (
 from stepscope.predict.other_gpu.retime import (
     CONFIDENCE,
     ModelledOperator,
+    bmm_kind,
     find_operator,
     retime_many,
 )
@@ -56,6 +57,7 @@ MODERN = ("V100-PCIE-32GB", "T4", "A100-PCIE-40GB", "A100-PCIE-80GB")  # kernels
 CLOSENESS = ("chip", "generation", "far")
 _SIZES = ((256, 128), (128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32), (32, 32))
 _SHARES = (0, 1, 2, 2, 3, 4, 4, 5)  # a tile and its transpose share one number
+_BMM_SIZES = {"bmm": _SIZES[1:2], "bmm volta": _SIZES[2:], "bmm pascal": _SIZES[2:3]}
 _SAMPLE = 400  # rows per GPU
 # Watts per TFLOP/s at full clocks for processes of which no table has a GPU held back by watts.
 # fp32: from the power of boards of that process at their boost clock, times the factor by which T4
@@ -87,6 +89,7 @@ CACHE = CacheFit(
 )
 POWER_EXPONENT = 0.6  # clocks fall more slowly than watts: 0.56 and 0.64 between boards of one chip
 ABOVE_BEST = 1.03
+BMM_POWER = 0.75  # of the slowing by watts that linear layers show: T4, by eye
 LEAST_SPREAD = 0.04  # two boards of one chip differ by as much
 FEW_GPUS = 1.15  # a spread seen on six GPUs is too narrow for the seventh
 EXPECTED_LINKS = {"NVLink": 0.75, "PCIe": 0.55, "Infinity": 0.6}
@@ -228,12 +231,8 @@ def fit_products(
     """Tiles, waves and overlap; each GPU's rate comes with them."""
     products, measured = dict(fit.products), {gpu: dict(own) for gpu, own in fit.measured.items()}
     rates: dict[str, dict[str, float]] = {}
-    for kind, op, dtype, machines in (
-        ("linear", "linear", "fp32", MODERN),
-        ("bmm", "bmm", "fp32", MODERN),
-        ("tensor", "linear", "bf16", BF16_GPUS),
-    ):
-        table = table_named(tables, op, dtype)
+    for kind, dtype, machines in (("linear", "fp32", MODERN), ("tensor", "bf16", BF16_GPUS)):
+        table = table_named(tables, "linear", dtype)
         chosen = [gpu for gpu in machines if gpu not in left_out]
         products[kind], rates[kind] = _fit_product(fit, table, dtype, chosen, sample)
         if dtype == "fp32":
@@ -245,22 +244,44 @@ def fit_products(
             measured[gpu][dtype] = share
             if dtype == "bf16":
                 measured[gpu]["fp16"] = share
-    calm = [gpu for gpu in rates["bmm"] if gpu in MODERN and gpu != "T4"]
-    scale = float(np.median([rates["bmm"][gpu] / rates["linear"][gpu] for gpu in calm]))
-    tiles = tuple(replace(t, share=t.share * scale) for t in products["bmm"].tiles)
-    products["bmm"] = replace(products["bmm"], tiles=tiles, power=0.75)
-    return replace(fit, products=products, measured=measured)
+    fit = replace(fit, products=products, measured=measured)
+    return replace(fit, products=products | _fit_bmm(fit, tables, left_out, sample))
+
+
+def _fit_bmm(
+    fit: TransferFit, tables: Sequence[OpTimes], left_out: frozenset[str], sample: int
+) -> dict[str, ProductFit]:
+    """Batched products by the library's kernels, which changed with Volta and Ampere."""
+    table = table_named(tables, "bmm", "fp32")
+    fits: dict[str, ProductFit] = {}
+    for kind, sizes in _BMM_SIZES.items():
+        chosen = [gpu for gpu in FP32_GPUS if gpu not in left_out and bmm_kind(_row(gpu)) == kind]
+        if not chosen:
+            continue
+        how, rates = _fit_product(fit, table, "fp32", chosen, sample, sizes)
+        # T4 and P4 are short of watts, which slows batched products less than linear layers.
+        calm = [gpu for gpu in chosen if gpu not in ("T4", "P4")] or chosen
+        scale = float(np.median([rates[gpu] / fit.measured[gpu]["fp32"] for gpu in calm]))
+        tiles = tuple(replace(tile, share=tile.share * scale) for tile in how.tiles)
+        fits[kind] = replace(how, tiles=tiles, power=BMM_POWER)
+    known = fits.get("bmm volta") or next(iter(fits.values()))
+    return dict.fromkeys(_BMM_SIZES, known) | fits
 
 
 def _fit_product(
-    fit: TransferFit, table: OpTimes, dtype: str, chosen: Sequence[str], sample: int
+    fit: TransferFit,
+    table: OpTimes,
+    dtype: str,
+    chosen: Sequence[str],
+    sample: int,
+    sizes: Sequence[tuple[int, int]] = _SIZES,
 ) -> tuple[ProductFit, dict[str, float]]:
     launch = fit.launch_ms.get(table.op, 0.0) if dtype == "fp32" else 0.0
     data = {gpu: _sample(table, gpu, LEAST_MS if launch else SHORTEST_MS, sample) for gpu in chosen}
     models = {gpu: _bare_gpu(fit, gpu) for gpu in chosen}
 
     def loss(numbers: Floats) -> float:
-        how = _read_product(numbers)
+        how = _read_product(numbers, sizes)
         total = 0.0
         for place, gpu in enumerate(chosen):
             shapes, ms = data[gpu]
@@ -278,15 +299,16 @@ def _fit_product(
         options = {"maxiter": 2, "maxfev": 1500}
         numbers = minimize(loss, numbers, method="Powell", options=options).x
     rates = {gpu: math.exp(numbers[10 + place]) for place, gpu in enumerate(chosen)}
-    return _read_product(numbers), rates
+    return _read_product(numbers, sizes), rates
 
 
-def _read_product(numbers: Floats) -> ProductFit:
+def _read_product(numbers: Floats, sizes: Sequence[tuple[int, int]]) -> ProductFit:
     shares = 1 / (1 + np.exp(-np.asarray(numbers[:9])))
     return ProductFit(
         tiles=tuple(
             Tile(rows=rows, columns=columns, share=float(shares[number]))
             for (rows, columns), number in zip(_SIZES, _SHARES, strict=True)
+            if (rows, columns) in sizes
         ),
         wave=float(shares[6]),
         inner=float(np.exp(numbers[7])),
@@ -331,10 +353,14 @@ def _sample(table: OpTimes, gpu: str, least_ms: float, count: int) -> tuple[Floa
     return shapes[chosen], ms[chosen]
 
 
-def _bare_gpu(fit: TransferFit, name: str) -> gpus.Gpu:
+def _row(name: str) -> gpus.GpuRow:
     row = gpus.find_row(name)
     assert row is not None, name
-    return gpus.make_gpu(row, fit)
+    return row
+
+
+def _bare_gpu(fit: TransferFit, name: str) -> gpus.Gpu:
+    return gpus.make_gpu(_row(name), fit)
 
 
 def fit_power(fit: TransferFit) -> PowerFit:

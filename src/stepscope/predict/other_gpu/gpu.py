@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Closeness = Literal["chip", "generation", "far"]
 _TENSOR = {"tf32": 2.0, "fp16": 1.0, "bf16": 1.0, "fp8": 0.5, "int8": 0.5}  # energy over bf16's
-_OLD = frozenset({"kepler", "maxwell", "pascal"})  # before libraries took today's form
+OLD_GENERATIONS = frozenset({"kepler", "maxwell", "pascal"})  # before libraries took today's form
 _ORDER = ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
 _LINE_BYTES = 64  # that a multiprocessor takes from the L2 cache per cycle
 
@@ -207,7 +207,7 @@ def _memory_share(row: GpuRow, fit: TransferFit) -> float:
         if share is None or other.memory != row.memory or other.gpu == row.gpu:
             continue
         weight = 1 / (0.5 + generations_apart(other.generation, row.generation)) ** 2
-        if (other.generation in _OLD) != (row.generation in _OLD):
+        if (other.generation in OLD_GENERATIONS) != (row.generation in OLD_GENERATIONS):
             weight /= 10
         total, weights = total + weight * share, weights + weight
     return total / weights if weights else 0.82
@@ -228,6 +228,6 @@ def closeness(one: GpuRow, other: GpuRow) -> Closeness:
         other.lanes,
     ):
         return "chip"
-    if one.vendor != other.vendor or {one.generation, other.generation} & _OLD:
+    if one.vendor != other.vendor or {one.generation, other.generation} & OLD_GENERATIONS:
         return "far"
     return "generation"

@@ -11,7 +11,7 @@ import numpy as np
 from stepscope.errors import UsageError
 from stepscope.predict.other_gpu import kernel_time
 from stepscope.predict.other_gpu.fitted import transfer_fit
-from stepscope.predict.other_gpu.gpu import closeness, process_name, unit_of
+from stepscope.predict.other_gpu.gpu import OLD_GENERATIONS, closeness, process_name, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.predict.other_gpu.fitted import TransferFit
-    from stepscope.predict.other_gpu.gpu import Gpu
+    from stepscope.predict.other_gpu.gpu import Gpu, GpuRow
 
     Floats = NDArray[np.float64]
     KernelModel = Callable[[Floats, str, Gpu, TransferFit], Floats]
@@ -183,7 +183,15 @@ def _linear(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats:
 
 
 def _bmm(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats:
-    return _product(shapes, dtype, gpu, fit, "bmm" if unit_of(dtype) == "fp32" else "tensor")
+    kind = bmm_kind(gpu.row) if unit_of(dtype) == "fp32" else "tensor"
+    return _product(shapes, dtype, gpu, fit, kind)
+
+
+def bmm_kind(row: GpuRow) -> str:
+    """Libraries run batched fp32 products on one tile since Ampere, on other ones before."""
+    if row.vendor == "AMD" or row.generation in ("volta", "turing"):
+        return "bmm volta"
+    return "bmm pascal" if row.generation in OLD_GENERATIONS else "bmm"
 
 
 def _product(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit, kind: str) -> Floats:
