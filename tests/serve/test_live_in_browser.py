@@ -184,7 +184,7 @@ def wait_for_text(page: Any, selector: str, words: str) -> None:
 
 
 def test_an_open_page_survives_a_restart_of_the_server(
-    browser: Any,  # noqa: F811
+    browser: Any,
     tmp_path: Path,
 ) -> None:
     run, token = tmp_path / "runs" / "live", "a-token-that-stays-the-same"
