@@ -20,8 +20,11 @@ from stepscope.ui.editor.estimate import estimate_script
 from stepscope.ui.editor.follow import follow
 from stepscope.ui.editor.measured import line_costs_of
 from stepscope.ui.editor.profile_script import profile_script
+from stepscope.ui.editor.warm_python import end_warm_pythons
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.records.line_costs import LineCosts
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -50,6 +53,12 @@ class Profiled:
     def by_text(self) -> dict[str, float]:
         lines = self.text.splitlines()
         return {lines[cost.line - 1].strip(): cost.total_ms for cost in self.costs.lines}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended() -> Iterator[None]:
+    yield
+    end_warm_pythons()
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from stepscope.ui.editor.follow import source_lines
+
 
 @dataclass(frozen=True, slots=True)
 class LineChange:
@@ -16,10 +18,10 @@ class LineChange:
 
 
 def text_lines(text: str) -> list[str]:
-    """With their ends, as editors count lines: a form feed or a Unicode separator ends none."""
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    ends = [f"{line}\n" for line in lines[:-1]]
-    return [*ends, lines[-1]] if lines[-1] else ends
+    """With their ends; the text's last line only if it is not empty."""
+    *whole, last = source_lines(text)
+    lines = [f"{line}\n" for line in whole]
+    return [*lines, last] if last else lines
 
 
 def line_changes(before: str, after: str) -> list[LineChange]:
