@@ -1,8 +1,8 @@
 """Whole steps on a GPU that was left out, from the kernels of a step on another one.
 
-The tables time every operator alone, and the passes of whole steps. An operator's time is scaled so
-that a pass adds up to its recorded time, as the kernels of a trace do. Then every kernel is moved as
-`whatif --set gpu=` moves it.
+The tables time every operator alone, and the passes of whole steps. An operator's time is scaled
+so that a pass adds up to its recorded time, as the kernels of a trace do. Then every kernel is moved
+as `whatif --set gpu=` moves it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     Workload = tuple[str, str, str, str]  # model, mode, length, batch
     Passes = tuple[float, ...]  # milliseconds: forward, and backward when training
 
-# The backward pass of these models multiplies twice as much as the forward one. A forward pass above
-# this share of it contradicts its own operators, whose sum is half of the backward pass's.
+# The backward pass of these models multiplies twice as much as the forward one. A forward pass
+# above this share of it contradicts its own operators, whose sum is half of the backward pass's.
 MOST_FORWARD = 0.7
 DIFFERENT = 0.05  # two GPUs whose steps are closer than this have no order
 _OLD = gpus.OLD_GENERATIONS
