@@ -1,8 +1,8 @@
 """Whole steps on a GPU that was left out, from the kernels of a step on another one.
 
 The tables time every operator alone, and the passes of whole steps. An operator's time is scaled
-so that a pass adds up to its recorded time, as the kernels of a trace do. Then every kernel is moved
-as `whatif --set gpu=` moves it.
+so that a pass adds up to its recorded time, as the kernels of a trace do. Then every kernel is
+moved as `whatif --set gpu=` moves it.
 """
 
 from __future__ import annotations
