@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from scipy.optimize import minimize
 
 import gpu_tables
+from fit_gpu_rows import FIRST_ROWS, fit_rows
 from gpu_tables import BF16_GPUS, FP32_GPUS, TWO_INPUTS
 from stepscope.predict.other_gpu import gpu as gpus
 from stepscope.predict.other_gpu import kernel_time
@@ -57,7 +58,7 @@ MODERN = ("V100-PCIE-32GB", "T4", "A100-PCIE-40GB", "A100-PCIE-80GB")  # kernels
 CLOSENESS = ("chip", "generation", "far")
 _SIZES = ((256, 128), (128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32), (32, 32))
 _SHARES = (0, 1, 2, 2, 3, 4, 4, 5)  # a tile and its transpose share one number
-_BMM_SIZES = {"bmm": _SIZES[1:2], "bmm volta": _SIZES[2:], "bmm pascal": _SIZES[2:3]}
+_BMM_SIZES = {"bmm": _SIZES[1:2], "bmm before ampere": _SIZES[2:]}
 _SAMPLE = 400  # rows per GPU
 # Watts per TFLOP/s at full clocks for processes of which no table has a GPU held back by watts.
 # fp32: from the power of boards of that process at their boost clock, times the factor by which T4
@@ -82,11 +83,10 @@ CACHE = CacheFit(
     rate_share=0.32,
     fits=0.8,
     sharpness=3.0,
-    rereads_fit=0.4,
-    aligned=0.3,
-    unaligned=0.8,
-    row_cycles=4000.0,
+    rereads_fit=0.95,
 )
+# By eye, on times of one kernel on three GPUs.
+ATTENTION = AttentionFit(share=0.6, start_cycles=7000.0, calm_ms=0.1)
 POWER_EXPONENT = 0.6  # clocks fall more slowly than watts: 0.56 and 0.64 between boards of one chip
 ABOVE_BEST = 1.03
 BMM_POWER = 0.75  # of the slowing by watts that linear layers show: T4, by eye
@@ -114,6 +114,7 @@ def fit_all(left_out: frozenset[str] = frozenset(), sample: int = _SAMPLE) -> Tr
     """All numbers, without the times of some GPUs."""
     tables = tuple(read_tables(left_out))
     fit = first_guess(tables, left_out)
+    fit = fit_rows(fit, tables)
     fit = fit_products(fit, tables, left_out, sample)
     fit = replace(fit, power=fit_power(fit))
     return fit_spread(fit, tables)
@@ -140,6 +141,7 @@ def first_guess(tables: Sequence[OpTimes], left_out: frozenset[str]) -> Transfer
     return TransferFit(
         products={},
         cache=CACHE,
+        rows=FIRST_ROWS,
         power=PowerFit(
             exponent=POWER_EXPONENT,
             unit={"fp32": 0.98, "tensor": 1.04, "amd": 0.66},
@@ -148,7 +150,7 @@ def first_guess(tables: Sequence[OpTimes], left_out: frozenset[str]) -> Transfer
             estimated=(),
         ),
         measured=fit_bandwidths(tables, launch, left_out),
-        attention=AttentionFit(share=0.6, wave=0.3, queries=128, longest=1.6, start_ms=0.005),
+        attention=ATTENTION,
         kept={},
         launch_ms=launch,
         hidden_launch=HIDDEN_LAUNCH,
@@ -251,21 +253,20 @@ def fit_products(
 def _fit_bmm(
     fit: TransferFit, tables: Sequence[OpTimes], left_out: frozenset[str], sample: int
 ) -> dict[str, ProductFit]:
-    """Batched products by the library's kernels, which changed with Volta and Ampere."""
+    """Batched products by the library's kernels, which changed with Ampere."""
     table = table_named(tables, "bmm", "fp32")
     fits: dict[str, ProductFit] = {}
     for kind, sizes in _BMM_SIZES.items():
-        chosen = [gpu for gpu in FP32_GPUS if gpu not in left_out and bmm_kind(_row(gpu)) == kind]
+        chosen = [gpu for gpu in MODERN if gpu not in left_out and bmm_kind(_row(gpu)) == kind]
         if not chosen:
             continue
         how, rates = _fit_product(fit, table, "fp32", chosen, sample, sizes)
-        # T4 and P4 are short of watts, which slows batched products less than linear layers.
-        calm = [gpu for gpu in chosen if gpu not in ("T4", "P4")] or chosen
+        # T4 is short of watts, which slows batched products less than linear layers.
+        calm = [gpu for gpu in chosen if gpu != "T4"] or chosen
         scale = float(np.median([rates[gpu] / fit.measured[gpu]["fp32"] for gpu in calm]))
         tiles = tuple(replace(tile, share=tile.share * scale) for tile in how.tiles)
         fits[kind] = replace(how, tiles=tiles, power=BMM_POWER)
-    known = fits.get("bmm volta") or next(iter(fits.values()))
-    return dict.fromkeys(_BMM_SIZES, known) | fits
+    return dict.fromkeys(_BMM_SIZES, next(iter(fits.values()))) | fits
 
 
 def _fit_product(

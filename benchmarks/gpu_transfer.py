@@ -64,7 +64,7 @@ def main() -> int:
     if options.steps:
         from gpu_transfer_steps import print_steps
 
-        print_steps(lambda gpu: fit_without(frozenset({gpu}), quick=options.quick))
+        print_steps(lambda gpu: fit_without(frozenset({gpu}), quick=options.quick), transfer_fit())
         return 0
     tables = tuple(read_tables(frozenset()))
     if options.generations:

@@ -35,17 +35,19 @@ class CacheFit(msgspec.Struct, frozen=True, kw_only=True):
     fits: float  # the share of the cache that one operator's tensors may fill and stay
     sharpness: float
     rereads_fit: float  # the share that rows being read again may fill
-    aligned: float  # cost of reading a cached row again, over the cache's rate, in vectors
-    unaligned: float  # the same for single elements
-    row_cycles: float  # that a block of a norm takes for a short row
+
+
+class RowFit(msgspec.Struct, frozen=True, kw_only=True):
+    """Clock cycles that one block takes for its row, memory aside."""
+
+    start_cycles: float
+    step_cycles: float  # each time that its threads take their next elements
 
 
 class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):
     share: float  # of what products reach
-    wave: float
-    queries: int  # per block
-    longest: float  # block, over the mean one
-    start_ms: float
+    start_cycles: float
+    calm_ms: float  # kernels shorter than this hardly run into the limit of watts
 
 
 class PowerFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +64,7 @@ class PowerFit(msgspec.Struct, frozen=True, kw_only=True):
 class TransferFit(msgspec.Struct, frozen=True, kw_only=True):
     products: dict[str, ProductFit]
     cache: CacheFit
+    rows: dict[str, RowFit]  # softmax and norm
     power: PowerFit
     # GPU -> "memory" or a dtype -> achieved share of the peak, where measured.
     measured: dict[str, dict[str, float]]

@@ -25,6 +25,7 @@ Closeness = Literal["chip", "generation", "far"]
 _TENSOR = {"tf32": 2.0, "fp16": 1.0, "bf16": 1.0, "fp8": 0.5, "int8": 0.5}  # energy over bf16's
 OLD_GENERATIONS = frozenset({"kepler", "maxwell", "pascal"})  # before libraries took today's form
 _ORDER = ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
+_SPLIT_CACHE = frozenset({"ampere", "hopper", "blackwell"})
 _LINE_BYTES = 64  # that a multiprocessor takes from the L2 cache per cycle
 
 
@@ -79,6 +80,12 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def l2_bytes(self) -> float:
         return self.row.l2_mb * 1e6
+
+    @property
+    def near_l2_bytes(self) -> float:
+        """What one multiprocessor can keep: A100 and its heirs copy lines into both halves."""
+        halves = self.row.memory == "HBM" and self.row.generation in _SPLIT_CACHE
+        return self.l2_bytes / 2 if halves else self.l2_bytes
 
 
 @cache

@@ -23,7 +23,10 @@ _SPLITS = (1, 4, 16)  # of the inner dimension, whose parts are added up afterwa
 _SPLIT_START_MS = 0.004
 _ADDED_BYTES = 4  # parts of a split product are in fp32
 _SOFTMAX_BY_WARP = 1024  # columns that one warp holds in registers: the row is read once
-_VECTOR = 4  # elements that a thread reads at once
+_VECTOR_BYTES = 16.0  # that a thread of a softmax reads at once
+_NORM_VECTOR = 4  # elements that a thread of a norm reads at once
+_CLIFF = 6  # how suddenly rows no longer fit the cache
+_LONGER = 4  # of latency and memory nearly the longer one counts
 _PATCHES, _FILTERS = 128, 64  # of one block of a convolution
 _NORM_THREADS, _MOST_THREADS = 128, 1024
 
@@ -78,49 +81,62 @@ def rows_ms(
     gpu: Gpu,
     fit: TransferFit | None = None,
 ) -> Floats:
-    """A softmax or a norm over the columns: rows are read again, from the cache while they fit."""
+    """A softmax or a norm over the columns, one block per row.
+
+    A row is read again: from memory, once the rows in flight no longer fit the cache. Blocks run in
+    whole waves, and a short row costs a block its latency rather than its bytes.
+    """
     fit = fit or transfer_fit()
+    how = fit.rows["softmax" if softmax else "norm"]
     moved = rows * columns * element_bytes
     if softmax:
-        again = np.where(columns > _SOFTMAX_BY_WARP, 2.0, 0.0)
-        threads = np.clip(columns / _VECTOR, 32, _MOST_THREADS)
+        by_block = columns > _SOFTMAX_BY_WARP
+        again = np.where(by_block, 2.0, 0.0)
+        threads, steps = _softmax_block(columns, _VECTOR_BYTES / element_bytes)
+        cycles = np.where(by_block, how.start_cycles + how.step_cycles * steps, 0.0)
     else:
         again = np.ones(len(rows))
         threads = np.full(len(rows), float(_NORM_THREADS))
-    at_once = np.minimum(rows, gpu.multiprocessors * np.maximum(1.0, gpu.row.threads / threads))
-    filled = at_once * columns * element_bytes / (fit.cache.rereads_fit * gpu.l2_bytes)
-    missed = filled**4 / (1 + filled**4)
-    # Rows that threads read in vectors mostly stay next to the units that read them.
-    near = np.where(softmax & (columns % _VECTOR == 0), fit.cache.aligned, fit.cache.unaligned)
-    reread = missed / gpu.bytes_s + near * (1 - missed) / max(gpu.l2_bytes_s, gpu.bytes_s)
-    memory = moved_ms(2 * moved, gpu, fit) + moved * again * reread * 1e3
-    blocks = rows / (gpu.multiprocessors * np.maximum(1.0, gpu.row.threads / threads))
-    per_row = 0.0 if softmax else fit.cache.row_cycles / (gpu.row.boost_mhz * 1e3)
-    total: Floats = np.hypot(memory, blocks * per_row)
+        cycles = how.start_cycles + how.step_cycles * np.ceil(columns / (_NORM_VECTOR * threads))
+    at_once = gpu.multiprocessors * np.maximum(1.0, gpu.row.threads / threads)
+    in_flight = np.minimum(rows, at_once) * columns * element_bytes
+    filled = in_flight / (fit.cache.rereads_fit * gpu.near_l2_bytes)
+    missed = filled**_CLIFF / (1 + filled**_CLIFF)
+    memory = moved_ms(2 * moved, gpu, fit) + moved * again * missed / gpu.bytes_s * 1e3
+    blocks = np.ceil(rows / at_once) * cycles / (gpu.row.boost_mhz * 1e3)
+    total: Floats = (memory**_LONGER + blocks**_LONGER) ** (1 / _LONGER)
     return total
+
+
+def _softmax_block(columns: Floats, vector: float) -> tuple[Floats, Floats]:
+    """Threads of a block, and the steps in which they read a row: vectors, then single elements."""
+    most = np.minimum(np.floor(columns / vector), _MOST_THREADS)
+    threads = np.maximum(32.0, 2.0 ** np.ceil(np.log2(np.maximum(1.0, np.floor(most / 2)))))
+    whole = np.floor(columns / (vector * threads))
+    rest = columns - whole * vector * threads
+    return threads, whole + np.ceil(rest / threads)
 
 
 def attention_ms(
     batch: Floats,
     length: Floats,
     heads: Floats,
-    kv_heads: Floats,
     width: Floats,
     *,
     rate: float,
-    element_bytes: float,
+    full_rate: float,
     gpu: Gpu,
     how: AttentionFit,
 ) -> Floats:
-    """Fused causal attention, forward: blocks of queries, of which the last one is the longest."""
+    """Fused causal attention, forward: a start, then FLOPs.
+
+    Short kernels run at full clocks; the limit of watts slows long ones.
+    """
     flops = 2.0 * batch * heads * length * length * width
-    blocks = batch * heads * np.ceil(length / how.queries)
-    waves = np.maximum(1.0, blocks / gpu.multiprocessors)
-    waves = np.maximum(how.wave * np.ceil(waves) + (1 - how.wave) * waves, how.longest)
-    per_block = flops / blocks / (rate * how.share / gpu.multiprocessors)
-    moved = element_bytes * batch * length * width * (2 * heads + 2 * kv_heads)
-    total: Floats = how.start_ms + 1e3 * (waves * per_block + moved / gpu.bytes_s)
-    return total
+    slowed = 1e3 * flops / (rate * how.share)
+    power = slowed / (slowed + how.calm_ms)
+    total: Floats = slowed * (rate / full_rate) ** (1 - power)
+    return total + how.start_cycles / (gpu.row.boost_mhz * 1e3)
 
 
 def convolution_ms(shape: Floats, *, rate: float, element_bytes: float, gpu: Gpu) -> Floats:

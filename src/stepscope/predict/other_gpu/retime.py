@@ -11,7 +11,7 @@ import numpy as np
 from stepscope.errors import UsageError
 from stepscope.predict.other_gpu import kernel_time
 from stepscope.predict.other_gpu.fitted import transfer_fit
-from stepscope.predict.other_gpu.gpu import OLD_GENERATIONS, closeness, process_name, unit_of
+from stepscope.predict.other_gpu.gpu import closeness, process_name, unit_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +33,7 @@ _ONE_INPUT = frozenset({"addu", "mulu", "divu", "powu", "relu", "gelu", "tanh", 
 _TENSORS = dict.fromkeys(_TWO_INPUTS, 3.0) | dict.fromkeys(_ONE_INPUT, 2.0)
 _TENSORS |= {"silu_mul": 3.0, "rope": 2.0}
 _CONVOLUTION_POWER = 0.25  # convolutions draw less power than products
+_ONE_TILE = frozenset({"ampere", "ada", "hopper", "blackwell"})
 _LAUNCH_SPREAD = 0.2  # of hosts' launch times, as a standard deviation
 # A model's share of the source's time is trusted down to this: the rest may be the host's.
 _LEAST_KERNEL = 0.8
@@ -188,10 +189,8 @@ def _bmm(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats:
 
 
 def bmm_kind(row: GpuRow) -> str:
-    """Libraries run batched fp32 products on one tile since Ampere, on other ones before."""
-    if row.vendor == "AMD" or row.generation in ("volta", "turing"):
-        return "bmm volta"
-    return "bmm pascal" if row.generation in OLD_GENERATIONS else "bmm"
+    """Since Ampere, NVIDIA's library runs batched fp32 products on one size of tile."""
+    return "bmm" if row.generation in _ONE_TILE else "bmm before ampere"
 
 
 def _product(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit, kind: str) -> Floats:
@@ -218,10 +217,14 @@ def _convolution(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floa
 
 
 def _attention(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats:
+    batch, length, heads, _, width = shapes.T
     return kernel_time.attention_ms(
-        *shapes.T,
+        batch,
+        length,
+        heads,
+        width,
         rate=gpu.rates[dtype],
-        element_bytes=ELEMENT_BYTES[dtype],
+        full_rate=max(gpu.full_rates.get(dtype, 0.0), gpu.rates[dtype]),
         gpu=gpu,
         how=fit.attention,
     )

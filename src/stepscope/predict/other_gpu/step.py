@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
 
 # Products of a training step come in layouts that no table has: keep half of a deviation at least.
-_LEAST_KEPT = 0.5
+LEAST_KEPT = 0.5
 _FALLBACK = {"tf32": "fp32"}  # a GPU without tf32 multiplies in fp32
 # Spread of a kernel that goes by a ratio alone, by closeness of the GPUs.
 _RATIO_SPREAD = {"chip": 0.05, "generation": 0.25, "far": 0.35}
@@ -43,7 +43,7 @@ _UNKNOWN_SPREAD = {"chip": 0.08, "generation": 0.35, "far": 0.5}
 # Machines differ in how they wire their links: measured shares vary by as much.
 _LINK_SPREAD = {True: 0.15, False: 0.5}
 # What whole steps were off by beyond their kernels' own errors.
-_STEP_SPREAD = {"chip": 0.02, "generation": 0.05, "far": 0.1}
+STEP_SPREAD = {"chip": 0.02, "generation": 0.05, "far": 0.1}
 _FAMILIES = {
     Family.ATTENTION: "attention",
     Family.CONVOLUTION: "conv",
@@ -184,7 +184,7 @@ def _retime(
 ) -> NDArray[np.float64]:
     known, fit = find_operator(op), transfer_fit()
     family, close = known.family_in(dtype), closeness(source.row, target.row)
-    kept = max(_LEAST_KEPT, fit.kept[family][close])
+    kept = max(LEAST_KEPT, fit.kept[family][close])
     fit = replace(fit, kept={family: {close: kept}})
     return retime_many(known, shapes, dtype, np.maximum(ms, 1e-4), source, target, fit=fit)
 
@@ -227,7 +227,7 @@ def _doubt(
     comm = context.graph.tasks.kind == Kind.COMM
     sent = float(dur_ns[comm].sum()) / total
     same_link = source.row.link == target.row.link
-    variance = _STEP_SPREAD[close] ** 2 + (sent * _LINK_SPREAD[same_link]) ** 2
+    variance = STEP_SPREAD[close] ** 2 + (sent * _LINK_SPREAD[same_link]) ** 2
     for family in Family:
         mine = (context.operators.family == family) & ~unknown & ~comm
         share = float(dur_ns[mine].sum()) / total
