@@ -76,7 +76,7 @@
   button.disabled = true;
   const asked = make("span", "live-asked", head);
   asked.setAttribute("role", "status");
-  const verdict = make("div", "live-verdict", section);
+  const verdict = make("div", "live-verdict is-waiting", section);
   const sentence = make("p", "live-sentence", verdict);
   const findings = make("ul", "live-findings", verdict);
   const facts = make("dl", "live-facts", section);
