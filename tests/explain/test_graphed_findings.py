@@ -14,7 +14,7 @@ from stepscope.explain.findings.below_roof import REACHABLE
 from stepscope.explain.graph_replays import find_gaps_in_replays, find_replayed, replayed_share
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.outcome import Refused
-from stepscope.predict.whatifs import cuda_graphs
+from stepscope.predict.whatifs import cuda_graphs, optimizer, precision
 from stepscope.records.compiled import CompiledGraph, CompilerRecord, GraphKernel
 from stepscope.records.rank_inputs import RankInputs
 
@@ -22,6 +22,7 @@ from .build import Events, call, graph, kernel, op, step
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
     from .conftest import Explain, Read
 
@@ -91,6 +92,15 @@ def test_cuda_graphs_is_refused_for_a_graph_of_few_kernels(read: Read) -> None:
     context = bench_for(read(replays((GEMM, 20.0), (ADD, 5.0)))).context
     with pytest.raises(Refused, match="graph already"):
         cuda_graphs.apply(context, "")
+
+
+@pytest.mark.parametrize(("change", "value"), [(precision, "bf16"), (optimizer, "fused")])
+def test_changes_of_operators_are_refused_where_none_is_known(
+    read: Read, change: ModuleType, value: str
+) -> None:
+    context = bench_for(read(replays((GEMM, 20.0), (ADD, 5.0)), device=H200)).context
+    with pytest.raises(Refused, match="does not say which operators"):
+        change.apply(context, value)
 
 
 def test_a_graphs_elementwise_kernels_are_memory_bound_by_their_names(explained: Explain) -> None:
