@@ -177,6 +177,8 @@ _NONE = np.zeros(0, np.intp)
 
 def _by_key(trace: Trace, rows: Indices) -> dict[tuple[int, int], Indices]:
     """Places of the rows with the same name and grid, in order of their start."""
+    if not len(rows):
+        return {}
     device = trace.device
     keys = np.stack((device.name[rows], device.grid[rows]), axis=1)
     values, which = np.unique(keys, axis=0, return_inverse=True)
