@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,18 +11,20 @@ import pytest
 from benches import analyse, bench_for
 from stepscope import explain_rank, read_trace
 from stepscope.explain.explain_rank import explain_analysis
+from stepscope.explain.findings import compile_time
 from stepscope.explain.findings.below_roof import REACHABLE
 from stepscope.explain.graph_replays import find_gaps_in_replays, find_replayed, replayed_share
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.outcome import Refused
-from stepscope.predict.whatifs import cuda_graphs
-from stepscope.records.compiled import CompiledGraph, CompilerRecord, GraphKernel
+from stepscope.predict.whatifs import cuda_graphs, optimizer, precision
+from stepscope.records.compiled import CompiledGraph, CompiledWork, CompilerRecord, GraphKernel
 from stepscope.records.rank_inputs import RankInputs
 
 from .build import Events, call, graph, kernel, op, step
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
     from .conftest import Explain, Read
 
@@ -93,6 +96,15 @@ def test_cuda_graphs_is_refused_for_a_graph_of_few_kernels(read: Read) -> None:
         cuda_graphs.apply(context, "")
 
 
+@pytest.mark.parametrize(("change", "value"), [(precision, "bf16"), (optimizer, "fused")])
+def test_changes_of_operators_are_refused_where_none_is_known(
+    read: Read, change: ModuleType, value: str
+) -> None:
+    context = bench_for(read(replays((GEMM, 20.0), (ADD, 5.0)), device=H200)).context
+    with pytest.raises(Refused, match="does not say which operators"):
+        change.apply(context, value)
+
+
 def test_a_graphs_elementwise_kernels_are_memory_bound_by_their_names(explained: Explain) -> None:
     nodes = [(GEMM, 20.0), (ADD, 30.0), (ADD, 30.0), (GEMM, 20.0), (ADD, 15.0)]
     rank = explained(replays(*nodes, apart=0.0))
@@ -158,6 +170,17 @@ def test_kernels_that_share_tensors_are_named_as_not_fused(read: Read) -> None:
     found = next(f for f in rank.findings if f.id == "not-fused")
     assert found.share == pytest.approx(24e6 / 4.8e12 * 1e3 / rank.budget.step_ms, rel=0.01)
     assert found.evidence[0].startswith("one, then two: 24.0 MB")
+
+
+@pytest.mark.parametrize(("wall_s", "severity"), [(400.0, "medium"), (2000.0, None)])
+def test_compiling_counts_by_its_share_of_the_run(wall_s: float, severity: str | None) -> None:
+    compiled = CompiledWork(compilations=3, compile_s=90.0, cold_s=80.0, cached_s=10.0)
+    run = SimpleNamespace(account=SimpleNamespace(wall_ms=1e3 * wall_s))
+    found = compile_time.find(SimpleNamespace(compiled=compiled, run=run))  # type: ignore[arg-type]
+    assert (found and found.severity) == severity
+    if found:
+        assert (found.id, found.of) == ("compile-time", "run")
+        assert found.share == pytest.approx(90 / wall_s)
 
 
 @pytest.mark.parametrize("name", ["gpt2s_b8_bf16_graph", "mlp_b32_fp32_graph"])

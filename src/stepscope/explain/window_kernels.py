@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stepscope.explain.arrays import Bools, Indices, Int8s, Int32s, Int64s
+    from stepscope.explain.flops import Costs
     from stepscope.explain.work import Work
     from stepscope.records.trace import Trace
 
@@ -25,23 +26,30 @@ class Launched(msgspec.Struct, frozen=True, kw_only=True):
     rows: Indices  # of Trace.device
     kind: Int8s
     dur_ns: Int64s
-    operator: Int32s  # host row of the innermost operator around the launch, or -1
+    # Host row of the innermost operator around the launch, or -1; of a CUDA graph's kernel, the
+    # operator that it was joined to.
+    operator: Int32s
 
     def __len__(self) -> int:
         return len(self.rows)
 
 
-def launched_in(trace: Trace, work: Work, start_ns: int, end_ns: int) -> Launched:
+def launched_in(
+    trace: Trace, work: Work, start_ns: int, end_ns: int, costs: Costs | None = None
+) -> Launched:
     """Everything that began between these times; nothing where the CPU is the device."""
     device, host = trace.device, trace.host
     began = (work.start_ns >= start_ns) & (work.start_ns < end_ns)
     chosen = np.flatnonzero(began & (not work.on_host))
     rows = work.rows[chosen]
+    operator = nearest_of(host, host.kind == HostKind.OPERATOR, device.launch[rows])
+    if costs is not None and not work.on_host:
+        operator = np.where(costs.replayed[rows], costs.operator[rows], operator)
     return Launched(
         rows=rows,
         kind=work.kind[chosen],
         dur_ns=device.dur_ns[rows],
-        operator=nearest_of(host, host.kind == HostKind.OPERATOR, device.launch[rows]),
+        operator=operator,
     )
 
 

@@ -105,9 +105,19 @@ def test_another_grid_is_no_like(read: Read) -> None:
 
 
 def test_likes_with_other_shapes_leave_the_operator_unknown(read: Read) -> None:
-    found = efficiency(read, warm_up(), warm_up(SMALL, at=-150), *steps())
+    others = [warm_up(SMALL, at=-150), warm_up(SMALL, at=-210)]
+    found = efficiency(read, warm_up(), *others, *steps())
     assert (found.mfu, found.model_flops) == (None, 0)
     assert found.unknown_share == pytest.approx(40 / 50)
+
+
+def test_likes_with_other_shapes_are_told_apart_by_their_order(read: Read) -> None:
+    eager = [warm_up(SMALL, at=-290), warm_up(at=-230), warm_up(SMALL, at=-170), warm_up(at=-110)]
+    found = efficiency(read, *eager, *steps())
+    assert found.model_flops == FLOPS + FLOPS // 8
+    by_shape = {spot.shapes: spot for spot in found.spots}
+    assert [spot.calls for spot in by_shape.values()] == [1, 1]
+    assert {spot.device_ns for spot in by_shape.values()} == {25_000}
 
 
 def test_eager_steps_beside_a_graph_count_once(read: Read) -> None:

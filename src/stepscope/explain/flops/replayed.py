@@ -3,7 +3,7 @@
 A replay has no operators. If the trace saw the graph's recording, its launches are in the order of
 the replay's kernels. Otherwise a kernel is like one that an operator launched elsewhere in the
 trace (an eager warm-up, another step) if name and grid are the same; where such kernels come from
-calls with different shapes, the operator stays unknown.
+calls with different shapes, these must repeat in the replay's order, or the operator stays unknown.
 """
 
 from __future__ import annotations
@@ -159,16 +159,50 @@ def _join_likes(
     own[own] = known.signature[known.operator[own]] >= 0
     examples, targets = np.flatnonzero(own), np.flatnonzero(wanted & (device.grid >= 0))
     share = _share_calls(known.operator[examples], _find_products(trace, own)[examples])
-    of_key: dict[tuple[int, int], int | None] = {}
-    keys = zip(device.name[examples].tolist(), device.grid[examples].tolist(), strict=True)
     signatures = known.signature[known.operator[examples]]
-    for place, key in enumerate(keys):
-        before = of_key.setdefault(key, place)
-        if before is not None and signatures[before] != signatures[place]:
-            of_key[key] = None
-    keys = zip(device.name[targets].tolist(), device.grid[targets].tolist(), strict=True)
-    for target, key in zip(targets.tolist(), keys, strict=True):
-        example = of_key.get(key)
-        if example is not None:
-            operator[target] = known.operator[examples[example]]
-            call_part[target] = share[example]
+    places = _by_key(trace, examples)
+    for key, rows in _by_key(trace, targets).items():
+        likes = examples[places.get(key, _NONE)]
+        parts = share[places.get(key, _NONE)]
+        same = signatures[places.get(key, _NONE)]
+        for replay in np.split(targets[rows], _edges(device.correlation[targets[rows]])):
+            order = _match_in_order(same, len(replay))
+            if order is not None:
+                operator[replay] = known.operator[likes[order]]
+                call_part[replay] = parts[order]
+
+
+_NONE = np.zeros(0, np.intp)
+
+
+def _by_key(trace: Trace, rows: Indices) -> dict[tuple[int, int], Indices]:
+    """Places of the rows with the same name and grid, in order of their start."""
+    if not len(rows):
+        return {}
+    device = trace.device
+    keys = np.stack((device.name[rows], device.grid[rows]), axis=1)
+    values, which = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(which.reshape(-1), kind="stable")
+    groups = np.split(order, _edges(which.reshape(-1)[order]))
+    return {(int(name), int(grid)): rows for (name, grid), rows in zip(values, groups, strict=True)}
+
+
+def _edges(values: NDArray[np.integer]) -> Indices:
+    """Where a new value begins; rows of one replay come together only on one device at a time."""
+    return np.flatnonzero(np.diff(values)) + 1
+
+
+def _match_in_order(signatures: NDArray[np.int32], count: int) -> Indices | None:
+    """For each of `count` kernels of a replay the place of its like; None if it is not known.
+
+    Likes of one call are all the same. Otherwise a replay repeats the calls of an eager step, so
+    they must repeat after as many kernels as the replay has.
+    """
+    if not len(signatures):
+        return None
+    if (signatures == signatures[0]).all():
+        return np.zeros(count, np.intp)
+    periodic = len(signatures) % count == 0
+    if not periodic or (signatures[count:] != signatures[:-count]).any():
+        return None
+    return np.arange(count)

@@ -15,6 +15,7 @@ from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import scale_calls
 from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.unknown_operators import find_unknown, require_operators
 from stepscope.predict.whatifs.cuda_graphs import LAUNCH_NS, PER_NODE_NS
 from stepscope.records.figures import significant
 
@@ -42,12 +43,9 @@ def apply(context: StepContext, value: str) -> Outcome:
     fusible = (context.operators.family == Family.OTHER) & (
         (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
     )
-    # Kernels inside a CUDA graph have no operators, so which of them are products is not known.
-    unknown = (graph.tasks.row >= 0) & (context.operators.row < 0)
+    require_operators(context, "compile")
     dur = graph.tasks.dur_ns
-    if dur[unknown].sum() > 0.5 * dur.sum():
-        raise Refused("compile: the trace does not say which operators its kernels belong to")
-    fusible &= ~unknown
+    fusible &= ~find_unknown(context)
     if not fusible.any():
         raise Refused("compile: there is nothing to fuse")
     start = np.minimum(dur, FLOOR_NS * 0.5)

@@ -11,6 +11,7 @@ from stepscope.predict.edit import Selection, insert, remove
 from stepscope.predict.kernels import FLOOR_NS
 from stepscope.predict.optimizer_updates import current_form, find_optimizer_calls
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.unknown_operators import require_operators
 from stepscope.records.figures import significant
 from stepscope.records.words import counted
 
@@ -29,6 +30,7 @@ def apply(context: StepContext, value: str) -> Outcome:
         raise WrongValue(f"optimizer={value}: choose foreach or fused")
     now, rule, parameters = current_form(context), context.rule, context.parameters
     if now is None:
+        require_operators(context, "optimizer")
         raise Refused("optimizer: the trace shows no optimizer step")
     old, new = rule.forms[now], rule.forms[value]
     if old.order >= new.order:

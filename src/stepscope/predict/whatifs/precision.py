@@ -24,6 +24,7 @@ from stepscope.predict.edit import insert
 from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.probed_step import find_probed
+from stepscope.predict.unknown_operators import require_operators
 from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.trace.links import distinct
 
@@ -69,6 +70,7 @@ def apply(context: StepContext, value: str) -> Outcome:
     if ceilings is None or value not in ceilings.flops:
         device = ceilings.device if ceilings else context.trace.device_name or "this device"
         raise Refused(f"precision={value}: no {value} rate is known for {device}")
+    require_operators(context, f"precision={value}")
     wide = np.array([dtype in _WIDER[value] for dtype in _DTYPES])[context.operators.dtype]
     depthwise = _find_depthwise(context)
     product = wide & (context.operators.flops > 0) & ~depthwise
