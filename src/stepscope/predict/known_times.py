@@ -44,9 +44,6 @@ class KnownTimes:
             if time.forward:
                 self._alike.setdefault(_without_sizes(time.call), []).append(time)
 
-    def __bool__(self) -> bool:
-        return bool(self._exact or self._older)
-
     def find(self, call: OperatorCall) -> KnownTime | None:
         if time := self._exact.get(call):
             return KnownTime(time=time, error=_spread(time), basis="probed")

@@ -87,9 +87,9 @@ def find_probed(context: StepContext, mode: str) -> tuple[ProbedStep | None, str
         times = read_times(place=place)
     except LibraryProblemError as problem:
         return None, f"{problem}; predicted without it"
-    known = KnownTimes(times, software_of(context))
-    if not known:
+    if not times:
         return None, ""
+    known = KnownTimes(times, software_of(context))
     forward = find_forward_calls(context)
     now, then = (made_calls(context, forward, known, wanted) for wanted in ("", mode))
     return _compare(forward, known, now, then), ""

@@ -111,18 +111,19 @@ class _Probe:
         return groups
 
     def time_calls(self, ends: float, show: Show, clock: Callable[[], float]) -> None:
-        """The most expensive first, each with its share of the time that is left."""
+        """The most expensive first, each with its share of the time."""
         weights = {made: self._weight(places) for made, places in self._groups().items()}
-        left = sum(weights.values())
+        total, first_round_s = sum(weights.values()), _FIRST_ROUND * (ends - clock())
+        done = 0.0
         for made in sorted(weights, key=lambda made: -weights[made]):
-            seconds = _FIRST_ROUND * (ends - clock()) * weights[made] / left if left else 0.0
-            seconds = min(max(seconds / len(made), _SHORTEST_S), _LONGEST_S)
-            left -= weights[made]
+            seconds = first_round_s * weights[made] / total / len(made)
+            done += weights[made]
             for call in made:
                 if clock() >= ends:
                     return
-                show(call.name, 1.0 - left / max(sum(weights.values()), 1.0))
-                self._time(call, seconds)
+                if _spread(self._answers[call]) is None:  # else another precision has it too
+                    show(call.name, done / total)
+                    self._time(call, min(max(seconds, _SHORTEST_S), _LONGEST_S))
         self._refine(weights, ends, clock)
 
     def _time(self, call: OperatorCall, seconds: float) -> None:

@@ -81,9 +81,9 @@ class ProbedCall:
         first, *others = self._positional
         if isinstance(first, torch.Tensor):
             return [first.clone(), *others]
-        return (
-            [[tensor.clone() for tensor in first], *others] if isinstance(first, list) else others
-        )
+        if isinstance(first, list):
+            return [[tensor.clone() for tensor in first], *others]
+        return self._positional
 
     def _forward(self, positional: list[Any]) -> Any:
         dtype = _HALF_DTYPES.get(self._mode)
@@ -192,7 +192,8 @@ def _check_memory(recorded: Recorded, device: torch.device) -> None:
 def free_bytes(device: torch.device) -> int:
     """Memory that a call may use without harming anybody else."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + kept)
     with contextlib.suppress(OSError, ValueError, IndexError), open("/proc/meminfo") as lines:  # noqa: PTH123
         for line in lines:
             if line.startswith("MemAvailable:"):
