@@ -102,8 +102,11 @@ def _candidate(record: StepRecord, selection: Selection) -> _Candidate:
     repeated_ns = sum(record.operators[number].took_ns for number in selection.repeated)
     sizes = [record.values[number].encoded_bytes for number in selection.encoded]
     sizes += [record.uses[number].encoded_bytes for number in selection.encoded_uses]
-    coded_ns = sum(coding_ns(record, size_bytes) for size_bytes in sizes)
-    return _Candidate(selection, backward_memory(record, selection), repeated_ns + coded_ns)
+    extra_ns = repeated_ns + sum(coding_ns(record, size_bytes) for size_bytes in sizes)
+    if selection.changes_something():
+        extra_ns += record.watch_ns * len(record.operators)
+        extra_ns += record.hold_ns * len(selection.repeated)
+    return _Candidate(selection, backward_memory(record, selection), extra_ns)
 
 
 def _best(

@@ -27,6 +27,9 @@ class Selection:
     repeated: set[int] = field(default_factory=set)  # operators
     encoded_uses: set[int] = field(default_factory=set)
 
+    def changes_something(self) -> bool:
+        return bool(self.repeated or self.encoded or self.encoded_uses)
+
 
 def is_planned(record: StepRecord, use: SavedUse) -> bool:
     """What the model owns is there anyway; what is overwritten cannot be read later."""
