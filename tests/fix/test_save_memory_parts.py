@@ -15,7 +15,7 @@ from stepscope.fix.saved import encodings
 from stepscope.fix.saved.backward_memory import backward_memory
 from stepscope.fix.saved.choose import MemoryTarget, make_plan
 from stepscope.fix.saved.max_flow import UNLIMITED, FlowNetwork
-from stepscope.fix.saved.selection import Selection, keep_everything, select
+from stepscope.fix.saved.selection import ValueSelection, keep_everything, select
 from stepscope.fix.saved.step_record import OperatorCall, SavedUse, StepRecord, StepValue
 
 
@@ -212,4 +212,4 @@ def test_nothing_cheap_is_said() -> None:
     plan = make_plan(record, MemoryTarget())
     assert plan.verdict() == "Backward keeps 140 B; nothing is changed."
     assert plan.notes == ("Nothing here is cheap to recompute or compresses exactly.",)
-    assert backward_memory(record, Selection()).saved_bytes == 0
+    assert backward_memory(record, ValueSelection()).saved_bytes == 0
