@@ -54,12 +54,12 @@ def check(seed: int) -> float:
     return saver.plan.saved_bytes_before / max(1, saver.plan.saved_bytes)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_net(seed: int) -> None:
     check(seed)
 
 
 @pytest.mark.slow
 def test_a_hundred_random_nets() -> None:
-    ratios = [check(seed) for seed in range(6, 106)]
+    ratios = [check(seed) for seed in range(4, 104)]
     assert sum(ratio > 1.2 for ratio in ratios) > 50
