@@ -49,16 +49,17 @@ def check(seed: int) -> float:
     assert same_bits(plain, again), "the training itself is not repeatable"
     assert same_bits(plain, saved), f"net {seed} differs: {saver.plan}"
     assert saver.notes == []
-    assert saver.held_bytes == saver.plan.saved_bytes
+    expected = saver.plan.saved_bytes if saver.plan.changes_something() else None
+    assert saver.held_bytes == expected
     return saver.plan.saved_bytes_before / max(1, saver.plan.saved_bytes)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_random_net(seed: int) -> None:
     check(seed)
 
 
 @pytest.mark.slow
 def test_a_hundred_random_nets() -> None:
-    ratios = [check(seed) for seed in range(6, 106)]
+    ratios = [check(seed) for seed in range(4, 104)]
     assert sum(ratio > 1.2 for ratio in ratios) > 50

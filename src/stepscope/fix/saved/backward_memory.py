@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from stepscope.fix.saved.selection import held_anyway, is_planned
 
 if TYPE_CHECKING:
-    from stepscope.fix.saved.selection import Selection
+    from stepscope.fix.saved.selection import ValueSelection
     from stepscope.fix.saved.step_record import StepRecord
 
 
@@ -27,7 +27,7 @@ class BackwardMemory:
 
 
 @dataclass(slots=True)
-class _Lives:
+class _ValueLives:
     """When each value is made again and read; times count the nodes of backward."""
 
     made: dict[int, int] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class _Lives:
         self.held_until[value] = max(self.held_until.get(value, 0), at)
 
 
-def backward_memory(record: StepRecord, selection: Selection) -> BackwardMemory:
+def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMemory:
     times, anyway = _times(record), held_anyway(record)
     length = len(record.uses) + 1
     change = [0] * (length + 2)
@@ -76,8 +76,8 @@ def _times(record: StepRecord) -> list[int]:
     return [len(orders) if use.order is None else places[use.order] for use in record.uses]
 
 
-def _lives(record: StepRecord, selection: Selection, times: list[int]) -> _Lives:
-    lives = _Lives()
+def _lives(record: StepRecord, selection: ValueSelection, times: list[int]) -> _ValueLives:
+    lives = _ValueLives()
     by_time: dict[int, list[int]] = {}
     for number, use in enumerate(record.uses):
         if is_planned(record, use) and number not in selection.encoded_uses:
@@ -98,7 +98,9 @@ def _lives(record: StepRecord, selection: Selection, times: list[int]) -> _Lives
     return lives
 
 
-def _make(record: StepRecord, selection: Selection, lives: _Lives, value: int, time: int) -> None:
+def _make(
+    record: StepRecord, selection: ValueSelection, lives: _ValueLives, value: int, time: int
+) -> None:
     """Make a value again, and what it needs, unless it is there."""
     waiting = [value]
     while waiting:

@@ -18,7 +18,7 @@ from stepscope.fix.saved.save_plan import (
     SavePlan,
 )
 from stepscope.fix.saved.selection import (
-    Selection,
+    ValueSelection,
     coding_ns,
     is_planned,
     keep_everything,
@@ -59,7 +59,7 @@ class MemoryTarget:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    selection: Selection
+    selection: ValueSelection
     memory: BackwardMemory
     extra_ns: int
 
@@ -98,12 +98,15 @@ def _candidates(record: StepRecord) -> Iterator[_Candidate]:
         yield _candidate(record, chosen)
 
 
-def _candidate(record: StepRecord, selection: Selection) -> _Candidate:
+def _candidate(record: StepRecord, selection: ValueSelection) -> _Candidate:
     repeated_ns = sum(record.operators[number].took_ns for number in selection.repeated)
     sizes = [record.values[number].encoded_bytes for number in selection.encoded]
     sizes += [record.uses[number].encoded_bytes for number in selection.encoded_uses]
-    coded_ns = sum(coding_ns(record, size_bytes) for size_bytes in sizes)
-    return _Candidate(selection, backward_memory(record, selection), repeated_ns + coded_ns)
+    extra_ns = repeated_ns + sum(coding_ns(record, size_bytes) for size_bytes in sizes)
+    if selection.changes_something():
+        extra_ns += record.watch_ns * len(record.operators)
+        extra_ns += record.hold_ns * len(selection.repeated)
+    return _Candidate(selection, backward_memory(record, selection), extra_ns)
 
 
 def _best(
@@ -155,14 +158,14 @@ def _plan(
     )
 
 
-def _repeats(record: StepRecord, selection: Selection) -> Iterator[PlannedRepeat]:
+def _repeats(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedRepeat]:
     for number in sorted(selection.repeated):
         inputs = record.operators[number].inputs
         recomputed = tuple(_action(record, selection, value) == RECOMPUTE for value in inputs)
         yield PlannedRepeat(operator=number, recomputed_inputs=recomputed)
 
 
-def _results(record: StepRecord, selection: Selection) -> Iterator[PlannedResult]:
+def _results(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedResult]:
     for number in sorted(selection.encoded | selection.kept):
         value = record.values[number]
         encoding = value.encoding if number in selection.encoded else None
@@ -173,7 +176,7 @@ def _results(record: StepRecord, selection: Selection) -> Iterator[PlannedResult
 
 
 def _planned_use(
-    record: StepRecord, selection: Selection, number: int, use: SavedUse
+    record: StepRecord, selection: ValueSelection, number: int, use: SavedUse
 ) -> PlannedUse:
     action, encoding = KEEP, None
     if number in selection.encoded_uses:
@@ -187,7 +190,7 @@ def _planned_use(
     )
 
 
-def _action(record: StepRecord, selection: Selection, number: int) -> str:
+def _action(record: StepRecord, selection: ValueSelection, number: int) -> str:
     if number in selection.encoded:
         return ENCODE
     if number in selection.kept or record.values[number].producer not in selection.repeated:
@@ -195,7 +198,7 @@ def _action(record: StepRecord, selection: Selection, number: int) -> str:
     return RECOMPUTE
 
 
-def _rows(record: StepRecord, selection: Selection) -> Iterator[PlanRow]:
+def _rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
     """Every value that backward kept, and those that are now kept to start from."""
     encoded_uses = defaultdict[int, set[tuple[str, int]]](set)
     needed = selection.kept | selection.encoded
@@ -216,7 +219,7 @@ def _rows(record: StepRecord, selection: Selection) -> Iterator[PlanRow]:
             yield _row(record, value, f"{ENCODE}: {', '.join(names)}", sum(sizes), cost_ns)
 
 
-def _treatment(record: StepRecord, selection: Selection, number: int) -> tuple[str, int, int]:
+def _treatment(record: StepRecord, selection: ValueSelection, number: int) -> tuple[str, int, int]:
     """Action, bytes held and time."""
     value, action = record.values[number], _action(record, selection, number)
     if action == RECOMPUTE and value.producer is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from stepscope.errors import UsageError
 from stepscope.fix.saved.choose import MemoryTarget, make_plan
 from stepscope.fix.saved.follower import FollowedPlan, PassReport, PlanFollower
+from stepscope.fix.saved.following_costs import following_costs
 from stepscope.fix.saved.operators import is_plain, tensors_in
 from stepscope.fix.saved.recorder import StepRecorder
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stepscope.fix.saved.save_plan import SavePlan
+    from stepscope.fix.saved.step_record import StepRecord
 
 _MOST_PLANS = 8  # one for each combination of input shapes
 _MOST_DEVIATIONS = 3  # in a row: then that plan is given up
@@ -111,7 +113,7 @@ class MemorySaver:
         known.seen += 1
         if known.followed is None and known.seen > self._warmup:
             self._active = StepRecorder(self._model)
-        elif known.followed is not None and not self._dry_run:
+        elif known.followed is not None and self._follows(known.followed):
             self._active = PlanFollower(known.followed, self._owned(), count=known.report is None)
         if self._active is not None:
             self._current = known
@@ -133,7 +135,7 @@ class MemorySaver:
         if known is None or failed:
             return
         if isinstance(active, StepRecorder):
-            self.plan = make_plan(active.finish(output), self._target)
+            self.plan = make_plan(_with_costs(active.finish(output)), self._target)
             known.followed = FollowedPlan.of(self.plan)
         elif isinstance(active, PlanFollower):
             self._followed(known, active.finish())
@@ -164,6 +166,9 @@ class MemorySaver:
         if known is None:
             known = self._passes[key] = _KnownPass(followed=self._given)
         return known
+
+    def _follows(self, followed: FollowedPlan) -> bool:
+        return not self._dry_run and followed.plan.changes_something()
 
     def _may_act(self) -> bool:
         if torch.compiler.is_compiling():
@@ -235,6 +240,14 @@ def _bytes(budget: str | int) -> int:
     if size_bytes <= 0:
         raise UsageError(f"budget={budget!r}: pass bytes, or a size such as '2GB' or '500MiB'")
     return int(size_bytes)
+
+
+def _with_costs(record: StepRecord) -> StepRecord:
+    """The GPU's work hides the host's, unless the host is what training waits for."""
+    if not record.on_host:
+        return record
+    costs = following_costs()
+    return replace(record, watch_ns=costs.watch_ns, hold_ns=costs.hold_ns)
 
 
 def _shapes(inputs: Any) -> tuple[Any, ...]:

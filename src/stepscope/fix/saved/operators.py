@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 # Work that grows faster than the bytes it reads: never repeated.
 _HEAVY = re.compile(
-    r"(?:^|_|add|b)mm$|^(?:add)?mv$|^v?dot$|matmul|conv|attention|rnn|lstm_layer|gru|linalg|fft"
-    r"|sort|topk|cdist|gemm|inverse|cholesky|svd|eig|grid_sample|ctc_loss"
+    r"(?:^|_|add|b)mm(?:_activation)?$|^(?:add)?mv$|^v?dot$|matmul|conv|attention|rnn|lstm_layer|gru|linalg|fft"
+    r"|sort|topk|cdist|gemm|inverse|cholesky|svd|(?:^|_)eig|grid_sample|ctc_loss"
 )
 # Results may differ from call to call on a GPU, or hold what was in memory before.
 _NOT_REPEATABLE = re.compile(

@@ -255,6 +255,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             values=tuple(self._values.records),
             uses=tuple(self._uses),
             coding_ns_per_element=encodings.coding_ns_per_element(self._device),
+            on_host=self._device.type == "cpu",
         )
 
     def _read_graph(self, roots: Iterable[Any]) -> None:

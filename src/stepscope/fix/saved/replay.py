@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 _LOCK = threading.RLock()  # a backward pass may run in several threads
 
 
+_MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python).add(
+    torch._C.DispatchKey.PythonTLSSnapshot
+)
+
+
 class ChangedInPlaceError(RuntimeError):
     """As autograd's own error: a tensor that backward needs was changed in place."""
 
@@ -58,12 +63,12 @@ class KeptTensor:
 
 def _without_history(tensor: torch.Tensor) -> torch.Tensor:
     """A view with the same version counter. Inside a dispatch mode torch leaves out the layer that
-    shares the counter, so it is switched on."""
+    shares the counter, so it is switched on; modes need not see this."""
     if isinstance(tensor, torch.nn.Parameter):
         return tensor  # has no history
     included = torch._C._dispatch_tls_local_include_set()
     excluded = torch._C._dispatch_tls_local_exclude_set()
-    layers = excluded.remove(torch._C.DispatchKey.ADInplaceOrView)
+    layers = excluded.remove(torch._C.DispatchKey.ADInplaceOrView) | _MODES
     with torch._C._ForceDispatchKeyGuard(included, layers):
         return tensor.detach()
 

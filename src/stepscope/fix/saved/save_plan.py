@@ -72,6 +72,9 @@ class SavePlan:
     step_ns: int
     notes: tuple[str, ...] = ()
 
+    def changes_something(self) -> bool:
+        return any(use.action != KEEP for use in self.uses)
+
     @property
     def slowdown(self) -> float:
         return self.extra_ns / max(1, self.step_ns)

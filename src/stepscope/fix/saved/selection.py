@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Selection:
+class ValueSelection:
     """Values and operators by their place in the record; uses likewise."""
 
     kept: set[int] = field(default_factory=set)
     encoded: set[int] = field(default_factory=set)  # values, kept in an encoding
     repeated: set[int] = field(default_factory=set)  # operators
     encoded_uses: set[int] = field(default_factory=set)
+
+    def changes_something(self) -> bool:
+        return bool(self.repeated or self.encoded or self.encoded_uses)
 
 
 def is_planned(record: StepRecord, use: SavedUse) -> bool:
@@ -52,18 +55,18 @@ def coding_ns(record: StepRecord, size_bytes: int) -> int:
     return round(8 * size_bytes * record.coding_ns_per_element)
 
 
-def keep_everything(record: StepRecord) -> Selection:
+def keep_everything(record: StepRecord) -> ValueSelection:
     uses = [use for use in record.uses if is_planned(record, use)]
-    return Selection(kept={use.value for use in uses if use.value is not None})
+    return ValueSelection(kept={use.value for use in uses if use.value is not None})
 
 
-def select(record: StepRecord, *, bytes_per_ns: float, segments: int) -> Selection:
+def select(record: StepRecord, *, bytes_per_ns: float, segments: int) -> ValueSelection:
     """`bytes_per_ns` is what a nanosecond is worth. Nothing is recomputed from one of the
     `segments` of the pass into a later one: a long chain would be there all at once."""
-    return _Cut(record, bytes_per_ns, segments).selection()
+    return _StepCut(record, bytes_per_ns, segments).selection()
 
 
-class _Cut:
+class _StepCut:
     def __init__(self, record: StepRecord, bytes_per_ns: float, segments: int) -> None:
         self._record = record
         self._price = bytes_per_ns
@@ -112,9 +115,9 @@ class _Cut:
         time_ns = coding_ns(self._record, use.encoded_bytes)
         return use.encoded_bytes + round(time_ns * self._price)
 
-    def selection(self) -> Selection:
+    def selection(self) -> ValueSelection:
         """Only what some use really needs."""
-        selection = Selection()
+        selection = ValueSelection()
         waiting: list[int] = []
         for number, use in enumerate(self._record.uses):
             if not is_planned(self._record, use) or use.value is None:
@@ -131,7 +134,7 @@ class _Cut:
                 waiting.extend(self._place(selection, number))
         return selection
 
-    def _place(self, selection: Selection, number: int) -> tuple[int, ...]:
+    def _place(self, selection: ValueSelection, number: int) -> tuple[int, ...]:
         """Add one needed value; returns what it is recomputed from."""
         value = self._record.values[number]
         if value.owned:

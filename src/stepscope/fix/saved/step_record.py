@@ -54,6 +54,9 @@ class StepRecord:
     values: tuple[StepValue, ...]
     uses: tuple[SavedUse, ...]
     coding_ns_per_element: float  # to encode and decode a bit
+    watch_ns: int = 0  # what following a plan costs an operator, where the host's time counts
+    hold_ns: int = 0  # and one more that may be repeated
+    on_host: bool = True  # the operators ran on the CPU
 
     @property
     def forward_ns(self) -> int:
