@@ -66,7 +66,7 @@ class FakeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorCall:
+class FakeCall:
     """An operator, its tensors and the line that it belongs to."""
 
     file: str
@@ -82,7 +82,7 @@ class OperatorCall:
 class FakeStep:
     """What one step consists of."""
 
-    calls: Counter[OperatorCall] = field(default_factory=Counter)
+    calls: Counter[FakeCall] = field(default_factory=Counter)
     kept: Counter[tuple[str, int]] = field(default_factory=Counter)  # bytes, by file and line
     parameter_bytes: int = 0
 
@@ -243,7 +243,7 @@ class _WatchedScript:
         if line is None:
             return
         self.step.calls[
-            OperatorCall(
+            FakeCall(
                 file=line.file,
                 line=line.line,
                 function=line.function,

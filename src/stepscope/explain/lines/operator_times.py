@@ -33,7 +33,7 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "addbmm")
 _CONVOLUTIONS = ("convolution", "_convolution", "convolution_backward", "mkldnn_convolution")
 
 
-class OperatorTime(NamedTuple):
+class LineOperatorTime(NamedTuple):
     """Milliseconds of one call, and where they come from."""
 
     ms: float
@@ -62,19 +62,19 @@ class OperatorTimes:
     def __len__(self) -> int:
         return len(self._exact)
 
-    def of(self, name: str, shapes: Shapes, dtype: str) -> OperatorTime:
+    def of(self, name: str, shapes: Shapes, dtype: str) -> LineOperatorTime:
         """One call's time; shapes of scalars are left out."""
         ms = self._exact.get((name, shapes, dtype))
         if ms is not None:
-            return OperatorTime(ms, "measured")
+            return LineOperatorTime(ms, "measured")
         size = work_of(name, shapes, dtype)
         like = self._by_name.get((name, dtype)) or [
             one for (known, _), rows in self._by_name.items() if known == name for one in rows
         ]
         if like and size > 0:
             near = min(like, key=lambda one: abs(math.log(one.work / size)))
-            return OperatorTime(near.ms * size / near.work, "scaled")
-        return OperatorTime(self._rate[_multiplies(name)] * size, "guessed")
+            return LineOperatorTime(near.ms * size / near.work, "scaled")
+        return LineOperatorTime(self._rate[_multiplies(name)] * size, "guessed")
 
 
 def operator_times(trace: Trace, step_ms: float) -> OperatorTimes:

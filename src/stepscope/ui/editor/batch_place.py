@@ -26,7 +26,7 @@ _NAMED = 1  # a DataLoader's, an argument's default, a name of its own
 _SIZE = 4  # the least sure: a number that only equals the measured batch
 
 
-class _Candidate(NamedTuple):
+class _Number(NamedTuple):
     rank: int  # how sure it is: low first
     node: ast.Constant
     spelling: str
@@ -54,7 +54,7 @@ def batch_in_source(text: str, costs: LineCosts | None) -> BatchPlace | None:
     return _place(text, best, [])
 
 
-def _likeliest(candidates: list[_Candidate], measured: int) -> list[_Candidate]:
+def _likeliest(candidates: list[_Number], measured: int) -> list[_Number]:
     """Those that equal the measured batch; a script may also multiply its number by something.
 
     Where samples are not the first dimension, the measured batch is another dimension: a number
@@ -90,13 +90,13 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _value(candidate: _Candidate) -> int:
+def _value(candidate: _Number) -> int:
     value = candidate.node.value
     assert isinstance(value, int)
     return value
 
 
-def _place(text: str, candidate: _Candidate, others: list[_Candidate]) -> BatchPlace:
+def _place(text: str, candidate: _Number, others: list[_Number]) -> BatchPlace:
     lines = source_lines(text)
     line, column, end = _spot(lines, candidate.node)
     return BatchPlace(
@@ -120,7 +120,7 @@ def _spot(lines: list[str], node: ast.Constant) -> tuple[int, int, int]:
     return node.lineno, column, end
 
 
-def _candidates(tree: ast.Module, measured: int | None) -> Iterator[_Candidate]:
+def _candidates(tree: ast.Module, measured: int | None) -> Iterator[_Number]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             yield from _of_call(node, measured)
@@ -137,20 +137,20 @@ def _candidates(tree: ast.Module, measured: int | None) -> Iterator[_Candidate]:
                     yield from _of_name(key.value, value, 3)
 
 
-def _of_call(call: ast.Call, measured: int | None) -> Iterator[_Candidate]:
+def _of_call(call: ast.Call, measured: int | None) -> Iterator[_Number]:
     name = _called(call)
     for keyword in call.keywords:
         if keyword.arg is not None:
             rank = 0 if name == _LOADER else 2
             yield from _of_name(keyword.arg, keyword.value, rank, suffix="=")
     if name == _LOADER and len(call.args) > 1 and _is_size(call.args[1]):
-        yield _Candidate(0, call.args[1], "the batch size of a DataLoader")  # type: ignore[arg-type]
+        yield _Number(0, call.args[1], "the batch size of a DataLoader")  # type: ignore[arg-type]
     if name == "add_argument":
         yield from _of_argument(call)
     if name in _CREATES_INPUT and measured is not None:
         first = _first_size(call)
         if isinstance(first, ast.Constant) and _is_size(first) and first.value == measured:
-            yield _Candidate(_SIZE, first, f"the first size of {name}")
+            yield _Number(_SIZE, first, f"the first size of {name}")
 
 
 def _first_size(call: ast.Call) -> ast.expr | None:
@@ -162,7 +162,7 @@ def _first_size(call: ast.Call) -> ast.expr | None:
     return None if _called(call) == "randint" else next(iter(call.args), None)
 
 
-def _of_argument(call: ast.Call) -> Iterator[_Candidate]:
+def _of_argument(call: ast.Call) -> Iterator[_Number]:
     """argparse: the default of --batch-size."""
     constants = [one.value for one in call.args if isinstance(one, ast.Constant)]
     flags = [value for value in constants if isinstance(value, str)]
@@ -171,10 +171,10 @@ def _of_argument(call: ast.Call) -> Iterator[_Candidate]:
     for keyword in call.keywords:
         if keyword.arg == "default" and _is_size(keyword.value):
             spelling = f"the default of {flags[-1]}"
-            yield _Candidate(1, keyword.value, spelling)  # type: ignore[arg-type]
+            yield _Number(1, keyword.value, spelling)  # type: ignore[arg-type]
 
 
-def _of_target(target: ast.expr, value: ast.expr) -> Iterator[_Candidate]:
+def _of_target(target: ast.expr, value: ast.expr) -> Iterator[_Number]:
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
         for part, its in zip(target.elts, value.elts, strict=False):
             yield from _of_target(part, its)
@@ -184,7 +184,7 @@ def _of_target(target: ast.expr, value: ast.expr) -> Iterator[_Candidate]:
         yield from _of_name(target.attr, value, 2, suffix=" =")
 
 
-def _of_defaults(arguments: ast.arguments) -> Iterator[_Candidate]:
+def _of_defaults(arguments: ast.arguments) -> Iterator[_Number]:
     named = [*arguments.posonlyargs, *arguments.args]
     pairs = zip(named[len(named) - len(arguments.defaults) :], arguments.defaults, strict=True)
     for argument, value in (*pairs, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)):
@@ -192,9 +192,9 @@ def _of_defaults(arguments: ast.arguments) -> Iterator[_Candidate]:
             yield from _of_name(argument.arg, value, 3, suffix="=")
 
 
-def _of_name(name: str, value: ast.expr, rank: int, suffix: str = "") -> Iterator[_Candidate]:
+def _of_name(name: str, value: ast.expr, rank: int, suffix: str = "") -> Iterator[_Number]:
     if _is_batch(name) and _is_size(value):
-        yield _Candidate(rank, value, f"{name}{suffix}")  # type: ignore[arg-type]
+        yield _Number(rank, value, f"{name}{suffix}")  # type: ignore[arg-type]
 
 
 def _is_batch(name: str) -> bool:
