@@ -16,7 +16,7 @@ from stepscope.fix.saved.backward_memory import backward_memory
 from stepscope.fix.saved.choose import MemoryTarget, make_plan
 from stepscope.fix.saved.max_flow import UNLIMITED, FlowNetwork
 from stepscope.fix.saved.selection import ValueSelection, keep_everything, select
-from stepscope.fix.saved.step_record import OperatorCall, SavedUse, StepRecord, StepValue
+from stepscope.fix.saved.step_record import RecordedCall, SavedUse, StepRecord, StepValue
 
 
 def random_edges(seed: int, nodes: int) -> list[tuple[int, int, int]]:
@@ -127,7 +127,7 @@ def chain(sizes: list[int], refusals: list[str | None], saved: list[int]) -> Ste
         for number, size_bytes in enumerate(sizes)
     ]
     operators = [
-        OperatorCall(
+        RecordedCall(
             name=f"op{number}",
             inputs=(number,),
             outputs=(number + 1,),

@@ -25,7 +25,7 @@ from stepscope.fix.saved.operators import (
     written_tensors,
 )
 from stepscope.fix.saved.replay import KeptTensor
-from stepscope.fix.saved.step_record import OperatorCall, SavedUse, StepRecord, StepValue
+from stepscope.fix.saved.step_record import RecordedCall, SavedUse, StepRecord, StepValue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -95,7 +95,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         owned = frozenset(tensor.untyped_storage()._cdata for tensor in plain)
         self._device = plain[0].device if plain else torch.device("cpu")
         self._values = _Values(owned)
-        self._calls: list[OperatorCall] = []
+        self._calls: list[RecordedCall] = []
         self._uses: list[SavedUse] = []
         self._noise: set[int] = set()  # values that are 0 or one constant
         self._nodes: dict[int, Any] = {}
@@ -167,7 +167,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         )
         self._find_encodings(func, args, inputs, outputs, made)
         self._calls.append(
-            OperatorCall(
+            RecordedCall(
                 name=str(func),
                 inputs=inputs,
                 outputs=outputs,

@@ -22,7 +22,7 @@ class StepValue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorCall:
+class RecordedCall:
     """One operator below autograd; values are named by their place in the record."""
 
     name: str
@@ -50,7 +50,7 @@ class SavedUse:
 class StepRecord:
     """One forward pass."""
 
-    operators: tuple[OperatorCall, ...]
+    operators: tuple[RecordedCall, ...]
     values: tuple[StepValue, ...]
     uses: tuple[SavedUse, ...]
     coding_ns_per_element: float  # to encode and decode a bit
