@@ -75,6 +75,7 @@ def invoke(command: Any, *arguments: object) -> Any:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_tiny_step_is_probed_and_its_times_are_carried_to_another_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
