@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from fuse_ways import PROCESSES, SERIAL
+from fuse_processes import MPS, PROCESSES
+from fuse_ways import SERIAL
 
 _FIRST_MODELS = 32
 _MOST_STREAMS, _MOST_PROCESSES = 8, 8
+_LATE = (PROCESSES, MPS, "streams")
 _SLOW_TO_START = 3  # rounds: what compiles or spawns comes after what does not
 
 
@@ -46,9 +48,9 @@ def plan(cases: list[str], dtypes: list[str], models: list[int], ways: list[str]
     def rank(cell: FuseCell) -> tuple[int, ...]:
         largest = cell.models == max(models) or cell.way in SERIAL
         first_case = cell.case == cases[0] and cell.dtype == dtypes[0]
-        slow = "compile" in cell.way or cell.way in (PROCESSES, "streams")
+        slow = "compile" in cell.way or cell.way in _LATE
         wave = 0 if first_case and largest else 1 + 2 * (not largest) + (cell.dtype != dtypes[0])
-        late = cell.way in (PROCESSES, "streams")
+        late = cell.way in _LATE
         return (
             wave + _SLOW_TO_START * (slow and not first_case) + 2 * late,
             cases.index(cell.case),
@@ -62,7 +64,7 @@ def plan(cases: list[str], dtypes: list[str], models: list[int], ways: list[str]
 def _counts(way: str, models: list[int]) -> list[int]:
     if way in SERIAL:
         return [1]
-    if way == PROCESSES:
+    if way in (PROCESSES, MPS):
         return [max((one for one in models if one <= _MOST_PROCESSES), default=1)]
     if way == "streams":
         return [max((one for one in models if one <= _MOST_STREAMS), default=1)]

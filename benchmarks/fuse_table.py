@@ -16,9 +16,7 @@ import argparse
 import contextlib
 import gc
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from itertools import product
@@ -30,8 +28,9 @@ import torch
 from fuse_cells import FuseCell, plan
 from fuse_check import check
 from fuse_models import CASES
+from fuse_processes import MPS, PROCESSES, train_in_processes
 from fuse_report import markdown, plot
-from fuse_ways import PROCESSES, SERIAL, WAYS, Setup, TrainAll
+from fuse_ways import SERIAL, WAYS, Setup, TrainAll
 from library_turn import Turns, shared_turns
 
 BLOCKS = 3
@@ -69,7 +68,7 @@ def _options() -> argparse.Namespace:
         "--profile", action="store_true", help="print the kernels that take longest, then end"
     )
     parser.add_argument("--only", help="trainings, by comma")
-    parser.add_argument("--ways", help="by comma; all: " + ", ".join([*WAYS, PROCESSES]))
+    parser.add_argument("--ways", help="by comma; all: " + ", ".join([*WAYS, PROCESSES, MPS]))
     parser.add_argument("--models", default="1,2,4,8,16,32", help="how many in an array, by comma")
     parser.add_argument("--dtypes", default="bf16,fp32")
     parser.add_argument("--seconds", type=float, default=600, help="start no cell after this")
@@ -154,7 +153,7 @@ def _measure_all(options: argparse.Namespace, device: torch.device, saved: dict[
         _names(options.only, CASES),
         options.dtypes.split(","),
         [int(one) for one in options.models.split(",")],
-        _names(options.ways, [*WAYS, PROCESSES]),
+        _names(options.ways, [*WAYS, PROCESSES, MPS]),
     )
     known = {FuseCell.of(one) for one in saved["cells"]}
     for cell in cells:
@@ -181,7 +180,7 @@ def _measured(
     cell: FuseCell, options: argparse.Namespace, device: torch.device, turns: Turns | None
 ) -> dict[str, Any]:
     alone = turns.alone if turns is not None else contextlib.nullcontext
-    if cell.way == PROCESSES:
+    if cell.way in (PROCESSES, MPS):
         with alone():
             return _processes(cell, options)
     setup = Setup(CASES[cell.case], device, cell.dtype, options.tiny)
@@ -260,29 +259,7 @@ def _processes(cell: FuseCell, options: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--worker", "--device", options.device]
     command += ["--only", cell.case, "--dtypes", cell.dtype, "--timed", str(2 * options.timed)]
     command += ["--tiny"] if options.tiny else []
-    start = time.monotonic()
-    workers = [
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
-        )
-        for _ in range(cell.models)
-    ]
-    try:
-        if any(worker.stdout.readline() != "ready\n" for worker in workers):  # type: ignore[union-attr]
-            return {"error": "a process ended before it was ready"}
-        ready_s = time.monotonic() - start
-        for worker in workers:
-            worker.stdin.write("go\n")  # type: ignore[union-attr]
-            worker.stdin.flush()  # type: ignore[union-attr]
-        facts = [json.loads(worker.stdout.readline()) for worker in workers]  # type: ignore[union-attr]
-    except (ValueError, OSError) as error:
-        return {"error": f"a process failed: {error}"}
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
-    rate = sum(one["steps"] / one["seconds"] for one in facts)
-    return {"ms_a_model_step": 1e3 / rate, "control_ms": None, "ready_s": ready_s}
+    return train_in_processes(command, cell.models, cell.way)
 
 
 def _worker(options: argparse.Namespace, device: torch.device) -> int:

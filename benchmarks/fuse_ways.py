@@ -254,4 +254,3 @@ WAYS: dict[str, Callable[[Setup, int], TrainAll]] = {
     "streams": streamed,
 }
 SERIAL = tuple(name for name in WAYS if name.startswith("serial"))
-PROCESSES = "processes"

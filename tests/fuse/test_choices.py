@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from twins import assert_same, train_both
 
 from stepscope.errors import UsageError
 from stepscope.fix.choice_cache import ChoiceCache
@@ -16,6 +17,7 @@ from stepscope.fix.fuse import Stacked, fuse
 from stepscope.fix.fuse import choose as choosing
 from stepscope.fix.fuse.choose import Chooser, WayToChoose, fastest
 from stepscope.fix.fuse.rules.convolutions import _Convolution
+from stepscope.fix.fuse.rules.taps import useful_taps
 
 COUNT = 3
 SHAPES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
@@ -30,6 +32,15 @@ SHAPES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] 
     ),
     "conv3d of one": (functional.conv3d, (2, 4, 3, 3, 3), (6, 4, 1, 1, 1), {}),
     "conv2d": (functional.conv2d, (2, 4, 5, 6), (6, 4, 3, 3), {"padding": 1}),
+    "conv2d, in strides with gaps": (
+        functional.conv2d,
+        (2, 4, 9, 6),
+        (6, 4, 3, 2),
+        {"stride": (2, 3), "padding": (2, 1), "dilation": (2, 1)},
+    ),
+    "conv2d with a wide border": (functional.conv2d, (2, 4, 2, 1), (6, 4, 3, 3), {"padding": 3}),
+    "conv1d": (functional.conv1d, (2, 4, 7), (6, 4, 3), {"stride": 2, "padding": 1}),
+    "conv3d": (functional.conv3d, (2, 4, 3, 4, 3), (6, 4, 2, 3, 1), {"padding": (0, 1, 0)}),
     "conv2d in groups": (functional.conv2d, (2, 4, 5, 6), (6, 2, 3, 3), {"groups": 2}),
 }
 LAYOUTS = ("front", "channel", "shared")
@@ -43,7 +54,8 @@ def test_all_ways_of_a_convolution_agree_forward_and_backward(
 ) -> None:
     func, size, kernel, settings = SHAPES[shape]
     torch.manual_seed(1)
-    given = torch.randn(COUNT, *size, dtype=torch.float64)
+    learned_input = torch.randn(COUNT, *size, dtype=torch.float64, requires_grad=True)
+    given = learned_input
     if layout == "shared":
         given = given[:1].expand(COUNT, *size)
     weight = torch.randn(COUNT, *kernel, dtype=torch.float64, requires_grad=True)
@@ -55,8 +67,8 @@ def test_all_ways_of_a_convolution_agree_forward_and_backward(
         ]
     )
     upstream = torch.randn_like(wanted)
-    learned = [weight, *([bias] if biased else [])]
-    gradients = torch.autograd.grad(wanted, learned, upstream)
+    learned = [learned_input, weight, *([bias] if biased else [])]
+    gradients = torch.autograd.grad(wanted, learned, upstream, retain_graph=True)
 
     stacked = Stacked(given, COUNT)
     pictures = {"front": given, "channel": stacked.channels(), "shared": given[0]}[layout]
@@ -71,9 +83,52 @@ def test_all_ways_of_a_convolution_agree_forward_and_backward(
     for name in names:
         made = call.ways()[name](*tensors)
         torch.testing.assert_close(made.front(), wanted, msg=name)
-        own = torch.autograd.grad(made.front(), tensors[1:], upstream)
+        own = torch.autograd.grad(
+            made.front(), [learned_input, *tensors[1:]], upstream, retain_graph=True
+        )
         for ours, theirs in zip(own, gradients, strict=True):
             torch.testing.assert_close(ours, theirs, msg=name)
+
+
+DEEP: dict[str, tuple[int, int, int, int, int, tuple[int, int] | None]] = {
+    # size, kernel, stride, padding, dilation, and the kernel elements that count
+    "one element in a border": (1, 3, 1, 1, 1, (1, 2)),
+    "two elements, in strides": (2, 3, 2, 1, 1, (1, 3)),
+    "two elements": (2, 3, 1, 1, 1, None),
+    "wide gaps": (2, 3, 1, 2, 2, (1, 2)),
+    "the end of a wide kernel": (2, 4, 3, 2, 1, (2, 4)),
+    "no border": (3, 3, 1, 0, 1, None),
+}
+
+
+@pytest.mark.parametrize("case", DEEP)
+def test_kernel_elements_that_see_only_the_border_are_left_out(case: str) -> None:
+    size, kernel, stride, padding, dilation, expected = DEEP[case]
+    taps = useful_taps((size,), (kernel,), stride, padding, dilation)
+    assert (None if taps is None else (taps.first[0], taps.end[0])) == expected
+    x, weight = torch.randn(2, 3, size).double(), torch.randn(1, 4, 3, kernel).double()
+    whole = functional.conv1d(x, weight[0], None, stride, padding, dilation)
+    seen = [
+        place
+        for place in range(kernel)
+        if not torch.equal(
+            whole,
+            functional.conv1d(
+                x, weight[0].index_fill(2, torch.tensor(place), 0), None, stride, padding, dilation
+            ),
+        )
+    ]
+    if taps is not None:
+        assert seen == list(range(*(expected or (0, kernel))))
+        part = taps.of(weight)[0]
+        made = functional.conv1d(x, part, None, stride, taps.padding, dilation)
+        torch.testing.assert_close(made, whole)
+
+
+def test_a_deep_layer_over_one_element_trains_as_it_would_alone() -> None:
+    assert_same(
+        train_both(lambda: nn.Conv2d(3, 5, 3, padding=1), lambda: (torch.randn(4, 3, 1, 1),))
+    )
 
 
 def of_size(ways: dict[str, Any], usual: str = "slow") -> WayToChoose:

@@ -10,6 +10,8 @@ import torch
 from stepscope.fix.fuse.choose import WayToChoose, chooser
 from stepscope.fix.fuse.rules.pointwise import product, product_in_channels, shared_product
 from stepscope.fix.fuse.rules.registry import front_of, rule_for
+from stepscope.fix.fuse.rules.taps import each_dimension, useful_taps
+from stepscope.fix.fuse.rules.unfolded import convolve_unfolded
 from stepscope.fix.fuse.stacked import Layout, Stacked
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _HALVES = (torch.bfloat16, torch.float16)
+_FOR_POINTS = ("product", "product, channels last")
+_NOT_FOR_POINTS = ("unfolded",)
 
 
 @rule_for("conv1d", "conv2d", "conv3d")
@@ -36,9 +40,13 @@ def convolve(
     shared = input if not isinstance(input, Stacked) else input.common
     order: Layout = "front" if shared is not None else input.order
     stride, padding, dilation = map(_hashable, (stride, padding, dilation))
+    filters = weight.front()
+    taps = useful_taps(input.shape[2:], weight.shape[2:], stride, padding, dilation)
+    if taps is not None:
+        filters, padding = taps.of(filters), taps.padding
     call = _Convolution(func, count, shared is not None, order, stride, padding, dilation, groups)
     pictures = shared if shared is not None else input.physical
-    tensors = [pictures, weight.front()]
+    tensors = [pictures, filters]
     if bias is not None:
         tensors.append(front_of(bias, count))
     way = chooser().pick(call.operator(tensors))
@@ -64,6 +72,8 @@ class _Convolution(NamedTuple):
         known["product"] = self._product
         if self.func.__name__ != "conv1d" and not self.shared:
             known["product, channels last"] = self._product_last
+        if self._can_unfold():
+            known["unfolded"] = self._unfolded
         known["one by one"] = self._one_by_one
         return known
 
@@ -77,7 +87,7 @@ class _Convolution(NamedTuple):
             return {
                 name: partial(self._to_the_given_layout, way)
                 for name, way in self.ways().items()
-                if pointwise or not name.startswith("product")
+                if name not in (_NOT_FOR_POINTS if pointwise else _FOR_POINTS)
             }
 
         def work() -> int:  # outputs of one element's worth of inputs, at most
@@ -143,6 +153,14 @@ class _Convolution(NamedTuple):
         made = product_in_channels(self._strided(given), weight, bias)
         return Stacked(made, self.models, "channel")
 
+    def _can_unfold(self) -> bool:
+        return self.groups == 1 and not self.shared and not isinstance(self.padding, str)
+
+    def _unfolded(self, pictures: Any, weight: Any, bias: Any = None) -> Stacked:
+        given, _ = self._channels(pictures)
+        settings = (self.stride, self.padding, self.dilation)
+        return Stacked(convolve_unfolded(given, weight, bias, *settings), self.models, "channel")
+
     def _one_by_one(self, pictures: Any, weight: Any, bias: Any = None) -> Stacked:
         given: Any = [pictures] * self.models
         if not self.shared:
@@ -156,11 +174,9 @@ class _Convolution(NamedTuple):
 
     def _strided(self, pictures: torch.Tensor) -> torch.Tensor:
         """Only the elements that a kernel of one element sees."""
-        ndim = int(self.func.__name__[-2])
-        strides = (self.stride,) * ndim if isinstance(self.stride, int) else tuple(self.stride)
+        strides = each_dimension(self.stride, int(self.func.__name__[-2]))
         if all(one == 1 for one in strides):
             return pictures
-        strides = strides * ndim if len(strides) == 1 else strides
         return pictures[(..., *(slice(None, None, one) for one in strides))]
 
 

@@ -67,7 +67,7 @@ class _RowsTimesFilters(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, rows: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
         context.save_for_backward(rows, filters)
-        return _multiply(rows, filters.transpose(1, 2))
+        return multiply_rows(rows, filters.transpose(1, 2))
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,10 +75,10 @@ class _RowsTimesFilters(torch.autograd.Function):
         (gradient,) = gradients
         gradient = gradient.contiguous()
         of_filters = torch.bmm(gradient.permute(1, 2, 0), rows.transpose(0, 1))
-        return _multiply(gradient, filters), of_filters
+        return multiply_rows(gradient, filters), of_filters
 
 
-def _multiply(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+def multiply_rows(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
     """[rows, models, inputs] times [models, inputs, outputs] -> [rows, models, outputs]."""
     result = rows.new_empty(*rows.shape[:2], matrices.shape[2])
     torch.bmm(rows.transpose(0, 1), matrices, out=result.transpose(0, 1))

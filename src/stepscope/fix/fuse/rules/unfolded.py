@@ -1,0 +1,166 @@
+"""A convolution as one matrix product a model: every output's inputs side by side in a row.
+
+The rows are as many times as large as the input as the kernel has elements, so this pays for
+small pictures with many channels, where grouped kernels are poor. Backward makes the rows again
+instead of keeping them.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from stepscope.fix.fuse.rules.pointwise import multiply_rows
+from stepscope.fix.fuse.rules.taps import each_dimension
+
+
+class _Window(NamedTuple):
+    """How a kernel moves over [batch, *sizes, models, channels]."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def rows(self, last: torch.Tensor) -> torch.Tensor:
+        """[batch * outputs, models, kernel * channels]."""
+        borders = [one for size in reversed(self.padding) for one in (size, size)]
+        seen = functional.pad(last, (0, 0, 0, 0, *borders)) if any(borders) else last
+        dimensions = len(self.kernel)
+        for at in range(dimensions):
+            reach = (self.kernel[at] - 1) * self.dilation[at] + 1
+            seen = seen.unfold(1 + at, reach, self.stride[at])[..., :: self.dilation[at]]
+        models, channels = last.shape[-2:]
+        places = range(1 + dimensions)
+        taps = range(3 + dimensions, 3 + 2 * dimensions)
+        ordered = seen.permute(*places, 1 + dimensions, *taps, 2 + dimensions)
+        return ordered.reshape(-1, models, prod(self.kernel) * channels)
+
+    def outputs(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(
+            (size + 2 * border - (taps - 1) * gap - 1) // step + 1
+            for size, taps, step, border, gap in zip(sizes, *self, strict=True)
+        )
+
+    def turned(self) -> _Window:
+        """What brings gradients of outputs back to inputs, where the stride is one."""
+        borders = (
+            (taps - 1) * gap - border
+            for taps, border, gap in zip(self.kernel, self.padding, self.dilation, strict=True)
+        )
+        return self._replace(padding=tuple(borders))
+
+
+def convolve_unfolded(
+    pictures: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+) -> torch.Tensor:
+    """[batch, models * channels, *sizes], channels last in memory -> the same."""
+    models, outputs, channels, *kernel = weight.shape
+    dimensions = len(kernel)
+    window = _Window(
+        tuple(kernel), *(each_dimension(one, dimensions) for one in (stride, padding, dilation))
+    )
+    last = pictures.movedim(1, -1)
+    last = last.reshape(*last.shape[:-1], models, channels)
+    kind = last.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        last, weight = last.to(dtype), weight.to(dtype)
+    made = _Unfolded.apply(last, weight, window)
+    if bias is not None:
+        made = made + bias.to(made.dtype)
+    whole: torch.Tensor = made.reshape(*made.shape[:-2], models * outputs).movedim(-1, 1)
+    return whole
+
+
+class _Unfolded(torch.autograd.Function):
+    """[batch, *sizes, models, channels] and [models, outputs, channels, *kernel]."""
+
+    @staticmethod
+    def forward(
+        context: Any, last: torch.Tensor, weight: torch.Tensor, window: _Window
+    ) -> torch.Tensor:
+        context.save_for_backward(last, weight)
+        context.window = window
+        return _convolved(last, weight, window)
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        last, weight = context.saved_tensors
+        (gradient,) = gradients
+        gradient = gradient.contiguous()
+        of_input = of_weight = None
+        if context.needs_input_grad[0]:
+            of_input = _input_gradient(gradient, last, weight, context.window)
+        if context.needs_input_grad[1]:
+            of_weight = _weight_gradient(gradient, last, weight, context.window)
+        return of_input, of_weight, None
+
+
+def _convolved(last: torch.Tensor, weight: torch.Tensor, window: _Window) -> torch.Tensor:
+    rows = window.rows(last)
+    made = multiply_rows(rows, _as_matrices(weight).transpose(1, 2))
+    sizes = window.outputs(tuple(last.shape[1:-2]))
+    return made.reshape(last.shape[0], *sizes, *made.shape[1:])
+
+
+def _as_matrices(weight: torch.Tensor) -> torch.Tensor:
+    """[models, outputs, kernel * channels], in the order of rows."""
+    models, outputs = weight.shape[:2]
+    return weight.movedim(2, -1).reshape(models, outputs, -1)
+
+
+def _weight_gradient(
+    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: _Window
+) -> torch.Tensor:
+    rows = window.rows(last)
+    flat = gradient.reshape(-1, *gradient.shape[-2:])
+    made = torch.bmm(flat.permute(1, 2, 0), rows.transpose(0, 1))
+    models, outputs, channels, *kernel = weight.shape
+    return made.reshape(models, outputs, *kernel, channels).movedim(-1, 2)
+
+
+def _input_gradient(
+    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: _Window
+) -> torch.Tensor:
+    if all(step == 1 for step in window.stride):
+        spatial = tuple(range(3, weight.dim()))
+        turned = weight.flip(spatial).transpose(1, 2)
+        return _convolved(gradient, turned, window.turned())
+    return _added_by_tap(gradient, last, weight, window)
+
+
+def _added_by_tap(
+    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: _Window
+) -> torch.Tensor:
+    """Every kernel element's share, added where it was read."""
+    sizes = last.shape[1:-2]
+    wide = [size + 2 * border for size, border in zip(sizes, window.padding, strict=True)]
+    models, channels = last.shape[-2:]
+    total = last.new_zeros(last.shape[0], *wide, models, channels)
+    flat = gradient.reshape(-1, *gradient.shape[-2:])
+    shares = multiply_rows(flat, _as_matrices(weight))
+    shares = shares.reshape(*gradient.shape[:-1], prod(window.kernel), channels)
+    for number, tap in enumerate(product(*map(range, window.kernel))):
+        total[_read_by(tap, window, gradient.shape[1:-2])] += shares[..., number, :]
+    inner = (
+        slice(border, border + size) for size, border in zip(sizes, window.padding, strict=True)
+    )
+    return total[(slice(None), *inner)].contiguous()
+
+
+def _read_by(tap: tuple[int, ...], window: _Window, outputs: Any) -> tuple[slice, ...]:
+    """Where a kernel element reads, for all outputs."""
+    parts = []
+    for at, step, gap, count in zip(tap, window.stride, window.dilation, outputs, strict=True):
+        parts.append(slice(at * gap, at * gap + (count - 1) * step + 1, step))
+    return (slice(None), *parts)
