@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fuse_processes import MPS, PROCESSES
 from fuse_ways import SERIAL
 
 Result = dict[str, Any]
@@ -26,9 +27,9 @@ def _best_table(results: list[Result], title: str) -> str:
     lines = [
         f"**{title}**",
         "",
-        "| | serial eager | best serial | vmap | streams | processes | fused, best | B | "
+        "| | serial eager | best serial | vmap | streams | processes | with MPS | fused, best | B | "
         "speed-up | over best serial | MB a model |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     speed_ups = []
     for case in _in_order(results, "case"):
@@ -36,7 +37,7 @@ def _best_table(results: list[Result], title: str) -> str:
         eager = _ms(_best(mine, "serial eager"))
         serial = _best(mine, *SERIAL)
         fused = _best(mine, *(one["way"] for one in mine if one["way"].startswith("fused")))
-        others = (_ms(_best(mine, name)) for name in ("vmap", "streams", "processes"))
+        others = (_ms(_best(mine, name)) for name in ("vmap", "streams", PROCESSES, MPS))
         row = [case, _number(eager), _number(_ms(serial)), *map(_number, others)]
         if fused is None:
             lines.append("| " + " | ".join([*row, *["-"] * 5]) + " |")
