@@ -27,7 +27,7 @@ def _best_table(results: list[Result], title: str) -> str:
     lines = [
         f"**{title}**",
         "",
-        "| | serial eager | best serial | vmap | streams | processes | with MPS | fused, best | B | "
+        "| | serial eager | best serial | vmap | streams | processes | with MPS | fused | B | "
         "speed-up | over best serial | MB a model |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]

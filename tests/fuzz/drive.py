@@ -47,6 +47,7 @@ _VALUES = {
     "hosts": ("2", "8:10"),
     "fuse": ("2", "32"),
     "consistency": ("bounded:3", "eventual"),
+    "gpu": ("H100", "T4"),
 }
 _WITHOUT_VALUE = {name for name, whatif in WHATIFS.items() if not whatif.takes_value}
 CHANGES = [

@@ -25,7 +25,7 @@ from stepscope.predict.other_gpu.fitted import ProductFit, Tile, transfer_fit
 from stepscope.predict.other_gpu.gpu import Gpu, GpuRow, expected_share, find_row, gpu_rows
 from stepscope.predict.other_gpu.links import link_bytes_s, start_ns
 from stepscope.predict.other_gpu.move import move_context
-from stepscope.predict.other_gpu.step import move_step, product_shape
+from stepscope.predict.other_gpu.step import CALIBRATED, move_step, product_shape
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.profile import Profile
@@ -212,7 +212,9 @@ def test_a_data_sheet_in_a_file_is_a_gpu(tmp_path: Path) -> None:
         find_gpu(str(tmp_path / "nowhere.json"))
 
 
-def test_a_calibration_from_there_replaces_the_rates_and_halves_the_doubt(tmp_path: Path) -> None:
+def test_a_calibration_from_there_replaces_the_rates_and_takes_a_quarter_of_the_doubt(
+    tmp_path: Path,
+) -> None:
     path = save_profile(profile_of("NVIDIA L4", 50e12, 250e9))
     gpu = find_gpu(str(path))
     assert gpu.calibrated
@@ -221,7 +223,7 @@ def test_a_calibration_from_there_replaces_the_rates_and_halves_the_doubt(tmp_pa
     bench = product_step(tmp_path)
     plain = move_context(bench.context, find_gpu("L4"))
     calibrated = move_context(bench.context, gpu)
-    assert calibrated.doubt == pytest.approx(plain.doubt / 2, rel=0.1)
+    assert calibrated.doubt == pytest.approx(plain.doubt * CALIBRATED, rel=0.1)
     path = save_profile(profile_of("Some CPU", 1e12, 1e10))
     with pytest.raises(UnreadableInputError, match="not in the table"):
         find_gpu(str(path))

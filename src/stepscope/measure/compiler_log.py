@@ -95,10 +95,12 @@ class CompilerLog:
 
     @never_raise
     def _look_at_compilations(self) -> None:
-        utils: Any = sys.modules.get("torch._dynamo.utils")
-        if utils is None:
+        # A module that another thread still imports has no such function yet: nothing is compiled.
+        utils = sys.modules.get("torch._dynamo.utils")
+        metrics = getattr(utils, "get_compilation_metrics", None)
+        if metrics is None:
             return
-        recorded = list(utils.get_compilation_metrics())
+        recorded = list(metrics())
         seen = [number for number, one in enumerate(recorded) if one is self._last_compilation]
         for one in recorded[seen[-1] + 1 if seen else 0 :]:
             fields = {name: _plain(getattr(one, name, None)) for name in _FIELDS}

@@ -13,7 +13,7 @@ from stepscope.explain.lines.operator_times import OperatorTimes
 from stepscope.records.line_costs import LineCost, LineCosts
 from stepscope.ui.editor import estimate
 from stepscope.ui.editor.estimate import check_syntax, estimate_script
-from stepscope.ui.editor.fake_run import FakeAnswer, FakeCall, FakeScript
+from stepscope.ui.editor.fake_run import FakeAnswer, FakeScript, LineCall
 
 Estimated = Callable[[str, FakeAnswer], LineCosts]
 FILE = "/work/train.py"
@@ -40,12 +40,12 @@ TIMES = OperatorTimes(
 )
 
 
-def call(line: int, phase: str, name: str, *shapes: tuple[int, ...], count: int = 1) -> FakeCall:
+def call(line: int, phase: str, name: str, *shapes: tuple[int, ...], count: int = 1) -> LineCall:
     sizes, dtypes = [list(shape) for shape in shapes], ["float"] * len(shapes)
-    return FakeCall(FILE, line, "main", phase, name, sizes, dtypes, count)
+    return LineCall(FILE, line, "main", phase, name, sizes, dtypes, count)
 
 
-def product(line: int, rows: int = 8) -> list[FakeCall]:
+def product(line: int, rows: int = 8) -> list[LineCall]:
     shapes = ((rows, 8), (8, 8))
     return [
         call(line, "forward", "aten::mm", *shapes),
@@ -53,7 +53,7 @@ def product(line: int, rows: int = 8) -> list[FakeCall]:
     ]
 
 
-def update(line: int) -> FakeCall:
+def update(line: int) -> LineCall:
     return call(line, "optimizer", "aten::add_", (8, 8), (8, 8))
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from stepscope.explain.lines.operator_times import OperatorTimes
-    from stepscope.ui.editor.fake_run import FakeAnswer, FakeCall
+    from stepscope.ui.editor.fake_run import FakeAnswer, LineCall
 
 PHASES = ("forward", "backward", "optimizer")
 _WORTH_SAYING = 0.05  # of the estimated time
@@ -135,7 +135,7 @@ def _fake_baseline(script: FakeScript, limit_s: float, stop: threading.Event | N
 
 
 def _time_lines(answer: FakeAnswer, times: OperatorTimes) -> _Estimated:
-    by_line: dict[_Place, list[FakeCall]] = defaultdict(list)
+    by_line: dict[_Place, list[LineCall]] = defaultdict(list)
     for call in answer.calls:
         by_line[call.file, call.line].append(call)
     unsure = 0.0

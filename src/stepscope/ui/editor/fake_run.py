@@ -19,7 +19,7 @@ _MOST_ANSWER = 64 << 20
 _LATER_S = 10.0  # the script ends by itself if we cannot end it
 
 
-class FakeCall(msgspec.Struct, frozen=True):
+class LineCall(msgspec.Struct, frozen=True):
     """Calls of an operator, with the line that they belong to."""
 
     file: str
@@ -36,7 +36,7 @@ class FakeAnswer(msgspec.Struct, frozen=True):
     """What the child found, or why it found nothing."""
 
     failed: str | None = None
-    calls: list[FakeCall] = []
+    calls: list[LineCall] = []
     kept: list[tuple[str, int, int]] = []  # file, line, bytes
     parameter_bytes: int = 0
 

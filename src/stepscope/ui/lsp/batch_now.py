@@ -54,7 +54,7 @@ def batch_now(costs: LineCosts, script: Path, text: str) -> BatchPlace | None:
     )
 
 
-class _Number(NamedTuple):
+class _BatchNumber(NamedTuple):
     line: int
     column: int
     end: int
@@ -66,10 +66,10 @@ def _line(text: str, number: int) -> str:
     return lines[number - 1] if number <= len(lines) else ""
 
 
-def _same_number(before: str, column: int, now: str, line: int) -> _Number | None:
+def _same_number(before: str, column: int, now: str, line: int) -> _BatchNumber | None:
     """The number at the same place among the line's numbers."""
     old, new = list(_WHOLE_NUMBER.finditer(before)), list(_WHOLE_NUMBER.finditer(now))
     order = next((n for n, one in enumerate(old) if one.start() == column), None)
     if order is None or len(old) != len(new) or int(new[order][0]) < 1:
         return None
-    return _Number(line, new[order].start(), new[order].end(), int(new[order][0]))
+    return _BatchNumber(line, new[order].start(), new[order].end(), int(new[order][0]))

@@ -18,7 +18,7 @@ from stepscope.fix.fuse.rules.pointwise import multiply_rows
 from stepscope.fix.fuse.rules.taps import each_dimension
 
 
-class _Window(NamedTuple):
+class _KernelWindow(NamedTuple):
     """How a kernel moves over [batch, *sizes, models, channels]."""
 
     kernel: tuple[int, ...]
@@ -46,7 +46,7 @@ class _Window(NamedTuple):
             for size, taps, step, border, gap in zip(sizes, *self, strict=True)
         )
 
-    def turned(self) -> _Window:
+    def turned(self) -> _KernelWindow:
         """What brings gradients of outputs back to inputs, where the stride is one."""
         borders = (
             (taps - 1) * gap - border
@@ -66,7 +66,7 @@ def convolve_unfolded(
     """[batch, models * channels, *sizes], channels last in memory -> the same."""
     models, outputs, channels, *kernel = weight.shape
     dimensions = len(kernel)
-    window = _Window(
+    window = _KernelWindow(
         tuple(kernel), *(each_dimension(one, dimensions) for one in (stride, padding, dilation))
     )
     last = pictures.movedim(1, -1)
@@ -87,7 +87,7 @@ class _Unfolded(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, last: torch.Tensor, weight: torch.Tensor, window: _Window
+        context: Any, last: torch.Tensor, weight: torch.Tensor, window: _KernelWindow
     ) -> torch.Tensor:
         context.save_for_backward(last, weight)
         context.window = window
@@ -106,7 +106,7 @@ class _Unfolded(torch.autograd.Function):
         return of_input, of_weight, None
 
 
-def _convolved(last: torch.Tensor, weight: torch.Tensor, window: _Window) -> torch.Tensor:
+def _convolved(last: torch.Tensor, weight: torch.Tensor, window: _KernelWindow) -> torch.Tensor:
     rows = window.rows(last)
     made = multiply_rows(rows, _as_matrices(weight).transpose(1, 2))
     sizes = window.outputs(tuple(last.shape[1:-2]))
@@ -120,7 +120,7 @@ def _as_matrices(weight: torch.Tensor) -> torch.Tensor:
 
 
 def _weight_gradient(
-    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: _Window
+    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: _KernelWindow
 ) -> torch.Tensor:
     rows = window.rows(last)
     flat = gradient.reshape(-1, *gradient.shape[-2:])
@@ -130,7 +130,7 @@ def _weight_gradient(
 
 
 def _input_gradient(
-    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: _Window
+    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: _KernelWindow
 ) -> torch.Tensor:
     if all(step == 1 for step in window.stride):
         spatial = tuple(range(3, weight.dim()))
@@ -140,7 +140,7 @@ def _input_gradient(
 
 
 def _added_by_tap(
-    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: _Window
+    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: _KernelWindow
 ) -> torch.Tensor:
     """Every kernel element's share, added where it was read."""
     sizes = last.shape[1:-2]
@@ -158,7 +158,7 @@ def _added_by_tap(
     return total[(slice(None), *inner)].contiguous()
 
 
-def _read_by(tap: tuple[int, ...], window: _Window, outputs: Any) -> tuple[slice, ...]:
+def _read_by(tap: tuple[int, ...], window: _KernelWindow, outputs: Any) -> tuple[slice, ...]:
     """Where a kernel element reads, for all outputs."""
     parts = []
     for at, step, gap, count in zip(tap, window.stride, window.dilation, outputs, strict=True):
