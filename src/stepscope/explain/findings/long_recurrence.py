@@ -34,10 +34,7 @@ _FORMS = {"layer": "", "cells": ", its cell called step by step", "loop": ", wri
 
 def find(evidence: RankEvidence) -> Finding | None:
     """The share of the step that backward through time takes."""
-    start_ns = evidence.timeline.start_ns
-    window = StepWindow(
-        start_ns=start_ns, end_ns=start_ns + evidence.timeline.span_ns, steps=evidence.cycles
-    )
+    window = _host_window(evidence)
     found = find_recurrences(evidence.trace, window)
     if not found:
         return None
@@ -64,6 +61,19 @@ def find(evidence: RankEvidence) -> Finding | None:
         where=costliest_places(evidence.trace, *_first_calls(found, shares)),
         remedies=tuple(_offer([one.recurrence for one in found])),
     )
+
+
+def _host_window(evidence: RankEvidence) -> StepWindow:
+    """The calls of the budget's window; the device's window begins later than its first call."""
+    start_ns, end_ns = (
+        evidence.timeline.start_ns,
+        evidence.timeline.start_ns + evidence.timeline.span_ns,
+    )
+    if not evidence.on_host:
+        host, (top, _) = evidence.trace.host, _device_work(evidence)
+        began = host.start_ns[top[top >= 0]]
+        start_ns, end_ns = (int(began.min()), int(began.max()) + 1) if len(began) else (0, 0)
+    return StepWindow(start_ns=start_ns, end_ns=end_ns, steps=evidence.cycles)
 
 
 def _backward_shares(
