@@ -32,7 +32,7 @@ _HORIZON = (
 )
 
 
-class _Change(msgspec.Struct, frozen=True, kw_only=True):
+class _ScannedRecurrence(msgspec.Struct, frozen=True, kw_only=True):
     """One recurrence of the step, as it is and as the scan would have it."""
 
     recurrence: Recurrence
@@ -93,7 +93,9 @@ def _fits(context: StepContext, recurrence: Recurrence) -> bool:
     return recurrence.is_plain and (context.on_host or recurrence.size <= LARGEST_SIZE)
 
 
-def _change(context: StepContext, found: Sequence[RecurrentCalls], place: int) -> _Change | None:
+def _change(
+    context: StepContext, found: Sequence[RecurrentCalls], place: int
+) -> _ScannedRecurrence | None:
     """None if the step has no backward pass through it."""
     calls, tasks = context.graph.calls, context.graph.tasks
     owner, in_backward = owners(context.trace, found, calls.operator)
@@ -115,7 +117,7 @@ def _change(context: StepContext, found: Sequence[RecurrentCalls], place: int) -
         None if context.on_host else context.trace.device_name or "",
         context.multiprocessors,
     )
-    return _Change(
+    return _ScannedRecurrence(
         recurrence=recurrence,
         backward=backward,
         backward_calls=backward_calls,
@@ -124,7 +126,7 @@ def _change(context: StepContext, found: Sequence[RecurrentCalls], place: int) -
     )
 
 
-def _scanned(context: StepContext, graph: StepGraph, change: _Change) -> StepGraph:
+def _scanned(context: StepContext, graph: StepGraph, change: _ScannedRecurrence) -> StepGraph:
     factor = change.time.backward_ns / change.now_ns
     if context.on_host:
         return scale_calls(graph, change.backward, factor)
