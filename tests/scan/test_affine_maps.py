@@ -48,7 +48,7 @@ def test_single_precision_is_exact_to_ten_to_the_minus_five(radius: float, steps
     gradient, slope, weight = made_up(steps, radius)
     slope = slope * min(1.0, 0.98 / radius)
     right, left = one_after_the_other(gradient, slope, weight)
-    ours, ours_left = backward_states(gradient.float(), slope.float(), weight.float())
+    ours, ours_left = backward_states(gradient.float(), slope.float(), weight.float(), 32)
     assert float((ours - right).norm() / right.norm()) < 1e-5
     assert float((ours_left - left).norm() / left.norm()) < 1e-5
 
@@ -58,7 +58,7 @@ def test_products_out_of_range_do_no_harm_where_the_gradient_is_in_range() -> No
     gradient, slope, weight = made_up(5000, 1.5, kind=torch.float32)
     gradient[50:] = 0
     right, _ = one_after_the_other(gradient.double(), slope.double(), weight.double())
-    ours, left = backward_states(gradient, slope, weight)
+    ours, left = backward_states(gradient, slope, weight, 32)
     assert torch.isfinite(ours).all()
     assert torch.isfinite(left).all()
     assert float((ours - right).norm() / right.norm()) < 1e-4
@@ -67,7 +67,7 @@ def test_products_out_of_range_do_no_harm_where_the_gradient_is_in_range() -> No
 def test_a_gradient_that_vanishes_is_zero_not_nan() -> None:
     gradient, slope, weight = made_up(3000, 0.3, kind=torch.float32)
     gradient[:-1] = 0
-    ours, left = backward_states(gradient, slope, weight)
+    ours, left = backward_states(gradient, slope, weight, 32)
     assert torch.isfinite(ours).all()
     assert float(left.abs().max()) == 0
 
@@ -88,3 +88,9 @@ def test_the_critical_path_grows_with_the_logarithm(monkeypatch: pytest.MonkeyPa
         backward_states(*made_up(steps, 0.9, batch=1, size=2), 16)
         depths.append(2 * 16 + 2 * sum(levels) + 16)
     assert [depth - depths[0] for depth in depths] == [0, 32, 64]
+
+
+def test_a_plain_loop_where_chunks_cannot_run_at_the_same_time() -> None:
+    """Folding a step costs a matrix instead of a row: on a CPU only tiny states are worth it."""
+    assert affine_maps.usual_chunk(torch.empty(4096, 16, 20)) == 4096
+    assert affine_maps.usual_chunk(torch.empty(16384, 1, 4)) < 1024

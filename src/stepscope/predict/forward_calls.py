@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from stepscope.explain.recurrences import forward_creators
 from stepscope.explain.replay.build import call_phases, outermost_operator
 from stepscope.explain.replay.graph import Phase
 from stepscope.records.trace import HostKind
@@ -61,7 +62,7 @@ def find_forward_calls(context: StepContext) -> StepForward:
     number = np.full(len(trace.host) + 1, -1, np.int32)  # row -1 reads the last place
     number[rows] = np.arange(len(rows), dtype=np.int32)
     forward = number[top]
-    created_by = number[_creators(trace, top)]
+    created_by = number[forward_creators(trace, top)]
     return StepForward(
         calls=tuple(_read_calls(trace, rows)),
         owner=np.where(forward >= 0, forward, created_by).astype(np.int32),
@@ -87,17 +88,6 @@ def _forward_rows(context: StepContext) -> NDArray[np.intp]:
     outer = outer[call_phases(context.trace, outer) == Phase.FORWARD]
     ordered: NDArray[np.intp] = outer[np.argsort(host.start_ns[outer], kind="stable")]
     return ordered
-
-
-def _creators(trace: Trace, top: Ints) -> Ints:
-    """The outermost forward operator that created each backward node, or -1."""
-    if not len(trace.host):
-        return np.full(len(top), -1, np.int32)
-    created = np.where(top >= 0, trace.host.forward_of[np.maximum(top, 0)], -1)
-    creators = np.full(len(top), -1, np.int32)
-    known = np.flatnonzero(created >= 0)
-    creators[known] = outermost_operator(trace, created[known])
-    return creators
 
 
 def _read_calls(trace: Trace, rows: NDArray[np.intp]) -> list[ForwardCall]:

@@ -120,6 +120,18 @@ FAST_START = _add(
     "import less, prepare data once and keep it, create the model on its device",
 )
 
+# Recurrences
+TRUNCATE_BACKWARD = _add(
+    "truncate-backward",
+    "look how far back the gradient reaches (stepscope.fix.scan.gradient_horizon); where few steps "
+    "matter, detach the state between stretches of twice as many",
+)
+SCAN_BACKWARD = _add(
+    "scan-backward",
+    "call stepscope.fix.scan.scan_backward(model): the backward pass of nn.RNN by chunks that run "
+    "at the same time",
+)
+
 # Precision and kernels
 BF16 = _add("bf16", "run forward and loss under bf16 autocast")
 FP16 = _add(

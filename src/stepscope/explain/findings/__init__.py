@@ -65,6 +65,7 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
         "layout_copies",
         "small_batch",
         "optimizer_per_parameter",
+        "long_recurrence",
         "recomputation",
         "memory_near_limit",
         "fragmentation",

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from stepscope.records.scan_costs import GROUP, cpu_chunk
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 _RESCALE_EVERY = 8  # products: weights with a norm up to 10^4 stay in range between two
-_GROUP = 16  # maps that fold into one
 
 
 class AffineMaps(NamedTuple):
@@ -36,6 +37,7 @@ class AffineMaps(NamedTuple):
     offset: Tensor  # [groups, batch, size]
 
 
+@torch.no_grad()
 def backward_states(
     gradient: Tensor, slope: Tensor, weight: Tensor, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -45,7 +47,9 @@ def backward_states(
     its activation; `weight` the recurrent one, as nn.RNN has it.
     """
     steps, batch, size = gradient.shape
-    chunk = chunk or usual_chunk(steps, batch, size)
+    chunk = chunk or usual_chunk(gradient)
+    if chunk >= steps:
+        return _one_after_the_other(gradient, slope, weight)
     whole = -(-steps // chunk) * chunk
     # Zeros in front are steps that change nothing: the gradient has left when it reaches them.
     padded = [_pad_front(values, whole - steps) for values in (gradient, slope)]
@@ -56,22 +60,37 @@ def backward_states(
     return reached, reached[0] @ weight
 
 
-def usual_chunk(steps: int, batch: int, size: int) -> int:
-    """A chunk's fold multiplies matrices where its replay multiplies rows, so few long chunks are
-    less work and many short ones are done earlier: about as many chunks as steps in each."""
-    del batch, size
+def usual_chunk(gradient: Tensor) -> int:
+    """On a CPU by the model of its cost. Elsewhere a fold multiplies matrices where the replay
+    multiplies rows, so few long chunks are less work and many short ones are done earlier: about
+    as many chunks as steps in each."""
+    steps, batch, size = map(int, gradient.shape)
+    if gradient.device.type == "cpu":
+        return cpu_chunk(steps, batch, size)
     return max(1, min(steps, 1 << (steps.bit_length() // 2)))
+
+
+def _one_after_the_other(gradient: Tensor, slope: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Three calls a step and nothing kept: where no chunks run at the same time, the best there
+    is. Autograd needs several times as many calls."""
+    row, reached = torch.zeros_like(gradient[0]), torch.empty_like(gradient)
+    parts = (reversed(values.unbind()) for values in (gradient, slope, reached))
+    for own, its_slope, error in zip(*parts, strict=True):
+        torch.add(row, own, out=error)
+        error.mul_(its_slope)
+        torch.mm(error, weight, out=row)
+    return reached, row
 
 
 def carries(maps: AffineMaps) -> Tensor:
     """The row that enters each group from the right; nothing enters the last."""
     groups, batch, size = maps.offset.shape
-    if groups <= _GROUP:
+    if groups <= GROUP:
         return _spread(maps, torch.zeros_like(maps.offset[:1]), members=groups)
-    whole = -(-groups // _GROUP) * _GROUP
+    whole = -(-groups // GROUP) * GROUP
     filled = _with_identities(maps, whole - groups)
-    above = _fold_maps(AffineMaps(*(part.unflatten(0, (-1, _GROUP)) for part in filled)))
-    spread = _spread(filled, carries(above), members=_GROUP)
+    above = _fold_maps(AffineMaps(*(part.unflatten(0, (-1, GROUP)) for part in filled)))
+    spread = _spread(filled, carries(above), members=GROUP)
     return spread.reshape(whole, batch, size)[whole - groups :]
 
 

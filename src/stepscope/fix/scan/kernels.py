@@ -16,10 +16,11 @@ import torch
 import triton
 import triton.language as tl
 
+from stepscope.records.scan_costs import GROUP
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-GROUP = 16  # maps that fold into one
 _ROWS = 32  # of a matrix that one program folds
 _SEQUENCES = 16  # of the batch that one program replays: the least a matrix product takes
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from stepscope.fix.scan import affine_maps
 from stepscope.fix.scan.second_derivative import refuse_second_derivative
+from stepscope.records.scan_costs import LARGEST_SIZE
 
 PRECISIONS = ("fp32", "tf32x3", "tf32")
 _DOT = {"fp32": "ieee", "tf32x3": "tf32x3", "tf32": "tf32"}  # as Triton calls them
-_LARGEST_SIZE = 128  # of a state that the kernels keep in registers
 _LARGEST_PLAIN = 64  # beyond, products without tensor cores take minutes to compile
 _NOT_ONE_PIECE = ".*not part of single contiguous chunk of memory"
 
@@ -157,7 +157,8 @@ def backward_states(
             precision=_dot(precision, gradient.shape[-1]),
         )
     slope = 1 - states * states if tanh else (states > 0).to(states.dtype)
-    return affine_maps.backward_states(gradient, slope, weight)
+    found: tuple[Tensor, Tensor] = affine_maps.backward_states(gradient, slope, weight)
+    return found
 
 
 def _dot(precision: str, size: int) -> str:
@@ -169,7 +170,7 @@ def _kernels_fit(gradient: Tensor) -> bool:
     return (
         gradient.is_cuda
         and gradient.dtype == torch.float32
-        and gradient.shape[-1] <= _LARGEST_SIZE
+        and gradient.shape[-1] <= LARGEST_SIZE
         and has_triton()
     )
 

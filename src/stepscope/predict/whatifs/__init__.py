@@ -28,6 +28,7 @@ _NAMES = (
     "no-sync",
     "no-data-wait",
     "no-stalls",
+    "scan",
     "batch",
     "fuse",
     "accumulate",

@@ -1,0 +1,150 @@
+"""A long recurrence: the gradient of each step waits for that of the next one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, severity
+from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.recurrences import StepWindow, find_recurrences, owners
+from stepscope.explain.replay.build import outermost_operator
+from stepscope.records import remedies
+from stepscope.records.figures import percent
+from stepscope.records.scan_costs import LARGEST_SIZE
+from stepscope.records.trace import HostKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from stepscope.explain.arrays import Int32s, Int64s
+    from stepscope.explain.recurrences import Recurrence, RecurrentCalls
+    from stepscope.records.explanation import Remedy
+
+_NAMES = {
+    "tanh": "a plain RNN (tanh)",
+    "relu": "a plain RNN (relu)",
+    "lstm": "an LSTM",
+    "gru": "a GRU",
+    "gated": "a gated recurrence",
+}
+_FORMS = {"layer": "", "cells": ", its cell called step by step", "loop": ", written as a loop"}
+
+
+def find(evidence: RankEvidence) -> Finding | None:
+    """The share of the step that backward through time takes."""
+    window = _host_window(evidence)
+    found = find_recurrences(evidence.trace, window)
+    if not found:
+        return None
+    shares = _backward_shares(evidence, window, found)
+    share = min(1.0, sum(shares))
+    if share < LOW:
+        return None
+    longest = found[int(np.argmax(shares))].recurrence
+    guessed = all(one.recurrence.form == "loop" for one in found)
+    return RULE.finding(
+        share=share,
+        severity="low" if guessed else severity(share),
+        summary=f"{percent(share)} of the step is backward through {longest.steps:,} steps of "
+        f"{_NAMES[longest.cell]}{_FORMS[longest.form]}: the gradient of each waits for that of the "
+        "next.",
+        evidence=(
+            *(
+                f"{_shape_words(one.recurrence)}: {evidence.step_ms(its_share)} in backward"
+                for one, its_share in zip(found, shares, strict=True)
+                if its_share > 0
+            ),
+            *_guess_words(guessed),
+        ),
+        where=costliest_places(evidence.trace, *_first_calls(found, shares)),
+        remedies=tuple(_offer([one.recurrence for one in found])),
+    )
+
+
+def _host_window(evidence: RankEvidence) -> StepWindow:
+    """The calls of the budget's window; the device's window begins later than its first call."""
+    start_ns, end_ns = (
+        evidence.timeline.start_ns,
+        evidence.timeline.start_ns + evidence.timeline.span_ns,
+    )
+    if not evidence.on_host:
+        host, (top, _) = evidence.trace.host, _device_work(evidence)
+        began = host.start_ns[top[top >= 0]]
+        start_ns, end_ns = (int(began.min()), int(began.max()) + 1) if len(began) else (0, 0)
+    return StepWindow(start_ns=start_ns, end_ns=end_ns, steps=evidence.cycles)
+
+
+def _backward_shares(
+    evidence: RankEvidence, window: StepWindow, found: Sequence[RecurrentCalls]
+) -> list[float]:
+    """Of the step of record, by recurrence."""
+    on_host = evidence.on_host or any(one.recurrence.form != "layer" for one in found)
+    top, dur_ns = _host_work(evidence, window) if on_host else _device_work(evidence)
+    owner, backward = owners(evidence.trace, found, top)
+    sums = [float(dur_ns[(owner == place) & backward].sum()) for place, _ in enumerate(found)]
+    if not on_host:
+        return [evidence.device_share(each) for each in sums]
+    # Loops launch small kernels one by one: the host's calls take the time, on a GPU too.
+    working = evidence.budget_share("compute", "operators", "python", "idle_launch")
+    return [working * each / max(1.0, float(dur_ns.sum())) for each in sums]
+
+
+def _host_work(evidence: RankEvidence, window: StepWindow) -> tuple[Int32s, Int64s]:
+    host = evidence.trace.host
+    inside = (host.start_ns >= window.start_ns) & (host.start_ns < window.end_ns)
+    rows = np.flatnonzero(inside & (host.kind == HostKind.OPERATOR)).astype(np.int32)
+    top = rows[outermost_operator(evidence.trace, rows) == rows]
+    return top, host.dur_ns[top]
+
+
+def _device_work(evidence: RankEvidence) -> tuple[Int32s, Int64s]:
+    launched = evidence.launched
+    return outermost_operator(evidence.trace, launched.operator), launched.dur_ns
+
+
+def _shape_words(recurrence: Recurrence) -> str:
+    layers = f"{recurrence.layers} layers, " if recurrence.layers > 1 else ""
+    return (
+        f"{layers}{recurrence.steps:,} steps, batch {recurrence.batch:,}, state of "
+        f"{recurrence.size:,}"
+    )
+
+
+def _guess_words(guessed: bool) -> tuple[str, ...]:
+    if not guessed:
+        return ()
+    return (
+        "a guess from shapes: the same [batch, size] product with the same weight, again and "
+        "again; it is no recurrence if no call takes what the one before gave",
+    )
+
+
+def _first_calls(found: Sequence[RecurrentCalls], shares: Sequence[float]) -> tuple[Int32s, Int64s]:
+    rows = np.array([one.rows[0] for one in found], np.int32)
+    return rows, np.array([int(share * 1e9) for share in shares], np.int64)
+
+
+def _offer(recurrences: Sequence[Recurrence]) -> Iterator[Remedy]:
+    yield remedies.TRUNCATE_BACKWARD.offer(
+        "first look how far back the gradient reaches (stepscope.fix.scan.gradient_horizon): a "
+        "plain RNN at its initialisation forgets within about 30 steps. Where few steps matter, "
+        "detach the state between stretches of twice as many"
+    )
+    fitting = [one for one in recurrences if one.is_plain and one.size <= LARGEST_SIZE]
+    if not fitting:
+        return
+    if any(one.form == "layer" for one in fitting):
+        yield remedies.SCAN_BACKWARD.offer(
+            "ask gradient_horizon first; if the gradient reaches far, call "
+            "stepscope.fix.scan.scan_backward(model): same parameters, another backward pass"
+        )
+    else:
+        yield remedies.SCAN_BACKWARD.offer(
+            "ask gradient_horizon first; if the gradient reaches far, write the loop as one "
+            "stepscope.fix.scan.ScanRNN"
+        )
+
+
+RULE = FindingRule(id="long-recurrence", title="Long recurrence: backward is a chain", find=find)

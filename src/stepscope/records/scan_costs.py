@@ -1,0 +1,93 @@
+"""What a backward pass by the scan costs: a small model, by which chunks are chosen and gains
+predicted.
+
+On a GPU a chunk's fold and its replay take `chunk` steps each, one after the other; chunks,
+sequences and blocks of rows run at the same time, as many as the device holds. So long chunks wait
+for their own steps, and short ones for a place on the device and for the carries between them.
+
+On a CPU nothing runs at the same time: a fold only pays where its matrices are so small that the
+calls cost more than the arithmetic. Elsewhere one chunk, which is a plain loop, is the best.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+GROUP = 16  # maps that fold into one
+H200_MULTIPROCESSORS = 132
+LARGEST_SIZE = 128  # of a state that the GPU's kernels keep in registers
+_CHUNKS = (8, 16, 32, 64, 128, 256, 512, 1024)
+# Microseconds on an H200, by padded size. Those of size 32 were measured (scan_table.py), the
+# others follow by the products' sizes.
+_FOLD_US = {16: 0.7, 32: 0.95, 64: 1.6, 128: 5.0}  # a step of one program, which waits for itself
+_REPLAY_US = {16: 0.6, 32: 0.78, 64: 0.9, 128: 1.8}
+_FOLD_SHARE_US = {16: 0.06, 32: 0.2, 64: 1.0, 128: 5.0}  # of a multiprocessor that is full
+_MAP_US = 1.0  # a map of a group, which waits for the one behind it
+_MAP_SHARE_US = 1.3
+_LAUNCH_US = 42.0  # on the host, which launches while the device computes
+_MAPS_BYTES = 1 << 30
+_WEIGHTS_LAUNCHES = 3  # gradients of the weights and of the inputs
+_WEIGHTS_BYTES_US = 2.0e6  # bytes a microsecond: what sums over all steps reach on an H200
+
+# One core of an ARM server, torch 2.13: a call of torch, and an element of a map through one step.
+_CALL_US, _ELEMENT_US, _FLOPS_US = 4.0, 0.012, 16e3
+_CALLS_A_STEP, _CALLS_A_CHUNK_STEP, _CALLS_A_GROUP = 3, 30, 560
+
+
+@lru_cache(maxsize=256)
+def gpu_chunk(steps: int, batch: int, size: int, processors: int) -> int:
+    """The chunk that the model expects to be the fastest, of those whose maps fit in memory."""
+    allowed = [
+        chunk
+        for chunk in _CHUNKS
+        if 4 * -(-steps // chunk) * batch * size * size <= _MAPS_BYTES or chunk == _CHUNKS[-1]
+    ]
+    return min(allowed, key=lambda chunk: gpu_states_us(chunk, steps, batch, size, processors))
+
+
+def gpu_states_us(chunk: int, steps: int, batch: int, size: int, processors: int) -> float:
+    """Expected microseconds of a backward pass through the states of one layer."""
+    padded = max(16, 1 << (size - 1).bit_length())
+    chunks, blocks = -(-steps // chunk), -(-size // 32)
+    full = steps * batch * blocks * _FOLD_SHARE_US[padded] / processors
+    fold = max(chunk * _FOLD_US[padded], full)
+    replay = max(1.0, chunks * -(-batch // 16) / processors) * chunk * _REPLAY_US[padded]
+    levels, carries = _carries(chunks, batch, processors)
+    return max(fold + replay + carries, _LAUNCH_US * (1 + 2 * levels))
+
+
+def gpu_layer_us(steps: int, batch: int, size: int, features: int, processors: int) -> float:
+    """The same with the gradients of weights and inputs; sizes up to LARGEST_SIZE."""
+    chunk = gpu_chunk(steps, batch, size, processors)
+    moved = 4 * steps * batch * (3 * size + 2 * features)
+    weights = max(_WEIGHTS_LAUNCHES * _LAUNCH_US, moved / _WEIGHTS_BYTES_US)
+    return gpu_states_us(chunk, steps, batch, size, processors) + weights
+
+
+def _carries(maps: int, batch: int, processors: int) -> tuple[int, float]:
+    """Levels until one group is left, and microseconds: maps are folded on the way up and spread
+    on the way down."""
+    full = maps * batch * _MAP_SHARE_US / processors
+    if maps <= GROUP:
+        return 1, max(maps * _MAP_US, full)
+    levels, above = _carries(-(-maps // GROUP), batch, processors)
+    return levels + 1, max(2 * GROUP * _MAP_US, full) + above
+
+
+@lru_cache(maxsize=256)
+def cpu_chunk(steps: int, batch: int, size: int) -> int:
+    """The chunk that is the fastest by the model; all steps where a plain loop is."""
+    chunks = [1 << power for power in range(2, max(3, steps.bit_length()))]
+    fitting = [chunk for chunk in chunks if chunk < steps]
+    return min([steps, *fitting], key=lambda chunk: cpu_states_us(chunk, steps, batch, size))
+
+
+def cpu_states_us(chunk: int, steps: int, batch: int, size: int) -> float:
+    """Expected microseconds of a backward pass through the states of one layer."""
+    if chunk >= steps:
+        return steps * (_CALLS_A_STEP * _CALL_US + 2 * batch * size**2 / _FLOPS_US)
+    levels = max(1, math.ceil(math.log(max(2, steps / chunk), GROUP)))
+    calls = chunk * _CALLS_A_CHUNK_STEP + levels * _CALLS_A_GROUP
+    elements = steps * batch * size**2
+    return calls * _CALL_US + elements * (_ELEMENT_US + 2 * size / _FLOPS_US)
