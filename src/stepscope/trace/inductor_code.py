@@ -26,7 +26,8 @@ _CPP_BEGINS = re.compile(r'^extern "C"\s+void\s+\w+\(')
 _TRITON_BEGINS = re.compile(r"^def (triton_\w+)\((.*)\):")
 _PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|:|$)")
 _CALLED = re.compile(
-    r"^\s*(?:(\w+) = )?((?:triton|cpp|multi_kernel)_\w+|extern_kernels\.\w+|torch\.ops\.[\w.]+|"
+    r"^\s*(?:(\w+) = )?((?:triton|cpp|multi_kernel)_\w+(?:\.run)?|extern_kernels\.\w+|"
+    r"torch\.ops\.[\w.]+|"
     r"aten\.[\w.]+|inductor_ops\.[\w.]+)\((.*)\)"
 )
 _RETURNED = re.compile(r"^\s+return \((.*?),?\s*\)\s*$")
@@ -47,6 +48,7 @@ class CodeCall:
     operator: str | None  # of a library's: aten::mm
     reads: tuple[str, ...]  # each once, in the order of the arguments
     writes: tuple[str, ...]
+    wholes: tuple[str, ...] = ()  # tensors of which it writes a part
     nodes: tuple[str, ...]  # as the code's comments say; of a kernel's first call only
     tensors: frozenset[str]
     size_bytes: int | None
@@ -136,7 +138,6 @@ class _Reading:
         parameters = self._parameters.get(name, ())
         reads, writes = _roles(arguments, parameters, is_loop=is_loop)
         writes = [result] if result else writes
-        writes += [self._parts[one] for one in writes if one in self._parts]
         self.calls.append(
             CodeCall(
                 name=name,
@@ -144,6 +145,7 @@ class _Reading:
                 operator=None if is_loop else _operator(name),
                 reads=tuple(dict.fromkeys(reads)),
                 writes=tuple(dict.fromkeys(writes)),
+                wholes=tuple({self._parts[one]: None for one in writes if one in self._parts}),
                 nodes=self._computed.get(name, ()) if is_loop else (),
                 tensors=tensors,
                 size_bytes=sum(self.sizes[one] for one in tensors) if tensors else None,
@@ -155,8 +157,8 @@ class _Reading:
         """A view may be another tensor in the memory of one that is no longer needed."""
         if "# alias" in line:
             self._parts[name] = old
-        else:
-            self.renamed.setdefault(name, old)
+            return
+        self.renamed.setdefault(name, old)
         if old in self.sizes and name not in self.sizes:
             self.sizes[name] = self.sizes[old]
             if "reinterpret_tensor(" not in line:

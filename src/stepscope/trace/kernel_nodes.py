@@ -87,7 +87,9 @@ class _Join:
         self._node_of: dict[str, str] = {}  # a tensor of the code -> its node
         self._library: dict[int, str] = {}  # a call -> the node that it computes
         self._by_library = {node for node, one in self._operators.items() if "seeds" in one.name}
-        self._maker = {name: call for call in reversed(code.calls) for name in call.writes}
+        self._maker = {
+            name: call for call in reversed(code.calls) for name in (*call.writes, *call.wholes)
+        }
         self._written = set(self._maker) | set(code.renamed)
 
     def _base(self, name: str) -> str:
@@ -178,7 +180,7 @@ class _Join:
                     partial.update(dict.fromkeys(call.writes, number))
             nodes.append(its)
             assigned.update(its)
-            written.update(call.writes)
+            written.update((*call.writes, *call.wholes))
         return self._with_copies(nodes)
 
     def _with_copies(self, nodes: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -232,9 +234,9 @@ class _Join:
         known_reads = {name for name in reads if name is not None}
         reachable = self._reachable(known_reads)
         written = []
-        for name in call.writes:
+        for name in (*call.writes, *call.wholes):
             node = self._node_of.get(name)
-            if node is None:
+            if node is None and name not in call.wholes:
                 node = self._guess(name, reachable, taken=set(self._node_of.values()))
             if node is not None:
                 self._node_of.setdefault(name, node)
