@@ -46,7 +46,7 @@ class KernelPieces(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.dur_ns)
 
 
-class _Runs(NamedTuple):
+class _GraphRuns(NamedTuple):
     """Runs of recorded graphs in the trace, and the operators right inside them."""
 
     rows: Indices
@@ -85,7 +85,7 @@ _COLUMNS: dict[str, type[np.integer]] = {
 }
 
 
-class _Columns(NamedTuple):
+class _PieceColumns(NamedTuple):
     region: Int32s
     graph: Int32s
     kernel: Int32s
@@ -93,7 +93,7 @@ class _Columns(NamedTuple):
     dur_ns: Int64s
 
 
-def _find_runs(trace: Trace, graphs: Sequence[CompiledGraph]) -> _Runs:
+def _find_runs(trace: Trace, graphs: Sequence[CompiledGraph]) -> _GraphRuns:
     host = trace.host
     number = {graph.key: place for place, graph in enumerate(graphs)}
     everywhere = np.ones(len(host), np.bool_)
@@ -107,7 +107,7 @@ def _find_runs(trace: Trace, graphs: Sequence[CompiledGraph]) -> _Runs:
     children, around = inside[direct], around[direct]
     order = np.lexsort((host.start_ns[children], around))
     children, around = children[order], around[order]
-    return _Runs(rows, names, children, np.searchsorted(around, np.append(rows, len(host))))
+    return _GraphRuns(rows, names, children, np.searchsorted(around, np.append(rows, len(host))))
 
 
 def _key(name: str) -> str:
@@ -116,7 +116,7 @@ def _key(name: str) -> str:
 
 
 def _same_runs(
-    trace: Trace, runs: _Runs
+    trace: Trace, runs: _GraphRuns
 ) -> Iterator[tuple[int, NDArray[np.intp], tuple[str, ...]]]:
     """Runs of one graph with the same operators: its number, theirs, and the operators' names."""
     groups: dict[tuple[int, bytes], list[int]] = {}
@@ -129,7 +129,9 @@ def _same_runs(
         yield graph, np.array(same, np.intp), names
 
 
-def _on_host(trace: Trace, graphs: Sequence[CompiledGraph], runs: _Runs) -> Iterator[_Columns]:
+def _on_host(
+    trace: Trace, graphs: Sequence[CompiledGraph], runs: _GraphRuns
+) -> Iterator[_PieceColumns]:
     host = trace.host
     for graph, same, names in _same_runs(trace, runs):
         kernels = graphs[graph].kernels
@@ -147,7 +149,7 @@ def _on_host(trace: Trace, graphs: Sequence[CompiledGraph], runs: _Runs) -> Iter
             between += host.dur_ns[events[:, unknown]] @ shares[:-1][unknown]
         yield _columns(runs, same, graph, calls[~unknown], events[:, ~unknown], trace)
         loops = np.flatnonzero(shares.any(0)).astype(np.int32)
-        yield _Columns(
+        yield _PieceColumns(
             region=np.repeat(runs.rows[same], len(loops)).astype(np.int32),
             graph=np.full(len(same) * len(loops), graph, np.int32),
             kernel=np.tile(loops, len(same)),
@@ -157,9 +159,9 @@ def _on_host(trace: Trace, graphs: Sequence[CompiledGraph], runs: _Runs) -> Iter
 
 
 def _columns(
-    runs: _Runs, same: Indices, graph: int, calls: Int32s, events: Indices, trace: Trace
-) -> _Columns:
-    return _Columns(
+    runs: _GraphRuns, same: Indices, graph: int, calls: Int32s, events: Indices, trace: Trace
+) -> _PieceColumns:
+    return _PieceColumns(
         region=np.repeat(runs.rows[same], len(calls)).astype(np.int32),
         graph=np.full(events.size, graph, np.int32),
         kernel=np.tile(calls, len(same)),
@@ -190,7 +192,9 @@ def _share_gaps(calls: Int32s, kernels: Sequence[GraphKernel]) -> NDArray[np.flo
     return shares
 
 
-def _on_device(trace: Trace, graphs: Sequence[CompiledGraph], runs: _Runs) -> Iterator[_Columns]:
+def _on_device(
+    trace: Trace, graphs: Sequence[CompiledGraph], runs: _GraphRuns
+) -> Iterator[_PieceColumns]:
     host, device = trace.host, trace.device
     work = np.flatnonzero((device.kind <= DeviceKind.MEMSET) & (device.launch >= 0))
     run_row = nearest_of(host, _mark(len(host), runs.rows), device.launch[work])
@@ -209,7 +213,7 @@ def _on_device(trace: Trace, graphs: Sequence[CompiledGraph], runs: _Runs) -> It
         names = [trace.strings[code] for code in device.name[work[part]].tolist()]
         calls = align_kernels(names, by_operator[part].tolist(), graphs[graph].kernels)
         places = (edges[np.array(same)][:, None] + np.arange(len(names))).ravel()
-        yield _Columns(
+        yield _PieceColumns(
             region=run_row[places],
             graph=np.full(len(places), graph, np.int32),
             kernel=np.tile(np.array(calls, np.int32), len(same)),
@@ -219,7 +223,7 @@ def _on_device(trace: Trace, graphs: Sequence[CompiledGraph], runs: _Runs) -> It
 
 
 def _calls_by_operator(
-    trace: Trace, graphs: Sequence[CompiledGraph], runs: _Runs, launch: Int32s
+    trace: Trace, graphs: Sequence[CompiledGraph], runs: _GraphRuns, launch: Int32s
 ) -> Int32s:
     """For each launch, the call of the code by the operator around it, or -1."""
     call = np.full(len(trace.host), ABSENT, np.int32)
