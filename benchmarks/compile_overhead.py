@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--cold", action="store_true", help="an empty cache for every run")
     parser.add_argument("--save", type=Path)
+    parser.add_argument("--explain", action="store_true", help="what was captured of the compiler")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -44,6 +45,8 @@ def main() -> int:
             for kind in ("bare", "ours") if number % 2 == 0 else ("ours", "bare"):
                 runs[kind].append(_run(kind, number, Path(folder), options))
                 print(kind, _short(runs[kind][-1]), flush=True)
+        if options.explain:
+            print(_explained(Path(folder, "run-0")))
     if options.save:
         options.save.write_text(json.dumps(runs, indent=1))
     return _compare(runs)
@@ -105,6 +108,19 @@ def _train(options: argparse.Namespace) -> int:
     }
     print(json.dumps(facts))
     return 0
+
+
+def _explained(out: Path) -> str:
+    import torch
+
+    from stepscope.explain.explain_job import explain_job
+
+    work = explain_job(out, cache=False).ranks[0].compiled
+    if work is None:
+        return f"torch {torch.__version__}: nothing compiled was seen"
+    graphs = f"{len(work.regions)} graphs, {sum(one.captured for one in work.regions)} captured"
+    notes = "; ".join(work.notes) or "nothing is missing"
+    return f"torch {torch.__version__}: {work.compilations} compilations, {graphs}; {notes}"
 
 
 def _short(run: dict[str, Any]) -> str:
