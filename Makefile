@@ -10,7 +10,7 @@ SHARED_TRACES ?= ../shared/traces
 # Code is compiled once, not by each of the hundreds of processes that the tests start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types imports page tests test-slow test-launchers launchers fuzz trainers loggers format wheel bench \
+.PHONY: help demo test lint types imports page tests test-slow test-launchers launchers fuzz trainers loggers torch-versions format wheel bench \
 	bench-capture bench-predict bench-tune vscode clean
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make fuzz    100,000 damaged inputs of every kind (CASES=N, SEED=N): hours"
 	@echo "make trainers  install accelerate, transformers, lightning; test capture with them"
 	@echo "make loggers  install TensorBoard, MLflow and Weights & Biases; test logging with them"
+	@echo "make torch-versions  older versions of torch, each in its own environment: compiled trainings under capture"
 	@echo "make wheel   build the wheel, install it into a new environment, try it there"
 	@echo "make bench   speed and memory against HolisticTraceAnalysis"
 	@echo "make bench-capture   what capture costs: paired runs with and without it"
@@ -84,6 +85,15 @@ trainers: $(VENV)/installed
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test,trainers]"
 	$(BIN)/pytest -m "slow or not slow" tests/measure/test_trainers.py \
 		tests/whole_run/test_planted_trainers.py
+
+# The same bits, graphs and cache hits with and without capture; an older torch keeps less of what it compiled.
+TORCH_VERSIONS ?= 2.4.1 2.6.0 2.11.0
+torch-versions:
+	for version in $(TORCH_VERSIONS); do \
+		$(PYTHON) -m venv .venv-torch-$$version && \
+		.venv-torch-$$version/bin/pip install -q --disable-pip-version-check torch==$$version setuptools -e . && \
+		.venv-torch-$$version/bin/python benchmarks/compile_overhead.py --rounds 1 --steps 30 --explain \
+		|| exit 1; done
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix src tests benchmarks docs/learn/scripts

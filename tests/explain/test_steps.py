@@ -166,3 +166,17 @@ def test_step_of_a_time_is_the_range_that_holds_it() -> None:
     steps = (Step(name="1", start_ns=10, dur_ns=5), Step(name="2", start_ns=20, dur_ns=5))
     times = np.array([9, 10, 14, 15, 19, 20, 24, 25])
     assert step_of(steps, times).tolist() == [-1, 0, 0, -1, -1, 1, 1, -1]
+
+
+def test_on_a_cpu_a_last_step_without_the_others_update_is_the_end_of_the_training(
+    explained: Explain,
+) -> None:
+    def trained(number: int, start: float) -> list[list[dict[str, object]]]:
+        update = note("Optimizer.step#SGD.step", start=start + 50, dur=10)
+        return [step(number, start=start, dur=100), op("aten::mm", start=start, dur=40), update]
+
+    whole = [*trained(1, 0), *trained(2, 100)]
+    ended = explained(*whole, step(3, start=200, dur=7), op("aten::item", start=201, dur=1))
+    assert ended.steps.cycles_ns == (100_000, 100_000)
+    assert len(ended.steps.steps) == 3
+    assert len(explained(*whole, *trained(3, 200)).steps.cycles_ns) == 3

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from stepscope.records.place import Place
-from stepscope.trace.graph_text import placeholders, read_graph
-from stepscope.trace.inductor_code import read_kernels
+from stepscope.trace.graph_text import placeholders, read_graph, returned_nodes
+from stepscope.trace.inductor_code import read_code
 
 GRAPH = """
 class GraphModule(torch.nn.Module):
@@ -24,21 +24,27 @@ class GraphModule(torch.nn.Module):
 """
 CODE = """
 triton_poi_fused_add_0 = async_compile.triton('triton_poi_fused_add_0', '''
+def triton_poi_fused_add_0(in_out_ptr0, xnumel, XBLOCK : tl.constexpr):
 ''')
 # Topologically Sorted Source Nodes: [h, add], Original ATen: [aten.add, aten.mul]
 # Graph fragment:
 #   %mul : Tensor "f32[8, 2][2, 1]cuda:0"[num_users=1] = call_function[target=torch.ops.aten.mul.Tensor](args = ())
 #   %add : Tensor "f32[8, 2][2, 1]cuda:0"[num_users=1] = call_function[target=torch.ops.aten.add.Tensor](args = ())
 triton_poi_fused_add_mul_1 = async_compile.triton('triton_poi_fused_add_mul_1', '''
+def triton_poi_fused_add_mul_1(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
 ''')
     def call(self, args):
         buf0 = empty_strided_cuda((8, 2), (2, 1), torch.float32)
         # Topologically Sorted Source Nodes: [h], Original ATen: [aten.mm]
         extern_kernels.mm(x, w, out=buf0)
-        triton_poi_fused_add_0.run(buf0, 16, stream=stream0)
         buf1 = buf0; del buf0  # reuse
+        triton_poi_fused_add_0.run(buf1, 16, stream=stream0)
         buf2 = reinterpret_tensor(w, (8, 2), (2, 1), 0); del w  # reuse
         triton_poi_fused_add_mul_1.run(buf1, buf2, 16, stream=stream0)
+        buf4 = torch.ops.aten.topk.default(buf2, 2)
+        return (buf1, reinterpret_tensor(buf2, (2, 8), (1, 2), 0), )
+def get_args():
+    return (x, w)
 """
 
 
@@ -63,11 +69,31 @@ def test_text_that_is_no_graph_has_no_operators() -> None:
     assert placeholders("nothing") == {}
 
 
-def test_kernels_say_what_they_compute_and_share() -> None:
+def test_what_a_graph_returns_are_operators_also_where_they_have_several_results() -> None:
+    assert returned_nodes(GRAPH) == ("sub", "sum_1")
+    assert returned_nodes(GRAPH.replace("(sub,", "(getitem,")) == ("var_mean", "sum_1")
+    assert read_graph(GRAPH)[4].inputs == ("mm", "var_mean")
+
+
+def test_a_node_without_a_stack_has_no_line() -> None:
+    before = "        sum_1: "
+    text = GRAPH.replace(before, f"        # No stacktrace found for following nodes\n{before}")
+    assert [one.place is None for one in read_graph(text)] == [False, False, *[True] * 4]
+
+
+def test_calls_have_the_tensors_that_they_read_and_write() -> None:
     assert placeholders(GRAPH) == {"x": 128, "w": 16}
-    mm, first, second = read_kernels(CODE, {"x": 128, "w": 16})
-    assert (mm.name, mm.nodes, mm.size_bytes) == ("extern_kernels.mm", ("h",), 128 + 16 + 64)
-    assert (first.name, first.size_bytes, first.shared_bytes) == ("triton_poi_fused_add_0", 64, 0)
+    code = read_code(CODE, {"x": 128, "w": 16})
+    mm, first, second, library = code.calls
+    assert (mm.name, mm.operator, mm.size_bytes) == ("extern_kernels.mm", "aten::mm", 128 + 16 + 64)
+    assert (mm.reads, mm.writes) == (("x", "w"), ("buf0",))
+    assert (first.name, first.reads, first.writes) == (
+        "triton_poi_fused_add_0", ("buf1",), ("buf1",),
+    )  # fmt: skip
+    assert (second.reads, second.writes) == (("buf1",), ("buf2",))
     assert second.nodes == ("mul", "add")
+    assert (library.operator, library.reads, library.writes) == ("aten::topk", ("buf2",), ("buf4",))
+    assert code.returned == ("buf1", "buf2")
     # buf1 is buf0 under another name; buf2 is another tensor in the memory of w.
-    assert (second.size_bytes, second.shared_bytes) == (64 + 16, 64)
+    assert code.same == {"buf1": "buf0"}
+    assert code.renamed == {"buf1": "buf0", "buf2": "w"}

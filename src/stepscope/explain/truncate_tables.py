@@ -59,7 +59,7 @@ _SPOTS = _Table(
 )
 _REGIONS = _Table(
     {"key": OTHERS, "region": None, "flops": None, "not_graphed": None}
-    | dict.fromkeys(("lines", "unfused"), ()),
+    | dict.fromkeys(("lines", "kernel_times", "unfused"), ()),
     "calls ms kernels gaps_ms",
     lambda row: (row.backward, row.captured),
 )

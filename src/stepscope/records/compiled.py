@@ -27,7 +27,8 @@ class GraphKernel(msgspec.Struct, frozen=True, kw_only=True):
     """One call in the code that Inductor wrote."""
 
     name: str  # triton_poi_fused_gelu_0, cpp_fused_add_1, extern_kernels.mm
-    nodes: tuple[str, ...] = ()  # what it computes; empty where the code does not say
+    operator: str | None = None  # of a library's call, as in a trace: aten::mm
+    nodes: tuple[str, ...] = ()  # operators of the graph that it computes; empty: not known
     size_bytes: int | None = None  # of all tensors that it reads and writes, each once
     shared_bytes: int = 0  # of tensors that the call before it made or read, if both are loops
 
@@ -95,7 +96,19 @@ class RegionLine(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[str, ...]  # most FLOPs and bytes first
     flops: int | None  # of one run
     bytes_moved: int  # by operators one by one: what is fused moves less
-    share: float | None  # of the graph's time; estimated, see docs/numbers.md
+    share: float | None  # of the graph's time; estimated inside a kernel, see docs/numbers.md
+
+
+class KernelTime(msgspec.Struct, frozen=True, kw_only=True):
+    """One call in a compiled graph's code, and what it takes of the step."""
+
+    name: str
+    operators: tuple[str, ...]  # that it fuses, the costliest first; empty: not known
+    places: tuple[Place, ...]  # their lines, the longest first
+    calls: float  # per step
+    ms: float  # per step: on the device; on a CPU, loops without an operator between them share
+    flops: int | None  # of one call
+    bytes_moved: int | None  # of all tensors that one call reads and writes
 
 
 class UnfusedPair(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +134,7 @@ class RegionTime(msgspec.Struct, frozen=True, kw_only=True):
     captured: bool  # its operators are known
     not_graphed: str | None = None
     lines: tuple[RegionLine, ...] = ()
+    kernel_times: tuple[KernelTime, ...] = ()  # the longest first
     unfused: tuple[UnfusedPair, ...] = ()  # the largest first
 
 
@@ -156,6 +170,8 @@ class CompiledWork(msgspec.Struct, frozen=True, kw_only=True):
     compile_s: float | None
     cold_s: float | None  # of that, what no cache had
     cached_s: float | None
+    operator_share: float | None = None  # of the device's time, or of the graphs' on a CPU
+    line_share: float | None = None  # the same with a line of the source
     regions: tuple[RegionTime, ...] = ()  # most time first
     breaks: tuple[BreakCost, ...] = ()  # the costliest first
     recompiled: tuple[Recompiled, ...] = ()

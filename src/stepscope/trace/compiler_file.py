@@ -13,8 +13,8 @@ import msgspec
 from stepscope.records.compiled import Compilation, CompiledGraph, CompilerRecord, GraphBreak
 from stepscope.records.place import Place
 from stepscope.trace.decode import Oddities
-from stepscope.trace.graph_text import placeholders, read_graph
-from stepscope.trace.inductor_code import read_kernels
+from stepscope.trace.graph_text import read_graph
+from stepscope.trace.kernel_nodes import read_kernels
 from stepscope.trace.regular_files import LineFile
 from stepscope.trace.side_files import read_row_batches
 
@@ -96,7 +96,7 @@ def _graph(row: _CompilerLine, key: str, oddities: Oddities) -> CompiledGraph:
         devices=tuple(row.devices),
         not_graphed=row.not_graphed,
         operators=read_graph(operators),
-        kernels=read_kernels(code, placeholders(operators)),
+        kernels=read_kernels(operators, code),
     )
 
 

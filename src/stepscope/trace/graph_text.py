@@ -40,6 +40,8 @@ _NODE = re.compile(
 )
 _ITEM = re.compile(rf"^\s*(?P<node>\w+)\s*:\s*{_TENSOR}\s*=\s*(?P<of>\w+)\[\d+\]")
 _FILE = re.compile(r"^\s*# File: (?P<file>.+):(?P<line>\d+) in (?P<function>[^,]+)")
+_NO_PLACE = "# No stacktrace found"
+_RETURNED = re.compile(r"^\s*return\s+[(\[]?(?P<names>.*?)[)\]]?\s*$")
 _HEADER_END = re.compile(r"\)\s*(?:->[^:]*)?:\s*$")
 _KEYWORD = re.compile(r"^[A-Za-z_]\w*\s*=(?!=)")
 _WORD = re.compile(r"[A-Za-z_]\w*$")
@@ -55,6 +57,7 @@ class _Value(NamedTuple):
 def read_graph(text: str) -> tuple[GraphOperator, ...]:
     """All operators in the order of the graph; views too."""
     values: dict[str, _Value] = {}
+    parts: dict[str, str] = {}  # one of several results -> the operator that made it
     operators = []
     place: Place | None = None
     in_header = False
@@ -65,13 +68,28 @@ def read_graph(text: str) -> tuple[GraphOperator, ...]:
             in_header = _HEADER_END.search(line) is None
         elif file := _FILE.match(line):
             place = Place(file=file["file"], line=int(file["line"]), function=file["function"])
+        elif line.lstrip().startswith(_NO_PLACE):
+            place = None
         elif node := _NODE.match(line):
-            operators.append(_operator(node, line, values, place))
+            operators.append(_operator(node, line, values, parts, place))
         elif item := _ITEM.match(line):
             values[item["node"]] = _value(item)
+            parts[item["node"]] = parts.get(item["of"], item["of"])
         if len(operators) >= MOST_OPERATORS:
             break
     return tuple(operators)
+
+
+def returned_nodes(text: str) -> tuple[str, ...]:
+    """Operators and inputs that the graph returns, in order."""
+    parts: dict[str, str] = {}
+    names: tuple[str, ...] = ()
+    for line in text.splitlines():
+        if item := _ITEM.match(line):
+            parts[item["node"]] = parts.get(item["of"], item["of"])
+        elif returned := _RETURNED.match(line):
+            names = tuple(split_arguments(returned["names"]))
+    return tuple(parts.get(name, name) for name in names)
 
 
 def placeholders(text: str) -> dict[str, int]:
@@ -82,14 +100,19 @@ def placeholders(text: str) -> dict[str, int]:
 
 
 def _operator(
-    node: re.Match[str], line: str, values: dict[str, _Value], place: Place | None
+    node: re.Match[str],
+    line: str,
+    values: dict[str, _Value],
+    parts: dict[str, str],
+    place: Place | None,
 ) -> GraphOperator:
     if node["dtype"] is not None:
         values[node["node"]] = _value(node)
     shapes: list[Any] = []
     dtypes, concrete, inputs = [], [], []
-    for argument in _split(_inside(line, node.end())):
-        if _KEYWORD.match(argument):
+    for argument in split_arguments(_inside(line, node.end())):
+        if keyword := _KEYWORD.match(argument):
+            inputs += [name for name in _names(argument[keyword.end() :].strip()) if name in values]
             continue
         value = values.get(argument)
         names = [name for name in _names(argument) if name in values]
@@ -113,7 +136,7 @@ def _operator(
         shapes=shapes,
         dtypes=dtypes,
         concrete=concrete,
-        inputs=tuple(dict.fromkeys(inputs)),
+        inputs=tuple(dict.fromkeys(parts.get(name, name) for name in inputs)),
         size_bytes=own.size_bytes if own else None,
         place=place,
     )
@@ -138,7 +161,7 @@ def _inside(line: str, begin: int) -> str:
     return line[begin:]
 
 
-def _split(arguments: str) -> Iterator[str]:
+def split_arguments(arguments: str) -> Iterator[str]:
     """At commas that are inside no bracket."""
     depth = begin = 0
     for place, letter in enumerate(arguments):
@@ -154,4 +177,4 @@ def _names(argument: str) -> list[str]:
     """Nodes that an argument names: itself, or the elements of a list."""
     if not argument.startswith(("[", "(")):
         return [argument] if _WORD.match(argument) else []
-    return [word for word in _split(argument[1:-1]) if _WORD.match(word)]
+    return [word for word in split_arguments(argument[1:-1]) if _WORD.match(word)]

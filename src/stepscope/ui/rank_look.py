@@ -30,9 +30,10 @@ def look_at_rank(
     """Draw the rank's picture, predict what changes would save, or both."""
     picture = advice = None
     if draw:
+        from stepscope.explain.compiled import open_regions
         from stepscope.ui.html.picture import draw_rank
 
-        picture = draw_rank(analysis.trace, rank)
+        picture = draw_rank(analysis.trace, rank, analysis.compute_once(open_regions))
     if advise:
         from stepscope.ui.advice import advise_rank
 

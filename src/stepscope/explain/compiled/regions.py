@@ -1,4 +1,4 @@
-"""Compiled graphs in the step, opened up to lines of the model's source."""
+"""Compiled graphs in the step, opened up to kernels and to lines of the model's source."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from stepscope.explain.compiled.graph_calls import DYNAMO_REGION, find_graph_calls
-from stepscope.explain.flops.compiled_regions import REGION, price_graph, price_operator
+from stepscope.explain.compiled.graph_kernels import GraphKernels, time_kernels
+from stepscope.explain.flops.compiled_regions import (
+    CORE_RATES,
+    REGION,
+    graph_rates,
+    price_graph,
+    price_operator,
+)
 from stepscope.explain.flops.cost import MATMUL_LIKE
-from stepscope.explain.flops.dtypes import DTYPES
 from stepscope.explain.flops.memory_bound import VIEWS
 from stepscope.records.compiled import RegionLine, RegionTime, UnfusedPair
+from stepscope.trace.kernel_nodes import GRAPH_VIEWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from stepscope.explain.flops.compiled_regions import GraphCost
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.compiled import CompiledGraph, GraphKernel, GraphOperator
     from stepscope.records.efficiency import Ceilings
@@ -28,8 +35,6 @@ if TYPE_CHECKING:
 MOST_LINES = 24
 _MOST_PAIRS = 8
 _MOST_OPERATORS = 6
-# Without a device's rates: one core that computes from memory. Only their ratio matters.
-_CORE = (20e9, 5e9)
 
 
 def time_regions(analysis: RankAnalysis, graphs: Iterable[CompiledGraph]) -> tuple[RegionTime, ...]:
@@ -39,6 +44,7 @@ def time_regions(analysis: RankAnalysis, graphs: Iterable[CompiledGraph]) -> tup
     by_key = {graph.key: graph for graph in graphs}
     codes, which = np.unique(trace.host.name[calls.rows], return_inverse=True)
     waiting = np.maximum(calls.last_ns - calls.first_ns - calls.busy_ns, 0)
+    kernels = analysis.compute_once(time_kernels)
     timed = []
     for number, code in enumerate(codes.tolist()):
         same = np.flatnonzero(which == number)
@@ -51,7 +57,7 @@ def time_regions(analysis: RankAnalysis, graphs: Iterable[CompiledGraph]) -> tup
             backward=bool(calls.backward[same].any()),
             region=_region_name(trace, calls.region[same].max()),
         )
-        timed.append(_region(key, by_key.get(key), totals, analysis))
+        timed.append(_region(key, by_key.get(key), totals, analysis, kernels.get(key)))
     return tuple(sorted(timed, key=lambda region: -region.ms))
 
 
@@ -75,10 +81,12 @@ def _region(
     graph: CompiledGraph | None,
     totals: _Totals,
     analysis: RankAnalysis,
+    opened: GraphKernels | None,
 ) -> RegionTime:
     steps, on_device = analysis.steady_steps.count, not analysis.work.on_host
     operators = graph.operators if graph else ()
     cost = price_graph(graph) if graph else None
+    lines = list_graph_lines(operators, graph_rates(cost, analysis.ceilings))
     return RegionTime(
         key=key,
         region=totals.region or (graph.region if graph else None),
@@ -91,8 +99,16 @@ def _region(
         captured=bool(operators),
         not_graphed=graph.not_graphed if graph else None,
         unfused=_unfused(graph.kernels if graph else (), totals.calls / steps, analysis.ceilings),
-        lines=list_graph_lines(operators, _rates(cost, analysis.ceilings)),
+        kernel_times=opened.times if opened else (),
+        lines=_measured(lines, opened) if opened else lines[:MOST_LINES],
     )
+
+
+def _measured(lines: Iterable[RegionLine], opened: GraphKernels) -> tuple[RegionLine, ...]:
+    """By the time of the kernels instead of what their work should take."""
+    shares = {line.place: opened.line_shares.get(line.place, 0.0) for line in lines}
+    ordered = sorted(lines, key=lambda line: -shares[line.place])
+    return tuple(replace(line, share=shares[line.place]) for line in ordered[:MOST_LINES])
 
 
 def _unfused(
@@ -113,16 +129,8 @@ def _unfused(
     return tuple(sorted(pairs, key=lambda pair: -pair.size_bytes)[:_MOST_PAIRS])
 
 
-def _rates(cost: GraphCost | None, ceilings: Ceilings | None) -> tuple[float, float]:
-    """FLOP/s and bytes per second."""
-    dtype = DTYPES[cost.dtype] if cost and cost.dtype >= 0 else "fp32"
-    flops_s = ceilings.flops.get(dtype) if ceilings else None
-    bytes_s = ceilings.bytes_s if ceilings else None
-    return (flops_s, bytes_s) if flops_s and bytes_s else _CORE
-
-
 def list_graph_lines(
-    operators: Iterable[GraphOperator], rates: tuple[float, float] = _CORE
+    operators: Iterable[GraphOperator], rates: tuple[float, float] = CORE_RATES
 ) -> tuple[RegionLine, ...]:
     """Operators by source line, the longest first: each as long as its FLOPs or its bytes take.
 
@@ -131,7 +139,7 @@ def list_graph_lines(
     """
     by_place: dict[Place, list[GraphOperator]] = defaultdict(list)
     for operator in operators:
-        if operator.place is not None and operator.name not in VIEWS:
+        if operator.place is not None and operator.name not in VIEWS | GRAPH_VIEWS:
             by_place[operator.place].append(operator)
     flops_s, bytes_s = rates
     rows = [(place, same, *_amounts(same)) for place, same in by_place.items()]
@@ -147,7 +155,7 @@ def list_graph_lines(
         )
         for (place, same, flops, moved), seconds in zip(rows, times, strict=True)
     ]
-    return tuple(sorted(lines, key=lambda line: -(line.share or 0.0))[:MOST_LINES])
+    return tuple(sorted(lines, key=lambda line: -(line.share or 0.0)))
 
 
 def _amounts(same: Iterable[GraphOperator]) -> tuple[int | None, int]:

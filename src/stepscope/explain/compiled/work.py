@@ -11,6 +11,7 @@ from stepscope.explain.compiled.compilations import (
     list_eager,
     list_recompiled,
 )
+from stepscope.explain.compiled.graph_kernels import share_known
 from stepscope.explain.compiled.regions import time_regions
 from stepscope.records.compiled import CompiledWork, CompilerRecord
 
@@ -32,11 +33,14 @@ def explain_compiled(analysis: RankAnalysis) -> CompiledWork | None:
     if not regions and not breaks and not record.compilations:
         return None
     total, cold, cached = compile_seconds(record.compilations)
+    with_operator, with_line = share_known(analysis)
     return CompiledWork(
         compilations=count_compiled(record.compilations) if analysis.inputs.compiler else None,
         compile_s=total,
         cold_s=cold,
         cached_s=cached,
+        operator_share=with_operator,
+        line_share=with_line,
         regions=regions,
         breaks=breaks,
         recompiled=list_recompiled(record.compilations),

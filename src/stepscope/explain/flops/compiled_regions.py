@@ -15,7 +15,7 @@ import numpy as np
 
 from stepscope.explain.flops.call import Call
 from stepscope.explain.flops.cost import MATMUL_LIKE
-from stepscope.explain.flops.dtypes import dtype_code
+from stepscope.explain.flops.dtypes import DTYPES, dtype_code
 from stepscope.explain.flops.signatures import LARGEST, price_call
 from stepscope.explain.work import rows_named
 from stepscope.records.lazy_pattern import lazy_pattern
@@ -28,9 +28,12 @@ if TYPE_CHECKING:
     from stepscope.explain.arrays import Bools, Int8s, Int64s
     from stepscope.explain.flops.cost import Cost
     from stepscope.records.compiled import CompiledGraph, GraphOperator
+    from stepscope.records.efficiency import Ceilings
     from stepscope.records.trace import Trace
 
 REGION = lazy_pattern(r"^## Call CompiledFxGraph (\S+) ##$")
+# Without a device's rates: one core that computes from memory. Only their ratio matters.
+CORE_RATES = (20e9, 5e9)
 _ROUNDING = 0.001  # of a graph's FLOPs: less is not worth attributing
 
 
@@ -61,6 +64,14 @@ def price_graph(graph: CompiledGraph) -> GraphCost:
     if not graph.operators or total >= LARGEST:  # damaged shapes
         return GraphCost(flops=None, dtype=ABSENT)
     return GraphCost(flops=total, dtype=max(by_dtype, key=by_dtype.__getitem__, default=ABSENT))
+
+
+def graph_rates(cost: GraphCost | None, ceilings: Ceilings | None) -> tuple[float, float]:
+    """FLOP/s and bytes per second at which a graph computes at best."""
+    dtype = DTYPES[cost.dtype] if cost and cost.dtype >= 0 else "fp32"
+    flops_s = ceilings.flops.get(dtype) if ceilings else None
+    bytes_s = ceilings.bytes_s if ceilings else None
+    return (flops_s, bytes_s) if flops_s and bytes_s else CORE_RATES
 
 
 class RegionColumns(msgspec.Struct, frozen=True, kw_only=True):

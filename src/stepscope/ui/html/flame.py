@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.ui.html.classes import RUNTIME, THREAD, is_work
+from stepscope.ui.html.classes import RUNTIME, THREAD
 from stepscope.ui.html.lanes import stack_depth
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.records.trace import DeviceEvents, HostEvents
+    from stepscope.ui.html.opened_regions import LaunchedRows, StackRows
 
     Ints = NDArray[np.int64]
 
@@ -48,16 +48,9 @@ class HostStacks:
     node: Ints  # of each host row
 
 
-def merge_stacks(
-    host: HostEvents,
-    *,
-    depth: NDArray[np.int32],
-    name: Ints,
-    kind: NDArray[np.uint8],
-    threads: list[int],
-    thread_name: dict[int, int],
-) -> HostStacks:
+def merge_stacks(host: StackRows, *, threads: list[int], thread_name: dict[int, int]) -> HostStacks:
     """Host rows with the same names all the way up become one node; threads are the roots."""
+    depth = stack_depth(host.parent)
     node = np.zeros(len(host), dtype=np.int64)
     root_of = np.zeros(max(threads, default=-1) + 1, dtype=np.int64)
     root_of[threads] = np.arange(len(threads))
@@ -78,30 +71,22 @@ def merge_stacks(
     for level in range(len(edges) - 1):
         rows = order[edges[level] : edges[level + 1]]
         above = node[host.parent[rows]] if level else owner
-        merged, inverse = _merge(above, name[rows], kind[rows], host.dur_ns[rows])
+        merged, inverse = _merge(above, host.name[rows], host.kind[rows], host.dur_ns[rows])
         node[rows] = first + inverse
         first += len(merged.parent)
         levels.append(merged)
     return HostStacks(flame=_tree(levels), node=node)
 
 
-def launched_by(
-    stacks: HostStacks,
-    device: DeviceEvents,
-    *,
-    name: Ints,
-    kind: NDArray[np.uint8],
-    unlinked_name: int,
-) -> Flame:
+def launched_by(stacks: HostStacks, launched: LaunchedRows, *, unlinked_name: int) -> Flame:
     """Device work under the stack that launched it; kernels are the leaves."""
-    work = np.flatnonzero(is_work(device.kind))
     tree = stacks.flame
     nodes = len(tree)
-    under = _launching_node(stacks, device.launch[work])
+    under = _launching_node(stacks, launched.launch)
     under[under < 0] = nodes
-    leaves, _ = _merge(under, name[work], kind[work], device.dur_ns[work])
+    leaves, _ = _merge(under, launched.name, launched.kind, launched.dur_ns)
     parent = np.append(tree.parent, -1)
-    own = _sum(under, device.dur_ns[work], nodes + 1)
+    own = _sum(under, launched.dur_ns, nodes + 1)
     count = np.bincount(under, minlength=nodes + 1)
     inner = _Level(
         parent=parent,
@@ -171,7 +156,7 @@ def _tree(levels: list[_Level]) -> Flame:
     return Flame(**columns, self_ns=own)
 
 
-def _launching_node(stacks: HostStacks, launch: NDArray[np.int32]) -> Ints:
+def _launching_node(stacks: HostStacks, launch: Ints) -> Ints:
     """The stack above the runtime call, which adds nothing to the kernel's name."""
     node = np.full(len(launch), -1, dtype=np.int64)
     linked = launch >= 0

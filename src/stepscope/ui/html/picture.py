@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from stepscope.records.trace import HostKind
-from stepscope.ui.html.classes import device_classes, host_classes
+from stepscope.ui.html.classes import device_classes, host_classes, is_work
 from stepscope.ui.html.flame import Flame, keep_widest, launched_by, merge_stacks
 from stepscope.ui.html.lanes import (
     Lane,
@@ -21,11 +21,18 @@ from stepscope.ui.html.lanes import (
     thread_names,
     thread_order,
 )
+from stepscope.ui.html.opened_regions import (
+    LaunchedRows,
+    StackRows,
+    open_host_stacks,
+    open_launches,
+)
 from stepscope.ui.html.select_events import EventSelection, select_events
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from stepscope.explain.compiled.graph_kernels import OpenedRegions
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.trace import Trace
 
@@ -112,8 +119,17 @@ class _LaneStack:
         self._first += deep
 
 
-def draw_rank(trace: Trace, rank: RankExplanation, *, max_events: int = 200_000) -> RankPicture:
-    """The picture of one rank; events beyond `max_events` are left out of the timeline only."""
+def draw_rank(
+    trace: Trace,
+    rank: RankExplanation,
+    opened: OpenedRegions | None = None,
+    *,
+    max_events: int = 200_000,
+) -> RankPicture:
+    """The picture of one rank; events beyond `max_events` are left out of the timeline only.
+
+    `opened` are the lines and kernels of compiled graphs, for the flame graphs.
+    """
     depth = stack_depth(trace.host.parent)
     stream_lane, stream_names, stream_work = stream_lanes(trace)
     selection = select_events(trace, rank.steps.steps, stream_lane, max_events)
@@ -123,7 +139,7 @@ def draw_rank(trace: Trace, rank: RankExplanation, *, max_events: int = 200_000)
     )
     names = _NameTable(trace)
     host_class, device_class = host_classes(trace, rank), device_classes(trace, rank)
-    host_flame, device_flame = _flames(trace, depth, host_class, device_class, names)
+    host_flame, device_flame = _flames(trace, host_class, device_class, names, opened)
     zero, end = _window(trace, rank, selection)
     events = _merge_sides(trace, device, host, host_class, device_class, zero)
     gaps = _drawn_gaps(trace, rank, zero, end)
@@ -248,28 +264,39 @@ def _window(trace: Trace, rank: RankExplanation, selection: EventSelection) -> t
 
 def _flames(
     trace: Trace,
-    depth: NDArray[np.int32],
     host_class: NDArray[np.uint8],
     device_class: NDArray[np.uint8],
     names: _NameTable,
+    opened: OpenedRegions | None,
 ) -> tuple[Flame, Flame]:
     threads = thread_order(trace)
-    stacks = merge_stacks(
-        trace.host,
-        depth=depth,
+    thread_name = {thread: names.add(text) for thread, text in thread_names(trace).items()}
+    host, device = trace.host, trace.device
+    rows = StackRows(
+        parent=host.parent.astype(np.int64),
+        thread=host.thread.astype(np.int64),
+        dur_ns=host.dur_ns,
         name=_steps_as_one(trace, names.add(ANY_STEP)),
         kind=host_class,
-        threads=threads,
-        thread_name={thread: names.add(text) for thread, text in thread_names(trace).items()},
     )
-    device = launched_by(
-        stacks,
-        trace.device,
-        name=trace.device.name.astype(np.int64),
+    work = is_work(device.kind)
+    launched = LaunchedRows(
+        launch=device.launch.astype(np.int64),
+        dur_ns=device.dur_ns,
+        name=device.name.astype(np.int64),
         kind=device_class,
-        unlinked_name=names.add(UNLINKED),
+        is_work=work,
     )
-    return keep_widest(stacks.flame), keep_widest(device)
+    has_pieces = opened is not None and len(opened.pieces) > 0
+    if opened is not None and has_pieces and not work.any():
+        rows = open_host_stacks(rows, opened, names.add)
+    stacks = merge_stacks(rows, threads=threads, thread_name=thread_name)
+    launching = stacks
+    if opened is not None and has_pieces and work.any():
+        below, launched = open_launches(rows, launched, opened, names.add)
+        launching = merge_stacks(below, threads=threads, thread_name=thread_name)
+    flame = launched_by(launching, launched.only_work(), unlinked_name=names.add(UNLINKED))
+    return keep_widest(stacks.flame), keep_widest(flame)
 
 
 def _steps_as_one(trace: Trace, any_step: int) -> Ints:

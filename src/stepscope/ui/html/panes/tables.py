@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stepscope.ui.html.compiled_tables import compiled_tables
 from stepscope.ui.html.pane import Pane
 from stepscope.ui.html.table_data import make_table
 
@@ -21,7 +22,7 @@ def rank_tables(rank: RankExplanation) -> list[dict[str, Any]]:
         _operators(rank),
         _modules(rank),
         _lines(rank),
-        *_compiled(rank),
+        *compiled_tables(rank.compiled),
         _copies(rank),
         _syncs(rank),
         _collectives(rank),
@@ -105,45 +106,6 @@ def _lines(rank: RankExplanation) -> dict[str, Any]:
         for line in rank.lines
     )
     return make_table("Python lines", columns, rows, sort=3, absent=NEEDS_STACK)
-
-
-def _compiled(rank: RankExplanation) -> list[dict[str, Any]]:
-    """Compiled graphs opened to lines, and graph breaks; no tabs where nothing is compiled."""
-    compiled = rank.compiled
-    if compiled is None:
-        return []
-    lines = (
-        (
-            f"{region.region or '?'} {'backward' if region.backward else 'forward'}",
-            f"{line.place.file}:{line.place.line}",
-            line.place.function,
-            ", ".join(line.operators),
-            round(1e6 * region.ms * (line.share or 0.0)),
-            line.flops,
-            line.bytes_moved,
-        )
-        for region in compiled.regions
-        for line in region.lines
-    )
-    breaks = (
-        (
-            f"{one.place.file}:{one.place.line}" if one.place else None,
-            one.reason,
-            one.times,
-            None if one.cost_ms is None else round(1e6 * one.cost_ms),
-        )
-        for one in compiled.breaks
-    )
-    columns = (
-        "Graph:text | Line:code | Function:code | Operators:code | Per step, estimated:ns | "
-        "FLOPs:count | Bytes:bytes"
-    )
-    absent = "; ".join(compiled.notes)
-    tables = [make_table("Compiled lines", columns, lines, sort=4, absent=absent)]
-    if compiled.breaks:
-        columns = "Line:code | Reason:text | Per step:count | Cost:ns"
-        tables.append(make_table("Graph breaks", columns, breaks, sort=3))
-    return tables
 
 
 def _copies(rank: RankExplanation) -> dict[str, Any]:

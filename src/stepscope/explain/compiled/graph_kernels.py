@@ -1,0 +1,148 @@
+"""What each kernel of a compiled graph takes of the step, and how much of the time is explained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.compiled.kernel_lines import KernelFacts, describe_kernels
+from stepscope.explain.compiled.kernel_pieces import KernelPieces, divide_regions
+from stepscope.explain.flops.compiled_regions import graph_rates, price_graph
+from stepscope.records.compiled import KernelTime
+from stepscope.records.trace import HostKind
+from stepscope.trace.links import nearest_of
+
+if TYPE_CHECKING:
+    from stepscope.explain.arrays import Bools
+    from stepscope.explain.rank_analysis import RankAnalysis
+    from stepscope.records.place import Place
+
+_MOST_KERNELS = 48
+_MOST_PLACES = 4
+
+
+class GraphKernels(NamedTuple):
+    """One compiled graph in the steady steps."""
+
+    times: tuple[KernelTime, ...]  # the longest first
+    line_shares: dict[Place, float]  # of the graph's time
+
+
+class OpenedRegions(msgspec.Struct, frozen=True, kw_only=True):
+    """The pieces of compiled graphs, and what each of their kernels is."""
+
+    pieces: KernelPieces
+    facts: tuple[tuple[KernelFacts, ...], ...]  # by graph and kernel
+
+    def fact(self, graph: int, kernel: int) -> KernelFacts | None:
+        return self.facts[graph][kernel] if kernel >= 0 else None
+
+
+def open_regions(analysis: RankAnalysis) -> OpenedRegions:
+    """Of the whole trace."""
+    pieces = analysis.compute_once(divide_regions)
+    facts = tuple(
+        tuple(describe_kernels(graph, graph_rates(price_graph(graph), analysis.ceilings)))
+        for graph in pieces.graphs
+    )
+    return OpenedRegions(pieces=pieces, facts=facts)
+
+
+def time_kernels(analysis: RankAnalysis) -> dict[str, GraphKernels]:
+    """By the graph's key; graphs that ran in no steady step are not in it."""
+    opened = analysis.compute_once(open_regions)
+    pieces, steps = opened.pieces, analysis.steady_steps.count
+    steady = _steady(analysis, pieces)
+    found = {}
+    for number, graph in enumerate(pieces.graphs):
+        mine = np.flatnonzero(steady & (pieces.graph == number))
+        if not len(mine):
+            continue
+        size = len(graph.kernels) + 1  # the last is for what is not known
+        kernel = np.where(pieces.kernel[mine] >= 0, pieces.kernel[mine], size - 1)
+        total = np.bincount(kernel, pieces.dur_ns[mine], size)
+        runs = len(np.unique(pieces.region[mine]))
+        facts = opened.facts[number]
+        found[graph.key] = GraphKernels(
+            times=_by_name(facts, total, runs / steps, steps),
+            line_shares=_by_line(facts, total),
+        )
+    return found
+
+
+def _steady(analysis: RankAnalysis, pieces: KernelPieces) -> Bools:
+    return analysis.steady_steps.holds(analysis.trace.host.start_ns[pieces.region])
+
+
+def _by_name(
+    facts: tuple[KernelFacts, ...], total: np.ndarray, runs: float, steps: int
+) -> tuple[KernelTime, ...]:
+    """Calls of one kernel for the same lines are one row."""
+    rows: dict[tuple[object, ...], KernelTime] = {}
+    for fact, ns in zip(facts, total.tolist(), strict=False):
+        places = tuple(place for place, _ in fact.lines[:_MOST_PLACES])
+        key = (fact.name, fact.operators, places, fact.flops, fact.size_bytes)
+        before = rows.get(key)
+        rows[key] = KernelTime(
+            name=fact.name,
+            operators=fact.operators,
+            places=places,
+            calls=runs + (before.calls if before else 0.0),
+            ms=ns / steps / 1e6 + (before.ms if before else 0.0),
+            flops=fact.flops,
+            bytes_moved=fact.size_bytes,
+        )
+    return tuple(sorted(rows.values(), key=lambda row: -row.ms)[:_MOST_KERNELS])
+
+
+def _by_line(facts: tuple[KernelFacts, ...], total: np.ndarray) -> dict[Place, float]:
+    whole = float(total.sum()) or 1.0
+    shares: dict[Place, float] = {}
+    for fact, ns in zip(facts, total.tolist(), strict=False):
+        for place, share in fact.lines:
+            shares[place] = shares.get(place, 0.0) + share * ns / whole
+    return shares
+
+
+def share_known(analysis: RankAnalysis) -> tuple[float | None, float | None]:
+    """Of the time in steady steps, the part with an operator, and the part with a source line.
+
+    Of the device's whole time; on a CPU, of the compiled graphs' time.
+    """
+    opened = analysis.compute_once(open_regions)
+    pieces = opened.pieces
+    mine = np.flatnonzero(_steady(analysis, pieces)) if len(pieces) else np.empty(0, np.intp)
+    facts = [
+        opened.fact(graph, kernel)
+        for graph, kernel in zip(
+            pieces.graph[mine].tolist(), pieces.kernel[mine].tolist(), strict=True
+        )
+    ]
+    has_operator = np.array([fact is not None and bool(fact.operators) for fact in facts], bool)
+    has_line = np.array([fact is not None and bool(fact.lines) for fact in facts], bool)
+    ns = pieces.dur_ns[mine]
+    whole, operator, line = ns.sum(), ns[has_operator].sum(), ns[has_line].sum()
+    if not analysis.work.on_host:
+        more = _outside(analysis, pieces)
+        whole, operator, line = whole + more[0], operator + more[1], line + more[2]
+    return (float(operator / whole), float(line / whole)) if whole else (None, None)
+
+
+def _outside(analysis: RankAnalysis, pieces: KernelPieces) -> tuple[int, int, int]:
+    """The device's other time in steady steps, and its parts with an operator and with a line."""
+    trace, host = analysis.trace, analysis.trace.host
+    rows = analysis.work.rows
+    inside = np.zeros(len(trace.device), np.bool_)
+    inside[pieces.event] = True
+    rows = rows[~inside[rows]]
+    launch = trace.device.launch[rows]
+    rows, launch = rows[launch >= 0], launch[launch >= 0]
+    steady = analysis.steady_steps.holds(host.start_ns[launch])
+    rows, launch = rows[steady], launch[steady]
+    ns = trace.device.dur_ns[rows]
+    operator = nearest_of(host, host.kind == HostKind.OPERATOR, launch)
+    operator = np.maximum(operator, analysis.costs.operator[rows])
+    python = nearest_of(host, host.kind == HostKind.PYTHON, launch)
+    return int(ns.sum()), int(ns[operator >= 0].sum()), int(ns[python >= 0].sum())
