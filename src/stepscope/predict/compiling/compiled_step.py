@@ -21,10 +21,12 @@ from stepscope.predict.compiling.conv_layout import (
 from stepscope.predict.compiling.fused_loops import fuse_loops
 from stepscope.predict.compiling.operator_values import CallValues, Way, describe_call
 from stepscope.predict.kernels import FLOOR_NS, MEMORY_SHARE, Family, roofline_ns
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stepscope.explain.flops.call import Call
     from stepscope.explain.replay.graph import Flags, Floats, Ints
     from stepscope.predict.compiling.fused_loops import FusedLoop
     from stepscope.predict.step_context import StepContext
@@ -159,8 +161,7 @@ def _change_layout(context: StepContext, dur_ns: Floats, gone: Flags) -> bool:
     convolution = operators.family == Family.CONVOLUTION
     if not convolution.any():
         return False
-    used = np.unique(context.costs.signature[operators.row[convolution]])
-    if not keeps_channels_last(context.costs.calls[code] for code in used.tolist() if code >= 0):
+    if not keeps_channels_last(_forward_calls(context)):
         return False
     rows = np.where(convolution, tasks.row, -1)
     conversion = by_text(trace, trace.device.name, rows, is_conversion, False)
@@ -169,6 +170,14 @@ def _change_layout(context: StepContext, dur_ns: Floats, gone: Flags) -> bool:
     if own.any() and context.ceilings:
         _use_cudnn(context, own, dur_ns)
     return bool(conversion.any() or own.any())
+
+
+def _forward_calls(context: StepContext) -> list[Call]:
+    """Those of the forward pass that launch something."""
+    row = context.operators.row
+    rows = distinct(row[(context.task_phase == Phase.FORWARD) & (row >= 0)])
+    signatures = context.costs.signature[rows]
+    return [context.costs.calls[code] for code in signatures[signatures >= 0].tolist()]
 
 
 def _use_cudnn(context: StepContext, own: Flags, dur_ns: Floats) -> None:

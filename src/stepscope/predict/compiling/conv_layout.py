@@ -1,8 +1,8 @@
 """Convolutions in compiled code: Inductor keeps their tensors in channels-last order.
 
 The rule is that of `decide_layout_opt` in torch/_inductor/graph.py (torch 2.13): not for grouped
-convolutions, except depthwise ones, not with a convolution that halves its channels, and not if all
-have few of them.
+convolutions, except depthwise ones, not with a convolution that halves its channels, not if all
+have few of them, and not for a graph with 300 nodes per convolution.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from stepscope.explain.flops.call import Unknown
 from stepscope.records.lazy_pattern import lazy_pattern
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from stepscope.explain.flops.call import Call, Dims
 
 _CONVOLUTION = lazy_pattern(r"conv")
 _FEW = 64  # channels
+_MOST_NODES = 300  # per convolution
+_NODES_PER_KERNEL = 3  # of a graph: views and conversions launch nothing
 _CONVERSION = lazy_pattern(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|convertTensor_kernel")
 _OWN_DEPTHWISE = lazy_pattern(r"conv_depthwise[23]d_")
 
 
-def keeps_channels_last(calls: Iterable[Call]) -> bool:
-    """Whether the compiler would change the layout of a model with these forward convolutions."""
+def keeps_channels_last(calls: Sequence[Call]) -> bool:
+    """Whether the compiler would change the layout of a model whose forward makes these calls."""
     weights = [shapes for call in calls if (shapes := _shapes(call)) is not None]
-    if not weights:
+    if _NODES_PER_KERNEL * len(calls) >= _MOST_NODES * len(weights):
         return False
     if any(_is_grouped(given, weight) or _halves(weight) for given, weight in weights):
         return False
