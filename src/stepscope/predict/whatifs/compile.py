@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.compiling import compile_step
+from stepscope.predict.compiling.compiled_already import is_compiled
 from stepscope.predict.compiling.compiled_host import relaunch
 from stepscope.predict.compiling.compiled_step import UNKNOWN_SHARE
 from stepscope.predict.declaration import ApplyStage, WhatIf
@@ -62,12 +63,6 @@ def apply(context: StepContext, value: str) -> Outcome:
         spread=_SPREAD + (_GUESSED - _SPREAD) * guessed_share,
         doubt=_TUNED_DOUBT if value in _TUNED else 0.0,
     )
-
-
-def is_compiled(context: StepContext) -> bool:
-    """Whether the trace shows compiled code."""
-    compiled = ("triton_", "## Call CompiledFxGraph", "CompiledFunction")
-    return any(name.startswith(compiled) for name in context.trace.strings)
 
 
 def _find_guessed(context: StepContext, compiled: CompiledStep) -> Flags:
