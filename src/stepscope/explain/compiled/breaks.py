@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.compiled.graph_calls import DYNAMO_REGION, find_graph_calls
+from stepscope.explain.compiled.graph_calls import (
+    DYNAMO_REGION,
+    find_all_graph_calls,
+    find_graph_calls,
+)
 from stepscope.explain.replay.cpu_overhead import event_cost_ns
 from stepscope.explain.work import rows_named
 from stepscope.records.compiled import BreakCost
@@ -84,9 +88,9 @@ def _added(a: BreakCost, b: BreakCost) -> BreakCost:
 
 
 def find_break_spans(analysis: RankAnalysis) -> tuple[Int64s, Int64s]:
-    """The host's time from each graph to the next one that a break splits off, both passes: starts
-    and ends."""
-    calls = analysis.compute_once(find_graph_calls)
+    """The host's time from each graph to the next one that a break splits off, both passes, in the
+    whole trace: starts and ends."""
+    calls = analysis.compute_once(find_all_graph_calls)
     before, after, _ = _broken_pairs(analysis.trace, calls)
     first, then, _ = _backward_pairs(calls, before, after)
     starts = np.concatenate((calls.end_ns[before], calls.end_ns[first]))
