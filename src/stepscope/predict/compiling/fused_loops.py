@@ -99,10 +99,10 @@ class _Loop:
 
 def fuse_loops(calls: Sequence[CallValues], *, backward: bool) -> list[FusedLoop]:
     """The loops of one pass, in the order of their first call."""
-    return _Walk(backward).walk(calls)
+    return _PassWalk(backward).walk(calls)
 
 
-class _Walk:
+class _PassWalk:
     def __init__(self, backward: bool) -> None:
         self._backward = backward
         self._values: defaultdict[Value, deque[_Made]] = defaultdict(
