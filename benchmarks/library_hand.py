@@ -195,7 +195,7 @@ def _measure(
         torch.cuda.reset_peak_memory_stats()
     wait = torch.cuda.synchronize if is_cuda else (lambda: None)
     began = time.perf_counter()
-    step = _step(script, batches, combination, options)
+    step = training_step(script, batches, combination, options.device, tiny=options.tiny)
     warm_up = 3 if options.tiny else WARM_UP
     for number in range(warm_up):
         step(number)
@@ -219,8 +219,8 @@ def _measure(
     }
 
 
-def _step(
-    script: Any, batches: list[Any], combination: Combination, options: argparse.Namespace
+def training_step(
+    script: Any, batches: list[Any], combination: Combination, device: str, *, tiny: bool
 ) -> Callable[[int], Any]:
     """The script's own loop body, with the combination written into it."""
     import torch
@@ -229,8 +229,8 @@ def _step(
     torch.set_float32_matmul_precision("highest" if precise else "high")
     torch.backends.cudnn.benchmark = combination.images
     torch.manual_seed(0)
-    with torch.device(options.device):
-        model = script.build(options.tiny)
+    with torch.device(device):
+        model = script.build(tiny)
     if combination.images:
         model = model.to(memory_format=torch.channels_last)
         batches = [_channels_last(batch) for batch in batches]
@@ -239,10 +239,10 @@ def _step(
     fused = {"fused": True} if combination.fused else {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=script.LEARNING_RATE, **fused)
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(combination.precision)
-    scaler = torch.amp.GradScaler(options.device, enabled=dtype == torch.float16)
+    scaler = torch.amp.GradScaler(device, enabled=dtype == torch.float16)
 
     def step(number: int) -> Any:
-        context = torch.autocast(options.device, dtype) if dtype else contextlib.nullcontext()
+        context = torch.autocast(device, dtype) if dtype else contextlib.nullcontext()
         with context:
             loss = script.loss_of(model, batches[number % len(batches)])
         scaler.scale(loss).backward()

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.compiled.graph_calls import DYNAMO_REGION, find_graph_calls
+from stepscope.explain.compiled.graph_calls import (
+    DYNAMO_REGION,
+    find_all_graph_calls,
+    find_graph_calls,
+)
 from stepscope.explain.replay.cpu_overhead import event_cost_ns
 from stepscope.explain.work import rows_named
 from stepscope.records.compiled import BreakCost
@@ -83,17 +87,34 @@ def _added(a: BreakCost, b: BreakCost) -> BreakCost:
     )
 
 
-def _sum_by_region(analysis: RankAnalysis, calls: GraphCalls) -> dict[str, tuple[int, float]]:
-    """How often graphs of a region were followed by another one inside it, and the time between."""
-    trace = analysis.trace
+def find_break_spans(analysis: RankAnalysis) -> tuple[Int64s, Int64s]:
+    """The host's time from each graph to the next one that a break splits off, both passes, in the
+    whole trace: starts and ends."""
+    calls = analysis.compute_once(find_all_graph_calls)
+    before, after, _ = _broken_pairs(analysis.trace, calls)
+    first, then, _ = _backward_pairs(calls, before, after)
+    starts = np.concatenate((calls.end_ns[before], calls.end_ns[first]))
+    ends = np.concatenate((calls.start_ns[after], calls.start_ns[then]))
+    return starts, ends
+
+
+def _broken_pairs(trace: Trace, calls: GraphCalls) -> tuple[Int64s, Int64s, Int64s]:
+    """Calls with the next call in the same region, and the region's row."""
     forward = np.flatnonzero(calls.region >= 0)
-    if len(forward) < 2:
-        return {}
     before, after = forward[:-1], forward[1:]
     region = _common_region(trace, calls, before, after)
     host = trace.host
     broken = (region >= 0) & (host.thread[calls.rows[before]] == host.thread[calls.rows[after]])
-    before, after, region = before[broken], after[broken], region[broken]
+    return before[broken], after[broken], region[broken]
+
+
+def _sum_by_region(analysis: RankAnalysis, calls: GraphCalls) -> dict[str, tuple[int, float]]:
+    """How often graphs of a region were followed by another one inside it, and the time between."""
+    trace = analysis.trace
+    before, after, region = _broken_pairs(trace, calls)
+    if not len(before):
+        return {}
+    host = trace.host
     between = _between(analysis, calls, before, after)
     between += _backward_gaps(analysis, calls, before, after)
     codes, which = np.unique(host.name[region], return_inverse=True)
@@ -138,24 +159,31 @@ def _between(analysis: RankAnalysis, calls: GraphCalls, before: Int64s, after: I
     return without
 
 
-def _backward_gaps(
-    analysis: RankAnalysis, calls: GraphCalls, before: Int64s, after: Int64s
-) -> Floats:
-    """The same between the backward graphs of these calls; gradients are summed in any case."""
+def _backward_pairs(
+    calls: GraphCalls, before: Int64s, after: Int64s
+) -> tuple[Int64s, Int64s, Int64s]:
+    """The backward graphs of these calls in their own order, and the places of the pairs that have
+    them."""
     of_forward = np.full(len(calls), -1, np.int64)
     backward = np.flatnonzero(calls.forward >= 0)
     of_forward[calls.forward[backward]] = backward
     first, then = of_forward[after], of_forward[before]  # backward runs in the opposite order
     known = np.flatnonzero((first >= 0) & (then >= 0))
     known = known[calls.start_ns[then[known]] >= calls.end_ns[first[known]]]
+    return first[known], then[known], known
+
+
+def _backward_gaps(
+    analysis: RankAnalysis, calls: GraphCalls, before: Int64s, after: Int64s
+) -> Floats:
+    """The same between the backward graphs of these calls; gradients are summed in any case."""
+    first, then, known = _backward_pairs(calls, before, after)
     gaps = np.zeros(len(before), np.float64)
     if not len(known):
         return gaps
-    gaps[known] = _between(analysis, calls, first[known], then[known])
+    gaps[known] = _between(analysis, calls, first, then)
     if analysis.work.on_host:
-        summing = _summing_ns(
-            analysis.trace, calls.end_ns[first[known]], calls.start_ns[then[known]]
-        )
+        summing = _summing_ns(analysis.trace, calls.end_ns[first], calls.start_ns[then])
         gaps[known] = np.maximum(gaps[known] - summing, 0)
     return gaps
 

@@ -25,7 +25,7 @@ _FORWARD, _BACKWARD = "CompiledFunction", "CompiledFunctionBackward"
 
 
 class GraphCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """One row per call in the steady steps, in the order of time."""
+    """One row per call, in the order of time."""
 
     rows: Indices  # host rows
     start_ns: Int64s  # on the host
@@ -42,12 +42,22 @@ class GraphCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_graph_calls(analysis: RankAnalysis) -> GraphCalls:
+    """Those in the steady steps."""
+    return _find_calls(analysis, analysis.steady_steps.holds(analysis.trace.host.start_ns))
+
+
+def find_all_graph_calls(analysis: RankAnalysis) -> GraphCalls:
+    """Those of the whole trace."""
+    return _find_calls(analysis, np.ones(len(analysis.trace.host), np.bool_))
+
+
+def _find_calls(analysis: RankAnalysis, among: Bools) -> GraphCalls:
     """Inductor marks each call; older versions only show autograd's function around it."""
     trace, host = analysis.trace, analysis.trace.host
     calls = _named(trace, lambda name: REGION.match(name) is not None)
     if not calls.any():
         calls = _named(trace, lambda name: name in (_FORWARD, _BACKWARD))
-    calls &= analysis.steady_steps.holds(host.start_ns)
+    calls &= among
     rows = np.flatnonzero(calls)
     rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
     regions = _named(trace, lambda name: DYNAMO_REGION.match(name) is not None)

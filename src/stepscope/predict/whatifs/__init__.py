@@ -25,6 +25,7 @@ _NAMES = (
     "compile",
     "cuda-graphs",
     "threads",
+    "no-breaks",
     "no-sync",
     "no-data-wait",
     "no-stalls",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.replay.graph import CallKind, Phase
+from stepscope.predict.compiling.compiled_already import is_compiled
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import Selection, insert, remove, scale_calls
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
@@ -94,7 +95,8 @@ def _recompute_blocks(context: StepContext) -> Outcome:
     # A block runs again right before its own backward: last block first.
     before = backward[np.linspace(0, len(backward) - 1, len(inside)).astype(int)]
     order = np.arange(len(inside))[::-1]
-    blocks = count_blocks(context)
+    compiled = is_compiled(context)
+    blocks = 0 if compiled else count_blocks(context)  # compiled code recomputes without Python
     repeated = insert(
         graph,
         before.astype(np.int32),
@@ -104,12 +106,16 @@ def _recompute_blocks(context: StepContext) -> Outcome:
         stream=int(tasks.stream[0]) if len(tasks) else 0,
     )
     repeated = _shorten_host(repeated, Phase.FORWARD, -blocks * _FORWARD_NS)
+    how = (
+        "; the compiler recomputes inside its graphs, as with "
+        "torch._functorch.config.activation_memory_budget = 0; a larger budget costs less"
+    )
     return Outcome(
         context=changed(context, repeated),
         assumptions=(
             f"{counted(len(inside), 'launch', 'launches')} of the blocks' forward pass "
             f"({milliseconds(float(durations.sum()) / 1e6)}) run again inside backward; "
-            "embedding, head and loss do not",
+            f"embedding, head and loss do not{how if compiled else ''}",
         ),
         spread=0.08,
         peak=peak_with_checkpoints(context),

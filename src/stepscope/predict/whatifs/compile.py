@@ -1,6 +1,8 @@
-"""compile: what torch.compile might save. A bounded guess: what it will fuse is not known.
+"""compile: what torch.compile saves, by fusing the eager step's operators along their data.
 
-compile=reduce-overhead also launches the forward and the backward pass as one CUDA graph each.
+Loops between library calls become one kernel each, which moves its bytes once (predict/compiling).
+compile=reduce-overhead and max-autotune also launch each pass as one CUDA graph. The optimizer
+stays as it is.
 """
 
 from __future__ import annotations
@@ -10,71 +12,111 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.replay.graph import Phase
+from stepscope.explain.replay.graph import CallKind, Phase
+from stepscope.predict.compiling import compile_step
+from stepscope.predict.compiling.compiled_already import is_compiled
+from stepscope.predict.compiling.compiled_host import relaunch
+from stepscope.predict.compiling.compiled_step import UNKNOWN_SHARE
 from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.edit import scale_calls
 from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.unknown_operators import find_unknown, require_operators
-from stepscope.predict.whatifs.cuda_graphs import LAUNCH_NS, PER_NODE_NS
-from stepscope.records.figures import significant
+from stepscope.records.figures import percent, size
+from stepscope.records.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import Flags, StepGraph
+    from stepscope.explain.replay.graph import Flags
+    from stepscope.predict.compiling import CompiledStep
+    from stepscope.predict.compiling.compiled_host import HostTimes
     from stepscope.predict.step_context import StepContext
 
-# GPT-2 small on an H200: elementwise and norm kernels took 0.4 of their eager time, the host 0.7.
-_FUSED, _HOST = 0.45, 0.7
-_GRAPHED = "reduce-overhead"
-_MODES = ("default", _GRAPHED, "max-autotune-no-cudagraphs")  # the last: products are not guessed
+_GRAPHED = ("reduce-overhead", "max-autotune")
+_TUNED = ("max-autotune", "max-autotune-no-cudagraphs")
+_MODES = ("default", *_GRAPHED, "max-autotune-no-cudagraphs")
+_SPREAD, _GUESSED = 0.2, 0.3  # of the change: along shapes, and without them
+_TUNED_DOUBT = 0.03  # other kernels for products: rarely slower, seldom much faster
 
 
 def apply(context: StepContext, value: str) -> Outcome:
     """Refuses a step that is compiled already."""
     if value and value not in _MODES:
         raise WrongValue(f"compile={value}: choose one of {', '.join(_MODES)}")
-    names = context.trace.strings
-    if any(name.startswith(("triton_", "## Call CompiledFxGraph")) for name in names):
+    if is_compiled(context):
         raise Refused("compile: the step is compiled already")
     if context.on_host:
         raise Refused("compile: the trace has no accelerator; a CPU's gain is not known")
-    graph = context.graph
+    require_operators(context, "compile")
+    compiled = compile_step(context)
+    guessed = _find_guessed(context, compiled)
+    if not compiled.by_shapes.any() and not guessed.any():
+        raise Refused("compile: there is nothing to fuse")
+    compiled = _guess(compiled, guessed)
+    gradients = context.parameters.tensors if context.parameters else 0
+    times = relaunch(context.graph, compiled, gradients, graphed=value in _GRAPHED)
+    known_ns = context.graph.tasks.dur_ns
+    guessed_share = float(known_ns[guessed].sum()) / float(
+        known_ns[guessed | compiled.by_shapes].sum()
+    )
+    return Outcome(
+        context=changed(context, times.graph),
+        assumptions=tuple(_assume(context, compiled, times, value, guessed_share)),
+        spread=_SPREAD + (_GUESSED - _SPREAD) * guessed_share,
+        doubt=_TUNED_DOUBT if value in _TUNED else 0.0,
+    )
+
+
+def _find_guessed(context: StepContext, compiled: CompiledStep) -> Flags:
+    """Loops without shapes, and tasks that another what-if has added, as casts."""
     phase = context.task_phase
-    fusible = (context.operators.family == Family.OTHER) & (
+    loops: Flags = (context.operators.family == Family.OTHER) & (
         (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
     )
-    require_operators(context, "compile")
-    dur = graph.tasks.dur_ns
-    fusible &= ~find_unknown(context)
-    if not fusible.any():
-        raise Refused("compile: there is nothing to fuse")
-    start = np.minimum(dur, FLOOR_NS * 0.5)
-    fused_ns = np.where(fusible, start + (dur - start) * _FUSED, dur)
-    graph = replace(graph, tasks=replace(graph.tasks, dur_ns=fused_ns))
-    passes = (graph.calls.phase == Phase.FORWARD) | (graph.calls.phase == Phase.BACKWARD)
-    host = _HOST if value != _GRAPHED else min(_HOST, _graphed_host(graph, passes))
+    no_shapes = context.operators.bytes_moved < 0
+    return loops & no_shapes & ~compiled.by_shapes & ~find_unknown(context)
+
+
+def _guess(compiled: CompiledStep, guessed: Flags) -> CompiledStep:
+    start = np.minimum(compiled.dur_ns, FLOOR_NS * 0.5)
+    shorter = start + (compiled.dur_ns - start) * UNKNOWN_SHARE
+    return replace(compiled, dur_ns=np.where(guessed, shorter, compiled.dur_ns))
+
+
+def _assume(
+    context: StepContext,
+    compiled: CompiledStep,
+    times: HostTimes,
+    value: str,
+    guessed_share: float,
+) -> list[str]:
     assumptions = [
-        f"a guess: elementwise work and norms fuse to {_FUSED} of their time, the host's calls "
-        f"to {significant(host)}, as with GPT-2 small on an H200; graph breaks and recompilation "
-        "take that away"
+        f"{counted(times.launches_before, 'launch', 'launches')} of both passes become "
+        f"{times.launches:,}: {counted(compiled.fused_loops, 'loop')} fuse their neighbours and "
+        f"move {size(compiled.saved_bytes)} less; the host takes {percent(times.share)} of its "
+        "time; graph breaks and recompilation take that away"
     ]
-    if value == _GRAPHED:
+    if compiled.channels_last:
+        assumptions.append("convolutions keep their tensors in channels-last order")
+    if guessed_share > 0.1:
+        assumptions.append(
+            f"{percent(guessed_share)} of what may fuse has no recorded shapes: a guess, "
+            f"{UNKNOWN_SHARE} of its time"
+        )
+    if value in _GRAPHED:
         assumptions.append(
             "forward and backward are one CUDA graph each: shapes stay the same, and nothing in "
             "them waits for the device"
         )
-    return Outcome(
-        context=changed(context, scale_calls(graph, passes, host)),
-        assumptions=tuple(assumptions),
-        spread=0.3,
-    )
-
-
-def _graphed_host(graph: StepGraph, passes: Flags) -> float:
-    """What is left of the host's time for both passes when each is launched as a graph."""
-    now_ns = float((graph.calls.gap_ns + graph.calls.call_ns)[passes].sum())
-    kernels = int(passes[graph.tasks.call].sum())
-    return (2 * LAUNCH_NS + PER_NODE_NS * kernels) / now_ns if now_ns > 0 else 1.0
+    if value in _TUNED:
+        assumptions.append("products take as long as now: what autotuning finds is not known")
+    calls = context.graph.calls
+    waits = int(((calls.kind == CallKind.WAIT) & (calls.phase != Phase.OPTIMIZER)).sum())
+    if waits:
+        assumptions.append(
+            f"{counted(waits, 'blocking call')} per step may break the graph: they stay as they are"
+        )
+    if (context.operators.family == Family.RECURRENT).any():
+        assumptions.append("recurrent layers stay outside the compiled graphs")
+    return assumptions
 
 
 def _label(value: str) -> str:
@@ -83,12 +125,11 @@ def _label(value: str) -> str:
 
 WHATIF = WhatIf(
     name="compile",
-    help="torch.compile: a guess between bounds, and marked as one",
+    help="torch.compile: neighbours fused along their data; with graphs: reduce-overhead",
     label=_label,
     stage=ApplyStage.FUSE,
     apply=apply,
     value_is_optional=True,
     usual=("",),
-    needs_ceilings=False,
     remedies={"compile": ("",)},
 )

@@ -13,6 +13,7 @@ from stepscope.explain.replay.graph import CallKind, Calls
 from stepscope.explain.replay.graph_launches import is_of_graphs
 from stepscope.explain.work import Kind
 from stepscope.predict.declaration import ApplyStage, WhatIf
+from stepscope.predict.graph_costs import LAUNCH_NS, PER_NODE_NS, SPACING_NS
 from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.records.figures import duration
 from stepscope.records.words import counted
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Tasks
     from stepscope.predict.step_context import StepContext
 
-SPACING_NS = 1_000.0  # between kernels of a graph, as measured on an H200
-LAUNCH_NS = 30_000.0  # of the host, per graph
-PER_NODE_NS = 60.0
 _LATENCY_NS = 5_000.0
 _KERNELS_PER_LAUNCH = 20  # more, and the step is a graph already
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from stepscope.explain.flops import DTYPES
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.by_text import by_text
+from stepscope.predict.compiling.compiled_already import is_compiled, launch_ns
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import insert
 from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
@@ -94,9 +95,10 @@ def apply(context: StepContext, value: str) -> Outcome:
     if value != "tf32":
         # Probed times have their casts in them.
         graph, casts = _add_casts(context, graph, product, ceilings, modelled_share)
+        where = "of weights " if is_compiled(context) else ""
         assumptions.append(
             "autocast: what follows a product in half the bytes, norms and losses in fp32; "
-            f"{casts:,} casts added with their launches"
+            f"{casts:,} casts {where}added with their launches"
         )
     assumptions += [problem] if problem else []
     assumptions += [probed.describe("modelled")] if probed else []
@@ -242,7 +244,9 @@ def _add_casts(
         # Casts are spread evenly over the pass.
         before += mine[np.linspace(0, len(mine) - 1, len(elements)).astype(int)].tolist()
     both = np.concatenate((elements, elements))
-    host = _autocast_ns(context, product) / len(both)
+    host = launch_ns(context)
+    if not is_compiled(context):
+        host = _autocast_ns(context, product) / len(both)
     return insert(
         graph,
         np.array(before, np.int32),
@@ -274,6 +278,7 @@ def _cast_elements(context: StepContext) -> Floats:
     product = np.isin(operators.family[tasks], (Family.MATMUL, Family.CONVOLUTION))
     parameters = context.parameters
     weights = set(map(_squeeze, parameters.shapes)) if parameters else set()
+    fuses = is_compiled(context)  # other casts are part of the loops around them
     known: dict[tuple[int, int, bool], list[float]] = {}
     sizes: list[float] = []
     for key in zip(
@@ -282,9 +287,10 @@ def _cast_elements(context: StepContext) -> Floats:
         if key not in known:
             name, code, is_product = key
             shapes = _shapes(strings[code]) if code >= 0 else []
-            known[key] = (
-                _weight_sizes(shapes, weights) if is_product else _input_size(strings[name], shapes)
-            )
+            if is_product:
+                known[key] = _weight_sizes(shapes, weights)
+            else:
+                known[key] = [] if fuses else _input_size(strings[name], shapes)
         sizes += known[key]
     return np.array(sizes, np.float64)
 

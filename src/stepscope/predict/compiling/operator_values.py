@@ -1,0 +1,212 @@
+"""What one call reads and writes, as a compiler that fuses loops sees it.
+
+A trace has shapes but no tensors. A value is known by its number of elements and their size: views
+change the shape, not these.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+import msgspec
+
+from stepscope.explain.flops.call import Call, Tensor, Unknown, total_bytes
+from stepscope.explain.flops.cost import MATMUL_LIKE
+from stepscope.explain.flops.elementwise import promoted
+from stepscope.explain.flops.matmul import broadcast
+from stepscope.explain.flops.memory_bound import VIEWS
+from stepscope.explain.flops.signatures import price_call
+from stepscope.records.lazy_pattern import lazy_pattern
+
+Value = tuple[int, int]  # elements, bytes of one: 0 if not known
+
+
+class Way(IntEnum):
+    """How an operator runs in compiled code."""
+
+    LIBRARY = 0  # a kernel of a library, as without the compiler
+    LOOP = 1  # a loop that fuses with its neighbours
+    ALONE = 2  # a loop of its own: it scatters, pools, or is not known
+
+
+class CallValues(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one call."""
+
+    way: Way
+    reads: tuple[Value, ...] = ()
+    saved: tuple[Value, ...] = ()  # read in backward, kept by forward
+    writes: tuple[Value, ...] = ()
+    again: bool = False  # statistics over all rows: what it reads is read a second time
+    looks_up: bool = False  # a few elements of what it reads: nothing is written out for it
+    costly: bool = False  # limited by arithmetic: fusing makes it no shorter
+    single_as_eager: bool = True  # unfused, it takes what it took
+
+    @property
+    def elements(self) -> int:
+        """Of its loop."""
+        every = (*self.reads, *self.saved, *self.writes)
+        return max((elements for elements, _ in every), default=0)
+
+
+_BATCH_NORM = lazy_pattern(r"^aten::(?:\w*batch_norm\w*)$")
+_NORM = lazy_pattern(r"^aten::(?:native_layer_norm|_fused_rms_norm|native_group_norm)(_backward)?$")
+_REDUCTION = lazy_pattern(
+    r"^aten::(?:sum|mean|amax|amin|prod|nansum|logsumexp|norm|std|var|any|all|max|min|argmax|"
+    r"argmin|count_nonzero|linalg_vector_norm)$"
+)
+_LOOKUP = lazy_pattern(r"^aten::(?:gather|index_select|embedding|nll_loss\w*)$")
+_ALONE = lazy_pattern(
+    r"scatter|index_put|embedding_dense_backward|pool|upsample|sort|topk|unique|nonzero|cumsum|"
+    r"cumprod|_foreach|_fused_|_local_scalar|item|_amp_|^(?!aten::)"
+)
+_COSTLY = lazy_pattern(r"gelu|softmax|erf")
+_FILL = lazy_pattern(r"^aten::(?:fill_|zero_)$")
+_COPY = ("aten::copy_", "aten::_copy_from")
+_JOIN = ("aten::cat", "aten::_cat", "aten::concat", "aten::stack")
+_LONG_ROW = 8192  # elements: a longer one does not stay in registers, so it is read twice
+_MASK_BYTES = 1
+_NOT_KNOWN = 0  # bytes of an element
+
+
+def describe_call(call: Call) -> CallValues | None:
+    """None for a call without work of its own, such as a view."""
+    if call.name in VIEWS:
+        return None
+    try:
+        return _describe(call)
+    except (Unknown, KeyError, IndexError, ValueError, TypeError):
+        return CallValues(way=Way.LIBRARY if call.name in MATMUL_LIKE else Way.ALONE)
+
+
+def _describe(call: Call) -> CallValues:
+    name = call.name
+    if name in MATMUL_LIKE:
+        return _library(call)
+    if _NORM.search(name) or _BATCH_NORM.search(name):
+        return _norm(call)
+    if name in _JOIN:
+        return _joined(call)
+    tensors = call.tensors()
+    if name.startswith("aten::nll_loss") and name.endswith("backward"):
+        # Zeros except at the targets: computed where it is used.
+        return CallValues(
+            way=Way.LOOP, reads=(_value(tensors[2]),), writes=(_value(tensors[1]),), again=False
+        )
+    if _ALONE.search(name) or not tensors:
+        return CallValues(way=Way.ALONE, reads=tuple(map(_value, tensors)))
+    if _FILL.search(name):
+        return CallValues(way=Way.LOOP, writes=(_value(tensors[0]),))
+    if name in _COPY:
+        return CallValues(way=Way.LOOP, reads=(_value(tensors[1]),), writes=(_value(tensors[0]),))
+    if _LOOKUP.search(name):
+        return _looked_up(call, tensors)
+    if _REDUCTION.search(name):
+        return _reduced(call, tensors)
+    return _pointwise(call, tensors)
+
+
+def _value(tensor: Tensor) -> Value:
+    return tensor.elements, tensor.item_bytes
+
+
+def _library(call: Call) -> CallValues:
+    """The result's size is what the formula moves besides the arguments."""
+    tensors = call.tensors()
+    if "backward" in call.name:
+        gradients = tensors[1:4] if "attention" in call.name else tensors[1:2]
+        return CallValues(
+            way=Way.LIBRARY,
+            reads=(_value(tensors[0]),),
+            writes=tuple(map(_value, gradients)),
+        )
+    moved = price_call(call).moved
+    item = tensors[-1].item_bytes
+    out = max(0, moved - total_bytes(tensors)) // item if moved >= 0 else 0
+    return CallValues(way=Way.LIBRARY, reads=tuple(map(_value, tensors)), writes=((out, item),))
+
+
+def _norm(call: Call) -> CallValues:
+    """Batch norm has statistics over all samples; backward of any norm sums the weights'
+    gradients over all rows."""
+    tensors = call.tensors()
+    backward = call.name.endswith("_backward")
+    batch = _BATCH_NORM.search(call.name) is not None
+    if not backward:
+        return CallValues(
+            way=Way.LOOP,
+            reads=(_value(tensors[0]),),
+            writes=(_value(tensors[0]),),
+            again=batch or "group_norm" in call.name,
+            single_as_eager=False,
+        )
+    gradient, given = sorted(tensors[:2], key=lambda tensor: -tensor.elements)
+    return CallValues(
+        way=Way.LOOP,
+        reads=(_value(gradient),),
+        saved=(_value(given),),
+        writes=(_value(given),),
+        again=True,
+        single_as_eager=False,
+    )
+
+
+def _joined(call: Call) -> CallValues:
+    """Of a list of tensors, no dtype is recorded."""
+    (parts,) = (shapes for shapes in call.lists() if shapes)
+    sizes = [math.prod(dims) for dims in parts]
+    return CallValues(
+        way=Way.LOOP,
+        reads=tuple((size, _NOT_KNOWN) for size in sizes),
+        writes=((sum(sizes), _NOT_KNOWN),),
+        single_as_eager=False,
+    )
+
+
+def _looked_up(call: Call, tensors: list[Tensor]) -> CallValues:
+    """One element, or one row, for each index."""
+    moved = price_call(call).moved
+    item = tensors[0].item_bytes
+    rows = max(0, moved) // (2 * item)
+    return CallValues(
+        way=Way.LOOP, reads=(_value(tensors[0]),), writes=((rows, item),), looks_up=True
+    )
+
+
+def _reduced(call: Call, tensors: list[Tensor]) -> CallValues:
+    given = tensors[0]
+    moved = price_call(call).moved
+    left = max(1, (moved - given.size_bytes) // given.item_bytes) if moved > 0 else 1
+    gone = call.numbers(1) if len(call) > 1 and call.has_value(1) else []
+    last = len(given.dims) - 1
+    over_rows = bool(gone) and last not in {place % max(1, last + 1) for place in gone}
+    return CallValues(
+        way=Way.LOOP,
+        reads=(_value(given),),
+        writes=((left, given.item_bytes),),
+        again=over_rows,
+        single_as_eager=False,
+    )
+
+
+def _pointwise(call: Call, tensors: list[Tensor]) -> CallValues:
+    name = call.name
+    out = math.prod(broadcast(*(tensor.dims for tensor in tensors)))
+    item = promoted(tensors)
+    values = tuple(map(_value, tensors))
+    saved: tuple[Value, ...] = ()
+    if name.endswith(("_backward", "_backward_data")):
+        values, saved = values[:1], values[1:]
+    if name.endswith("_") and not name.endswith("__"):
+        out, item = values[0]
+    writes: tuple[Value, ...] = ((out, item),)
+    if "dropout" in name and not saved:
+        writes = (*writes, (out, _MASK_BYTES))
+    return CallValues(
+        way=Way.LOOP,
+        reads=values,
+        saved=saved,
+        writes=writes,
+        again="softmax" in name and bool(tensors[0].dims) and tensors[0].dims[-1] > _LONG_ROW,
+        costly=_COSTLY.search(name) is not None,
+    )

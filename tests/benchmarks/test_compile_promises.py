@@ -1,0 +1,66 @@
+"""The table of promises about torch.compile, without a device."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compile_promises
+
+PROGRAM = Path(compile_promises.__file__)
+
+
+def row(promised: float, measured: float, mode: str = "default", **more: Any) -> dict[str, Any]:
+    return {
+        "model": "bert",
+        "precision": "bf16",
+        "mode": mode,
+        "eager_ms": 40.0,
+        "promised_ms": promised,
+        "low_ms": promised * 0.9,
+        "high_ms": promised * 1.1,
+        "measured_ms": measured,
+        "promised_device_ms": 15.0,
+        "device_ms": 16.0,
+        **more,
+    }
+
+
+def test_the_summary_counts_errors_and_intervals() -> None:
+    text = compile_promises.table([row(20.0, 20.0), row(30.0, 20.0, "reduce-overhead")])
+    assert "default: 1 rows, mean error 0.0%" in text
+    assert "all: 2 rows, mean error 25.0%" in text
+    assert "inside 50%" in text
+    assert text.count("OUTSIDE") == 1
+
+
+def test_failures_and_refusals_are_rows_too() -> None:
+    failed = {"model": "gat", "precision": "bf16", "mode": "default", "failure": "OSError: no"}
+    refused = {**failed, "refused": ["compile: no accelerator"], "failure": None}
+    text = compile_promises.table([failed, refused])
+    assert "OSError: no" in text
+    assert "compile: no accelerator" in text
+
+
+def test_rows_are_saved_one_after_the_other(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    compile_promises.save_rows(file, [row(1.0, 1.0)])
+    compile_promises.save_rows(file, [row(2.0, 2.0)])
+    assert [one["promised_ms"] for one in compile_promises.read_rows(file)] == [1.0, 2.0]
+
+
+@pytest.mark.slow
+def test_a_tiny_model_on_a_cpu_goes_all_the_way_and_is_not_tried_again(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    file = tmp_path / "rows.json"
+    words = ["--models", "bert", "--precisions", "fp32", "--tiny", "--device", "cpu"]
+    for _ in range(2):
+        subprocess.run([sys.executable, PROGRAM, "--save", file, *words], check=True, timeout=300)
+    rows = json.loads(file.read_text())
+    assert [one["mode"] for one in rows] == ["default", "reduce-overhead"]
+    assert all("no accelerator" in one["refused"][0] for one in rows)

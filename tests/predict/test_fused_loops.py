@@ -1,0 +1,193 @@
+"""Which operators a compiler fuses, and what the loops move: worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from stepscope.explain.flops.call import Call
+from stepscope.predict.compiling.conv_layout import is_conversion, keeps_channels_last
+from stepscope.predict.compiling.fused_loops import FusedLoop, fuse_loops
+from stepscope.predict.compiling.operator_values import Way, describe_call
+
+ROWS, WIDE = 4096, 1024
+N = ROWS * WIDE
+FULL = [ROWS, WIDE]
+
+
+def call(name: str, *arguments: Any) -> Call:
+    """Lists are fp32 tensors, pairs a shape and a dtype, texts plain values."""
+    shapes, dtypes, concrete = [], [], []
+    for argument in arguments:
+        shape, dtype, value = argument, "float", ""
+        if isinstance(argument, tuple):
+            shape, dtype = argument
+        elif isinstance(argument, str):
+            shape, dtype, value = [], "Scalar", argument
+        shapes.append(shape)
+        dtypes.append(dtype)
+        concrete.append(value)
+    return Call(f"aten::{name}", shapes, dtypes, concrete)
+
+
+def fuse(*calls: Call, backward: bool = False) -> list[FusedLoop]:
+    values = [described for one in calls if (described := describe_call(one)) is not None]
+    return fuse_loops(values, backward=backward)
+
+
+PRODUCT = call("mm", FULL, [WIDE, WIDE])
+
+
+def test_a_chain_between_products_reads_and_writes_once() -> None:
+    (loop,) = fuse(PRODUCT, call("mul", FULL, "2"), call("relu", FULL), PRODUCT)
+    assert loop.calls == (1, 2)
+    assert loop.bytes_moved == 2 * 4 * N
+    assert loop.kernels == 1
+
+
+def test_a_residual_is_written_beside_what_the_product_needs() -> None:
+    (loop,) = fuse(
+        PRODUCT,
+        call("add", FULL, FULL, "1"),
+        call("native_layer_norm", FULL, f"[{WIDE}]", [WIDE], [WIDE], "1e-5"),
+        PRODUCT,
+    )
+    # The product's result and the stream in, the norm's result out; the sum only if it is used.
+    assert loop.bytes_moved == 3 * 4 * N
+
+
+def test_the_sum_is_written_when_a_later_loop_reads_it() -> None:
+    first, second = fuse(
+        PRODUCT,
+        call("add", FULL, FULL, "1"),
+        call("native_layer_norm", FULL, f"[{WIDE}]", [WIDE], [WIDE], "1e-5"),
+        PRODUCT,
+        call("add", FULL, FULL, "1"),
+        PRODUCT,
+    )
+    assert first.bytes_moved == 4 * 4 * N
+    assert second.bytes_moved == 3 * 4 * N
+
+
+def test_casts_of_weights_stay_apart() -> None:
+    weight, narrow = [WIDE, WIDE], ([WIDE, WIDE], "c10::BFloat16")
+    half = (FULL, "c10::BFloat16")
+    loops = fuse(
+        call("copy_", half, FULL),
+        call("copy_", narrow, weight),
+        call("mm", half, narrow),
+    )
+    assert [loop.calls for loop in loops] == [(0,), (1,)]
+    assert [loop.bytes_moved for loop in loops] == [6 * N, 6 * WIDE * WIDE]
+
+
+def test_batch_norm_reads_its_input_twice() -> None:
+    plane = [32, 64, 28, 28]
+    elements = math.prod(plane)
+    (loop,) = fuse(
+        call("cudnn_batch_norm", plane, [64], [64], [64], [64], "True", "0.1", "1e-5"),
+        call("relu_", plane),
+        call("convolution", plane, [64, 64, 1, 1]),
+    )
+    assert loop.kernels == 2
+    assert loop.bytes_moved == 3 * 4 * elements
+
+
+def test_a_sum_over_rows_needs_a_second_kernel_and_one_over_a_row_does_not() -> None:
+    over_rows, over_row = (
+        fuse(PRODUCT, call("relu", FULL), call("sum", FULL, dims, "False"))[0]
+        for dims in ("[0]", "[1]")
+    )
+    assert over_rows.calls == over_row.calls == (1, 2)
+    assert over_rows.kernels == 2
+    assert over_row.kernels == 1
+    assert over_rows.bytes_moved > over_row.bytes_moved
+
+
+def test_zeros_that_a_loop_overwrites_disappear_and_those_to_scatter_into_stay() -> None:
+    zeros = call("fill_", FULL, "0")
+    (gone,) = fuse(zeros, backward=True)
+    assert (gone.kernels, gone.bytes_moved) == (0, 0)
+    scatter = call("embedding_dense_backward", FULL, ([ROWS], "long int"), "1000", "-1", "False")
+    (kept,) = fuse(zeros, scatter, backward=True)
+    assert (kept.kernels, kept.bytes_moved) == (1, 4 * N)
+
+
+def test_what_forward_kept_is_read_in_backward() -> None:
+    (loop,) = fuse(
+        PRODUCT,
+        call("threshold_backward", FULL, FULL, "0"),
+        call("mul", FULL, FULL),
+        PRODUCT,
+        backward=True,
+    )
+    # The gradient, what relu kept, what the product of elements kept; one gradient out.
+    assert loop.bytes_moved == 4 * 4 * N
+
+
+def test_two_branches_become_one_loop() -> None:
+    up = call("mm", [ROWS, 256], [256, WIDE])
+    (loop,) = fuse(up, call("silu", FULL), up, call("mul", FULL, FULL), call("mm", FULL, [WIDE, 8]))
+    assert loop.calls == (1, 3)
+    assert loop.bytes_moved == 3 * 4 * N
+
+
+def test_a_loop_that_a_product_has_used_takes_nothing_that_follows() -> None:
+    loops = fuse(call("relu", FULL), PRODUCT, call("relu", FULL), PRODUCT)
+    assert [one.calls for one in loops] == [(0,), (2,)]
+
+
+def test_a_join_has_the_dtype_of_its_parts() -> None:
+    half = (FULL, "c10::BFloat16")
+    attention = call("_flash_attention_backward", half, half, half, half)
+    (loop,) = fuse(attention, call("cat", ([FULL, FULL, FULL], "TensorList"), "0"), backward=True)
+    assert loop.bytes_moved == 2 * 3 * 2 * N
+
+
+@pytest.mark.parametrize("name", ["view", "detach", "transpose"])
+def test_views_are_no_work(name: str) -> None:
+    assert describe_call(call(name, FULL)) is None
+
+
+@pytest.mark.parametrize("name", ["index_put_", "sort", "max_pool2d_with_indices"])
+def test_what_scatters_or_pools_is_a_loop_of_its_own(name: str) -> None:
+    described = describe_call(call(name, FULL))
+    assert described is not None
+    assert described.way == Way.ALONE
+
+
+def test_damaged_shapes_fuse_with_nothing() -> None:
+    described = describe_call(Call("aten::add", [["?"], 3], ["float"], []))
+    assert described is not None
+    assert described.way == Way.ALONE
+
+
+def convolution(*weight: int, channels: int | None = None) -> Call:
+    return call("convolution", [8, channels or weight[1], 32, 32], list(weight))
+
+
+def test_the_compiler_changes_the_layout_of_plain_and_depthwise_convolutions() -> None:
+    assert keeps_channels_last([convolution(128, 64, 3, 3)])
+    assert keeps_channels_last([convolution(128, 64, 3, 3), convolution(96, 1, 3, 3, channels=96)])
+
+
+@pytest.mark.parametrize(
+    "spoils",
+    [convolution(96, 8, 3, 3, channels=96), convolution(64, 128, 3, 3)],
+    ids=["grouped", "halves its channels"],
+)
+def test_one_convolution_can_spoil_it(spoils: Call) -> None:
+    assert not keeps_channels_last([convolution(128, 64, 3, 3), spoils])
+
+
+def test_few_channels_or_few_convolutions_do_not_pay() -> None:
+    assert not keeps_channels_last([convolution(64, 64, 3, 3), convolution(64, 3, 3, 3)])
+    assert not keeps_channels_last([convolution(128, 64, 3, 3), *[call("relu", FULL)] * 100])
+    assert not keeps_channels_last([])
+
+
+def test_kernels_that_only_change_a_layout_are_known_by_name() -> None:
+    assert is_conversion("void cudnn::ops::nchwToNhwcKernel<float, float, float, false>")
+    assert not is_conversion("sm80_xmma_fprop_implicit_gemm_tf32f32_nhwckrsc_nhwc")
