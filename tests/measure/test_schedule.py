@@ -84,6 +84,13 @@ def test_a_window_that_is_asked_for_on_the_way_opens_once() -> None:
     assert plan.next_due(10) == 20
 
 
+def test_the_host_is_measured_after_memory_and_gives_way_to_windows() -> None:
+    plan = schedule(wait=4, warmup=1, active=2)
+    assert plan.host_steps == (10, 11, 12, 13, 14)
+    assert [step for step in range(40) if plan.stops_in_forward(step)] == [11, 13]
+    assert plan.is_free(11, 13)
+
+
 def test_steps_are_free_where_nothing_is_planned() -> None:
     plan = schedule(wait=4, warmup=1, active=2, every=20)
     free = [first for first in range(60) if plan.is_free(first, first + 2)]
@@ -101,6 +108,7 @@ def test_the_next_due_step_is_the_first_that_something_is_done_for(
 ) -> None:
     settings = {"wait": wait, "warmup": warmup, "active": active}
     plan = schedule(**settings, every=every, repeat=repeat, memory=memory)
-    due = sorted({step for steps in roles(plan, 200).values() for step in steps})
+    planned = [*roles(plan, 200).values(), plan.host_steps]
+    due = sorted({step for steps in planned for step in steps})
     for step in range(100):
         assert plan.next_due(step) == next((n for n in due if n >= step), sys.maxsize)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stepscope.predict.forward_calls import ForwardCall
+from stepscope.predict.step_operators import TracedCall
 from stepscope.predict.value_flow import follow_values
 from stepscope.records.operator_times import OperatorCall, Output
 
@@ -13,8 +13,8 @@ PARAMETERS = {(32, 64), (32,), (64, 32)}
 BF16 = "c10::BFloat16"
 
 
-def call(name: str, *shapes: list[int], dtype: str = "float") -> ForwardCall:
-    return ForwardCall(
+def call(name: str, *shapes: list[int], dtype: str = "float") -> TracedCall:
+    return TracedCall(
         name=name,
         shapes=shapes,
         strides=(),

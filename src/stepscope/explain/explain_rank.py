@@ -23,7 +23,12 @@ from stepscope.explain.modules import list_modules
 from stepscope.explain.operators import list_operators
 from stepscope.explain.python_functions import list_lines
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.explain.record_step import budget_of_record, with_correction, with_measured
+from stepscope.explain.record_step import (
+    budget_of_record,
+    with_correction,
+    with_host,
+    with_measured,
+)
 from stepscope.explain.replay.graph_launches import has_graphs, note_uncorrected
 from stepscope.explain.syncs import list_syncs
 from stepscope.explain.timeline import divide
@@ -72,7 +77,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
         idle_in_step, gaps_in_step = split_idle(trace, work, host, window)
     run = analysis.run
     step_ms = with_measured(StepTime(profiled=analysis.profiled_ms), analysis.measured, run)
-    step_ms = with_correction(step_ms, analysis)
+    step_ms = with_host(with_correction(step_ms, analysis), analysis)
     profiled_budget = make_budget(steps, step_ms, in_step, idle_in_step)
     budget = budget_of_record(
         profiled_budget,

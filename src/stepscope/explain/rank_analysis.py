@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec.structs import replace
+
 from stepscope.errors import NotCapturedError
 from stepscope.explain.budget import step_time
 from stepscope.explain.collective_calls import list_calls
@@ -97,7 +99,18 @@ class RankAnalysis:
             return self.inputs.measured
         from stepscope.explain.whole_run.typical import measure_typical_step
 
-        return measure_typical_step(self.inputs.steps, self.run)
+        measured = measure_typical_step(self.inputs.steps, self.run)
+        own_ns = self.host_phases_ns
+        return replace(measured, host_ns=own_ns) if measured and own_ns else measured
+
+    @cached_property
+    def host_phases_ns(self) -> dict[str, int]:
+        """The host's own time by phase, as the run measured it; empty if it did not."""
+        if not self.inputs.host_steps:
+            return {}
+        from stepscope.explain.whole_run.host_time import own_phases_ns
+
+        return own_phases_ns(self.inputs.host_steps)
 
     @cached_property
     def profiled_ms(self) -> float | None:

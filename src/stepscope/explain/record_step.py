@@ -65,6 +65,12 @@ def with_correction(step: StepTime, analysis: RankAnalysis) -> StepTime:
     )
 
 
+def with_host(step: StepTime, analysis: RankAnalysis) -> StepTime:
+    """Add the host's own time, if the run measured it."""
+    own_ns = sum(analysis.host_phases_ns.values())
+    return replace(step, host=own_ns / 1e6) if own_ns else step
+
+
 def budget_of_record(
     budget: Budget,
     step: StepTime,

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 from stepscope.measure.network_place import network_place
@@ -50,6 +51,7 @@ def facts() -> dict[str, Any]:
         "pid": os.getpid(),
         "python": sys.version.split()[0],
         "torch": str(torch.__version__),
+        "math": _math(torch),
         "device": None,
     }
     cuda = torch.cuda
@@ -64,4 +66,23 @@ def facts() -> dict[str, Any]:
         }
         known["cuda"] = torch.version.cuda
         known["hip"] = torch.version.hip
+    return known
+
+
+# Where torch keeps its switches for products in fp32; scripts set the old or the new ones.
+_SWITCHES = {
+    "matmul_tf32": (("cuda.matmul.allow_tf32", True), ("cuda.matmul.fp32_precision", "tf32")),
+    "cudnn_tf32": (("cudnn.allow_tf32", True), ("cudnn.conv.fp32_precision", "tf32")),
+    "cudnn_benchmark": (("cudnn.benchmark", True),),
+}
+
+
+def _math(torch: Any) -> dict[str, bool]:
+    """Those switches; one that torch does not tell is missing."""
+    known: dict[str, bool] = {}
+    for name, places in _SWITCHES.items():
+        for place, on in places:
+            # torch refuses to tell the old ones to a script that sets the new ones.
+            with suppress(AttributeError, RuntimeError):
+                known.setdefault(name, attrgetter(place)(torch.backends) == on)
     return known

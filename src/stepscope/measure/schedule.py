@@ -53,6 +53,7 @@ class PlannedWindow:
 # replaces the trace. The first step is left out: it sets things up.
 _EARLY = (PlannedWindow(first=1, warmup=1, active=1), PlannedWindow(first=6, warmup=1, active=2))
 _EARLY_MEMORY = 5
+_HOST_STEPS = 5  # every second one also stops inside forward
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +63,7 @@ class Schedule:
 
     windows: tuple[PlannedWindow, ...]
     memory_steps: tuple[int, ...] = ()
+    host_steps: tuple[int, ...] = ()  # those that no window needs
     every: int = 0  # 0: no regular windows
     regular: PlannedWindow | None = None  # the first one
     extra: PlannedWindow | None = None
@@ -91,6 +93,7 @@ class Schedule:
         return cls(
             windows=(*(_EARLY if adaptive else ()), *asked, *lines),
             memory_steps=memory if settings.memory else (),
+            host_steps=tuple(range(past + 2, past + 2 + _HOST_STEPS)),
             every=every,
             regular=_regular(settings, -(-(past + 2) // every) * every) if every else None,
         )
@@ -108,11 +111,25 @@ class Schedule:
         """The window whose last step was the previous one."""
         return next((window for window in self._around(step) if window.last + 1 == step), None)
 
+    def is_special(self, step: int) -> bool:
+        return self.measures_memory(step) or self.measures_host(step)
+
     def measures_memory(self, step: int) -> bool:
         return step in self.memory_steps
 
+    def measures_host(self, step: int) -> bool:
+        return step in self.host_steps
+
+    def stops_in_forward(self, step: int) -> bool:
+        return step in self.host_steps[1::2]
+
     def next_due(self, step: int) -> int:
         """The first step, from this one on, that something has to happen before."""
+        host = (place for place in (*self.host_steps, sys.maxsize) if place >= step)
+        return min(self._next_needed(step), *host)
+
+    def _next_needed(self, step: int) -> int:
+        """The same without steps that give way to windows."""
         windows = self._around(step)
         edges = [edge for window in windows for edge in (window.first, window.last + 1)]
         due = (place for place in (*edges, *self.memory_steps) if place >= step)
@@ -121,7 +138,7 @@ class Schedule:
     def is_free(self, first: int, last: int) -> bool:
         """Whether nothing else happens in these steps."""
         past = max(window.last for window in self.windows)
-        return first > max(past, *self.memory_steps, 0) and self.next_due(first - 1) > last + 2
+        return first > max(past, *self.memory_steps, 0) and self._next_needed(first - 1) > last + 2
 
     def _around(self, step: int) -> list[PlannedWindow]:
         """All windows, but of the regular ones only those next to this step."""

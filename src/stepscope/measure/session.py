@@ -24,7 +24,6 @@ from stepscope.measure.comms import Comms
 from stepscope.measure.compiler_log import CompilerLog
 from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.host_load import HostLoadMeter
-from stepscope.measure.memory import MemoryStep
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.optimizers import (
     Optimizers,
@@ -43,6 +42,7 @@ from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.ray_worker import TrainingThread
 from stepscope.measure.sampler import start_sampler
 from stepscope.measure.schedule import PlannedWindow, Schedule
+from stepscope.measure.special_steps import SpecialSteps
 from stepscope.measure.stall_watch import StallWatch
 from stepscope.measure.start_up import StartUp
 from stepscope.measure.step_meter import StepMeter
@@ -87,10 +87,10 @@ class Session:
         self._windows = ProfilerWindows(settings)
         self._choice = TraceChoice(traced=True, rule="all")  # until the rank is known
         self._stalls: StallWatch | None = None
-        self._memory: MemoryStep | None = None
+        self._special = SpecialSteps()
         self._job: dict[str, Any] | None = None
         self.ranges = Ranges() if settings.nvtx else None
-        self.phases_wanted = settings.nvtx  # ranges or the memory step follow phases
+        self.phases_wanted = settings.nvtx  # ranges or special steps follow phases
         self._steps_on_optimizer = settings.step_on in ("auto", "optimizer")
         self._anchor = Anchor()
         self.passes = Passes() if settings.step_on == "auto" else None
@@ -117,14 +117,13 @@ class Session:
 
     @never_raise
     def phase_changes(self, phase: str, *, entering: bool) -> None:
-        """A phase begins or ends: pass it on to NVTX ranges and the memory step."""
+        """A phase begins or ends: pass it on to NVTX ranges and special steps."""
         if self.ranges is not None:
             if entering:
                 self.ranges.push(phase)
             else:
                 self.ranges.pop()
-        if self._memory is not None:
-            self._memory.phase(phase, entering=entering)
+        self._special.phase(phase, entering=entering)
 
     def first_pass_begins(self) -> bool:
         """The thread that runs backward first trains; a trainer may start one for it."""
@@ -140,6 +139,8 @@ class Session:
         self.in_backward += 1
         if self.in_backward > 1:
             return False
+        if self.phases_wanted:
+            self._special.pass_begins(roots)
         # A closure's passes are its optimizer's.
         if self.passes is not None and not self._optimizers.stepping:
             self._ask_passes(roots)
@@ -220,8 +221,8 @@ class Session:
         self._step_ends(two=two)
 
     def _is_plain(self) -> bool:
-        """Whether the running step is neither profiled nor the memory step."""
-        return self._windows.running is None and self._memory is None
+        """Whether the running step is neither profiled nor a special one."""
+        return self._windows.running is None and self._special.mark is None
 
     def _is_training_thread(self) -> bool:
         """Whether this is the first thread that trains; remember whether others train too."""
@@ -278,8 +279,7 @@ class Session:
             return
         now, number, window = perf_counter_ns(), self.number, self._windows.running is not None
         events = parts.device.mark() if parts.device is not None else None
-        memory = self._memory is not None
-        marks = step_marks(skipped=skipped, first=self._cut, last=last, memory=memory)
+        marks = step_marks(skipped=skipped, first=self._cut, last=last, own=self._special.mark)
         said = self._meter.read(now) if self._meter is not None else None
         self.notes.append((ENDED, now, (number, time.time_ns(), window, events, marks, two, said)))
         self.number = number + 1
@@ -296,7 +296,7 @@ class Session:
     def _act(self, parts: RankParts) -> None:
         """The time this takes lies between two steps and belongs to neither."""
         self._load.pause(self.number, self._optimizers.known)
-        self._end_memory_step(parts)
+        self._end_special_step(parts)
         parts.look_at_others(self.number, disturbed=self._windows.running is not None)
         self._due = min(self._next_due(self.number + 1), parts.due(self.number + 1))
         self._begin(parts)
@@ -318,17 +318,15 @@ class Session:
             self._open_window(parts, planned)
         elif (closes := self._schedule.closes(step)) is not None:
             self._close_window(parts, closes)
-        elif self._schedule.measures_memory(step):
-            self._begin_memory_step()
+        elif self._schedule.is_special(step):
+            self._begin_special_step()
         elif self._windows.step_begins(step):
             self._comms.step_begins(step)
 
-    def _begin_memory_step(self) -> None:
-        if not self._alone or not self._choice.traced:
-            return
-        self._memory = MemoryStep(list(self._optimizers.known), lines=self.settings.lines)
-        self.phases_wanted = True
-        self._memory.begin()
+    def _begin_special_step(self) -> None:
+        if self._alone and self._choice.traced and self._windows.running is None:
+            self._special.begin(self.number, self._schedule, self._optimizers.known, self.settings)
+            self.phases_wanted = self.ranges is not None or self._special.mark is not None
 
     def _open_window(self, parts: RankParts, planned: PlannedWindow) -> None:
         parts.sampler_pauses()
@@ -352,11 +350,11 @@ class Session:
             parts.synchronise("end", self.number)
         parts.sampler_resumes()
 
-    def _end_memory_step(self, parts: RankParts) -> None:
-        memory, self._memory = self._memory, None
-        self.phases_wanted = self.ranges is not None
-        if memory is not None:
-            layout.try_write_json(parts.folder / layout.MEMORY, memory.end())
+    def _end_special_step(self, parts: RankParts) -> None:
+        if self._special.mark is not None:
+            self.phases_wanted = self.ranges is not None
+            if self._special.end(parts.folder):
+                self._describe("running")  # a job that is killed keeps it
 
     def _become_rank(self) -> RankParts | None:
         rank, world_size = rank_and_world()
@@ -411,7 +409,8 @@ class Session:
             "after_last_step": self._lines.after_last_step() if status == "finished" else None,
             "remedies": self.trial.remedies() if self.trial is not None else [],
         }
-        surroundings = {"communication": self._job, "host_load": self._load.content()}
+        surroundings: dict[str, Any] = {"communication": self._job}
+        surroundings |= {"host_load": self._load.content(), "host_steps": self._special.content()}
         self._rank_file.write(status, progress, surroundings)
 
     @never_raise
@@ -423,8 +422,7 @@ class Session:
         self._closed = True
         self.thread = 0
         self._load.pause(self.number)
-        if self._memory is not None:
-            self._memory.end()
+        self._special.abandon()
         if self._parts is not None:
             # Before the window: its stop may wait, and a launcher may not.
             self._parts.close(self.number)
@@ -445,6 +443,7 @@ class Session:
         """In a forked child, which does not train: capture nothing."""
         self._closed = True
         self.thread = 0
-        self._windows.running = self._memory = None
+        self._windows.running = None
+        self._special.forget()
         if self._windows.ever_started:
             end_without_destructors()

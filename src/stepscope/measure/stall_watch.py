@@ -147,7 +147,7 @@ class StallWatch:
                 self._recorded.append(line)
             if step >= asked.last:
                 self._judge()
-        if any(line.get(mark) for mark in ("window", "memory", "first", "last")):
+        if any(line.get(mark) for mark in ("window", "memory", "host", "first", "last")):
             return
         stall = self._detector.see(line)
         if stall is not None:

@@ -72,13 +72,14 @@ def _text(step: Ended, wall_ns: int, spent: dict[str, int], changes: dict[str, i
     return "".join(parts)
 
 
-def step_marks(*, skipped: bool, first: bool, last: bool, memory: bool) -> tuple[str, ...]:
+def step_marks(*, skipped: bool, first: bool, last: bool, own: str | None) -> tuple[str, ...]:
     """What is unusual about a step: its beginning (`first`) or end (`last`) was not seen, or its
-    times include our own work (`memory`)."""
-    if not (skipped or first or last or memory):
+    times include our `own` work (special_steps.py)."""
+    if not (skipped or first or last or own):
         return ()
-    marks = {"skipped": skipped, "first": first, "last": last, "memory": memory}
-    return tuple(mark for mark, holds in marks.items() if holds)
+    marks = {"skipped": skipped, "first": first, "last": last}
+    names = tuple(mark for mark, holds in marks.items() if holds)
+    return names if own is None else (*names, own)
 
 
 def _device(events: Any) -> str | None:

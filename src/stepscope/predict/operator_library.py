@@ -24,7 +24,7 @@ _KEY = ("name", "shapes", "strides", "dtypes", "concrete", "grads", "mode")
 _VALUES = (
     *("forward_ns", "forward_spread", "forward_repeats"),
     *("backward_ns", "backward_spread", "backward_repeats"),
-    *("outputs", "source", "when_unix"),
+    *("outputs", "host_ns", "source", "when_unix"),
 )
 _COLUMNS = (*_KEY, "place", "software", *_VALUES)
 _CREATE = f"""CREATE TABLE IF NOT EXISTS operator_times (
@@ -77,6 +77,7 @@ def _opened(*, create: bool = False) -> Iterator[sqlite3.Connection]:
     try:
         with store:
             store.execute(_CREATE)
+            _add_columns(store)
             yield store
     except sqlite3.OperationalError as error:
         if "locked" in str(error) or "busy" in str(error):
@@ -88,6 +89,14 @@ def _opened(*, create: bool = False) -> Iterator[sqlite3.Connection]:
         raise LibraryProblemError(_damaged()) from None
     finally:
         store.close()
+
+
+def _add_columns(store: sqlite3.Connection) -> None:
+    """A library of an earlier version lacks the newest ones."""
+    there = {name for _, name, *_ in store.execute("PRAGMA table_info(operator_times)")}
+    for name in _VALUES:
+        if name not in there:
+            store.execute(f"ALTER TABLE operator_times ADD COLUMN {name}")
 
 
 def _damaged() -> str:
@@ -103,7 +112,8 @@ def _as_row(time: OperatorTime) -> tuple[object, ...]:
     ]
     key = [getattr(time.call, name) for name in _KEY]
     outputs = msgspec.json.encode(time.outputs).decode()
-    return (*key, time.place, time.software, *timings, outputs, time.source, time.when_unix)
+    more = outputs, time.host_ns, time.source, time.when_unix
+    return (*key, time.place, time.software, *timings, *more)
 
 
 def _from_row(row: dict[str, object]) -> OperatorTime:
@@ -117,6 +127,6 @@ def _from_row(row: dict[str, object]) -> OperatorTime:
         "forward": timing("forward"),
         "backward": timing("backward"),
         "outputs": [msgspec.to_builtins(output) for output in outputs],
-        **{name: row[name] for name in ("place", "software", "source", "when_unix")},
+        **{name: row[name] for name in ("place", "software", "host_ns", "source", "when_unix")},
     }
     return msgspec.convert(values, OperatorTime)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.predict.forward_calls import find_forward_calls
 from stepscope.predict.known_times import KnownTimes
 from stepscope.predict.operator_library import LibraryProblemError, read_times
+from stepscope.predict.step_operators import find_step_operators
+from stepscope.predict.traced_mode import changed_mode, traced_mode
 from stepscope.predict.value_flow import follow_values
 from stepscope.records.figures import factor as factor_text
 from stepscope.records.figures import percent
@@ -19,18 +20,19 @@ from stepscope.records.operator_times import cpu_place
 from stepscope.trace.rank_facts import read_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from stepscope.explain.replay.graph import Flags, Floats
-    from stepscope.predict.forward_calls import StepForward
     from stepscope.predict.known_times import KnownTime
     from stepscope.predict.step_context import StepContext
+    from stepscope.predict.step_operators import StepOperators
     from stepscope.records.operator_times import OperatorCall, Output, PassTime
 
 # Times measured alone differ from those inside a step: caches, clocks and neighbours differ.
 ALONE_ERROR = 0.03
 _MOST_SLOWER = 1.5
 _NOTED_DISAGREEMENT = 0.1
+_MOST_MEASURED = 0.8  # of the calls that change: enough to know the host's cost
 
 
 class ProbedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +44,7 @@ class ProbedStep(msgspec.Struct, frozen=True, kw_only=True):
     remembered_share: float  # from neighbours
     disagreement: float  # logarithm: the trace over the probe in the trace's own precision
     error: float  # of the known part, a standard deviation relative to all of it
+    host_added_ns: float | None = None  # what the host needs more; None: not measured
 
     @property
     def modelled_share(self) -> float:
@@ -77,9 +80,9 @@ def software_of(context: StepContext) -> tuple[str, ...]:
     return tuple(f"{name} {version}" for name, version in known.items() if version)
 
 
-def find_probed(context: StepContext, mode: str) -> tuple[ProbedStep | None, str]:
-    """The step's items in another mode, None if the library has nothing; and what to say about a
-    library that cannot be used."""
+def find_probed(context: StepContext, precision: str) -> tuple[ProbedStep | None, str]:
+    """The step's items in another precision, None if the library has nothing; and what to say
+    about a library that cannot be used."""
     place = place_of(context)
     if place is None:
         return None, ""
@@ -90,13 +93,14 @@ def find_probed(context: StepContext, mode: str) -> tuple[ProbedStep | None, str
     if not times:
         return None, ""
     known = KnownTimes(times, software_of(context))
-    forward = find_forward_calls(context)
-    now, then = (made_calls(context, forward, known, wanted) for wanted in ("", mode))
+    forward = find_step_operators(context)
+    modes = traced_mode(context), changed_mode(context, precision)
+    now, then = (made_calls(context, forward, known, mode) for mode in modes)
     return _compare(forward, known, now, then), ""
 
 
 def made_calls(
-    context: StepContext, forward: StepForward, known: KnownTimes, mode: str
+    context: StepContext, forward: StepOperators, known: KnownTimes, mode: str
 ) -> list[OperatorCall]:
     """The step's calls as they are made in a mode."""
 
@@ -104,7 +108,8 @@ def made_calls(
         found = known.find(call)
         return found.time.outputs if found else None
 
-    return follow_values(forward.calls, parameter_shapes(context), mode, outputs)
+    traced = traced_mode(context)
+    return follow_values(forward.calls, parameter_shapes(context), mode, outputs, traced=traced)
 
 
 def parameter_shapes(context: StepContext) -> frozenset[tuple[int, ...]] | None:
@@ -112,7 +117,7 @@ def parameter_shapes(context: StepContext) -> frozenset[tuple[int, ...]] | None:
 
 
 def _compare(
-    forward: StepForward,
+    forward: StepOperators,
     known: KnownTimes,
     now: Sequence[OperatorCall],
     then: Sequence[OperatorCall],
@@ -158,22 +163,45 @@ def _compare(
         remembered_share=float(forward.item_ns[is_known & ~is_exact].sum()) / total,
         disagreement=disagreement,
         error=math.hypot(noise / 1.96, ALONE_ERROR, disagreement / 2),
+        host_added_ns=_host_added_ns(known, pairs),
     )
+
+
+def _host_added_ns(
+    known: KnownTimes, pairs: Mapping[tuple[OperatorCall, OperatorCall], Sequence[int]]
+) -> float | None:
+    """None unless most calls that change were measured; the rest costs as much each."""
+    changing = measured = 0
+    added_ns = 0.0
+    for (before, after), places in pairs.items():
+        if before == after:
+            continue
+        changing += len(places)
+        had, has = (
+            found.time.host_ns if (found := known.find(call)) else None for call in (before, after)
+        )
+        if had is not None and has is not None:
+            measured += len(places)
+            added_ns += len(places) * (has - had)
+    if not measured or measured < _MOST_MEASURED * changing:
+        return None
+    return added_ns * changing / measured
 
 
 def _factor(had: KnownTime | None, has: KnownTime, backward: bool, traced_ns: float) -> float:
     """New time over the traced one; NaN if this pass was not timed.
 
-    A trace may differ from the probe in the same precision because calls waited, for a core for
-    example. A wait does not grow with the call, so at most `_MOST_SLOWER` of it counts as a ratio.
+    A trace may be slower than the probe in the same precision because calls waited, for a core for
+    example. A wait does not grow with the call: what is beyond `_MOST_SLOWER` stays as it is.
     """
     after, before = _timing(has, backward), _timing(had, backward)
     if after is None or traced_ns <= 0:
         return math.nan
     if before is None or before.ns <= 0:
         return after.ns / traced_ns
-    slower = min(max(traced_ns / before.ns, 1 / _MOST_SLOWER), _MOST_SLOWER)
-    return after.ns * slower / traced_ns
+    slower = min(traced_ns / before.ns, _MOST_SLOWER)
+    waited_ns = traced_ns - slower * before.ns
+    return (after.ns * slower + waited_ns) / traced_ns
 
 
 def _timing(known: KnownTime | None, backward: bool) -> PassTime | None:

@@ -16,7 +16,7 @@ from stepscope.records.operator_times import OperatorCall
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from stepscope.predict.forward_calls import ForwardCall
+    from stepscope.predict.step_operators import TracedCall
     from stepscope.records.operator_times import Output
 
     Describe = Callable[[OperatorCall], Sequence[Output] | None]
@@ -27,17 +27,23 @@ _REMEMBERED = 6  # outputs of a shape
 
 
 def follow_values(
-    calls: Sequence[ForwardCall],
+    calls: Sequence[TracedCall],
     parameters: Collection[Shape] | None,
     mode: str,
     describe: Describe,
+    *,
+    traced: str = "",
 ) -> list[OperatorCall]:
     """The calls as they would be made in a mode. `describe` gives a call's outputs, None if they
-    are not known; `parameters` are the model's shapes, None if they are not known."""
+    are not known; `parameters` are the model's shapes, None if they are not known; `traced` is the
+    mode that the trace was recorded in."""
     outputs: dict[Shape, deque[Output]] = {}
     made = []
     for call in calls:
-        wanted = _as_made(call, parameters, mode, outputs)
+        if not call.in_forward:
+            made.append(_alone(call))
+            continue
+        wanted = _as_made(call, parameters, mode, outputs, changes=mode != traced)
         made.append(wanted)
         for output in describe(wanted) or ():
             if output.dtype in _WIDTHS:
@@ -47,17 +53,20 @@ def follow_values(
 
 
 def _as_made(
-    call: ForwardCall,
+    call: TracedCall,
     parameters: Collection[Shape] | None,
     mode: str,
     outputs: dict[Shape, deque[Output]],
+    *,
+    changes: bool,
 ) -> OperatorCall:
     dtypes, grads = list(call.dtypes), []
     taken: set[Shape] = set()
     for place in reversed(range(len(call.shapes))):
         shape, dtype = call.shapes[place], dtypes[place] if place < len(dtypes) else ""
         if shape and isinstance(shape[0], list):
-            grads.append(parameters is None or set(map(tuple, shape)) <= set(parameters))
+            grads.append(_needs_gradient(shape, parameters, outputs))
+            dtypes[place] = _list_dtype(dtype, shape, outputs)
             continue
         key = tuple(shape)
         if dtype not in _WIDTHS:
@@ -68,19 +77,50 @@ def _as_made(
                 value = max(reversed(recent), key=lambda output: _WIDTHS[output.dtype])
             taken.add(key)
             grads.append(any(output.needs_gradient for output in recent))
-            if mode:
+            if changes:
                 dtypes[place] = value.dtype
         else:
             grads.append(_is_parameter(key, place, parameters))
+    marks = "".join("1" if grad else "0" for grad in reversed(grads))
+    return _operator_call(call, dtypes, marks, mode)
+
+
+def _alone(call: TracedCall) -> OperatorCall:
+    """The optimizer and autograd's own operators run as recorded, in any precision."""
+    return _operator_call(call, call.dtypes, "0" * len(call.shapes), "")
+
+
+def _operator_call(call: TracedCall, dtypes: Sequence[str], grads: str, mode: str) -> OperatorCall:
     return OperatorCall(
         name=call.name,
         shapes=_text(call.shapes),
         strides=_text(call.strides),
         dtypes=_text(dtypes),
         concrete=_text(call.concrete),
-        grads="".join("1" if grad else "0" for grad in reversed(grads)),
+        grads=grads,
         mode=mode,
     )
+
+
+def _needs_gradient(
+    shapes: Sequence[Sequence[int]],
+    parameters: Collection[Shape] | None,
+    outputs: dict[Shape, deque[Output]],
+) -> bool:
+    """Whether tensors of a list do: computed ones as their last output, others as parameters."""
+    recent = [output for shape in shapes for output in outputs.get(tuple(shape), ())]
+    if recent:
+        return any(output.needs_gradient for output in recent)
+    return parameters is None or {tuple(shape) for shape in shapes} <= set(parameters)
+
+
+def _list_dtype(
+    dtype: str, shapes: Sequence[Sequence[int]], outputs: dict[Shape, deque[Output]]
+) -> str:
+    """A trace does not say the dtype of a list's tensors: the widest of their last outputs."""
+    last = [recent[-1].dtype for shape in shapes if (recent := outputs.get(tuple(shape)))]
+    widest = max(last, key=lambda name: _WIDTHS[name], default="float")
+    return dtype if widest == "float" else f"{dtype}[{widest}]"
 
 
 def _is_parameter(shape: Shape, place: int, parameters: Collection[Shape] | None) -> bool:

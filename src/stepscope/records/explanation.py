@@ -236,6 +236,9 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     mean: float | None = None  # of the steady steps
     median: float | None = None
     p99: float | None = None
+    # The host's own time, without waits for the device, where the run measured it. None on a CPU:
+    # there the step is the host's own time.
+    host: float | None = None
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

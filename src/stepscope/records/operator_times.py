@@ -6,9 +6,6 @@ from typing import Any
 
 import msgspec
 
-# Values of `precision` that operators can be timed with; the empty one is as traced.
-MODES = ("", "tf32", "bf16", "fp16")
-
 
 class OperatorCall(msgspec.Struct, frozen=True, kw_only=True):
     """One distinct call. Lists have one entry per argument and are JSON text, as in a trace."""
@@ -19,7 +16,7 @@ class OperatorCall(msgspec.Struct, frozen=True, kw_only=True):
     dtypes: str
     concrete: str
     grads: str  # "1" for each argument that needs a gradient, else "0"
-    mode: str = ""  # one of MODES
+    mode: str = ""  # as records/probe_modes.py names them
 
     def request(self) -> dict[str, Any]:
         """As the process that times it reads it."""
@@ -80,6 +77,7 @@ class OperatorTime(msgspec.Struct, frozen=True, kw_only=True):
     backward: PassTime | None  # None: it has no backward, or was not timed
     place: str
     software: str
+    host_ns: float | None = None  # the host's time to launch both passes
     source: str = "probe"  # or the file that it was imported from
     when_unix: float = 0.0
 

@@ -43,7 +43,7 @@ EXTRA_FIELDS = (
 # that phases still add up.
 ROUNDED = frozenset((*PHASE_FIELDS[:4], "device_ns", "cpu_wait_ns"))
 ROUNDING = 100_000
-MARKS = ("window", "first", "last", "memory", "skipped")
+MARKS = ("window", "first", "last", "memory", "skipped", "host")
 _PART = re.compile(r"steps-(\d{5})\.json\.gz")
 
 

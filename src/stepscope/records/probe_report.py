@@ -34,11 +34,13 @@ class ProbeReport(msgspec.Struct, frozen=True, kw_only=True):
     modes: tuple[str, ...]
     operators: tuple[ProbedOperator, ...]  # longest first
     unprobed: tuple[UnprobedOperator, ...]  # most expensive first
-    traced_ms: float  # all operators of the step that belong to forward calls
+    traced_ms: float  # everything that the step's device runs
     probed_share: float  # of `traced_ms`: timed in all modes
     # The timed calls in the trace's own precision: what the trace and what the probe says.
     same_traced_ms: float
     same_probed_ms: float
+    # By precision: what autocast adds to the host's time of a step; not there if not measured.
+    host_added_ms: dict[str, float] = {}
     budget_s: float
     wall_s: float
     saved: int  # times written to the library

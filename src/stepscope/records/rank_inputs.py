@@ -9,6 +9,7 @@ import msgspec
 if TYPE_CHECKING:
     from stepscope.records.compiled import CompilerRecord
     from stepscope.records.host_load import HostLoad
+    from stepscope.records.host_steps import HostStepTimes
     from stepscope.records.job import RankFolder
     from stepscope.records.measured_steps import MeasuredSteps
     from stepscope.records.memory import CapturedMemory
@@ -39,6 +40,7 @@ class RankInputs(msgspec.Struct, frozen=True, kw_only=True):
     measured: MeasuredSteps | None = None  # given by a caller who has no columns of steps
     folder: RankFolder | None = None
     memory: MemoryInputs = MemoryInputs()
+    host_steps: tuple[HostStepTimes, ...] = ()  # those in which the host never waited
     samples: StackSamples | None = None  # stacks outside windows, with their steps
     compiler: CompilerRecord | None = None  # what torch.compile did
     calibrations: tuple[Profile, ...] = ()  # of the rank's host and kind, newest first

@@ -27,7 +27,7 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
     end_unix_ns: Ints  # 0 where it was not captured
     phases_ns: dict[str, Ints]  # by phase; a phase that never ran is not in it
     window: Flags  # the profiler ran
-    memory: Flags  # the memory step
+    memory: Flags  # our own work ran in it: the memory step, and those that measure the host
     whole: Flags  # its beginning and end were seen
     # Time between two epochs: evaluation, checkpoints and the rest. It lies inside wall_ns and is
     # counted in the phases too, but is no part of the step's own time.

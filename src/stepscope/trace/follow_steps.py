@@ -213,7 +213,7 @@ def _columns(rows: Ints) -> StepColumns:
         end_unix_ns=rows[_FIELDS["end_unix_ns"]],
         phases_ns={phase: column for phase, column in phases.items() if column is not None},
         window=rows[_FIELDS["window"]] != 0,
-        memory=rows[_FIELDS["memory"]] != 0,
+        memory=(rows[_FIELDS["memory"]] | rows[_FIELDS["host"]]) != 0,
         whole=(rows[_FIELDS["first"]] | rows[_FIELDS["last"]]) == 0,
         epoch_gap_ns=optional("epoch_gap_ns"),
         device_ns=optional("device_ns", -1),

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from stepscope.records.applied_remedy import AppliedRemedy  # noqa: TC001  (decoded)
 from stepscope.records.host_load import HostLoad  # noqa: TC001  (decoded at run time)
+from stepscope.records.host_steps import HostStepTimes  # noqa: TC001  (decoded)
 from stepscope.records.limits import Bytes, Count, DurationNs, RankNumber, Ranks, StampNs  # noqa: TC001  (decoded)
 from stepscope.records.network_place import NetworkPlace  # noqa: TC001  (decoded)
 from stepscope.records.process_identity import ProcessIdentity  # noqa: TC001  (decoded)
@@ -169,6 +170,8 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     process: ProcessIdentity | UnsetType | None = UNSET
     python: str | UnsetType | None = UNSET
     torch: str | UnsetType | None = UNSET
+    math: dict[str, bool] | UnsetType | None = UNSET
+    host_steps: list[HostStepTimes] | UnsetType | None = UNSET
     cuda: str | UnsetType | None = UNSET
     hip: str | UnsetType | None = UNSET
     device: CapturedDevice | str | UnsetType | None = UNSET

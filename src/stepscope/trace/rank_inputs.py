@@ -15,6 +15,7 @@ from stepscope.trace.read import read_trace
 from stepscope.trace.regular_files import may_exist
 
 if TYPE_CHECKING:
+    from stepscope.records.host_steps import HostStepTimes
     from stepscope.records.job import RankFolder
     from stepscope.records.profile import Profile
     from stepscope.records.quality import Note
@@ -80,11 +81,20 @@ def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> Rank
         steps=steps,
         times=read_run_times(path.parent, steps, options.same_rank.get(str(path.parent), ())),
         folder=folder,
+        host_steps=_read_host_steps(path.parent),
         memory=_read_memory(path.parent, steps, others, options.memory_limit),
         samples=samples,
         compiler=compiler,
         calibrations=_find_calibrations(trace, folder),
     )
+
+
+def _read_host_steps(folder: Path) -> tuple[HostStepTimes, ...]:
+    from stepscope.trace.decode import Oddities
+    from stepscope.trace.rank_facts import RANK, decode_facts
+
+    steps = decode_facts(folder, Oddities(RANK)).host_steps
+    return tuple(steps) if isinstance(steps, list) else ()
 
 
 def _read_memory(

@@ -262,7 +262,7 @@ def _to_record(columns: Chunk) -> StepColumns:
         end_unix_ns=_known(columns, END),
         phases_ns={phase: values for phase, values in phases.items() if values.any()},
         window=marks["window"],
-        memory=marks["memory"],
+        memory=marks["memory"] | marks["host"],
         whole=~(marks["first"] | marks["last"]),
         **extras,
     )

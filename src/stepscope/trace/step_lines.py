@@ -44,6 +44,7 @@ class StepLine(msgspec.Struct, frozen=True, gc=False):
     last: bool = False
     memory: bool = False
     skipped: bool = False
+    host: bool = False
 
 
 STEP_LINE_FIELDS = StepLine.__struct_fields__

@@ -11,6 +11,9 @@ import platform
 import sys
 from typing import Any
 
+# Attaching the profiler anew for each call would take longer than most calls.
+os.environ["TEARDOWN_CUPTI"] = "0"
+
 import torch
 
 from stepscope.measure.probe.arguments import CannotRebuildError
@@ -39,7 +42,9 @@ def answer(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
         call = ProbedCall(request, device)
         if request["do"] == "describe":
             return call.describe()
-        return call.measure(request["seconds"])
+        if request["do"] == "host":
+            return call.measure_host()
+        return call.measure(request["seconds"], backward=request.get("backward", True))
     except CannotRebuildError as error:
         return {"error": str(error)}
     except torch.OutOfMemoryError:

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from stepscope.records.lazy_pattern import lazy_pattern
+
 # The profiler's names of dtypes.
 DTYPES = {
     "float": torch.float32,
@@ -48,6 +50,11 @@ _FORMATS = {
 # Arguments that autograd has no derivative for.
 _WITHOUT_GRADIENT = {"running_mean", "running_var", "target", "mask", "attn_mask", "index"}
 _CLASSES = {"aten::cross_entropy_loss", "aten::nll_loss", "aten::nll_loss_nd", "aten::nll_loss2d"}
+# Lists whose tensors the profiler names, perhaps followed by their dtype in brackets.
+_LISTS = ("TensorList", "GenericList")
+# Arguments, and operators, whose values must be probabilities: kernels check them.
+_POSITIVE = {"running_var", "var", "invstd", "exp_avg_sqs", "state_sums"}
+_PROBABILITIES = lazy_pattern(r"binary_cross_entropy$|bernoulli|multinomial|poisson|kl_div")
 
 
 class CannotRebuildError(Exception):
@@ -70,6 +77,20 @@ class Recorded:
     def is_in_place(self) -> bool:
         return self.name.endswith("_") and not self.name.endswith("__")
 
+    def is_list(self, place: int) -> bool:
+        return self.dtypes[place].startswith(_LISTS)
+
+    def dtype(self, place: int) -> torch.dtype:
+        """Of an argument's tensors; those of a list are fp32 unless the request names another."""
+        _, _, listed = self.dtypes[place].partition("[")
+        return DTYPES.get(listed.removesuffix("]") if listed else self.dtypes[place], torch.float32)
+
+    @property
+    def listed(self) -> int:
+        """How many tensors its longest list has."""
+        lengths = [len(dims) for place, dims in enumerate(self.shapes) if self.is_list(place)]
+        return max(lengths, default=0)
+
 
 def find_operator(recorded: Recorded) -> Any:
     """The overload whose arguments match what was recorded."""
@@ -81,9 +102,10 @@ def find_operator(recorded: Recorded) -> Any:
         overloads = [getattr(packet, overload) for overload in packet.overloads()]
     except (AttributeError, RuntimeError):
         raise CannotRebuildError("this torch has no such operator") from None
-    for operator in overloads:
-        if _matches(operator._schema.arguments, recorded):
-            return operator
+    for strict in (True, False):
+        for operator in overloads:
+            if _matches(operator._schema.arguments, recorded, strict=strict):
+                return operator
     raise CannotRebuildError("no form of the operator takes these arguments")
 
 
@@ -95,8 +117,8 @@ def name_of(dtype: torch.dtype) -> str:
 def input_bytes(recorded: Recorded) -> int:
     """What the tensors of a call take."""
     sizes = 0
-    for dims, dtype in zip(recorded.shapes, recorded.dtypes, strict=False):
-        width = DTYPES[dtype].itemsize if dtype in DTYPES else 4
+    for place, dims in enumerate(recorded.shapes):
+        width = recorded.dtype(place).itemsize
         each = dims if dims and isinstance(dims[0], list) else [dims]
         sizes += sum(math.prod(sides) * width for sides in each if sides)
     return sizes
@@ -108,6 +130,8 @@ def build_arguments(
     """Positional and keyword arguments."""
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
+    if any(argument.is_out for argument in operator._schema.arguments):
+        recorded.grads = []  # autograd refuses tensors that are written into
     for place, argument in enumerate(operator._schema.arguments):
         value = _value(argument, place, recorded, device)
         if argument.kwarg_only:
@@ -128,24 +152,27 @@ def tensors_in(values: list[Any]) -> list[torch.Tensor]:
     return found
 
 
-def _matches(arguments: Any, recorded: Recorded) -> bool:
+def _matches(arguments: Any, recorded: Recorded, *, strict: bool) -> bool:
+    """`strict`: as torch records calls today; traces of older ones leave numbers out."""
     if len(arguments) != len(recorded.shapes):
         return False
     return all(
-        _fits(str(argument.type), recorded.dtypes[place], recorded.concrete[place])
+        _fits(str(argument.type), recorded.dtypes[place], recorded.concrete[place], strict=strict)
         for place, argument in enumerate(arguments)
     )
 
 
-def _fits(kind: str, dtype: str, text: str) -> bool:
+def _fits(kind: str, dtype: str, text: str, *, strict: bool) -> bool:
     optional = kind.startswith("Optional[")
     inner = kind.removeprefix("Optional[").removesuffix("]") if optional else kind
     if dtype in DTYPES:
         return inner == "Tensor"
-    if dtype in ("TensorList", "GenericList"):
+    if dtype.startswith(_LISTS):
         return inner.startswith("List[")
+    if dtype == "" and strict:  # a number has a type, a list of numbers has none
+        return optional or inner in ("List[number]", "List[int]", "List[float]", "List[bool]")
     if dtype == "":
-        return optional or (inner not in ("Tensor",) and not inner.startswith("List[Tensor"))
+        return optional or (inner != "Tensor" and not inner.startswith("List[Tensor"))
     if inner == "Tensor" or inner.startswith(("List[Tensor", "List[Optional")):
         return False
     if dtype == "ScalarList" or text.startswith("["):
@@ -158,9 +185,11 @@ def _value(argument: Any, place: int, recorded: Recorded, device: torch.device) 
     if dtype in DTYPES:
         steps = recorded.strides[place]
         return _tensor(argument, recorded, place, recorded.shapes[place], steps, device)
-    if dtype in ("TensorList", "GenericList"):
+    if recorded.is_list(place):
         return _tensor_list(argument, recorded, place, device)
     if text == "":
+        if str(argument.type) == "List[number]" and recorded.listed:
+            return [1.0] * recorded.listed  # an optimizer's factors, one for each tensor
         if argument.has_default_value():
             return argument.default_value
         if str(argument.type).startswith("Optional["):
@@ -171,6 +200,10 @@ def _value(argument: Any, place: int, recorded: Recorded, device: torch.device) 
 
 def _tensor_list(argument: Any, recorded: Recorded, place: int, device: torch.device) -> Any:
     shapes, strides = recorded.shapes[place], recorded.strides[place]
+    if argument.name == "state_steps":  # counters of an optimizer
+        shapes = [[]] * recorded.listed
+    elif argument.name == "max_exp_avg_sqs" and "True" not in recorded.concrete:
+        return []
     if not shapes or not all(isinstance(dims, list) for dims in shapes):
         raise CannotRebuildError(f"the trace does not say the tensors of {argument.name}")
     if not strides or len(strides) != len(shapes):
@@ -184,17 +217,24 @@ def _tensor_list(argument: Any, recorded: Recorded, place: int, device: torch.de
 def _tensor(
     argument: Any, recorded: Recorded, place: int, dims: Any, steps: Any, device: torch.device
 ) -> torch.Tensor:
-    dtype = DTYPES.get(recorded.dtypes[place], torch.float32)
+    dtype = recorded.dtype(place)
     if not steps or len(steps) != len(dims):
         steps = torch.empty(dims, device="meta").stride()
     span = 1 + sum((side - 1) * step for side, step in zip(dims, steps, strict=True) if side)
     if dtype.is_floating_point or dtype.is_complex:
-        flat = torch.rand(span, device=device, dtype=torch.float32).to(dtype)
+        positive = argument.name in _POSITIVE or _PROBABILITIES.search(recorded.name)
+        random = torch.rand if positive else torch.randn
+        flat = random(span, device=device, dtype=torch.float32).to(dtype)
+    elif argument.name == "offsets":  # where bags begin among their indices
+        ends = max([max(shape, default=0) for shape in recorded.shapes[:2] if shape], default=1)
+        flat = torch.linspace(0, ends, span + 1, device=device)[:-1].to(dtype)
     elif dtype == torch.bool:
         flat = torch.rand(span, device=device) < 0.5
     else:
         flat = torch.randint(0, _limit(recorded), (span,), device=device, dtype=dtype)
     tensor = flat.as_strided(dims, steps).detach()
+    if not dims and argument.name == "other" and recorded.dtypes[place] in ("double", "long int"):
+        return tensor.cpu()  # a number, which the kernel gets from the host
     wanted = place < len(recorded.grads) and recorded.grads[place]
     differentiable = dtype.is_floating_point and argument.name not in _WITHOUT_GRADIENT
     return tensor.requires_grad_(wanted and differentiable)
@@ -203,7 +243,7 @@ def _tensor(
 def _limit(recorded: Recorded) -> int:
     """Whole numbers stay below it: indices must lie inside what they point into."""
     first = next((dims for dims in recorded.shapes if dims and isinstance(dims[0], int)), [2])
-    if recorded.name == "aten::embedding":
+    if recorded.name.startswith("aten::embedding"):
         return max(1, int(first[0]))
     if recorded.name in _CLASSES:
         return max(1, int(first[1] if len(first) > 1 else first[0]))

@@ -20,16 +20,21 @@ from stepscope.measure.probe.arguments import (
     name_of,
     tensors_in,
 )
+from stepscope.measure.probe.math_mode import math_mode
+from stepscope.measure.probe.stopwatch import find_stopwatch
+from stepscope.records.probe_modes import precision_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _FEWEST, _MOST = 5, 200  # repeats
 _NARROW = 0.01  # of the median: half of its interval, good enough
 _SLOW_NS = 1e9  # a call that takes longer is timed once
 _FEW_SPREAD = 0.25  # of fewer repeats
-_CYCLES_PER_NS = 2.0  # at most, of any GPU's clock
+_HOST_REPEATS = 8
 _MEMORY_FACTOR = 6  # of the inputs: outputs, gradients and what backward keeps
+_OF_OPTIMIZERS = ("aten::_foreach_", "aten::_fused_")
+_OLD = {"weight", "bias", "running_mean", "running_var"}
 _HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -46,47 +51,78 @@ class ProbedCall:
 
     def describe(self) -> dict[str, Any]:
         """Shape, dtype and need of a gradient of each tensor that it returns."""
-        outputs = tensors_in([self._forward(self._prepared())])
+        with math_mode(self._mode):
+            outputs = tensors_in([self._forward(self._prepared())])
         return {
             "outputs": [[list(out.shape), name_of(out.dtype), out.requires_grad] for out in outputs]
         }
 
-    def measure(self, seconds: float) -> dict[str, Any]:
-        """Medians in nanoseconds, and half of their relative 95% interval."""
-        with _tf32(self._mode):
-            # A call may take far longer than what it replaces: one repeat is then enough.
-            forward = self._repeat(self._prepared, self._forward, seconds / 3)
-            return {"forward": forward, "backward": self._measure_backward(seconds * 2 / 3)}
+    def measure(self, seconds: float, *, backward: bool = True) -> dict[str, Any]:
+        """Medians in nanoseconds, and half of their relative 95% interval; `backward`: of both
+        passes."""
+        with math_mode(self._mode):
+            share = 1 / 3 if backward else 1.0
+            times = self._repeat(self._prepared, self._forward, self._fresh(), seconds * share)
+            answer: dict[str, Any] = {"forward": times, "backward": None}
+            passes = self._backward_pass() if backward else None
+            if passes is not None:
+                call, gradients = passes
+                left = seconds * (1 - share)
+                answer["backward"] = self._repeat(lambda: None, call, gradients, left)
+            return answer
 
-    def _measure_backward(self, seconds: float) -> dict[str, Any] | None:
-        positional = self._prepared()
-        outputs = [out for out in tensors_in([self._forward(positional)]) if out.requires_grad]
+    def measure_host(self) -> dict[str, Any]:
+        """What the host needs to launch the call, both passes: the device waits for nothing."""
+        with math_mode(self._mode):
+            host_ns = _host_ns(self._prepared, self._forward)
+            passes = self._backward_pass()
+            if passes is not None:
+                host_ns += _host_ns(lambda: None, passes[0])
+            return {"host_ns": host_ns}
+
+    def _backward_pass(self) -> tuple[Callable[[Any], Any], list[torch.Tensor]] | None:
+        """A call that runs it, and the gradients that it begins with; None if there is none."""
+        outputs = tensors_in([self._forward(self._prepared())])
+        outputs = [out for out in outputs if out.requires_grad]
         everything = [*self._positional, *self._keywords.values()]
         inputs = [tensor for tensor in tensors_in(everything) if tensor.requires_grad]
         if not outputs or not inputs:
             return None
-        gradients = [torch.rand_like(out) for out in outputs]
+        gradients = [torch.randn_like(out) for out in outputs]
 
         def backward(_: Any) -> Any:
             return torch.autograd.grad(
                 outputs, inputs, gradients, retain_graph=True, allow_unused=True
             )
 
-        return self._repeat(lambda: None, backward, seconds)
+        return backward, gradients
+
+    def _fresh(self) -> list[torch.Tensor]:
+        """Inputs that the step has just computed; its weights and optimizer states are older."""
+        if self._recorded.name.startswith(_OF_OPTIMIZERS):
+            return []
+        named = zip(self._operator._schema.arguments, self._positional, strict=False)
+        values = [value for argument, value in named if argument.name not in _OLD]
+        return [
+            tensor
+            for tensor in tensors_in(values)
+            if tensor.is_floating_point() and tensor.is_non_overlapping_and_dense()
+        ]
 
     def _prepared(self) -> list[Any]:
-        """An operator that writes into its input gets a copy: a leaf cannot be written into."""
+        """An operator that writes into its input gets a copy: a leaf cannot be written into, and on
+        a CPU values that shrink with every repeat become slow."""
         if not self._recorded.is_in_place or not self._positional:
             return self._positional
         first, *others = self._positional
         if isinstance(first, torch.Tensor):
             return [first.clone(), *others]
-        if isinstance(first, list):
+        if isinstance(first, list) and self._device.type == "cpu":
             return [[tensor.clone() for tensor in first], *others]
         return self._positional
 
     def _forward(self, positional: list[Any]) -> Any:
-        dtype = _HALF_DTYPES.get(self._mode)
+        dtype = _HALF_DTYPES.get(precision_of(self._mode))
         # Each weight is cast once in a step, so the cast belongs to every call.
         with torch.autocast(
             self._device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False
@@ -94,18 +130,31 @@ class ProbedCall:
             return self._operator(*positional, **self._keywords)
 
     def _repeat(
-        self, prepare: Callable[[], Any], call: Callable[[Any], Any], seconds: float
+        self,
+        prepare: Callable[[], Any],
+        call: Callable[[Any], Any],
+        fresh: list[torch.Tensor],
+        seconds: float,
     ) -> dict[str, Any]:
-        stopwatch = _stopwatch(self._device)
+        stopwatch = find_stopwatch(self._device)
         ends = time.monotonic() + seconds
-        times = [stopwatch(prepare(), call)]
+        times = [self._first_ns(prepare, call)]
         if times[0] < _SLOW_NS:
             times.clear()  # the first call only warmed up
         while not times or (
             len(times) < _MOST and not _is_known(times) and time.monotonic() < ends
         ):
-            times.append(stopwatch(prepare(), call))
+            times += stopwatch.take(prepare, call, fresh)
         return {"ns": median(times), "spread": half_interval(times), "repeats": len(times)}
+
+    def _first_ns(self, prepare: Callable[[], Any], call: Callable[[Any], Any]) -> float:
+        """Until the device is done: libraries choose their algorithms now."""
+        prepared = prepare()
+        began = time.perf_counter_ns()
+        call(prepared)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        return float(time.perf_counter_ns() - began)
 
 
 def _is_known(times: list[float]) -> bool:
@@ -121,57 +170,18 @@ def half_interval(times: list[float]) -> float:
     return 1.96 * 1.25 / 1.35 * (high - low) / math.sqrt(len(times)) / max(middle, 1.0)
 
 
-def _stopwatch(device: torch.device) -> Callable[[Any, Callable[[Any], Any]], float]:
-    if device.type != "cuda":
-        return _host_ns
-    properties = torch.cuda.get_device_properties(device)
-    flush = torch.empty(
-        max(32 << 20, 2 * getattr(properties, "L2_cache_size", 0)), dtype=torch.int8, device=device
-    )
-    empty_ns = min(_device_ns(None, lambda _: None, flush) for _ in range(5))
-
-    def stopwatch(prepared: Any, call: Callable[[Any], Any]) -> float:
-        return max(1.0, _device_ns(prepared, call, flush) - empty_ns)
-
-    return stopwatch
-
-
-def _host_ns(prepared: Any, call: Callable[[Any], Any]) -> float:
-    began = time.perf_counter_ns()
-    result = call(prepared)
-    ended = time.perf_counter_ns()
-    del result
-    return float(ended - began)
-
-
-def _device_ns(prepared: Any, call: Callable[[Any], Any], flush: torch.Tensor) -> float:
-    """Device time with a cold cache. The device sleeps first, so that the host's launches do not
-    count."""
-    torch.cuda.synchronize()
-    began = time.perf_counter_ns()
-    call(prepared)
-    host_ns = time.perf_counter_ns() - began
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    flush.zero_()
-    torch.cuda._sleep(int(_CYCLES_PER_NS * 1.5 * host_ns) + 100_000)
-    start.record()
-    call(prepared)
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end) * 1e6)
-
-
-@contextlib.contextmanager
-def _tf32(mode: str) -> Iterator[None]:
-    if mode != "tf32":
-        yield
-        return
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+def _host_ns(prepare: Callable[[], Any], call: Callable[[Any], Any]) -> float:
+    """Median of a few calls, each launched to an idle device."""
+    times = []
+    for _ in range(_HOST_REPEATS):
+        prepared = prepare()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        began = time.perf_counter_ns()
+        result = call(prepared)
+        times.append(float(time.perf_counter_ns() - began))
+        del result
+    return median(times[1:])
 
 
 def warm_up(device: torch.device) -> None:

@@ -26,6 +26,7 @@ from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.probed_step import find_probed
 from stepscope.predict.unknown_operators import require_operators
+from stepscope.records.figures import milliseconds
 from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.trace.links import distinct
 
@@ -94,12 +95,18 @@ def apply(context: StepContext, value: str) -> Outcome:
         graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
     if value != "tf32":
         # Probed times have their casts in them.
-        graph, casts = _add_casts(context, graph, product, ceilings, modelled_share)
+        measured_ns = probed.host_added_ns if probed else None
+        host_ns = _autocast_ns(context, product) if measured_ns is None else max(0.0, measured_ns)
+        graph, casts = _add_casts(context, graph, host_ns, ceilings, modelled_share)
         where = "of weights " if is_compiled(context) else ""
         assumptions.append(
             "autocast: what follows a product in half the bytes, norms and losses in fp32; "
             f"{casts:,} casts {where}added with their launches"
         )
+        if measured_ns is not None:
+            assumptions.append(
+                f"autocast costs the host {milliseconds(host_ns / 1e6)} more, probed"
+            )
     assumptions += [problem] if problem else []
     assumptions += [probed.describe("modelled")] if probed else []
     return Outcome(
@@ -227,10 +234,11 @@ def _halve_bytes(context: StepContext, graph: StepGraph, narrow: Flags) -> StepG
 
 
 def _add_casts(
-    context: StepContext, graph: StepGraph, product: Flags, ceilings: Ceilings, share: float
+    context: StepContext, graph: StepGraph, host_ns: float, ceilings: Ceilings, share: float
 ) -> tuple[StepGraph, int]:
-    """Insert casts before the products they feed; in backward, casts of the gradients. They take
-    `share` of their device time: probed operators have the rest."""
+    """Insert casts before the products they feed; in backward, casts of the gradients. Together
+    they take `host_ns` of the host, and `share` of their device time: probed operators have the
+    rest."""
     elements = _cast_elements(context)
     if not len(elements):
         return graph, 0
@@ -244,9 +252,7 @@ def _add_casts(
         # Casts are spread evenly over the pass.
         before += mine[np.linspace(0, len(mine) - 1, len(elements)).astype(int)].tolist()
     both = np.concatenate((elements, elements))
-    host = launch_ns(context)
-    if not is_compiled(context):
-        host = _autocast_ns(context, product) / len(both)
+    host = launch_ns(context) if is_compiled(context) else host_ns / len(both)
     return insert(
         graph,
         np.array(before, np.int32),

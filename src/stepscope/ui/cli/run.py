@@ -19,10 +19,11 @@ from stepscope.measure.chosen_ranks import parse_ranks
 from stepscope.measure.settings import Settings
 from stepscope.ui.attachment import why_nothing
 from stepscope.ui.capture import capture_into
-from stepscope.ui.cli.options import log_option, step_on_option, with_option
+from stepscope.ui.cli.options import log_option, parse_budget, step_on_option, with_option
 from stepscope.ui.job_key import find_job
 from stepscope.ui.job_part import JobPart, PartTakenError, candidate_folders
 from stepscope.ui.job_process import HeldSignals, raising_on_signals, run_job
+from stepscope.ui.probe_run import asked_precisions, probe_run
 from stepscope.ui.run_folder import RunFile, applied_words, claim, missing_words, script_of
 from stepscope.ui.say import say
 
@@ -151,6 +152,27 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     is_flag=True,
     help="Also write script.json: what the script builds and where, which patches are made from.",
 )
+@click.option(
+    "--probe",
+    is_flag=True,
+    help="When the command has ended, time the step's operators one by one on this device, as "
+    "`stepscope probe` does: what-ifs then use these times.",
+)
+@click.option(
+    "--set",
+    "probe_settings",
+    multiple=True,
+    metavar="precision=VALUE",
+    help="With --probe: also time them in this precision (tf32, bf16, fp16). May be repeated.",
+)
+@click.option(
+    "--probe-budget",
+    default="20s",
+    show_default=True,
+    callback=parse_budget,
+    metavar="TIME",
+    help="With --probe: stop after this long.",
+)
 @log_option
 @click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
 @click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")
@@ -163,6 +185,9 @@ def command(
     logs: tuple[LogChoice, ...],
     quiet: bool,
     no_explain: bool,
+    probe: bool,
+    probe_settings: tuple[str, ...],
+    probe_budget: float,
     command: tuple[str, ...],
     **options: Any,
 ) -> int:
@@ -171,6 +196,7 @@ def command(
     The command's output and exit code pass through untouched; what stepscope says goes to stderr.
     """
     command = startable(command)
+    precisions = asked_precisions(probe_settings, probe=probe)
     if metrics_file is not None:
         _require_metrics_place(metrics_file)
     collector = _open_collector() if collect else None
@@ -198,6 +224,8 @@ def command(
             _collect(lambda _: collector.finish(), run)
         explanation = None
         if run.closes and not sent:
+            if probe and ranks:  # first: what-ifs in the report use its times
+                say(probe_run(run.folder, precisions, probe_budget))
             explanation = _conclude(run, ranks, command, code, explain=not no_explain)
             metrics.conclude(explanation)
         if log is not None:

@@ -159,7 +159,9 @@ def _step_words(explanation: Explanation) -> str:
     step = milliseconds(explanation.budget.step_ms)
     if first.step_ms.truth is not None and first.step_ms.profiled is not None:
         profiled = max(rank.step_ms.profiled or 0.0 for rank in explanation.ranks)
-        return f"{step} a step, measured ({milliseconds(profiled)} under the profiler)"
+        host = first.step_ms.host if len(explanation.ranks) == 1 else None
+        own = f", {milliseconds(host)} the host's own" if host is not None else ""
+        return f"{step} a step{own}, measured ({milliseconds(profiled)} under the profiler)"
     if first.budget.basis == "corrected":
         times = first.step_ms
         low, high = (significant(ms or 0.0) for ms in (times.low, times.high))

@@ -14,12 +14,14 @@ from stepscope.fix.declaration import Effect
 from stepscope.measure import folder as layout
 from stepscope.measure.schedule import Schedule
 from stepscope.measure.settings import Settings
+from stepscope.records.probe_modes import PRECISIONS
 from stepscope.records.words import counted
 from stepscope.trace.script_file import read_script
 from stepscope.trace.tune_files import BASELINE, TUNE
 from stepscope.ui.captured_command import capture_to_end
 from stepscope.ui.command_to_end import OUTPUT, last_lines
 from stepscope.ui.job_process import raising_on_signals
+from stepscope.ui.probe_run import probe_run
 from stepscope.ui.tune.contenders import Contender
 from stepscope.ui.tune.journal import TRIALS, Journal, TunePlan, TuneStart
 from stepscope.ui.tune.plan import WantedRemedies, fitting_remedies, in_order
@@ -34,13 +36,16 @@ from stepscope.ui.tune.words import progress_words
 from stepscope.verify.trial_steps import FEWEST_STEPS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from stepscope.fix.chosen import ChosenFix
     from stepscope.records.script_facts import ScriptFacts
     from stepscope.records.tuning import TuneResult
 
 PATCH = "tune.patch"
 _LAST_LINES = 8
+_PROBE_S, _PROBE_PART = 20.0, 0.1  # at most, and of the budget
 _LEAST_LIMIT_S, _LIMIT_TIMES = 60.0, 10.0  # of one trial: these seconds, and times the baseline
 
 
@@ -121,6 +126,7 @@ class _Tune:
         limited = start.memory_limit is not None
         wanted = WantedRemedies.parse(start.only, start.skip, start.allow, saves_memory=limited)
         fitting = fitting_remedies(facts, wanted)
+        self._probe(run, fitting.candidates)
         predictions = predict_remedies(run, fitting.candidates)
         if predictions.note:
             self._progress.news(predictions.note)
@@ -136,6 +142,17 @@ class _Tune:
         )
         self._journal.add(plan)
         return plan
+
+    def _probe(self, run: Path, candidates: Sequence[ChosenFix]) -> None:
+        """Time the step's operators in the precisions that may be tried: their ranking rests on
+        it."""
+        precisions = [name for name in PRECISIONS if name in set(map(str, candidates))]
+        budget_s = min(_PROBE_S, _PROBE_PART * self._start.budget_s)
+        words = probe_run(run, precisions, budget_s, on_cpu=False) if precisions else ""
+        if words:
+            self._progress.news(
+                f"{words}; what to try first rests on such times where there are any"
+            )
 
     def _capture(self, run: Path) -> int:
         """How many steps the first rank had; NotCapturedError if that says nothing."""
