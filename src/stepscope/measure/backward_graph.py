@@ -55,7 +55,7 @@ class BackwardGraph:
         yield from self._met
 
     def add(self, node: Any, module: int | None) -> None:
-        """One node; `module` is the id of the one that made it, None if hooks hide what it keeps."""
+        """`module` is the id of the one that made the node, None if hooks hide what it keeps."""
         hidden = module is None
         self.hidden += hidden
         leaf = is_leaf(node)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.records.limits import Bytes, Count
+from stepscope.records.limits import Bytes, Count  # noqa: TC001 - msgspec reads them
 
 StorageKind = Literal["activation", "state", "input"]
 LEAF = "AccumulateGrad"

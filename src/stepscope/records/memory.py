@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from stepscope.records.backward_graph import CapturedGraph
+from stepscope.records.backward_graph import CapturedGraph  # noqa: TC001 - msgspec reads it
 from stepscope.records.limits import Bytes, Count
 
 if TYPE_CHECKING:

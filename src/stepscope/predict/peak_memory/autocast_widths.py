@@ -140,7 +140,7 @@ def _width(
     inputs = [
         (widths[edge.node][edge.output], graph.nodes[edge.node].outputs[edge.output].elements)
         for edge in node.inputs
-        if 0 <= edge.node and edge.output < len(widths[edge.node])
+        if edge.node >= 0 and edge.output < len(widths[edge.node])
     ]
     if not inputs:
         return FULL

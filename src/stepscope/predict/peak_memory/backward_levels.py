@@ -24,7 +24,7 @@ _HANDS_ON = VIEWS - {"slice", "select", "split", "splitwithsizes", "unbind", "un
 _SUMS = ("add", "sub", "addcmul")
 
 
-class Levels(msgspec.Struct, frozen=True, kw_only=True):
+class BackwardLevels(msgspec.Struct, frozen=True, kw_only=True):
     """Without parameters, optimizer state and all else that is there in every step."""
 
     kept_bytes: float  # when backward begins
@@ -42,7 +42,7 @@ class _Gradient:
         self.places = 0
 
 
-def replay_backward(held: HeldGraph, *, keeps_gradients: bool) -> Levels:
+def replay_backward(held: HeldGraph, *, keeps_gradients: bool) -> BackwardLevels:
     """`keeps_gradients`: gradients are there before, and backward adds to them in place."""
     return _Backward(held, keeps_gradients=keeps_gradients).run()
 
@@ -63,7 +63,7 @@ class _Backward:
             if held.is_recomputed(value):
                 self.of_block[held.block[value.holders[0]]].append(number)
 
-    def run(self) -> Levels:
+    def run(self) -> BackwardLevels:
         kept = self.level
         begun: set[int] = set()
         for place in reversed(range(len(self.graph.nodes))):
@@ -76,7 +76,7 @@ class _Backward:
                 values = (self.held.values[number] for number in self.of_block[block])
                 self._rise(sum(map(self.held.bytes_of, values)))
             self._run_node(place, node)
-        return Levels(kept_bytes=kept, peak_bytes=self.peak, gradients_bytes=self.gradients)
+        return BackwardLevels(kept_bytes=kept, peak_bytes=self.peak, gradients_bytes=self.gradients)
 
     def _rise(self, size_bytes: float) -> None:
         self.level += size_bytes
@@ -86,14 +86,15 @@ class _Backward:
         received = [self.waiting.pop((place, number), None) for number in range(len(node.outputs))]
         if not any(received):  # the root: its gradient is a number
             received = [self._new(0.0)]
-        handed: list[tuple[GraphEdge, _Gradient, float]] = []
-        for edge in node.inputs:
-            if edge.node >= 0 and edge.output < len(self.graph.nodes[edge.node].outputs):
-                handed.append((edge, *self._gradient_for(edge, place, received)))
+        handed = [
+            (edge, *self._gradient_for(edge, place, received))
+            for edge in node.inputs
+            if edge.node >= 0 and edge.output < len(self.graph.nodes[edge.node].outputs)
+        ]
         for _, gradient, _ in handed:
             gradient.places += 1
-        for gradient in received:
-            self._release(gradient)
+        for arrived in received:
+            self._release(arrived)
         for number in self.kept_by[place]:
             self._let_go(self.held.values[number], number)
         for edge, gradient, cast_bytes in handed:

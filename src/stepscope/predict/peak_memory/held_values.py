@@ -54,6 +54,13 @@ class MemoryChange(msgspec.Struct, frozen=True, kw_only=True):
     autocast: bool = False
     recompute: bool = False
     fuse: bool = False  # compiled: what fused kernels can compute again is not kept
+    other_update: bool = False  # the optimizer has another form
+    update_bytes: int = 0  # that the optimizer's step needs for a moment
+
+    @property
+    def moves_passes(self) -> bool:
+        """Whether forward and backward keep anything else than with another batch alone."""
+        return self.autocast or self.recompute or self.fuse
 
 
 class HeldGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +94,7 @@ def hold(graph: CapturedGraph, device: str, change: MemoryChange) -> HeldGraph:
     lists."""
     rules = autocast_rules(graph, device) if change.autocast else None
     widths = present_widths(graph) if rules is None else autocast_widths(graph, rules)
-    values = _Reader(graph, widths, rules, device).values()
+    values = _SavedReader(graph, widths, rules, device).values()
     if change.fuse:
         values = [value for value in values if not _is_fusible(graph, value)]
     block = block_of_nodes(graph) if change.recompute else [OUTSIDE] * len(graph.nodes)
@@ -99,7 +106,7 @@ def hold(graph: CapturedGraph, device: str, change: MemoryChange) -> HeldGraph:
     return msgspec.structs.replace(held, values=[*values, *_block_inputs(held)])
 
 
-class _Reader:
+class _SavedReader:
     """Reads every saved tensor of a graph in the widths given."""
 
     def __init__(
@@ -157,7 +164,9 @@ class _Reader:
 
     def _share_of_bytes(self, node: GraphNode, saved: GraphSaved) -> float:
         """A recurrent layer's reserve has no dtype, but holds what the layer computes in."""
-        reserve = self.rules is not None and "rnn" in operator_of(node.name) and saved.dtype == "uint8"
+        reserve = (
+            self.rules is not None and "rnn" in operator_of(node.name) and saved.dtype == "uint8"
+        )
         return NARROW / FULL if reserve else 1.0
 
     def _source(self, place: int, node: GraphNode, saved: GraphSaved) -> tuple[int, int]:
@@ -175,7 +184,9 @@ class _Reader:
         ]
         if not edges:
             # On a CPU dropout multiplies with a mask in the dtype of its input.
-            follows = self.device == "cpu" and operator_of(node.name) == "mul" and saved.elements > 1
+            follows = (
+                self.device == "cpu" and operator_of(node.name) == "mul" and saved.elements > 1
+            )
             own = self.widths[place][0] if follows and self.widths[place] else FULL
             return UNKNOWN, own
         edge = edges[-1] if saved.field in ("other", "mat2", "value", "batch2") else edges[0]

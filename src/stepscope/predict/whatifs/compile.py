@@ -15,6 +15,7 @@ from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import scale_calls
 from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.peaks import peak_of
 from stepscope.predict.unknown_operators import find_unknown, require_operators
 from stepscope.predict.whatifs.cuda_graphs import LAUNCH_NS, PER_NODE_NS
 from stepscope.records.figures import significant
@@ -63,11 +64,11 @@ def apply(context: StepContext, value: str) -> Outcome:
             "forward and backward are one CUDA graph each: shapes stay the same, and nothing in "
             "them waits for the device"
         )
-    return Outcome(
-        context=changed(context, scale_calls(graph, passes, host)),
-        assumptions=tuple(assumptions),
-        spread=0.3,
+    after = replace(
+        changed(context, scale_calls(graph, passes, host)),
+        memory_change=replace(context.memory_change, fuse=True),
     )
+    return Outcome(context=after, assumptions=tuple(assumptions), spread=0.3, peak=peak_of(after))
 
 
 def _graphed_host(graph: StepGraph, passes: Flags) -> float:
@@ -89,6 +90,7 @@ WHATIF = WhatIf(
     apply=apply,
     value_is_optional=True,
     usual=("",),
+    joins_peak=True,
     needs_ceilings=False,
     remedies={"compile": ("",)},
 )
