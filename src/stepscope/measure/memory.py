@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from stepscope.measure.allocator import AllocatorPeak
+    from stepscope.measure.backward_graph import BackwardGraph
     from stepscope.measure.line_watch import UserLine
     from stepscope.measure.saved_tensors import Saved
     from stepscope.measure.storages import Key
@@ -80,6 +81,7 @@ class MemoryStep:
         self._by_line: dict[UserLine, tuple[int, int]] = {}
         self._compiled = False
         self._growing: dict[str, Any] | None = None  # the moment with most that grows
+        self._graph: BackwardGraph | None = None
 
     def begin(self) -> None:
         """Right before the step."""
@@ -138,14 +140,22 @@ class MemoryStep:
         # Compiled code guards on module hooks: one of ours would make it compile again.
         self._saved.install(modules=not self._compiled)
 
-    def _before_backward(self) -> None:
+    def _before_backward(self, outputs: Sequence[Any]) -> None:
         """The graph is complete: forward is over and activations are at their largest."""
         assert self._saved is not None
         self._model.leaves |= self._saved.leaves
         held = self._model.held()
         live = self._count_live(held)
+        if not self._compiled and (self._graph is None or live > self._graph.saved_bytes):
+            self._guarded("recording the graph", lambda: self._record_graph(outputs, held))
         if self._running.count("backward") <= 1:
             self._keep("forward", held=held, live=live)
+
+    def _record_graph(self, outputs: Sequence[Any], held: Held) -> None:
+        """Of several backward passes, the one whose graph holds most is kept."""
+        assert self._saved is not None
+        self._graph = self._saved.record_graph(outputs, held.owner())
+        self._graph.forget()
 
     def _count_live(self, held: Held) -> int:
         """Bytes of activations alive now, without storages of other categories."""
@@ -246,6 +256,7 @@ class MemoryStep:
             "elsewhere_bytes": self._elsewhere(moments),
             **(self._graph_pools(moments[-1]) if moments else {}),
             "storages": self._storages(moments),
+            "graph": self._guarded("the graph", self._graph_content),
             "notes": sorted(self._notes),
         }
 
@@ -383,6 +394,9 @@ class MemoryStep:
     def _modules(self) -> list[dict[str, Any]]:
         """Largest first; they add up to the activations alive together."""
         return rank_modules(self._by_module, self._model.names())
+
+    def _graph_content(self) -> dict[str, Any] | None:
+        return self._graph.content(self._model.outline()) if self._graph is not None else None
 
     def _lines_content(self) -> dict[str, Any]:
         """Largest first; nothing if lines were not asked for."""

@@ -22,11 +22,13 @@ import torch
 from torch.compiler import is_compiling
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from stepscope.measure.backward_graph import BackwardGraph
 from stepscope.measure.dynamo import is_tracing, surrounds
+from stepscope.measure.graph_nodes import is_leaf, is_parameter, node_of, saved_by
 from stepscope.measure.storages import Key, TensorStorage, pieces, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Sequence
 
 OUTSIDE = 0  # the module id of work that no module does
 
@@ -91,7 +93,7 @@ class SavedTensors:
         notes: set[str],
         *,
         on_root: Callable[[Any], None],
-        on_backward: Callable[[], None],
+        on_backward: Callable[[Sequence[Any]], None],
         now: Callable[[], int] = lambda: 0,
     ) -> None:
         self.records: dict[Key, Saved] = {}
@@ -179,8 +181,9 @@ class SavedTensors:
 
     def _before_backward(self, outputs: Any) -> None:
         try:
-            self.read([outputs] if isinstance(outputs, torch.Tensor) else outputs)
-            self._on_backward()
+            roots = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+            self.read(roots)
+            self._on_backward(roots)
         except Exception as error:
             self._failed("reading the graph", error)
 
@@ -257,14 +260,14 @@ class SavedTensors:
         with self._lock:
             self._tick = self._now()
             line = self._timeline()
-            todo = [_node(output) for output in outputs]
+            todo = [node_of(output) for output in outputs]
             met: dict[int, Any] = {}  # a wrapper's id is unique only while it lives
             while todo:
                 node = todo.pop()
                 if node is None or id(node) in met:
                     continue
                 met[id(node)] = node
-                if type(node).__name__ == "AccumulateGrad":
+                if is_leaf(node):
                     self.leaves.add(id(node.variable))
                     continue
                 number = node._sequence_nr()
@@ -275,6 +278,18 @@ class SavedTensors:
                 if not self._is_hooked(line, number):
                     self._open(node, number, line.module_of(number))
 
+    def record_graph(self, outputs: Sequence[Any], states: Iterable[Key]) -> BackwardGraph:
+        """All nodes that a backward pass from these tensors would run; `states` are the storages of
+        parameters, gradients and the like."""
+        graph = BackwardGraph(states, self.inputs, self._notes)
+        with self._lock:
+            line = self._timeline()
+            for node in graph.walk(outputs, first=line.first):
+                number = node._sequence_nr()
+                module = None if self._is_hooked(line, number) else line.module_of(number)
+                graph.add(node, module)
+        return graph
+
     def _is_hooked(self, line: ThreadHistory, number: int) -> bool:
         """Also by another thread's hooks: its forward (DataParallel) shares our numbers."""
         if line.is_hooked(number):
@@ -283,8 +298,8 @@ class SavedTensors:
         return any(other.forward and other.is_hooked(number) for other in others)
 
     def _open(self, node: Any, number: int, module: int) -> None:
-        for tensor in _saved_by(node, self._notes):
-            if _is_parameter(tensor):
+        for _, tensor in saved_by(node, self._notes):
+            if is_parameter(tensor):
                 continue
             for piece in pieces(tensor, self._notes):
                 known = _current(self.records, piece.key)
@@ -343,36 +358,3 @@ def _sequence_number() -> int:
 def _script_has_hooks() -> bool:
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return top is not None and top(False) is not None
-
-
-def _node(output: Any) -> Any:
-    """The node of a tensor or a GradientEdge."""
-    return output.grad_fn if isinstance(output, torch.Tensor) else getattr(output, "node", None)
-
-
-def _is_parameter(tensor: Any) -> bool:
-    """A weight or a view of one, including one that FSDP has gathered."""
-    return isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)
-
-
-@functools.cache
-def _fields(kind: Any) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
-
-
-def _saved_by(node: Any, notes: set[str]) -> Iterator[Any]:
-    """The tensors a node holds, without running any of the script's code."""
-    if isinstance(node, torch.autograd.function.BackwardCFunction):
-        fields: tuple[str, ...] = ("saved_tensors", "__dict__")
-    else:
-        kind: Any = type(node)
-        fields = _fields(kind)
-        if not fields and "CppNode" in node.name():
-            notes.add(f"what the C++ function {node.name()} saved cannot be seen: not counted")
-    for name in fields:
-        try:
-            value = getattr(node, name)
-        except RuntimeError:  # freed, or changed in place: backward itself will report it
-            notes.add(f"a tensor saved by {node.name()} could not be read: not counted")
-            continue
-        yield from tensors_in(value, depth=2)

@@ -199,6 +199,15 @@ class Model:
                 names.setdefault(id(module), label if label and not bare else kind)
         return names
 
+    def outline(self) -> list[tuple[int, list[Any]]]:
+        """Every module's id with its name, its type, the elements of its parameters, and whether
+        it can recompute itself (a layer that transformers checkpoints)."""
+        return [
+            (ident, [name, type(module).__name__, _elements(module), _recomputes(module)])
+            for ident, name in self.names().items()
+            if (module := self._modules.get(ident)) is not None
+        ]
+
     def kind(self) -> str:
         """Where most of the parameters are."""
         sizes = bytes_by_kind(self.held().storages["parameters"])
@@ -269,6 +278,14 @@ class Model:
         own = [_gradient(parameter) for parameter in parameters]
         main = [getattr(parameter, "main_grad", None) for parameter in parameters]  # Megatron's
         return [gradient for gradient in own + main if is_tensor(gradient)]
+
+
+def _elements(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _recomputes(module: Any) -> bool:
+    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
 
 
 def _gradient(parameter: Any) -> Any:

@@ -59,7 +59,8 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     saves_memory: tuple[str, ...] = ()  # values that save memory and cost time
     is_goal: bool = False  # nobody can make this change as such; a finding says how to get there
     keeps_peak: bool = False  # peak memory stays as it is
-    shares_batch: Callable[[str], bool] | None = None  # if so, the peak moves as with `batch`
+    joins_peak: bool = False  # its peak counts the changes made before it
+    shares_batch: Callable[[str], bool] | None = None  # if so, the peak joins others too
     needs_ceilings: bool = True  # priced by calibrated rates, not by the trace alone
     # Remedies of findings that this predicts, each with the values to try; the best one counts.
     remedies: dict[str, tuple[str, ...]] = {}

@@ -1,9 +1,10 @@
-"""Peak memory with another batch or with blocks recomputed.
+"""Peak memory of a changed step: another batch, another precision, blocks recomputed, compiled.
 
-Measured memory comes first. Without it, a transformer that Adam or SGD trains is worked out by
-arithmetic. Its peak is where backward begins: parameters, optimizer state, everything kept for
-backward and the loss's gradient, but no gradients of parameters yet. With few samples the peak is
-in the optimizer's step, which holds all gradients, and one more copy in its foreach form.
+A run folder's measured memory and its backward graph come first (peak_memory/). Without them, a
+transformer that Adam or SGD trains is worked out by arithmetic. Its peak is where backward begins:
+parameters, optimizer state, everything kept for backward and the loss's gradient, but no gradients
+of parameters yet. With few samples the peak is in the optimizer's step, which holds all gradients,
+and one more copy in its foreach form.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.explain.memory.batch import predict_peak
-from stepscope.explain.memory.model import find_transformer
+from stepscope.explain.memory.model import find_transformer, linear_elements
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
 from stepscope.predict.optimizer_updates import current_form
+from stepscope.predict.peak_memory.peak_change import changed_peak
 from stepscope.records.prediction import PeakMemory
 
 if TYPE_CHECKING:
     from stepscope.explain.memory.theory import Transformer
-    from stepscope.predict.optimizer_rules import UpdateRule
+    from stepscope.predict.peak_memory.held_values import MemoryChange
     from stepscope.predict.step_context import StepContext
 
-_FLOAT = 4
+_FLOAT, _NARROW = 4, 2
 _DOUBT = 0.05  # of what arithmetic says
 
 
@@ -42,34 +44,58 @@ class PeakParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def peak_at_batch(context: StepContext, factor: float) -> PeakMemory | None:
-    """At `factor` times the trace's batch; None if it cannot be known."""
-    if context.memory is not None and context.memory.largest_batch is not None:
-        size, low, high = predict_peak(context.memory, factor)
-        return PeakMemory(size_bytes=size, low_bytes=low, high_bytes=high)
-    parts = _find_parts(context)
-    if parts is None:
+    """At `factor` times the trace's batch, with the other changes made so far; None if it cannot be
+    known."""
+    change = replace(context.memory_change, batch=factor, update_bytes=_update_bytes(context))
+    memory = context.memory
+    if memory is not None and memory.largest_batch is not None:
+        if not change.moves_passes and not change.other_update:
+            size, low, high = predict_peak(memory, factor)
+            return PeakMemory(size_bytes=size, low_bytes=low, high_bytes=high)
+        captured = context.analysis.inputs.memory.captured
+        peak = changed_peak(captured, memory, change) if captured is not None else None
+        if peak is not None:
+            return peak
+    return _peak_by_arithmetic(context, change)
+
+
+def peak_of(context: StepContext) -> PeakMemory | None:
+    """With all changes made so far."""
+    return peak_at_batch(context, context.grown)
+
+
+def _peak_by_arithmetic(context: StepContext, change: MemoryChange) -> PeakMemory | None:
+    """Of a transformer; what a compiler keeps is not known."""
+    now, then = _find_parts(context), _find_parts(context, autocast=change.autocast)
+    if now is None or then is None or change.fuse:
         return None
-    return _with_doubt(parts.peak_bytes(factor * (parts.blocks_bytes + parts.outside_bytes)))
+    blocks = then.inputs_bytes if change.recompute else then.blocks_bytes
+    after = then.peak_bytes(change.batch * (blocks + then.outside_bytes))
+    if context.memory is None:
+        return _with_doubt(after)
+    before = now.peak_bytes(now.blocks_bytes + now.outside_bytes)
+    return _with_doubt(context.memory.peak_bytes - (before - after))
 
 
-def peak_with_checkpoints(context: StepContext) -> PeakMemory | None:
-    """With the inputs of each block kept and the rest recomputed."""
-    parts = _find_parts(context)
-    if parts is None:
-        return None
-    after = parts.peak_bytes(parts.inputs_bytes + parts.outside_bytes)
-    now = parts.peak_bytes(parts.blocks_bytes + parts.outside_bytes)
-    measured = context.memory.peak_bytes if context.memory is not None else now
-    return _with_doubt(measured - (now - after))
+def _update_bytes(context: StepContext) -> int:
+    """What the optimizer's form needs during its step, if its rule is known."""
+    if context.parameters is None or not context.rule.fused:
+        return 0
+    return (_bytes_in_step(context) - context.rule.state_bytes - _FLOAT) * (
+        context.parameters.elements
+    )
 
 
-def _find_parts(context: StepContext) -> PeakParts | None:
+def _find_parts(context: StepContext, *, autocast: bool = False) -> PeakParts | None:
     model = find_transformer(context.calls) if context.calls else None
-    if model is None or context.parameters is None:
+    if model is None or context.parameters is None or context.calls is None:
         return None
     rule = context.rule
     if not rule.fused:  # what other optimizers keep is not known
         return None
+    if autocast and model.compute_bytes == _FLOAT:
+        cast = _NARROW * linear_elements(context.calls)
+        model = replace(model, compute_bytes=_NARROW, cast_bytes=cast)
     tokens = model.batch * model.length
     outside = token_bytes(replace(model, layers=0)) * tokens
     kept = transformer_activations(model, None).total_bytes - model.cast_bytes
@@ -78,13 +104,15 @@ def _find_parts(context: StepContext) -> PeakParts | None:
         blocks_bytes=kept - outside,
         inputs_bytes=model.layers * tokens * model.width * model.residual_bytes,
         outside_bytes=outside + _loss_bytes(model, tokens),
-        optimizer_bytes=_bytes_in_step(context, rule) * context.parameters.elements,
+        optimizer_bytes=_bytes_in_step(context) * context.parameters.elements,
     )
 
 
-def _bytes_in_step(context: StepContext, rule: UpdateRule) -> int:
+def _bytes_in_step(context: StepContext) -> int:
     """Per parameter: its state, its gradient, and the copy that foreach makes."""
-    copied = current_form(context) == "foreach" and rule.state_bytes > _FLOAT
+    rule = context.rule
+    form = context.update_form or current_form(context)
+    copied = form == "foreach" and rule.state_bytes > _FLOAT
     return rule.state_bytes + _FLOAT + (_FLOAT if copied else 0)
 
 

@@ -12,6 +12,7 @@ from stepscope.explain.call_tree import distinct_places
 from stepscope.predict.by_text import by_text
 from stepscope.predict.kernels import Family, family_of
 from stepscope.predict.optimizer_rules import ADAM
+from stepscope.predict.peak_memory.held_values import MemoryChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +68,8 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     batch_reading: BatchReading | None = None
     rule: UpdateRule = ADAM  # of the optimizer
     grown: float = 1.0  # samples per step over those of the trace
+    memory_change: MemoryChange = MemoryChange()  # that peak memory is worked out with
+    update_form: str | None = None  # of the optimizer, if it was changed
     multiprocessors: int
     profiles: tuple[Profile, ...] = ()
     cpu: CpuUse | None = None  # of a step that computes on the CPU

@@ -46,6 +46,7 @@ CHANGE_DOUBT = 0.08
 # A host busy for less than this share of the step is hidden; its time is known this much worse.
 _HIDDEN_HOST, _HIDDEN_DOUBT = 0.9, 0.1
 SMALLEST_DOUBT = 0.01  # no step is known better than this
+JOINED = "joined"  # changes of the peak that are worked out together
 _MOST_STEPS = 10_000  # that show how much steps differ
 
 
@@ -150,7 +151,7 @@ class Bench:
             step_ns=after,
             samples=trial.samples * outcome.samples,
             variance=trial.variance + variance,
-            peak=outcome.peak or trial.peak,
+            peak=outcome.peak if _peak_changes(setting) else trial.peak,
             peak_changes=trial.peak_changes | _peak_changes(setting),
             assumptions=(*trial.assumptions, *outcome.assumptions),
             refused=trial.refused,
@@ -167,7 +168,7 @@ class Bench:
         speedup = self.mean_ns / predicted if predicted else 1.0
         half = _half_of_speedup(self.context, trial, base)
         baseline_low, baseline_high = self._baseline_interval()
-        # How two changes of the peak act together is not known.
+        # Two changes of the peak that were not worked out together: how they act is not known.
         peak = trial.peak if len(trial.peak_changes) == 1 else None
         if not trial.peak_changes:
             peak = self.peak_now
@@ -252,10 +253,10 @@ def _doubt_stalls(before: StepContext, outcome: Outcome) -> StepContext:
 
 
 def _peak_changes(setting: Setting) -> frozenset[str]:
-    """What changes peak memory: the batch, or this what-if by its name."""
+    """What changes peak memory: JOINED, whose last peak counts all, or this what-if by its name."""
     whatif = find_whatif(setting.name)
-    if whatif.shares_batch and whatif.shares_batch(setting.value):
-        return frozenset({"batch"})
+    if whatif.joins_peak or (whatif.shares_batch and whatif.shares_batch(setting.value)):
+        return frozenset({JOINED})
     return frozenset() if whatif.keeps_peak else frozenset({setting.name})
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from stepscope.records.backward_graph import CapturedGraph  # noqa: TC001 - msgspec reads it
 from stepscope.records.limits import Bytes, Count
 
 if TYPE_CHECKING:
@@ -257,6 +258,7 @@ class CapturedMemory(msgspec.Struct, frozen=True):
     elsewhere_bytes: dict[str, Bytes] = {}
     pools: list[CapturedPool] = []
     pools_unknown_bytes: Bytes | None = None  # of the pools' bytes: temporaries, workspaces, ...
+    graph: CapturedGraph | None = None  # of the backward pass that held most
     notes: list[str] = []
 
 

@@ -33,6 +33,8 @@ def read_captured(folder: Path) -> tuple[CapturedMemory | None, tuple[Note, ...]
                 for end in captured.phases
             ],
         )
+        if oddities.count or (captured.graph and not captured.graph.is_sound):
+            captured = replace(captured, graph=None)  # its rows name each other by their numbers
     notes = tuple(
         replace(note, id="memory-unreadable") if note.id == "side-file-unreadable" else note
         for note in oddities.notes
@@ -43,7 +45,7 @@ def read_captured(folder: Path) -> tuple[CapturedMemory | None, tuple[Note, ...]
 def read_memory(folder: Path) -> dict[str, Any] | None:
     """memory.json of a rank's folder in its own words; None where it was not captured."""
     captured, _ = read_captured(folder)
-    return None if captured is None else to_builtins(captured)
+    return None if captured is None else to_builtins(replace(captured, graph=None))
 
 
 def _known(categories: Categories, place: str, oddities: Oddities) -> Categories:

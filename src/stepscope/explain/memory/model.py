@@ -213,6 +213,11 @@ def find_transformer(step: StepCalls) -> Transformer | None:
     )
 
 
+def linear_elements(step: StepCalls) -> int:
+    """Elements of the weights of linear layers, which autocast would cast."""
+    return sum(int(np.prod(call.dims(1))) for call in step.calls if call.name == _LINEAR)
+
+
 def _is_square(dims: list[int]) -> bool:
     return len(dims) == 4 and dims[-1] == dims[-2]
 

@@ -58,5 +58,6 @@ WHATIF = WhatIf(
     stage=ApplyStage.BATCH,
     apply=apply,
     usual=("x2",),
+    joins_peak=True,
     remedies={"batch": ("x2",)},
 )

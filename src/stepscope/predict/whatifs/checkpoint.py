@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.compiling.compiled_already import is_compiled
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import Selection, insert, remove, scale_calls
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
-from stepscope.predict.peaks import peak_with_checkpoints
+from stepscope.predict.peaks import peak_of
 from stepscope.records.figures import milliseconds
 from stepscope.records.words import counted
 from stepscope.trace.links import distinct
@@ -50,6 +51,7 @@ WHATIF = WhatIf(
     apply=apply,
     usual=("none", "blocks"),
     saves_memory=("blocks",),
+    joins_peak=True,
     remedies={"activation-checkpointing": ("blocks",), "no-checkpoint": ("none",)},
 )
 
@@ -110,15 +112,17 @@ def _recompute_blocks(context: StepContext) -> Outcome:
         "; the compiler recomputes inside its graphs, as with "
         "torch._functorch.config.activation_memory_budget = 0; a larger budget costs less"
     )
+    change = replace(context.memory_change, recompute=True)
+    after = replace(changed(context, repeated), memory_change=change)
     return Outcome(
-        context=changed(context, repeated),
+        context=after,
         assumptions=(
             f"{counted(len(inside), 'launch', 'launches')} of the blocks' forward pass "
             f"({milliseconds(float(durations.sum()) / 1e6)}) run again inside backward; "
             f"embedding, head and loss do not{how if compiled else ''}",
         ),
         spread=0.08,
-        peak=peak_with_checkpoints(context),
+        peak=peak_of(after),
     )
 
 

@@ -20,6 +20,7 @@ from stepscope.predict.compiling.compiled_step import UNKNOWN_SHARE
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.peaks import peak_of
 from stepscope.predict.unknown_operators import find_unknown, require_operators
 from stepscope.records.figures import percent, size
 from stepscope.records.words import counted
@@ -57,8 +58,12 @@ def apply(context: StepContext, value: str) -> Outcome:
     guessed_share = float(known_ns[guessed].sum()) / float(
         known_ns[guessed | compiled.by_shapes].sum()
     )
+    after = replace(
+        changed(context, times.graph), memory_change=replace(context.memory_change, fuse=True)
+    )
     return Outcome(
-        context=changed(context, times.graph),
+        context=after,
+        peak=peak_of(after),
         assumptions=tuple(_assume(context, compiled, times, value, guessed_share)),
         spread=_SPREAD + (_GUESSED - _SPREAD) * guessed_share,
         doubt=_TUNED_DOUBT if value in _TUNED else 0.0,
@@ -131,5 +136,6 @@ WHATIF = WhatIf(
     apply=apply,
     value_is_optional=True,
     usual=("",),
+    joins_peak=True,
     remedies={"compile": ("",)},
 )

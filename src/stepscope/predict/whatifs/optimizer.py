@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import Selection, insert, remove
 from stepscope.predict.kernels import FLOOR_NS
 from stepscope.predict.optimizer_updates import current_form, find_optimizer_calls
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.peaks import peak_of
 from stepscope.predict.unknown_operators import require_operators
 from stepscope.records.figures import significant
 from stepscope.records.words import counted
@@ -47,10 +49,14 @@ def apply(context: StepContext, value: str) -> Outcome:
     device_after_ns = _device_ns(context, parameters, device_ns, old, new)
     device_after_ns = max(device_after_ns, launches * FLOOR_NS)
     on_device = f", {_change(device_ns, device_after_ns)} of the device"
+    updated = _replace_update(graph, updating, launches, host_after_ns, device_after_ns)
+    after = replace(
+        changed(context, updated),
+        memory_change=replace(context.memory_change, other_update=True),
+        update_form=value,
+    )
     return Outcome(
-        context=changed(
-            context, _replace_update(graph, updating, launches, host_after_ns, device_after_ns)
-        ),
+        context=after,
         assumptions=(
             f"{now} -> {value} for {counted(parameters.tensors, 'tensor')} of "
             f"{parameters.elements:,} parameters: {_change(host_ns, host_after_ns)} of the host"
@@ -58,6 +64,7 @@ def apply(context: StepContext, value: str) -> Outcome:
             _basis(rule),
         ),
         spread=0.2,
+        peak=peak_of(after),
     )
 
 
@@ -68,7 +75,7 @@ WHATIF = WhatIf(
     stage=ApplyStage.OPTIMIZER,
     apply=apply,
     usual=("fused",),
-    keeps_peak=True,
+    joins_peak=True,
     remedies={"fused-optimizer": ("fused",), "foreach-optimizer": ("foreach",)},
 )
 

@@ -24,6 +24,7 @@ from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import insert
 from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.peaks import peak_of
 from stepscope.predict.probed_step import find_probed
 from stepscope.predict.unknown_operators import require_operators
 from stepscope.records.figures import milliseconds
@@ -46,7 +47,8 @@ _WIDER = {
     "fp8": ("fp32", "tf32", "bf16", "fp16"),
 }
 _STAYS_FP32 = lazy_pattern(
-    r"norm|softmax|loss|entropy|exp|log|pow|sum|cumsum|embedding|foreach|index|topk|sort", re.I
+    r"norm|softmax|loss|entropy|exp|log|pow|sum|cumsum|embedding|foreach|index|topk|sort|scatter|segment",
+    re.I,
 )
 _NORM = lazy_pattern(r"^aten::(?:native_)?(?:layer|group|rms)_norm$|^aten::_?fused_rms_norm$")
 _LOSS = lazy_pattern(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_loss_forward$")
@@ -54,6 +56,9 @@ _LOSS = lazy_pattern(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_los
 # the search for them, as multiples of the step's mean host time per launch.
 _PRODUCT_HOST, _CONVOLUTION_HOST = 2.3, 1.8
 _FOURIER = lazy_pattern(r"fft|_complex")
+# cuDNN takes other algorithms for depthwise convolutions in another dtype: they may be this much
+# shorter, or take as long as before.
+_DEPTHWISE_GAIN = 4.0
 _DEPTHWISE = 4  # a depthwise convolution reads no more channels than this per output
 # Recurrent layers are many small products in sequence: they gain this much, whatever their FLOPs.
 _RECURRENT_GAIN = {"tf32": 2.0}
@@ -109,12 +114,27 @@ def apply(context: StepContext, value: str) -> Outcome:
             )
     assumptions += [problem] if problem else []
     assumptions += [probed.describe("modelled")] if probed else []
-    return Outcome(
-        context=changed(context, graph),
-        assumptions=tuple(assumptions),
-        spread=_SPREAD * modelled_share,
-        doubt=probed.error * (1.0 - modelled_share) if probed else 0.0,
+    return _with_peak(
+        Outcome(
+            context=changed(context, graph),
+            assumptions=tuple(assumptions),
+            spread=_SPREAD * modelled_share,
+            doubt=math.hypot(
+                probed.error * (1.0 - modelled_share) if probed else 0.0,
+                _depthwise_doubt(context, depthwise & ~probed.known if probed else depthwise),
+            ),
+        ),
+        value,
     )
+
+
+def _with_peak(outcome: Outcome, value: str) -> Outcome:
+    """tf32 changes no tensor's size; what fp8 would keep is not known."""
+    if value == "fp8":
+        return outcome
+    change = replace(outcome.context.memory_change, autocast=value != "tf32")
+    context = replace(outcome.context, memory_change=change)
+    return replace(outcome, context=context, peak=peak_of(context))
 
 
 def _apply_on_host(context: StepContext, value: str) -> Outcome:
@@ -129,11 +149,14 @@ def _apply_on_host(context: StepContext, value: str) -> Outcome:
         )
     calls = context.graph.calls
     graph = replace(context.graph, calls=replace(calls, call_ns=calls.call_ns * probed.factor))
-    return Outcome(
-        context=changed(context, graph),
-        assumptions=(probed.describe("as traced"),),
-        spread=_SPREAD * probed.modelled_share,
-        doubt=probed.error,
+    return _with_peak(
+        Outcome(
+            context=changed(context, graph),
+            assumptions=(probed.describe("as traced"),),
+            spread=_SPREAD * probed.modelled_share,
+            doubt=probed.error,
+        ),
+        value,
     )
 
 
@@ -144,6 +167,7 @@ WHATIF = WhatIf(
     stage=ApplyStage.PRECISION,
     apply=apply,
     usual=("tf32", "bf16"),
+    joins_peak=True,
     remedies={"bf16": ("bf16",), "fp16": ("fp16",), "tf32": ("tf32",)},
 )
 
@@ -154,6 +178,13 @@ def _find_depthwise(context: StepContext) -> Flags:
     operators, shapes = context.operators, context.trace.host.shapes
     rows = np.where(operators.family == Family.CONVOLUTION, operators.row, -1)
     return by_text(context.trace, shapes, rows, _has_few_channels, False)
+
+
+def _depthwise_doubt(context: StepContext, depthwise: Flags) -> float:
+    """Of the logarithm of the step: as if one deviation away they gained half of what they may."""
+    dur_ns = context.graph.tasks.dur_ns
+    share = float(dur_ns[depthwise].sum()) / max(1.0, float(dur_ns.sum()))
+    return -0.5 * math.log(1.0 - share * (1.0 - 1.0 / _DEPTHWISE_GAIN))
 
 
 def _has_few_channels(shapes: str) -> bool:

@@ -21,6 +21,7 @@ from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.scale_out import describe_batch, share_of_batch
 from stepscope.predict.scaling_grid import WORKERS, CannotScale, find_scaling_setup
 from stepscope.predict.stalls import grow_stalls, share_stalls
+from stepscope.predict.whatif import JOINED
 from stepscope.records.figures import size
 from stepscope.ui.html.payload import encode_block
 from stepscope.ui.html.whatif_axes import Axis, Option
@@ -173,7 +174,7 @@ class ScalingCells:
         self, local: Trial, ranks: int, others: frozenset[Setting], graphed: bool
     ) -> SharedStep | None:
         context, share = local.context, self.setup.before / ranks
-        same = not graphed and local.peak_changes <= {"batch"}
+        same = not graphed and local.peak_changes <= {JOINED}
         try:
             return SharedStep(
                 step=self._contract(context, share, others, graphed),

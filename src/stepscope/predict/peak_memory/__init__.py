@@ -1,0 +1,8 @@
+"""Peak memory of a changed step, worked out from the captured backward graph.
+
+autocast_widths.py   how wide results would be under autocast
+graph_blocks.py      which nodes belong to blocks that could be recomputed
+held_values.py       what the graph keeps for backward, with the changes made
+backward_levels.py   bytes through the backward pass
+peak_change.py       the changes together -> a peak with an interval
+"""

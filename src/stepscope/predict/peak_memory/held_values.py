@@ -1,0 +1,232 @@
+"""What a backward graph keeps: each value with its size, and the nodes that keep it.
+
+Under autocast a product keeps a cast copy of an input that is wider than its dtype, one for every
+call; weights are cast once. An operator that runs in fp32 keeps a wide copy of a narrow input.
+Whatever nobody keeps any more is released when forward is done with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stepscope.predict.peak_memory.autocast_widths import (
+    FULL,
+    NARROW,
+    RESULTS,
+    AutocastRule,
+    autocast_rules,
+    autocast_widths,
+    is_product,
+    is_result,
+    operator_of,
+    present_widths,
+)
+from stepscope.predict.peak_memory.graph_blocks import OUTSIDE, block_of_nodes
+
+if TYPE_CHECKING:
+    from stepscope.records.backward_graph import CapturedGraph, GraphNode, GraphSaved
+
+UNKNOWN = -1  # the producer of a value that needs no gradient
+_FLOAT = "float32"
+# Results that are only another look at the input, so that both share one storage.
+VIEWS = frozenset(
+    (
+        *("t", "view", "unsafeview", "reshapealias", "reshape", "transpose", "permute", "alias"),
+        *("squeeze", "unsqueeze", "asstrided", "slice", "select", "split", "splitwithsizes"),
+        *("unbind", "expand", "detach", "unsafesplit", "chunk", "narrow", "viewasreal"),
+    )
+)
+
+
+class HeldValue(msgspec.Struct, frozen=True, kw_only=True):
+    size_bytes: int
+    holders: tuple[int, ...]  # nodes that keep it until they have run
+    producer: int = UNKNOWN  # the node whose result it is
+    grows: bool = True  # with the batch
+
+
+class MemoryChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What is different from the captured step."""
+
+    batch: float = 1.0
+    autocast: bool = False
+    recompute: bool = False
+    fuse: bool = False  # compiled: what fused kernels can compute again is not kept
+    other_update: bool = False  # the optimizer has another form
+    update_bytes: int = 0  # that the optimizer's step needs for a moment
+
+    @property
+    def moves_passes(self) -> bool:
+        """Whether forward and backward keep anything else than with another batch alone."""
+        return self.autocast or self.recompute or self.fuse
+
+
+class HeldGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """A captured graph with a change made."""
+
+    graph: CapturedGraph
+    widths: list[list[int]]  # of each node's results
+    rules: list[AutocastRule] | None  # of each node; None without autocast
+    values: list[HeldValue]
+    block: list[int]  # of each node; OUTSIDE if it is not recomputed
+    change: MemoryChange
+
+    def is_recomputed(self, value: HeldValue) -> bool:
+        """Whether it exists only while its block's backward runs."""
+        blocks = {self.block[holder] for holder in value.holders}
+        if len(blocks) != 1 or OUTSIDE in blocks:
+            return False
+        return value.producer == UNKNOWN or self.block[value.producer] in blocks
+
+    def bytes_of(self, value: HeldValue) -> float:
+        return value.size_bytes * (self.change.batch if value.grows else 1.0)
+
+    @property
+    def kept_bytes(self) -> float:
+        """When backward begins."""
+        return sum(self.bytes_of(value) for value in self.values if not self.is_recomputed(value))
+
+
+def hold(graph: CapturedGraph, device: str, change: MemoryChange) -> HeldGraph:
+    """The graph with the change; `device` is the kind of device, whose autocast has its own
+    lists."""
+    rules = autocast_rules(graph, device) if change.autocast else None
+    widths = present_widths(graph) if rules is None else autocast_widths(graph, rules)
+    values = _SavedReader(graph, widths, rules, device).values()
+    if change.fuse:
+        values = [value for value in values if not _is_fusible(graph, value)]
+    block = block_of_nodes(graph) if change.recompute else [OUTSIDE] * len(graph.nodes)
+    held = HeldGraph(
+        graph=graph, widths=widths, rules=rules, values=values, block=block, change=change
+    )
+    if not change.recompute:
+        return held
+    return msgspec.structs.replace(held, values=[*values, *_block_inputs(held)])
+
+
+class _SavedReader:
+    """Reads every saved tensor of a graph in the widths given."""
+
+    def __init__(
+        self,
+        graph: CapturedGraph,
+        widths: list[list[int]],
+        rules: list[AutocastRule] | None,
+        device: str,
+    ) -> None:
+        """`rules` are autocast's, one for every node; None without autocast."""
+        self.graph, self.widths, self.rules, self.device = graph, widths, rules, device
+        self.copies: list[HeldValue] = []
+        self.casts: dict[int, tuple[int, list[int]]] = {}  # weight storages: bytes, holders
+        self.shared: dict[int, tuple[float, int, list[int]]] = {}  # width share, producer, holders
+
+    def values(self) -> list[HeldValue]:
+        for place, node in enumerate(self.graph.nodes):
+            for saved in node.saved:
+                self._read(place, node, saved)
+        shared = [
+            HeldValue(
+                size_bytes=round(self.graph.storages[storage].size_bytes * share),
+                holders=tuple(holders),
+                producer=producer,
+            )
+            for storage, (share, producer, holders) in self.shared.items()
+        ]
+        casts = [
+            HeldValue(size_bytes=size, holders=tuple(holders), grows=False)
+            for size, holders in self.casts.values()
+        ]
+        return [*shared, *self.copies, *casts]
+
+    def _read(self, place: int, node: GraphNode, saved: GraphSaved) -> None:
+        storage = self.graph.storages[saved.storage]
+        rule = self.rules[place] if self.rules else AutocastRule.WIDEST
+        given = not is_result(saved.field)
+        if storage.kind == "state":
+            if rule == AutocastRule.NARROW and given and saved.dtype == _FLOAT:
+                cast = self.casts.setdefault(saved.storage, (storage.size_bytes // 2, []))
+                cast[1].append(place)
+            return
+        producer, width = self._source(place, node, saved)
+        wanted = {AutocastRule.NARROW: NARROW, AutocastRule.FULL: FULL}.get(rule, width)
+        if given and saved.dtype == _FLOAT and wanted != width:
+            copy = HeldValue(
+                size_bytes=saved.elements * wanted, holders=(place,), producer=producer
+            )
+            self.copies.append(copy)
+        elif storage.kind == "activation":
+            share = width / FULL if saved.dtype == _FLOAT else self._share_of_bytes(node, saved)
+            before = self.shared.get(saved.storage, (0.0, UNKNOWN, []))
+            producer = producer if producer != UNKNOWN else before[1]
+            self.shared[saved.storage] = (max(share, before[0]), producer, [*before[2], place])
+
+    def _share_of_bytes(self, node: GraphNode, saved: GraphSaved) -> float:
+        """A recurrent layer's reserve has no dtype, but holds what the layer computes in."""
+        reserve = (
+            self.rules is not None and "rnn" in operator_of(node.name) and saved.dtype == "uint8"
+        )
+        return NARROW / FULL if reserve else 1.0
+
+    def _source(self, place: int, node: GraphNode, saved: GraphSaved) -> tuple[int, int]:
+        """The node that made a saved tensor, and the bytes of its elements."""
+        if is_result(saved.field):
+            own = self.widths[place][0] if saved.field in RESULTS and self.widths[place] else FULL
+            return place, own
+        edges = [
+            edge
+            for edge in node.inputs
+            if edge.node >= 0
+            and not self.graph.nodes[edge.node].is_leaf
+            and edge.output < len(self.graph.nodes[edge.node].outputs)
+            and self.graph.nodes[edge.node].outputs[edge.output].elements == saved.elements
+        ]
+        if not edges:
+            # On a CPU dropout multiplies with a mask in the dtype of its input.
+            follows = (
+                self.device == "cpu" and operator_of(node.name) == "mul" and saved.elements > 1
+            )
+            own = self.widths[place][0] if follows and self.widths[place] else FULL
+            return UNKNOWN, own
+        edge = edges[-1] if saved.field in ("other", "mat2", "value", "batch2") else edges[0]
+        return maker_of(self.graph, edge.node), self.widths[edge.node][edge.output]
+
+
+def maker_of(graph: CapturedGraph, place: int) -> int:
+    """Through views, to the node that computed a value."""
+    node = graph.nodes[place]
+    while operator_of(node.name) in VIEWS and node.inputs and node.inputs[0].node >= 0:
+        if graph.nodes[node.inputs[0].node].is_leaf:
+            break
+        place = node.inputs[0].node
+        node = graph.nodes[place]
+    return place
+
+
+def _is_fusible(graph: CapturedGraph, value: HeldValue) -> bool:
+    """Whether a compiled backward computes it again from what products returned."""
+    if value.producer == UNKNOWN:
+        return False
+    return not is_product(graph.nodes[value.producer].name)
+
+
+def _block_inputs(held: HeldGraph) -> list[HeldValue]:
+    """What recomputed blocks are given and nobody else keeps for them."""
+    graph = held.graph
+    kept = {value.producer for value in held.values if not held.is_recomputed(value)}
+    holders: dict[int, list[int]] = {}
+    sizes: dict[int, int] = {}
+    for place, node in enumerate(graph.nodes):
+        for edge in node.inputs if held.block[place] != OUTSIDE else ():
+            if edge.node < 0 or graph.nodes[edge.node].is_leaf:
+                continue
+            maker, outputs = maker_of(graph, edge.node), graph.nodes[edge.node].outputs
+            outside = held.block[maker] != held.block[place] and maker not in kept
+            if outside and edge.output < len(outputs):
+                holders.setdefault(maker, []).append(place)
+                sizes[maker] = outputs[edge.output].elements * held.widths[edge.node][edge.output]
+    return [
+        HeldValue(size_bytes=sizes[maker], holders=tuple(places), producer=maker)
+        for maker, places in holders.items()
+    ]
