@@ -50,15 +50,17 @@ def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMe
         if use.value is None or record.values[use.value].owned:
             continue
         if number in selection.encoded_uses:
-            saved_bytes += use.encoded_bytes
-            change[times[number] + 1] -= use.encoded_bytes
+            held = selection.encoded_uses[number].held_bytes
+            saved_bytes += held
+            change[times[number] + 1] -= held
     lives = _lives(record, selection, times)
     for value, until in lives.held_until.items():
         if value in selection.kept or value in selection.encoded:
             known = record.values[value]
             if known.storage in anyway:
                 continue
-            held = known.encoded_bytes if value in selection.encoded else known.size_bytes
+            option = selection.encoded.get(value)
+            held = known.size_bytes if option is None else option.held_bytes
             saved_bytes += held
             change[until + 1] -= held
     for value, made in lives.made.items():

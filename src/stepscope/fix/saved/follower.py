@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepscope.fix.saved.encodings import Encoded, Geometry, encode_use, encode_value
+from stepscope.fix.saved.encodings import Encoded, Geometry, encode_use, encode_value, is_outcome
 from stepscope.fix.saved.operators import (
     facts,
     is_plain,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.save_plan import PlannedUse
 
 Held = KeptTensor | EncodedTensor | CallResult
-_FOR_ONE_CONSUMER = ("sign", "shape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,6 @@ class _ToEncode:
     encoding: str
     version: int
     alive: StorageWeakRef
-    arguments: tuple[Any, ...]  # of the call that made it, without tensors' content
     tensor_geometry: Geometry
     encoded: Encoded | None = None
 
@@ -147,7 +145,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             self._register(call, fresh, made, changed=changed, kept=kept)
         for slot, encoding in kept.items():
             if slot < len(fresh) and encoding is not None:
-                self._will_encode(fresh[slot], encoding, args, changed)
+                self._will_encode(fresh[slot], encoding, changed)
 
     def _repeatable(self, func: Any, args: Any, kwargs: dict[str, Any]) -> RepeatableCall | None:
         """Called before versions change: the inputs are as the operator saw them. None where an
@@ -193,19 +191,12 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             self._made_again[storage._cdata] = again
         call.places, call.sizes = tuple(places), tuple(sizes)
 
-    def _will_encode(self, tensor: torch.Tensor, encoding: str, args: Any, changed: bool) -> None:
+    def _will_encode(self, tensor: torch.Tensor, encoding: str, changed: bool) -> None:
         storage = tensor.untyped_storage()
-        arguments = tuple(
-            torch.empty_strided(a.shape, [0] * a.dim(), device="meta")
-            if isinstance(a, torch.Tensor)
-            else a
-            for a in args
-        )
         self._to_encode[storage._cdata] = _ToEncode(
             encoding,
             tensor._version + int(changed),
             StorageWeakRef(storage),
-            arguments,
             Geometry.of(tensor),
         )
 
@@ -230,7 +221,9 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             return None
         if known.encoded is None:
             whole = known.tensor_geometry.on(tensor.detach())
-            known.encoded = encode_value(known.encoding, whole, known.arguments)
+            known.encoded = encode_value(known.encoding, whole)
+            if known.encoded is not None and known.encoded.check is not None:
+                known.encoded.check.keep_until_known(KeptTensor.of(tensor))
         if known.encoded is None:
             return None
         return EncodedTensor(known.encoded, Geometry.of(tensor))
@@ -264,7 +257,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             if again is not None and again.geometry.dtype == tensor.dtype:
                 again.call.add_user()
                 return again
-        elif use.action == ENCODE and use.encoding in _FOR_ONE_CONSUMER:
+        elif use.action == ENCODE and use.encoding and is_outcome(use.encoding):
             encoded = encode_use(use.encoding, tensor.detach())
             return None if encoded is None else EncodedTensor(encoded, None)
         elif use.action == ENCODE:

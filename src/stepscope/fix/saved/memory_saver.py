@@ -11,6 +11,8 @@ import torch
 
 from stepscope.errors import UsageError
 from stepscope.fix.saved.choose import MemoryTarget, make_plan
+from stepscope.fix.saved.encoding_names import LOSSY
+from stepscope.fix.saved.encodings.offload import fetch_ahead
 from stepscope.fix.saved.follower import FollowedPlan, PassReport, PlanFollower
 from stepscope.fix.saved.following_costs import following_costs
 from stepscope.fix.saved.operators import is_plain, tensors_in
@@ -50,6 +52,7 @@ class MemorySaver:
         plan: SavePlan | None,
         dry_run: bool,
         warmup: int,
+        lossy: str | None = None,
     ) -> None:
         self.plan = plan
         self.notes: list[str] = []
@@ -57,6 +60,7 @@ class MemorySaver:
         self._target = target
         self._dry_run = dry_run
         self._warmup = warmup
+        self._lossy = lossy
         self._given = None if plan is None else FollowedPlan.of(plan)
         self._passes: dict[Any, _KnownPass] = {}
         self._depth = 0
@@ -112,7 +116,7 @@ class MemorySaver:
             return
         known.seen += 1
         if known.followed is None and known.seen > self._warmup:
-            self._active = StepRecorder(self._model)
+            self._active = StepRecorder(self._model, lossy=self._lossy)
         elif known.followed is not None and self._follows(known.followed):
             self._active = PlanFollower(known.followed, self._owned(), count=known.report is None)
         if self._active is not None:
@@ -202,16 +206,21 @@ def save_memory(
     plan: SavePlan | None = None,
     dry_run: bool = False,
     warmup: int = 1,
+    lossy: str | None = None,
 ) -> MemorySaver:
     """Keep less for the model's backward pass, with the same results to the last bit.
 
     `reduce=0.5` halves what backward keeps, `budget="2GB"` limits it, `max_slowdown=0.05` limits
     the time that recomputing adds to a step; without any, as little as possible is kept. The pass
     after `warmup` passes is recorded, later ones follow the plan. With `dry_run` the plan is made,
-    and nothing is changed; `plan` repeats an earlier one."""
+    and nothing is changed; `plan` repeats an earlier one. `lossy="fp8-e4m3"` (or "bf16", "fp16",
+    "fp8-e5m2", "4-bit") also rounds what is kept, after forward has used it: results then differ.
+    """
+    if lossy is not None and lossy not in LOSSY:
+        raise UsageError(f"lossy={lossy!r}: pass one of {', '.join(LOSSY)}")
     _check(model, reduce, max_slowdown, warmup)
     target = MemoryTarget(None if budget is None else _bytes(budget), reduce, max_slowdown)
-    return MemorySaver(model, target, plan=plan, dry_run=dry_run, warmup=warmup)
+    return MemorySaver(model, target, plan=plan, dry_run=dry_run, warmup=warmup, lossy=lossy)
 
 
 def _check(model: Any, reduce: float | None, max_slowdown: float | None, warmup: int) -> None:
@@ -261,5 +270,6 @@ def _autocast_state() -> tuple[Any, ...]:
 
 
 def _unpack(held: Any) -> torch.Tensor:
+    fetch_ahead()
     unpacked: torch.Tensor = held.unpack()
     return unpacked

@@ -82,7 +82,7 @@ class EncodedTensor:
 
     def unpack(self) -> torch.Tensor:
         with _as_recorded():
-            decoded = self.encoded.decode()
+            decoded = self.encoded.holder()
             return decoded if self.geometry is None else self.geometry.on(decoded)
 
 
