@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stepscope.fix.saved.encodings.four_bits import GROUP, LEVELS
+from stepscope.fix.saved.encodings.four_bits import GROUP, LEAST_STEP, LEVELS
 from stepscope.fix.saved.encodings.reduced import BLOCK, MOST_SHIFT
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _level(value, lowest, inverse, places, seed):
 
 @triton.jit
 def _pack_groups(
-    values, codes, lows, steps, seed, count, LEVELS: tl.constexpr,
+    values, codes, lows, steps, seed, count, LEVELS: tl.constexpr, LEAST: tl.constexpr,
     ROWS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -126,7 +126,7 @@ def _pack_groups(
     lowest = tl.min(tl.minimum(first, second), axis=1)
     highest = tl.max(tl.maximum(first, second), axis=1)
     step = tl.div_rn(highest, LEVELS * 1.0) - tl.div_rn(lowest, LEVELS * 1.0)
-    inverse = tl.where(step > 0, tl.div_rn(1.0, tl.where(step > 0, step, 1.0)), 0.0)
+    inverse = tl.where(step > LEAST, tl.div_rn(1.0, tl.where(step > LEAST, step, 1.0)), 0.0)
     low = _level(first, lowest[:, None], inverse[:, None], even, seed)
     high = _level(second, lowest[:, None], inverse[:, None], even + 1, seed)
     byte = low.to(tl.int32) | (high.to(tl.int32) << 4)
@@ -159,7 +159,7 @@ def pack_groups(flat: Tensor, seed: int) -> FourBitGroups:
     lowest = torch.empty(groups, dtype=torch.float32, device=flat.device)
     step = torch.empty_like(lowest)
     _pack_groups[(triton.cdiv(groups, _GROUPS),)](
-        flat, codes, lowest, step, seed, count, LEVELS=LEVELS, ROWS=_GROUPS, GROUP=GROUP,
+        flat, codes, lowest, step, seed, count, LEVELS=LEVELS, LEAST=LEAST_STEP, ROWS=_GROUPS, GROUP=GROUP,
         num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     return FourBitGroups(codes, lowest, step)

@@ -18,6 +18,7 @@ from stepscope.fix.saved.encodings.encoded import Encoded, whole
 
 GROUP = 128
 LEVELS = 15
+LEAST_STEP = 2.0**-120  # a group within smaller steps becomes its smallest element
 _SEEDS = itertools.count()
 _LOW_32 = 0xFFFFFFFF
 
@@ -54,7 +55,7 @@ def pack_groups(flat: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tens
     finite = groups.isfinite().all(1)
     lowest, highest = groups.amin(1), groups.amax(1)
     step = highest / LEVELS - lowest / LEVELS
-    inverse = torch.where(step > 0, 1 / step, 0)
+    inverse = torch.where(step > LEAST_STEP, 1 / step, 0)
     places = torch.arange(groups.numel(), device=flat.device).view(-1, GROUP)
     chance = (hashed(places ^ seed) >> 8).float() * 2.0**-24
     levels = ((groups - lowest[:, None]) * inverse[:, None] + chance).floor()
