@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from stepscope.fix.saved.encoding_names import FETCHED_AHEAD, OFFLOAD
 from stepscope.fix.saved.selection import held_anyway, is_planned
 
 if TYPE_CHECKING:
@@ -33,9 +34,11 @@ class _ValueLives:
     made: dict[int, int] = field(default_factory=dict)
     read: dict[int, int] = field(default_factory=dict)
     held_until: dict[int, int] = field(default_factory=dict)  # by any node that may ask for it
+    first: dict[int, int] = field(default_factory=dict)  # reader
 
     def reads(self, value: int, at: int) -> None:
         self.read[value] = max(self.read.get(value, 0), at)
+        self.first[value] = min(self.first.get(value, at), at)
 
     def holds(self, value: int, at: int) -> None:
         self.held_until[value] = max(self.held_until.get(value, 0), at)
@@ -63,12 +66,26 @@ def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMe
             held = known.size_bytes if option is None else option.held_bytes
             saved_bytes += held
             change[until + 1] -= held
+    for value, (arrives, until) in _fetched(selection, lives).items():
+        change[arrives] += record.values[value].size_bytes
+        change[until + 1] -= record.values[value].size_bytes
     for value, made in lives.made.items():
         change[made] += record.values[value].size_bytes
         change[max(made, lives.read[value]) + 1] -= record.values[value].size_bytes
     saved_bytes += sum(anyway.values())
     change[0] += saved_bytes
     return BackwardMemory(saved_bytes, max(saved_bytes, *accumulate(change)))
+
+
+def _fetched(selection: ValueSelection, lives: _ValueLives) -> dict[int, tuple[int, int]]:
+    """When offloaded values are on the device again: fetched ahead of their first reader."""
+    offloaded = [v for v, option in selection.encoded.items() if option.encoding == OFFLOAD]
+    first = sorted((lives.first.get(value, 0), value) for value in offloaded)
+    begins = [0] * FETCHED_AHEAD + [time for time, _ in first]
+    return {
+        value: (begin, max(begin, lives.held_until.get(value, 0)))
+        for (_, value), begin in zip(first, begins, strict=False)
+    }
 
 
 def _times(record: StepRecord) -> list[int]:

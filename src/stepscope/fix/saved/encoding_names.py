@@ -10,6 +10,7 @@ from __future__ import annotations
 
 LOSSY = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "4-bit")
 OFFLOAD = "offload"
+FETCHED_AHEAD = 2  # offloaded values that are on their way back before they are read
 
 
 def is_lossy(encoding: str) -> bool:

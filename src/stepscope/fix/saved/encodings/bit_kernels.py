@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stepscope.fix.saved.encodings.encoded import dense
+from stepscope.fix.saved.encodings.encoded import BITS_OF, dense
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,19 +25,21 @@ _WARPS = 4
 
 
 @triton.jit
-def _pack(values, packed, count, WIDTH: tl.constexpr, SIGNS: tl.constexpr, BYTES: tl.constexpr):
+def _pack(
+    values, packed, count, INFINITY: tl.constexpr, LARGEST: tl.constexpr, WIDTH: tl.constexpr,
+    BYTES: tl.constexpr,
+):  # fmt: skip
     EACH: tl.constexpr = 8 // WIDTH
     rows = tl.program_id(0).to(tl.int64) * BYTES + tl.arange(0, BYTES)
     columns = tl.arange(0, EACH)
     places = rows[:, None] * EACH + columns[None, :]
     inside = places < count
     value = tl.load(values + places, mask=inside, other=0)
-    if SIGNS:
-        # Not `value > 0`: where it is NaN, torch lets the gradient pass.
-        code = tl.where(value <= 0, 0, 1)
-        code = tl.where(inside, code, 0)
-    else:
-        code = value.to(tl.int32)
+    code = value.to(tl.int32)
+    if INFINITY:
+        # Patterns of floats. Not only what is above 0: where it is NaN, torch lets a gradient pass.
+        negative_nan = (value < 0) & ((value & LARGEST) > INFINITY)
+        code = ((value > 0) | negative_nan).to(tl.int32)
     byte = tl.sum(code << (columns[None, :] * WIDTH), axis=1)
     tl.store(packed + rows, byte.to(tl.uint8), mask=rows * EACH < count)
 
@@ -73,20 +75,24 @@ def pack(values: Tensor, width: int) -> Tensor:
     """Booleans or codes of a flat tensor."""
     values = values.contiguous()
     plain = values.view(torch.uint8) if values.dtype == torch.bool else values
-    return _packed(plain, width, signs=False)
+    return _packed(plain, width)
 
 
 def pack_signs(values: Tensor) -> Tensor:
     """1 where ReLU's backward lets the gradient pass."""
-    return _packed(values, 1, signs=True)
+    patterns = values.view(BITS_OF[values.itemsize])
+    infinity = torch.tensor(torch.inf, dtype=values.dtype).view(patterns.dtype)
+    return _packed(patterns, 1, int(infinity), torch.iinfo(patterns.dtype).max)
 
 
-def _packed(values: Tensor, width: int, *, signs: bool) -> Tensor:
+def _packed(values: Tensor, width: int, infinity: int = 0, largest: int = 0) -> Tensor:
+    """With `infinity`, the values are patterns of floats: their signs are packed."""
     count = values.numel()
     packed = torch.empty(-(-count * width // 8), dtype=torch.uint8, device=values.device)
     _pack[_programs(len(packed))](
-        values, packed, count, WIDTH=width, SIGNS=signs, BYTES=_BYTES, num_warps=_WARPS
-    )
+        values, packed, count, INFINITY=infinity, LARGEST=largest, WIDTH=width, BYTES=_BYTES,
+        num_warps=_WARPS,
+    )  # fmt: skip
     return packed
 
 
@@ -101,14 +107,12 @@ def unpack(packed: Tensor, count: int, *, width: int, dtype: torch.dtype) -> Ten
 
 def relu_backward(gradient: Tensor, packed: Tensor) -> Tensor:
     """For a dense gradient that lies in memory as the ReLU's output did."""
-    flat = dense(gradient)
-    result = torch.empty_strided(
-        gradient.shape, gradient.stride(), dtype=gradient.dtype, device=gradient.device
-    )
+    flat = dense(gradient).view(BITS_OF[gradient.itemsize])
+    result = torch.empty_like(flat)
     _relu_backward[_programs(len(packed))](
-        flat, packed, result, gradient.numel(), BYTES=_BYTES, num_warps=_WARPS
+        flat, packed, result, len(flat), BYTES=_BYTES, num_warps=_WARPS
     )
-    return result
+    return result.view(gradient.dtype).as_strided(gradient.shape, gradient.stride())
 
 
 # max pooling's indices

@@ -32,9 +32,39 @@ class ScaledBlocks:
 
 
 @triton.jit
+def _to_eight_bits(value, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
+    """The nearest 8-bit float, ties to even, as torch rounds; the value must be in its range.
+
+    By integers, so that every device gives the same bits."""
+    SHIFT: tl.constexpr = 23 - MANTISSA
+    # Adding it rounds to the smallest step that the short type has.
+    STEP: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
+    STEP_PATTERN: tl.constexpr = (127 + 24 - BIAS - MANTISSA) << 23
+    magnitude = tl.abs(value)
+    pattern = magnitude.to(tl.int32, bitcast=True)
+    small = (magnitude + STEP).to(tl.int32, bitcast=True) - STEP_PATTERN
+    rounded = pattern + ((1 << (SHIFT - 1)) - 1) + ((pattern >> SHIFT) & 1)
+    normal = (rounded >> SHIFT) - ((127 - BIAS) << MANTISSA)
+    code = tl.where(magnitude < 2.0 ** (1 - BIAS), small, normal)
+    code = code | ((value.to(tl.int32, bitcast=True) >> 24) & 128)
+    return tl.where(value == value, code, 127).to(tl.uint8)
+
+
+@triton.jit
+def _from_eight_bits(code, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
+    code = code.to(tl.int32)
+    fraction, exponent = code & ((1 << MANTISSA) - 1), (code & 127) >> MANTISSA
+    small = fraction.to(tl.float32) * 2.0 ** (1 - BIAS - MANTISSA)
+    pattern = ((exponent + (127 - BIAS)) << 23) | (fraction << (23 - MANTISSA))
+    value = tl.where(exponent == 0, small, pattern.to(tl.float32, bitcast=True))
+    value = tl.where((code & 127) == 127, float("nan"), value)
+    return tl.where((code & 128) != 0, -value, value)
+
+
+@triton.jit
 def _pack_blocks(
     values, short, shifts, count, TOP: tl.constexpr, MOST: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    MANTISSA: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     places = rows[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -47,19 +77,34 @@ def _pack_blocks(
     shift = tl.minimum(TOP - exponent, MOST)
     scale = ((shift + 127) << 23).to(tl.float32, bitcast=True)
     scaled = tl.where(finite, value * scale[:, None], float("nan"))
-    tl.store(short + places, scaled.to(short.dtype.element_ty), mask=inside)
+    if MANTISSA == 10:
+        tl.store(short + places, scaled.to(tl.float16), mask=inside)
+    else:
+        tl.store(short + places, _to_eight_bits(scaled, MANTISSA, BIAS), mask=inside)
     tl.store(shifts + rows, shift.to(tl.int8), mask=rows * BLOCK < count)
 
 
 @triton.jit
-def _unpack_blocks(short, shifts, values, count, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _unpack_blocks(
+    short, shifts, values, count, MANTISSA: tl.constexpr, BIAS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     places = rows[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = places < count
     shift = tl.load(shifts + rows, mask=rows * BLOCK < count, other=0).to(tl.int32)
     scale = ((127 - shift) << 23).to(tl.float32, bitcast=True)
-    value = tl.load(short + places, mask=inside, other=0).to(tl.float32) * scale[:, None]
-    tl.store(values + places, value.to(values.dtype.element_ty), mask=inside)
+    loaded = tl.load(short + places, mask=inside, other=0)
+    if MANTISSA == 10:
+        value = loaded.to(tl.float32)
+    else:
+        value = _from_eight_bits(loaded, MANTISSA, BIAS)
+    tl.store(values + places, (value * scale[:, None]).to(values.dtype.element_ty), mask=inside)
+
+
+def _stored(short: Tensor) -> Tensor:
+    """8-bit floats as bytes."""
+    return short.view(torch.uint8) if short.itemsize == 1 else short
 
 
 def pack_blocks(flat: Tensor, kind: ShortFloat) -> ScaledBlocks:
@@ -67,17 +112,18 @@ def pack_blocks(flat: Tensor, kind: ShortFloat) -> ScaledBlocks:
     short = torch.empty(count, dtype=kind.dtype, device=flat.device)
     shifts = torch.empty(blocks, dtype=torch.int8, device=flat.device)
     _pack_blocks[(triton.cdiv(blocks, _GROUPS),)](
-        flat, short, shifts, count, TOP=kind.top, MOST=MOST_SHIFT, ROWS=_GROUPS, BLOCK=BLOCK,
-        num_warps=_WARPS,
+        flat, _stored(short), shifts, count, TOP=kind.top, MOST=MOST_SHIFT,
+        MANTISSA=kind.mantissa, BIAS=kind.bias, ROWS=_GROUPS, BLOCK=BLOCK, num_warps=_WARPS,
     )  # fmt: skip
     return ScaledBlocks(short, shifts)
 
 
-def unpack_blocks(parts: ScaledBlocks, count: int, dtype: torch.dtype) -> Tensor:
+def unpack_blocks(parts: ScaledBlocks, count: int, dtype: torch.dtype, kind: ShortFloat) -> Tensor:
     values = torch.empty(count, dtype=dtype, device=parts.values.device)
     _unpack_blocks[(triton.cdiv(len(parts.shifts), _GROUPS),)](
-        parts.values, parts.shifts, values, count, ROWS=_GROUPS, BLOCK=BLOCK, num_warps=_WARPS
-    )
+        _stored(parts.values), parts.shifts, values, count, MANTISSA=kind.mantissa,
+        BIAS=kind.bias, ROWS=_GROUPS, BLOCK=BLOCK, num_warps=_WARPS,
+    )  # fmt: skip
     return values
 
 
@@ -159,8 +205,8 @@ def pack_groups(flat: Tensor, seed: int) -> FourBitGroups:
     lowest = torch.empty(groups, dtype=torch.float32, device=flat.device)
     step = torch.empty_like(lowest)
     _pack_groups[(triton.cdiv(groups, _GROUPS),)](
-        flat, codes, lowest, step, seed, count, LEVELS=LEVELS, LEAST=LEAST_STEP, ROWS=_GROUPS, GROUP=GROUP,
-        num_warps=_WARPS, enable_fp_fusion=False,
+        flat, codes, lowest, step, seed, count, LEVELS=LEVELS, LEAST=LEAST_STEP, ROWS=_GROUPS,
+        GROUP=GROUP, num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
     return FourBitGroups(codes, lowest, step)
 

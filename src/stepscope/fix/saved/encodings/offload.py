@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from stepscope.fix.saved.encoding_names import FETCHED_AHEAD
 from stepscope.fix.saved.encodings.encoded import Encoded, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FETCHED_AHEAD = 2
 _TRIAL_BYTES = 1 << 25
 _ROUNDS = 3
 

@@ -24,12 +24,14 @@ class ShortFloat:
 
     dtype: torch.dtype
     top: int
+    mantissa: int  # bits
+    bias: int  # of the exponent
 
 
 SHORT_FLOATS = {
-    "fp16": ShortFloat(torch.float16, 15),
-    "fp8-e4m3": ShortFloat(torch.float8_e4m3fn, 8),
-    "fp8-e5m2": ShortFloat(torch.float8_e5m2, 15),
+    "fp16": ShortFloat(torch.float16, 15, 10, 15),
+    "fp8-e4m3": ShortFloat(torch.float8_e4m3fn, 8, 3, 7),
+    "fp8-e5m2": ShortFloat(torch.float8_e5m2, 15, 2, 15),
 }
 
 
@@ -48,7 +50,7 @@ def encode_reduced(tensor: torch.Tensor, name: str) -> Encoded | None:
     if kernels is not None:
         parts = kernels.pack_blocks(flat, kind)
         size_bytes = parts.values.nbytes + parts.shifts.nbytes
-        return Encoded(size_bytes, lambda: kernels.unpack_blocks(parts, count, dtype))
+        return Encoded(size_bytes, lambda: kernels.unpack_blocks(parts, count, dtype, kind))
     values, shifts = pack_blocks(flat, kind)
 
     def decode() -> torch.Tensor:
