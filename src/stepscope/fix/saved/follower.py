@@ -63,7 +63,7 @@ class _MadeAgain:
 
 
 @dataclass(slots=True)
-class _ToEncode:
+class ToEncode:
     """A storage whose content is encoded when it is first asked for."""
 
     encoding: str
@@ -72,6 +72,13 @@ class _ToEncode:
     arguments: tuple[Any, ...]  # of the call that made it, without tensors' content
     tensor_geometry: Geometry
     encoded: Encoded | None = None
+
+    @classmethod
+    def of(
+        cls, tensor: torch.Tensor, encoding: str, arguments: tuple[Any, ...], geometry: Geometry
+    ) -> ToEncode:
+        alive = StorageWeakRef(tensor.untyped_storage())
+        return cls(encoding, tensor._version, alive, arguments, geometry)
 
 
 @dataclass(slots=True)
@@ -101,7 +108,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         self._packed = 0
         self._busy = False
         self._made_again: dict[int, _MadeAgain] = {}
-        self._to_encode: dict[int, _ToEncode] = {}
+        self._to_encode: dict[int, ToEncode] = {}
 
     # operators
 
@@ -201,7 +208,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             else a
             for a in args
         )
-        self._to_encode[storage._cdata] = _ToEncode(
+        self._to_encode[storage._cdata] = ToEncode(
             encoding,
             tensor._version + int(changed),
             StorageWeakRef(storage),

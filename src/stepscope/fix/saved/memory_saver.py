@@ -14,16 +14,21 @@ from stepscope.fix.saved.choose import MemoryTarget, make_plan
 from stepscope.fix.saved.follower import FollowedPlan, PassReport, PlanFollower
 from stepscope.fix.saved.following_costs import following_costs
 from stepscope.fix.saved.operators import is_plain, tensors_in
+from stepscope.fix.saved.pin_plan import pin_plan
+from stepscope.fix.saved.pinned_follower import PinnedFollower
+from stepscope.fix.saved.pinning import PinningFollower
 from stepscope.fix.saved.recorder import StepRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from stepscope.fix.saved.pinned_plan import PinnedPlan
     from stepscope.fix.saved.save_plan import SavePlan
     from stepscope.fix.saved.step_record import StepRecord
 
 _MOST_PLANS = 8  # one for each combination of input shapes
 _MOST_DEVIATIONS = 3  # in a row: then that plan is given up
+_NOTHING = frozenset[int]()
 _UNITS = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -33,6 +38,8 @@ class _KnownPass:
 
     seen: int = 0
     followed: FollowedPlan | None = None
+    pinned: PinnedPlan | None = None
+    must_watch: bool = False  # the plan cannot be pinned: every operator passes through Python
     report: PassReport | None = None
     deviations: int = 0  # in a row
     given_up: bool = False
@@ -63,7 +70,8 @@ class MemorySaver:
         self._stack: ExitStack | None = None
         self._active: StepRecorder | PlanFollower | None = None
         self._current: _KnownPass | None = None
-        self._handles = [
+        self._hooked: set[Any] = set()
+        self._handles: list[Any] = [
             model.register_forward_pre_hook(self._enters, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leaves, with_kwargs=True, always_call=True),
         ]
@@ -114,14 +122,23 @@ class MemorySaver:
         if known.followed is None and known.seen > self._warmup:
             self._active = StepRecorder(self._model)
         elif known.followed is not None and self._follows(known.followed):
-            self._active = PlanFollower(known.followed, self._owned(), count=known.report is None)
+            self._active = self._follower(known, known.followed)
         if self._active is not None:
             self._current = known
             unpack = self._active.unpack if isinstance(self._active, StepRecorder) else _unpack
             self._stack = ExitStack()
             hooks = torch.autograd.graph.saved_tensors_hooks(self._active.pack, unpack)
             self._stack.enter_context(hooks)
-            self._stack.enter_context(self._active)
+            if not isinstance(self._active, PinnedFollower):
+                self._stack.enter_context(self._active)
+
+    def _follower(self, known: _KnownPass, followed: FollowedPlan) -> PlanFollower:
+        if known.pinned is not None:
+            count = known.report is None
+            return PinnedFollower(known.pinned, self._owned() if count else _NOTHING, count=count)
+        if known.must_watch:
+            return PlanFollower(followed, _NOTHING, count=False)
+        return PinningFollower(followed, self._owned(), self._model)
 
     def _end(self, output: Any, *, failed: bool = False) -> None:
         self._depth -= 1
@@ -130,7 +147,7 @@ class MemorySaver:
         active, known, stack = self._active, self._current, self._stack
         self._active = self._current = self._stack = None
         stack.close()
-        if isinstance(active, StepRecorder):
+        if isinstance(active, (StepRecorder, PinningFollower)):
             active.detach()
         if known is None or failed:
             return
@@ -138,13 +155,39 @@ class MemorySaver:
             self.plan = make_plan(_with_costs(active.finish(output)), self._target)
             known.followed = FollowedPlan.of(self.plan)
         elif isinstance(active, PlanFollower):
-            self._followed(known, active.finish())
+            report = active.finish()
+            if isinstance(active, PinningFollower) and report.deviation is None:
+                self._pin(known, active, report)
+            self._followed(known, report)
+
+    def _pin(self, known: _KnownPass, active: PinningFollower, report: PassReport) -> None:
+        known.pinned = pin_plan(active)
+        known.must_watch = known.pinned is None
+        known.report = report if known.must_watch else None
+        for module in known.pinned.modules() - self._hooked if known.pinned else ():
+            self._hooked.add(module)
+            self._handles += [
+                module.register_forward_pre_hook(self._enters_inner, prepend=True),
+                module.register_forward_hook(self._leaves_inner, always_call=True),
+            ]
+
+    def _enters_inner(self, module: Any, args: Any) -> None:
+        del args
+        if isinstance(self._active, PinnedFollower):
+            self._active.enter_module(module)
+
+    def _leaves_inner(self, module: Any, args: Any, output: Any = None) -> None:
+        del args
+        if isinstance(self._active, PinnedFollower):
+            self._active.leave_module(module, output)
 
     def _followed(self, known: _KnownPass, report: PassReport) -> None:
         if report.deviation is None:
             known.deviations = 0
-            known.report = known.report or report
+            if known.pinned is None or not known.report:
+                known.report = known.report or report
             return
+        known.pinned = None  # the next pass pins it again
         known.deviations += 1
         self._note(f"a pass differed from the recorded one, the rest was kept: {report.deviation}")
         if known.deviations >= _MOST_DEVIATIONS:

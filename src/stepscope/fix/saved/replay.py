@@ -66,11 +66,21 @@ def _without_history(tensor: torch.Tensor) -> torch.Tensor:
     shares the counter, so it is switched on; modes need not see this."""
     if isinstance(tensor, torch.nn.Parameter):
         return tensor  # has no history
+    with _sharing_versions():
+        return tensor.detach()
+
+
+def on_storage(tensor: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """Another view of a tensor's storage, with the same version counter."""
+    with torch.no_grad(), _sharing_versions():
+        return geometry.on(tensor.detach())
+
+
+def _sharing_versions() -> Any:
     included = torch._C._dispatch_tls_local_include_set()
     excluded = torch._C._dispatch_tls_local_exclude_set()
     layers = excluded.remove(torch._C.DispatchKey.ADInplaceOrView) | _MODES
-    with torch._C._ForceDispatchKeyGuard(included, layers):
-        return tensor.detach()
+    return torch._C._ForceDispatchKeyGuard(included, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ class RepeatableCall:
     parents: tuple[RepeatableCall, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        links = [link for link in _leaves([self.args, self.kwargs]) if isinstance(link, CallResult)]
+        links = [link for link in leaves([self.args, self.kwargs]) if isinstance(link, CallResult)]
         self.parents = tuple(dict.fromkeys(link.call for link in links))
         for parent in self.parents:
             parent.add_user()
@@ -164,8 +174,8 @@ def _run(
             return held.geometry.on(computed[held.call][held.slot])
         return held.unpack()
 
-    args = list(_with_tensors(call.args, tensor_of))
-    kwargs = _with_tensors(call.kwargs, tensor_of)
+    args = list(with_tensors(call.args, tensor_of))
+    kwargs = with_tensors(call.kwargs, tensor_of)
     if call.written is not None:
         args[call.written] = _private_copy(args[call.written])
     made = list(tensors_in(call.operator(*args, **kwargs)))
@@ -198,22 +208,22 @@ def _as_recorded() -> Iterator[None]:
         yield
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, (tuple, list)):
         for element in value:
-            yield from _leaves(element)
+            yield from leaves(element)
     elif isinstance(value, dict):
-        yield from _leaves(list(value.values()))
+        yield from leaves(list(value.values()))
     else:
         yield value
 
 
-def _with_tensors(value: Any, tensor_of: Any) -> Any:
+def with_tensors(value: Any, tensor_of: Any) -> Any:
     """The arguments again, with tensors where they are held."""
     if isinstance(value, (KeptTensor, EncodedTensor, CallResult)):
         return tensor_of(value)
     if isinstance(value, (tuple, list)):
-        return type(value)(_with_tensors(element, tensor_of) for element in value)
+        return type(value)(with_tensors(element, tensor_of) for element in value)
     if isinstance(value, dict):
-        return {name: _with_tensors(element, tensor_of) for name, element in value.items()}
+        return {name: with_tensors(element, tensor_of) for name, element in value.items()}
     return value

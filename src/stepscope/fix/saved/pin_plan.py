@@ -1,0 +1,365 @@
+"""Decides how each saved tensor of a plan is recognised in later passes.
+
+A call is settled by its node where the node tells everything about it, and every input is a
+parameter, made by another settled call, or seen by the pack hook or as a module's result. The other
+calls stay watched: their modules are named, and only there operators pass through Python.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepscope.fix.saved.node_patterns import (
+    NEEDS_EPSILON,
+    NUMBER_OPERANDS,
+    VIEW_NODES,
+    NodePattern,
+    all_nodes,
+    settled_node,
+)
+from stepscope.fix.saved.operators import plain_name
+from stepscope.fix.saved.pinned_plan import (
+    ComputedArgument,
+    OwnedArgument,
+    PinnedCall,
+    PinnedPlan,
+    PinnedResult,
+    PinnedUse,
+    Proof,
+    SourceArgument,
+    ValueEncoding,
+)
+from stepscope.fix.saved.encodings import Geometry
+from stepscope.fix.saved.follower import Held
+from stepscope.fix.saved.replay import CallResult, EncodedTensor, leaves, with_tensors
+from stepscope.fix.saved.save_plan import ENCODE, KEEP, RECOMPUTE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from stepscope.fix.saved.pinned_plan import ModuleCall, SourceKey
+    from stepscope.fix.saved.pinning import (
+        PinningFollower,
+        SeenCall,
+        SeenResult,
+        SeenTensor,
+        SeenUse,
+    )
+    from stepscope.fix.saved.replay import RepeatableCall
+
+_LONGEST_PATH = 8  # edges from a later tensor's node to the one that is to be proven
+_FURTHEST = 40  # saved tensors after the one that waits for its proof
+_MOST_LOST = 0.1  # of what the plan saves
+Argument = ComputedArgument | OwnedArgument | SourceArgument
+
+
+class _NotSettledError(Exception):
+    """Nodes do not tell all about a call."""
+
+
+def pin_plan(seen: PinningFollower) -> PinnedPlan | None:
+    """None where too much of the plan would be lost: then every operator stays watched."""
+    return _Pinning(seen).plan()
+
+
+class _Pinning:
+    def __init__(self, seen: PinningFollower) -> None:
+        self._seen = seen
+        self._nodes = all_nodes(seen.roots.values(), seen.first)
+        self._patterns = {n: NodePattern.of(node, seen.first) for n, node in self._nodes.items()}
+        self._uses_of: defaultdict[Any, list[int]] = defaultdict(list)  # by content and maker
+        self._results_of: defaultdict[Any, list[SeenResult]] = defaultdict(list)
+        for number, use in enumerate(seen.uses):
+            if use.plain:
+                self._uses_of[use.tensor.content, use.tensor.maker].append(number)
+        for result in seen.results:
+            self._results_of[result.tensor.content, result.tensor.maker].append(result)
+        self._watched: set[ModuleCall] = set()
+        self._settled = _SettledCalls(self)
+        self._proofs_of_uses = defaultdict[int, list[Proof]](list)
+        self._proofs_of_results: defaultdict[Any, list[Proof]] = defaultdict(list)
+        self._proven: set[int] = set()
+
+    def plan(self) -> PinnedPlan | None:
+        planned = self._seen.followed.plan
+        chosen = [use.held.call for use in self._seen.uses if isinstance(use.held, CallResult)]
+        self._settle(_with_parents(chosen))
+        uses = [self._use(number, use) for number, use in enumerate(self._seen.uses)]
+        lost = {
+            (id(use.held.call), use.held.slot): use.held.call.sizes[use.held.slot]
+            for use, pinned in zip(self._seen.uses, uses, strict=True)
+            if isinstance(use.held, CallResult) and pinned.action == KEEP
+        }
+        lost_bytes = sum(lost.values())
+        if lost_bytes > _MOST_LOST * (planned.saved_bytes_before - planned.saved_bytes):
+            return None
+        return self._assembled(uses, lost_bytes)
+
+    # calls
+
+    def _settle(self, needed: set[int]) -> None:
+        """Watching a module may take away what calls outside it start from: until nothing new."""
+        while True:
+            self._settled = _SettledCalls(self)
+            watched = set(self._watched)
+            for call in self._seen.calls:
+                if id(call.call) not in needed or self.is_watched(call):
+                    continue
+                try:
+                    self._settled.add(call)
+                except _NotSettledError:
+                    self._watched.update(call.modules[-1:])
+            if watched == self._watched:
+                return
+
+    def is_watched(self, call: SeenCall) -> bool:
+        return any(module in self._watched for module in call.modules)
+
+    def source(self, tensor: SeenTensor, node: int) -> tuple[SourceKey, int | SeenResult]:
+        """Where a kept argument of this node is seen: as a saved tensor, or a module's result."""
+        uses = self._uses_of[tensor.content, tensor.maker]
+        if tensor.maker is None:
+            for number in uses:
+                if self._seen.uses[number].nodes_before - 1 == node:
+                    return ("use", number), number
+            raise _NotSettledError("an input without gradient that its node does not keep")
+        if uses:
+            return tensor.maker, uses[0]
+        for result in self._results_of[tensor.content, tensor.maker]:
+            return tensor.maker, result
+        raise _NotSettledError("an input that is never seen")
+
+    def pattern(self, number: int | None) -> NodePattern | None:
+        return None if number is None else self._patterns.get(number)
+
+    def node(self, number: int) -> Any:
+        return self._nodes[number]
+
+    # saved tensors
+
+    def _use(self, number: int, seen: SeenUse) -> PinnedUse:
+        planned = self._seen.followed.plan.uses[number]
+        kept = PinnedUse(
+            nodes_before=seen.nodes_before,
+            shape=planned.shape,
+            dtype=getattr(torch, planned.dtype),
+            action=KEEP,
+            after=planned.after,
+            source=self._settled.use_sources.get(number),
+        )
+        if isinstance(seen.held, CallResult):
+            return self._recomputed_use(number, seen, seen.held, kept)
+        if planned.action == ENCODE and isinstance(seen.held, EncodedTensor):
+            known = self._seen.arguments.get(seen.tensor.content)
+            whole = seen.held.geometry is not None
+            encoded = replace(
+                kept,
+                action=ENCODE,
+                value_encoding=ValueEncoding(*known) if whole and known is not None else None,
+            )
+            self_evident = whole and planned.encoding != "window"
+            return encoded if self_evident else self._proven_use(number, seen, encoded) or kept
+        return kept if planned.action in (ENCODE, RECOMPUTE) else replace(kept, action=planned.action)
+
+    def _recomputed_use(
+        self, number: int, seen: SeenUse, held: CallResult, kept: PinnedUse
+    ) -> PinnedUse:
+        recomputed = replace(kept, action=RECOMPUTE, geometry=seen.tensor.geometry)
+        node = self._settled.node_of.get(id(held.call))
+        if node is None:
+            (call,) = (call for call in self._seen.calls if call.call is held.call)
+            return recomputed if self.is_watched(call) else kept
+        recomputed = replace(recomputed, computed=(node, held.slot))
+        if seen.tensor.maker is not None:
+            return recomputed if seen.tensor.maker[0] == node else kept
+        if seen.nodes_before - 1 == node:  # statistics of a norm, saved by its own node
+            return self._proven_use(number, seen, recomputed) or kept
+        return kept
+
+    def _proven_use(self, number: int, seen: SeenUse, use: PinnedUse) -> PinnedUse | None:
+        """The node that saves it is known only from tensors that come later."""
+        node = seen.nodes_before - 1
+        if node not in self._patterns:
+            return None
+        own = seen.tensor.node
+        if own is not self._nodes[node] and node not in self._proven and not self._prove(node, number):
+            return None
+        self._proven.add(node)
+        return replace(use, proven_by_node=node)
+
+    def _prove(self, node: int, number: int) -> bool:
+        for later in range(number + 1, min(number + _FURTHEST, len(self._seen.uses))):
+            use = self._seen.uses[later]
+            path = self._path(use.tensor.node, node)
+            if path is not None:
+                self._proofs_of_uses[later].append(Proof(node, path))
+                return True
+        for result in self._seen.results:
+            if number < result.uses_before <= number + _FURTHEST:
+                path = self._path(result.tensor.node, node)
+                if path is not None:
+                    place = (result.module, result.place)
+                    self._proofs_of_results[place].append(Proof(node, path))
+                    return True
+        return False
+
+    def _path(self, start: Any, target: int) -> tuple[int, ...] | None:
+        """The shortest way along edges to the target."""
+        level: list[tuple[Any, tuple[int, ...]]] = [(start, ())]
+        for _ in range(_LONGEST_PATH):
+            following = []
+            for node, path in level:
+                number = -1 if node is None else node._sequence_nr() - self._seen.first
+                if number == target:
+                    return path
+                if number > target and number in self._nodes:
+                    edges = enumerate(node.next_functions)
+                    following += [(below, (*path, place)) for place, (below, _) in edges]
+            level = following[:64]
+        return None
+
+    # all together
+
+    def _assembled(self, uses: list[PinnedUse], lost_bytes: int) -> PinnedPlan:
+        with_proofs = tuple(
+            replace(use, proofs=tuple(self._proofs_of_uses[number]))
+            for number, use in enumerate(uses)
+        )
+        results = defaultdict[Any, list[PinnedResult]](list)
+        places = {**dict.fromkeys(self._proofs_of_results), **dict.fromkeys(self._settled.results)}
+        for module, place in places:
+            source = self._settled.results.get((module, place))
+            proofs = tuple(self._proofs_of_results[module, place])
+            results[module].append(PinnedResult(place, source, proofs))
+        patterns = {number: self._patterns[number] for number in self._settled.nodes | self._proven}
+        patterns.update(self._settled.with_numbers)
+        return PinnedPlan(
+            followed=self._seen.followed,
+            uses=with_proofs,
+            nodes=self._seen.nodes,
+            patterns=patterns,
+            calls=self._settled.calls,
+            slots=self._settled.slots,
+            results={module: tuple(wanted) for module, wanted in results.items()},
+            dispatched={module: self._seen.entered[module] for module in self._watched},
+            epsilons=tuple(self._settled.epsilons),
+            lost_bytes=lost_bytes,
+        )
+
+
+class _SettledCalls:
+    """Calls that nodes tell all about, and where their inputs come from."""
+
+    def __init__(self, pinning: _Pinning) -> None:
+        self._pinning = pinning
+        self.calls: dict[int, PinnedCall] = {}
+        self.node_of: dict[int, int] = {}  # by id of the call
+        self.slots: dict[tuple[int, int], int] = {}
+        self.use_sources: dict[int, SourceKey] = {}
+        self.results: dict[tuple[ModuleCall, int], SourceKey] = {}
+        self.nodes: set[int] = set()
+        self.with_numbers: dict[int, NodePattern] = {}
+        self.epsilons: list[tuple[Any, Any]] = []
+
+    def add(self, call: SeenCall) -> None:
+        """Raises _NotSettledError."""
+        node, pattern = call.node, self._pinning.pattern(call.node)
+        settled = settled_node(call.call.operator)
+        if node is None or pattern is None or settled is None or pattern.name != settled:
+            raise _NotSettledError("no node")
+        epsilon = self._epsilon(call)
+        found: list[tuple[Argument, int | SeenResult | None]] = []
+        pattern_with_numbers = pattern
+        held = [one for one in leaves([call.call.args, call.call.kwargs]) if isinstance(one, Held)]
+        for place, (tensor, one) in enumerate(zip(call.tensors, held, strict=True)):
+            if self._is_number(call, tensor):
+                field = ("_saved_self", "_saved_other")[place]
+                number = getattr(self._pinning.node(node), field, None)
+                if number is None or not bool(number == tensor.number):
+                    raise _NotSettledError("a number that its node does not keep")
+                settings = (*pattern.settings, (field, number))
+                pattern_with_numbers = replace(pattern, settings=settings)
+                found.append((OwnedArgument(one.tensor, None, True), None))
+            else:
+                found.append(self._argument(tensor, one, node))
+        arguments = iter([argument for argument, _ in found])
+        args = with_tensors(call.call.args, lambda _: next(arguments))
+        kwargs = with_tensors(call.call.kwargs, lambda _: next(arguments))
+        used = {argument.call for argument, _ in found if isinstance(argument, ComputedArgument)}
+        self.calls[node] = PinnedCall(
+            call.call.operator,
+            args,
+            kwargs,
+            call.call.written,
+            call.call.places,
+            call.call.sizes,
+            tuple(sorted(used)),
+        )
+        self.node_of[id(call.call)] = node
+        self.nodes |= {node, *self._views_before(pattern)}
+        self.epsilons += epsilon
+        if pattern_with_numbers is not pattern:
+            self.with_numbers[node] = pattern_with_numbers
+        for argument, seen_as in found:
+            if isinstance(argument, SourceArgument):
+                self._see(argument.source, seen_as)
+
+    def _see(self, key: SourceKey, seen_as: int | SeenResult | None) -> None:
+        if isinstance(seen_as, int):
+            self.use_sources[seen_as] = key
+        elif seen_as is not None:
+            self.results[seen_as.module, seen_as.place] = key
+
+    def _argument(
+        self, tensor: SeenTensor, held: Any, node: int
+    ) -> tuple[Argument, int | SeenResult | None]:
+        if tensor.parameter is not None and tensor.parameter.requires_grad:
+            if not isinstance(tensor.parameter, torch.nn.Parameter):
+                raise _NotSettledError("an input of the model")
+            same = Geometry.of(tensor.parameter) == tensor.geometry
+            return OwnedArgument(tensor.parameter, None if same else tensor.geometry, False), None
+        made = self.node_of.get(id(held.call)) if isinstance(held, CallResult) else None
+        if made is not None:
+            if tensor.maker is None or tensor.maker[0] != made:
+                raise _NotSettledError("a result without gradient")
+            self.slots[tensor.maker] = held.slot
+            return ComputedArgument(made, held.slot, tensor.geometry), None
+        key, seen_as = self._pinning.source(tensor, node)
+        return SourceArgument(key, tensor.geometry), seen_as
+
+    def _is_number(self, call: SeenCall, tensor: SeenTensor) -> bool:
+        name = plain_name(call.call.operator).rstrip("_")
+        return tensor.number is not None and name in NUMBER_OPERANDS
+
+    def _epsilon(self, call: SeenCall) -> list[tuple[Any, Any]]:
+        if plain_name(call.call.operator) not in NEEDS_EPSILON:
+            return []
+        module = call.modules[-1][0] if call.modules else None
+        if not type(module).__module__.startswith("torch.nn.") or not hasattr(module, "eps"):
+            raise _NotSettledError("its epsilon is not a module's")
+        if module is None or module.eps != call.epsilon:
+            raise _NotSettledError("its epsilon is not the module's")
+        return [(module, module.eps)]
+
+    def _views_before(self, pattern: NodePattern) -> Iterator[int]:
+        waiting = [edge.made for edge in pattern.edges]
+        while waiting:
+            number = waiting.pop()
+            before = self._pinning.pattern(number)
+            if number is not None and before is not None and before.name in VIEW_NODES:
+                yield number
+                waiting.extend(edge.made for edge in before.edges)
+
+
+def _with_parents(calls: Iterable[RepeatableCall]) -> set[int]:
+    waiting, met = list(calls), dict[int, Any]()
+    while waiting:
+        call = waiting.pop()
+        if id(call) not in met:
+            met[id(call)] = call
+            waiting.extend(call.parents)
+    return set(met)
