@@ -23,11 +23,17 @@ from stepscope.fix.saved.operators import (
     tensors_in,
     written_tensors,
 )
-from stepscope.fix.saved.replay import CallResult, EncodedTensor, KeptTensor, RepeatableCall
+from stepscope.fix.saved.replay import (
+    CallResult,
+    CallTemplate,
+    EncodedTensor,
+    KeptTensor,
+    RepeatableCall,
+)
 from stepscope.fix.saved.save_plan import ENCODE, RECOMPUTE, SavePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container
 
     from stepscope.fix.saved.save_plan import PlannedUse
 
@@ -171,11 +177,8 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         if None in held:
             return None
         written = facts(func).written
-        place = written[0] if written else None
-        following = iter(held)
-        return RepeatableCall(
-            func, _replaced(args, following), _replaced(kwargs, following), written=place
-        )
+        template = CallTemplate.of(func, args, kwargs, written[0] if written else None)
+        return RepeatableCall(template, tuple(held), (None,) * len(held))
 
     def _register(
         self,
@@ -314,25 +317,12 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             held = waiting.pop()
             if isinstance(held, CallResult) and id(held.call) not in met:
                 met.add(id(held.call))
-                waiting.extend([*held.call.args, *held.call.kwargs.values()])
+                waiting.extend(held.call.inputs)
             elif isinstance(held, EncodedTensor):
                 sizes[id(held.encoded)] = held.encoded.size_bytes
             elif isinstance(held, KeptTensor) and held.version is not None:
                 storage = held.tensor.untyped_storage()
                 if storage._cdata not in self._owned:
                     sizes[storage._cdata] = storage.nbytes()
-            elif isinstance(held, (tuple, list)):
-                waiting.extend(held)
         report.held_bytes = sum(sizes.values())
         report.held.clear()
-
-
-def _replaced(value: Any, following: Iterator[Any]) -> Any:
-    """The arguments with what is held in place of tensors."""
-    if isinstance(value, torch.Tensor):
-        return next(following)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_replaced(element, following) for element in value)
-    if isinstance(value, dict):
-        return {name: _replaced(element, following) for name, element in value.items()}
-    return value

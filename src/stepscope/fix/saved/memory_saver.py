@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.errors import UsageError
-from stepscope.fix.saved.choose import MemoryTarget, make_plan
+from stepscope.fix.saved.choose import MemoryTarget, make_plan, without_repeating
 from stepscope.fix.saved.follower import FollowedPlan, PassReport, PlanFollower
 from stepscope.fix.saved.following_costs import following_costs
 from stepscope.fix.saved.operators import is_plain, tensors_in
@@ -37,10 +37,12 @@ class _KnownPass:
     """What is known about passes with inputs of one kind."""
 
     seen: int = 0
+    record: StepRecord | None = None
     followed: FollowedPlan | None = None
     pinned: PinnedPlan | None = None
     must_watch: bool = False  # the plan cannot be pinned: every operator passes through Python
     report: PassReport | None = None
+    counted: bool = False  # the report is of an ordinary pass
     deviations: int = 0  # in a row
     given_up: bool = False
 
@@ -134,7 +136,7 @@ class MemorySaver:
 
     def _follower(self, known: _KnownPass, followed: FollowedPlan) -> PlanFollower:
         if known.pinned is not None:
-            count = known.report is None
+            count = not known.counted
             return PinnedFollower(known.pinned, self._owned() if count else _NOTHING, count=count)
         if known.must_watch:
             return PlanFollower(followed, _NOTHING, count=False)
@@ -152,19 +154,37 @@ class MemorySaver:
         if known is None or failed:
             return
         if isinstance(active, StepRecorder):
-            self.plan = make_plan(_with_costs(active.finish(output)), self._target)
-            known.followed = FollowedPlan.of(self.plan)
+            known.record = _with_costs(active.finish(output))
+            self._use_plan(known, make_plan(known.record, self._target))
         elif isinstance(active, PlanFollower):
             report = active.finish()
-            if isinstance(active, PinningFollower) and report.deviation is None:
-                self._pin(known, active, report)
             self._followed(known, report)
+            if report.deviation is not None:
+                return
+            if isinstance(active, PinningFollower):
+                self._pin(known, active, report)
+            elif not known.counted:
+                known.report, known.counted = report, True
+
+    def _use_plan(self, known: _KnownPass, plan: SavePlan) -> None:
+        self.plan = plan
+        known.followed = FollowedPlan.of(plan)
 
     def _pin(self, known: _KnownPass, active: PinningFollower, report: PassReport) -> None:
-        known.pinned = pin_plan(active)
-        known.must_watch = known.pinned is None
-        known.report = report if known.must_watch else None
-        for module in known.pinned.modules() - self._hooked if known.pinned else ():
+        """Operators that later passes cannot recognise are planned as kept. Only where the target
+        is missed without them, every operator stays watched."""
+        pinned, plan = pin_plan(active), active.followed.plan
+        if pinned.lost and known.record is not None:
+            known.record = without_repeating(known.record, pinned.lost)
+            other = make_plan(known.record, self._target)
+            if self._target.is_met(plan) and not self._target.is_met(other):
+                known.must_watch, known.counted, known.report = True, True, report
+                self._note("some operators cannot be recognised by what they save: all are watched")
+            else:
+                self._use_plan(known, other)
+            return
+        known.pinned, known.report = pinned, report
+        for module in pinned.modules() - self._hooked:
             self._hooked.add(module)
             self._handles += [
                 module.register_forward_pre_hook(self._enters_inner, prepend=True),
@@ -184,8 +204,6 @@ class MemorySaver:
     def _followed(self, known: _KnownPass, report: PassReport) -> None:
         if report.deviation is None:
             known.deviations = 0
-            if known.pinned is None or not known.report:
-                known.report = known.report or report
             return
         known.pinned = None  # the next pass pins it again
         known.deviations += 1

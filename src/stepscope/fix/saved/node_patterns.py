@@ -39,7 +39,7 @@ _SETTLED_NODES = {
         for name in (
             *("relu", "tanh", "sigmoid", "silu", "gelu", "exp", "log", "sqrt", "rsqrt", "sin"),
             *("cos", "neg", "abs", "erf", "softplus", "elu", "hardtanh", "hardswish", "mish"),
-            *("mul", "div", "add", "sub", "cat", "stack", "clone", "pow", "glu", "roll", "repeat"),
+            *("cat", "stack", "clone", "glu", "roll", "repeat"),
             *("flip", "maximum", "minimum", "addcmul"),
         )
     },
@@ -61,7 +61,16 @@ _SETTLED_NODES = {
     "pixel_shuffle": "PixelShuffleBackward0",
     "_prelu_kernel": "PreluKernelBackward0",
 }
-_SETTLED_BY_DIMENSIONS = {"sum": "SumBackward1", "mean": "MeanBackward1"}
+_OVERLOADS = {
+    "dim_IntList": {"sum": "SumBackward1"},
+    "dim": {"mean": "MeanBackward1"},
+    "Scalar": {"mul": "MulBackward1", "div": "DivBackward1"},
+    "Tensor": {name: f"{name.title()}Backward0" for name in ("mul", "div", "add", "sub")},
+    "Tensor_Scalar": {"pow": "PowBackward0"},
+    "Tensor_mode": {},
+    "Tensor_Tensor": {},
+    "memory_format": {},
+}
 _SIZES_MATTER = frozenset({"ToCopyBackward0", "AdaptiveAvgPool2DBackward0"}) | VIEW_NODES
 NEEDS_EPSILON = frozenset({"native_layer_norm", "_fused_rms_norm"})
 NUMBER_OPERANDS = frozenset({"mul", "div"})  # their nodes keep a number that they were given
@@ -70,12 +79,9 @@ NUMBER_OPERANDS = frozenset({"mul", "div"})  # their nodes keep a number that th
 def settled_node(operator: Any) -> str | None:
     """The node that settles this operator's result; None where no node does."""
     name = plain_name(operator).rstrip("_")
-    if operator._overloadname == "dim_IntList" or operator._overloadname == "dim":
-        return _SETTLED_BY_DIMENSIONS.get(name)
-    if name in ("pow", "div") and operator._overloadname not in ("Tensor_Scalar", "Tensor"):
-        return None
-    if name == "pow" and operator._overloadname == "Tensor":
-        return None
+    overload = operator._overloadname
+    if overload in _OVERLOADS:
+        return _OVERLOADS[overload].get(name)
     return _SETTLED_NODES.get(name)
 
 

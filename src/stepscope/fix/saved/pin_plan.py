@@ -34,8 +34,7 @@ from stepscope.fix.saved.pinned_plan import (
     ValueEncoding,
 )
 from stepscope.fix.saved.encodings import Geometry
-from stepscope.fix.saved.follower import Held
-from stepscope.fix.saved.replay import CallResult, EncodedTensor, leaves, with_tensors
+from stepscope.fix.saved.replay import CallResult, EncodedTensor
 from stepscope.fix.saved.save_plan import ENCODE, KEEP, RECOMPUTE
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
 
 _LONGEST_PATH = 8  # edges from a later tensor's node to the one that is to be proven
 _FURTHEST = 40  # saved tensors after the one that waits for its proof
-_MOST_LOST = 0.1  # of what the plan saves
 Argument = ComputedArgument | OwnedArgument | SourceArgument
 
 
@@ -61,8 +59,8 @@ class _NotSettledError(Exception):
     """Nodes do not tell all about a call."""
 
 
-def pin_plan(seen: PinningFollower) -> PinnedPlan | None:
-    """None where too much of the plan would be lost: then every operator stays watched."""
+def pin_plan(seen: PinningFollower) -> PinnedPlan:
+    """What cannot be recognised is kept; `lost` names it."""
     return _Pinning(seen).plan()
 
 
@@ -79,25 +77,17 @@ class _Pinning:
         for result in seen.results:
             self._results_of[result.tensor.content, result.tensor.maker].append(result)
         self._watched: set[ModuleCall] = set()
+        self._lost: set[int] = set()
         self._settled = _SettledCalls(self)
         self._proofs_of_uses = defaultdict[int, list[Proof]](list)
         self._proofs_of_results: defaultdict[Any, list[Proof]] = defaultdict(list)
         self._proven: set[int] = set()
 
-    def plan(self) -> PinnedPlan | None:
-        planned = self._seen.followed.plan
+    def plan(self) -> PinnedPlan:
         chosen = [use.held.call for use in self._seen.uses if isinstance(use.held, CallResult)]
         self._settle(_with_parents(chosen))
         uses = [self._use(number, use) for number, use in enumerate(self._seen.uses)]
-        lost = {
-            (id(use.held.call), use.held.slot): use.held.call.sizes[use.held.slot]
-            for use, pinned in zip(self._seen.uses, uses, strict=True)
-            if isinstance(use.held, CallResult) and pinned.action == KEEP
-        }
-        lost_bytes = sum(lost.values())
-        if lost_bytes > _MOST_LOST * (planned.saved_bytes_before - planned.saved_bytes):
-            return None
-        return self._assembled(uses, lost_bytes)
+        return self._assembled(uses)
 
     # calls
 
@@ -105,6 +95,7 @@ class _Pinning:
         """Watching a module may take away what calls outside it start from: until nothing new."""
         while True:
             self._settled = _SettledCalls(self)
+            self._lost.clear()
             watched = set(self._watched)
             for call in self._seen.calls:
                 if id(call.call) not in needed or self.is_watched(call):
@@ -113,24 +104,29 @@ class _Pinning:
                     self._settled.add(call)
                 except _NotSettledError:
                     self._watched.update(call.modules[-1:])
+                    if not call.modules:
+                        self._lost.add(call.ordinal)
             if watched == self._watched:
                 return
 
     def is_watched(self, call: SeenCall) -> bool:
         return any(module in self._watched for module in call.modules)
 
-    def source(self, tensor: SeenTensor, node: int) -> tuple[SourceKey, int | SeenResult]:
+    def source(
+        self, tensor: SeenTensor, node: int
+    ) -> tuple[SourceKey, int | SeenResult, Geometry]:
         """Where a kept argument of this node is seen: as a saved tensor, or a module's result."""
         uses = self._uses_of[tensor.content, tensor.maker]
         if tensor.maker is None:
             for number in uses:
                 if self._seen.uses[number].nodes_before - 1 == node:
-                    return ("use", number), number
+                    geometry = self._seen.uses[number].tensor.geometry
+                    return ("use", number), number, geometry
             raise _NotSettledError("an input without gradient that its node does not keep")
         if uses:
-            return tensor.maker, uses[0]
+            return tensor.maker, uses[0], self._seen.uses[uses[0]].tensor.geometry
         for result in self._results_of[tensor.content, tensor.maker]:
-            return tensor.maker, result
+            return tensor.maker, result, result.tensor.geometry
         raise _NotSettledError("an input that is never seen")
 
     def pattern(self, number: int | None) -> NodePattern | None:
@@ -224,7 +220,7 @@ class _Pinning:
 
     # all together
 
-    def _assembled(self, uses: list[PinnedUse], lost_bytes: int) -> PinnedPlan:
+    def _assembled(self, uses: list[PinnedUse]) -> PinnedPlan:
         with_proofs = tuple(
             replace(use, proofs=tuple(self._proofs_of_uses[number]))
             for number, use in enumerate(uses)
@@ -247,7 +243,7 @@ class _Pinning:
             results={module: tuple(wanted) for module, wanted in results.items()},
             dispatched={module: self._seen.entered[module] for module in self._watched},
             epsilons=tuple(self._settled.epsilons),
-            lost_bytes=lost_bytes,
+            lost=frozenset(self._lost),
         )
 
 
@@ -268,33 +264,24 @@ class _SettledCalls:
     def add(self, call: SeenCall) -> None:
         """Raises _NotSettledError."""
         node, pattern = call.node, self._pinning.pattern(call.node)
-        settled = settled_node(call.call.operator)
+        settled = settled_node(call.call.template.operator)
         if node is None or pattern is None or settled is None or pattern.name != settled:
             raise _NotSettledError("no node")
         epsilon = self._epsilon(call)
-        found: list[tuple[Argument, int | SeenResult | None]] = []
-        pattern_with_numbers = pattern
-        held = [one for one in leaves([call.call.args, call.call.kwargs]) if isinstance(one, Held)]
-        for place, (tensor, one) in enumerate(zip(call.tensors, held, strict=True)):
+        found: list[tuple[Argument, Geometry | None, int | SeenResult | None]] = []
+        with_numbers = pattern
+        for place, (tensor, held) in enumerate(zip(call.tensors, call.call.inputs, strict=True)):
             if self._is_number(call, tensor):
-                field = ("_saved_self", "_saved_other")[place]
-                number = getattr(self._pinning.node(node), field, None)
-                if number is None or not bool(number == tensor.number):
-                    raise _NotSettledError("a number that its node does not keep")
-                settings = (*pattern.settings, (field, number))
-                pattern_with_numbers = replace(pattern, settings=settings)
-                found.append((OwnedArgument(one.tensor, None, True), None))
+                settings = (*pattern.settings, self._number(node, place, tensor))
+                with_numbers = replace(pattern, settings=settings)
+                found.append((OwnedArgument(held.tensor, True), None, None))
             else:
-                found.append(self._argument(tensor, one, node))
-        arguments = iter([argument for argument, _ in found])
-        args = with_tensors(call.call.args, lambda _: next(arguments))
-        kwargs = with_tensors(call.call.kwargs, lambda _: next(arguments))
-        used = {argument.call for argument, _ in found if isinstance(argument, ComputedArgument)}
+                found.append(self._argument(tensor, held, node))
+        used = {one.call for one, _, _ in found if isinstance(one, ComputedArgument)}
         self.calls[node] = PinnedCall(
-            call.call.operator,
-            args,
-            kwargs,
-            call.call.written,
+            call.call.template,
+            tuple(argument for argument, _, _ in found),
+            tuple(geometry for _, geometry, _ in found),
             call.call.places,
             call.call.sizes,
             tuple(sorted(used)),
@@ -302,9 +289,9 @@ class _SettledCalls:
         self.node_of[id(call.call)] = node
         self.nodes |= {node, *self._views_before(pattern)}
         self.epsilons += epsilon
-        if pattern_with_numbers is not pattern:
-            self.with_numbers[node] = pattern_with_numbers
-        for argument, seen_as in found:
+        if with_numbers is not pattern:
+            self.with_numbers[node] = with_numbers
+        for argument, _, seen_as in found:
             if isinstance(argument, SourceArgument):
                 self._see(argument.source, seen_as)
 
@@ -316,27 +303,37 @@ class _SettledCalls:
 
     def _argument(
         self, tensor: SeenTensor, held: Any, node: int
-    ) -> tuple[Argument, int | SeenResult | None]:
+    ) -> tuple[Argument, Geometry | None, int | SeenResult | None]:
+        """What the argument is had from, how it lies there, and where that is seen."""
         if tensor.parameter is not None and tensor.parameter.requires_grad:
             if not isinstance(tensor.parameter, torch.nn.Parameter):
                 raise _NotSettledError("an input of the model")
             same = Geometry.of(tensor.parameter) == tensor.geometry
-            return OwnedArgument(tensor.parameter, None if same else tensor.geometry, False), None
+            owned = OwnedArgument(tensor.parameter, False)
+            return owned, None if same else tensor.geometry, None
         made = self.node_of.get(id(held.call)) if isinstance(held, CallResult) else None
         if made is not None:
             if tensor.maker is None or tensor.maker[0] != made:
                 raise _NotSettledError("a result without gradient")
             self.slots[tensor.maker] = held.slot
-            return ComputedArgument(made, held.slot, tensor.geometry), None
-        key, seen_as = self._pinning.source(tensor, node)
-        return SourceArgument(key, tensor.geometry), seen_as
+            return ComputedArgument(made, held.slot, tensor.geometry), None, None
+        key, seen_as, geometry = self._pinning.source(tensor, node)
+        same = geometry == tensor.geometry
+        return SourceArgument(key), None if same else tensor.geometry, seen_as
+
+    def _number(self, node: int, place: int, tensor: SeenTensor) -> tuple[str, Any]:
+        field = ("_saved_self", "_saved_other")[place]
+        number = getattr(self._pinning.node(node), field, None)
+        if number is None or not bool(number == tensor.number):
+            raise _NotSettledError("a number that its node does not keep")
+        return field, number
 
     def _is_number(self, call: SeenCall, tensor: SeenTensor) -> bool:
-        name = plain_name(call.call.operator).rstrip("_")
+        name = plain_name(call.call.template.operator).rstrip("_")
         return tensor.number is not None and name in NUMBER_OPERANDS
 
     def _epsilon(self, call: SeenCall) -> list[tuple[Any, Any]]:
-        if plain_name(call.call.operator) not in NEEDS_EPSILON:
+        if plain_name(call.call.template.operator) not in NEEDS_EPSILON:
             return []
         module = call.modules[-1][0] if call.modules else None
         if not type(module).__module__.startswith("torch.nn.") or not hasattr(module, "eps"):

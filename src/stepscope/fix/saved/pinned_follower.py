@@ -33,7 +33,6 @@ from stepscope.fix.saved.replay import (
     EncodedTensor,
     KeptTensor,
     RepeatableCall,
-    on_storage,
 )
 from stepscope.fix.saved.save_plan import KEEP, RECOMPUTE
 
@@ -108,11 +107,10 @@ class PinnedFollower(PlanFollower):
 
     def _hold(self, number: int, tensor: torch.Tensor) -> Any:
         uses = self._pinned.uses
-        before = nodes_made() - self._first
         use = uses[number] if number < len(uses) else None
         if (
             use is None
-            or before != use.nodes_before
+            or nodes_made() - self._first != use.nodes_before
             or tensor.dtype is not use.dtype
             or tensor.shape != use.shape
         ):
@@ -132,10 +130,10 @@ class PinnedFollower(PlanFollower):
     def _kept(self, tensor: torch.Tensor) -> KeptTensor:
         """A node's own result must go without its history: that would be a circle."""
         node = tensor.grad_fn
-        if self._watching or node is None or not is_plain(tensor):
+        if node is None or self._watching or type(tensor) is not torch.Tensor:
             return KeptTensor.of(tensor)
         if node._sequence_nr() + 1 == nodes_made():
-            return KeptTensor(tensor.detach(), tensor._version)
+            return KeptTensor.of(tensor)
         return KeptTensor(tensor, tensor._version)
 
     def _replaced(self, number: int, use: PinnedUse, tensor: torch.Tensor) -> Any:
@@ -181,16 +179,17 @@ class PinnedFollower(PlanFollower):
             return again
         if use.computed is None:
             return None
-        if Geometry.of(tensor) != use.geometry:
-            raise _DiffersError(f"saved tensor {number} lies in memory in another way")
         self._check_maker(tensor, use.computed[0])
         return self._linked(number, tensor, None)
 
     def _linked(self, number: int, tensor: torch.Tensor, packed: PackedUse | None) -> Any:
         """The call that makes it again; as long as something for it is missing, the tensor."""
-        computed = self._pinned.uses[number].computed
-        if computed is None:
+        use = self._pinned.uses[number]
+        computed, geometry = use.computed, use.geometry
+        if computed is None or geometry is None:
             return None
+        if tensor.stride() != geometry.stride or tensor.storage_offset() != geometry.offset:
+            raise _DiffersError(f"saved tensor {number} lies in memory in another way")
         try:
             call = self._call(computed[0])
         except _SourceMissingError as missing:
@@ -199,7 +198,7 @@ class PinnedFollower(PlanFollower):
             self._waiting[missing.source].append(unproven)
             return packed
         call.add_user()
-        return CallResult(call, computed[1], Geometry.of(tensor))
+        return CallResult(call, computed[1], geometry)
 
     # what nodes prove
 
@@ -299,32 +298,22 @@ class PinnedFollower(PlanFollower):
         return self._calls[number]
 
     def _repeatable_call(self, pinned: PinnedCall) -> RepeatableCall:
-        call = RepeatableCall(
-            pinned.operator,
-            self._filled(pinned.args),
-            self._filled(pinned.kwargs),
-            written=pinned.written,
+        inputs = tuple(map(self._input, pinned.arguments))
+        return RepeatableCall(
+            pinned.template, inputs, pinned.geometries, pinned.places, pinned.sizes
         )
-        call.places, call.sizes = pinned.places, pinned.sizes
-        return call
 
-    def _filled(self, value: Any) -> Any:
-        if isinstance(value, ComputedArgument):
-            return CallResult(self._calls[value.call], value.slot, value.geometry)
-        if isinstance(value, SourceArgument):
-            if value.source not in self._sources:
-                raise _SourceMissingError(value.source)
-            return _seen_as(self._sources[value.source], value.geometry)
-        if isinstance(value, OwnedArgument):
-            if value.is_number:
-                return KeptTensor(value.tensor, None)
-            kept = KeptTensor(value.tensor, value.tensor._version)
-            return kept if value.geometry is None else _seen_as(kept, value.geometry)
-        if isinstance(value, (tuple, list)):
-            return type(value)(self._filled(element) for element in value)
-        if isinstance(value, dict):
-            return {name: self._filled(element) for name, element in value.items()}
-        return value
+    def _input(self, argument: SourceArgument | ComputedArgument | OwnedArgument) -> Held:
+        if type(argument) is ComputedArgument:
+            return CallResult(self._calls[argument.call], argument.slot, argument.geometry)
+        if type(argument) is SourceArgument:
+            held = self._sources.get(argument.source)
+            if held is None:
+                raise _SourceMissingError(argument.source)
+            return held
+        assert isinstance(argument, OwnedArgument)
+        tensor = argument.tensor
+        return KeptTensor(tensor, None if argument.is_number else tensor._version)
 
     def _add_source(self, key: SourceKey, tensor: torch.Tensor, held: Any) -> None:
         if key in self._sources:
@@ -409,14 +398,3 @@ class PinnedFollower(PlanFollower):
         self.report.held = [h.held if isinstance(h, PackedUse) else h for h in self.report.held]
         self._clear()
         return super().finish()
-
-
-def _seen_as(held: Held, geometry: Geometry) -> Held:
-    """The same content through another view."""
-    if isinstance(held, CallResult):
-        return CallResult(held.call, held.slot, geometry)
-    if isinstance(held, EncodedTensor):
-        return EncodedTensor(held.encoded, geometry)
-    if Geometry.of(held.tensor) == geometry:
-        return held
-    return KeptTensor(on_storage(held.tensor, geometry), held.version)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.encodings import Geometry
     from stepscope.fix.saved.follower import FollowedPlan
     from stepscope.fix.saved.node_patterns import NodePattern
+    from stepscope.fix.saved.replay import CallTemplate
 
 # A node's number and which of its results; ("use", n) for what has no gradient.
 SourceKey = tuple[int | str, int]
@@ -24,7 +25,6 @@ class SourceArgument:
     """An argument that is kept; it is taken from a saved tensor or a module's result."""
 
     source: SourceKey
-    geometry: Geometry
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +41,16 @@ class OwnedArgument:
     """A parameter, or a number that torch wrapped as a tensor."""
 
     tensor: torch.Tensor
-    geometry: Geometry | None  # None: the tensor as it is
     is_number: bool
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedCall:
-    """An operator that may be repeated; `args` have arguments of the kinds above."""
+    """An operator that may be repeated; a geometry stands where the argument is another view."""
 
-    operator: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    written: int | None
+    template: CallTemplate
+    arguments: tuple[SourceArgument | ComputedArgument | OwnedArgument, ...]
+    geometries: tuple[Geometry | None, ...]
     places: tuple[int, ...]
     sizes: tuple[int, ...]
     parents: tuple[int, ...]
@@ -115,7 +113,7 @@ class PinnedPlan:
     results: dict[ModuleCall, tuple[PinnedResult, ...]]
     dispatched: dict[ModuleCall, int]
     epsilons: tuple[tuple[Any, Any], ...]  # of norm modules: not in their nodes
-    lost_bytes: int  # that the plan saves and this does not
+    lost: frozenset[int]  # operators that the plan repeats, and later passes cannot
 
     def modules(self) -> set[Any]:
         return {module for module, _ in (*self.results, *self.dispatched)}

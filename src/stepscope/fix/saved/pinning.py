@@ -62,6 +62,7 @@ class SeenCall:
     """A call that the plan may repeat; `node` is its own, if it made one."""
 
     call: RepeatableCall
+    ordinal: int
     node: int | None
     tensors: tuple[SeenTensor, ...]
     modules: tuple[ModuleCall, ...]  # that it ran in, innermost last
@@ -163,7 +164,8 @@ class PinningFollower(PlanFollower):
             read = tensors_in([repeatable_arguments(func, args), kwargs])
             tensors = tuple(map(self._seen, read))
             modules = tuple(self._modules)
-            self.calls.append(SeenCall(call, self._node, tensors, modules, _epsilon(func, args)))
+            ordinal, epsilon = self._ordinal - 1, _epsilon(func, args)
+            self.calls.append(SeenCall(call, ordinal, self._node, tensors, modules, epsilon))
         return call
 
     def _will_encode(self, tensor: torch.Tensor, encoding: str, args: Any, changed: bool) -> None:
