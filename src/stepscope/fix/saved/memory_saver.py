@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -131,7 +132,9 @@ class MemorySaver:
             self._stack = ExitStack()
             hooks = torch.autograd.graph.saved_tensors_hooks(self._active.pack, unpack)
             self._stack.enter_context(hooks)
-            if not isinstance(self._active, PinnedFollower):
+            if isinstance(self._active, PinnedFollower):
+                self._stack.enter_context(_without_collections())
+            else:
                 self._stack.enter_context(self._active)
 
     def _follower(self, known: _KnownPass, followed: FollowedPlan) -> PlanFollower:
@@ -319,6 +322,19 @@ def _shapes(inputs: Any) -> tuple[Any, ...]:
 def _autocast_state() -> tuple[Any, ...]:
     kinds = ("cpu", "cuda")
     return tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Thousands of small objects live from forward to backward: the collector would search all of
+    them again and again, and find no garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _unpack(held: Any) -> torch.Tensor:

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.pinned_plan import ModuleCall
 
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
 class _SourceMissingError(Exception):
     """What a call starts from has not been seen yet in this pass."""
 
@@ -129,11 +132,11 @@ class PinnedFollower(PlanFollower):
 
     def _kept(self, tensor: torch.Tensor) -> KeptTensor:
         """A node's own result must go without its history: that would be a circle."""
+        if self._watching or type(tensor) not in _PLAIN:
+            return KeptTensor.of(tensor)
         node = tensor.grad_fn
-        if node is None or self._watching or type(tensor) is not torch.Tensor:
-            return KeptTensor.of(tensor)
-        if node._sequence_nr() + 1 == nodes_made():
-            return KeptTensor.of(tensor)
+        if node is not None and node._sequence_nr() + 1 == nodes_made():
+            return KeptTensor(tensor.detach(), tensor._version)
         return KeptTensor(tensor, tensor._version)
 
     def _replaced(self, number: int, use: PinnedUse, tensor: torch.Tensor) -> Any:
