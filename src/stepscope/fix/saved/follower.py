@@ -170,12 +170,12 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         recomputed = self._followed.repeated[self._ordinal - 1]
         if len(tensors) != len(recomputed):
             return None
-        held = [
-            self._again(tensor) if again else self._encoded(tensor) or KeptTensor.of(tensor)
-            for tensor, again in zip(tensors, recomputed, strict=True)
-        ]
-        if None in held:
-            return None
+        held: list[Held] = []
+        for tensor, again in zip(tensors, recomputed, strict=True):
+            kept = self._again(tensor) if again else self._encoded(tensor) or KeptTensor.of(tensor)
+            if kept is None:
+                return None
+            held.append(kept)
         written = facts(func).written
         template = CallTemplate.of(func, args, kwargs, written[0] if written else None)
         return RepeatableCall(template, tuple(held), (None,) * len(held))

@@ -1,7 +1,7 @@
 """What autograd's nodes tell about the operators that made them.
 
-Every differentiable operator leaves a node: its kind, the settings that backward needs, and edges to
-the nodes of its inputs. For the operators listed here these settle the result, so a pass can be
+Every differentiable operator leaves a node: its kind, the settings that backward needs, and edges
+to the nodes of its inputs. For the operators listed here these settle the result, so a pass can be
 compared with an earlier one without watching its operators. Nodes are numbered as they are made.
 """
 
@@ -116,7 +116,8 @@ class NodePattern:
             else:
                 edges.append(Edge(following._sequence_nr() - first, output, None))
         name = node.name()
-        settings = tuple((setting, getattr(node, setting)) for setting in _settings(type(node)))
+        kind: Any = type(node)
+        settings = tuple((setting, getattr(node, setting)) for setting in _settings(kind))
         sizes = _sizes(node) if name in _SIZES_MATTER else None
         return cls(name, settings, sizes, tuple(edges))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepscope.fix.saved.encodings import Geometry
 from stepscope.fix.saved.node_patterns import (
     NEEDS_EPSILON,
     NUMBER_OPERANDS,
@@ -33,8 +34,7 @@ from stepscope.fix.saved.pinned_plan import (
     SourceArgument,
     ValueEncoding,
 )
-from stepscope.fix.saved.encodings import Geometry
-from stepscope.fix.saved.replay import CallResult, EncodedTensor
+from stepscope.fix.saved.replay import ArgumentPlace, CallResult, EncodedTensor
 from stepscope.fix.saved.save_plan import ENCODE, KEEP, RECOMPUTE
 
 if TYPE_CHECKING:
@@ -64,11 +64,13 @@ def pin_plan(seen: PinningFollower) -> PinnedPlan:
     return _Pinning(seen).plan()
 
 
-class _Pinning:
+class _SeenPass:
+    """What the pass showed, by number and by content."""
+
     def __init__(self, seen: PinningFollower) -> None:
-        self._seen = seen
-        self._nodes = all_nodes(seen.roots.values(), seen.first)
-        self._patterns = {n: NodePattern.of(node, seen.first) for n, node in self._nodes.items()}
+        self.seen = seen
+        self.nodes = all_nodes(seen.roots.values(), seen.first)
+        self.patterns = {n: NodePattern.of(node, seen.first) for n, node in self.nodes.items()}
         self._uses_of: defaultdict[Any, list[int]] = defaultdict(list)  # by content and maker
         self._results_of: defaultdict[Any, list[SeenResult]] = defaultdict(list)
         for number, use in enumerate(seen.uses):
@@ -76,9 +78,152 @@ class _Pinning:
                 self._uses_of[use.tensor.content, use.tensor.maker].append(number)
         for result in seen.results:
             self._results_of[result.tensor.content, result.tensor.maker].append(result)
+
+    def pattern(self, number: int | None) -> NodePattern | None:
+        return None if number is None else self.patterns.get(number)
+
+    def source(self, tensor: SeenTensor, node: int) -> tuple[SourceKey, int | SeenResult, Geometry]:
+        """Where a kept argument of this node is seen: as a saved tensor, or a module's result."""
+        uses = self._uses_of[tensor.content, tensor.maker]
+        if tensor.maker is None:
+            for number in uses:
+                if self.seen.uses[number].nodes_before - 1 == node:
+                    geometry = self.seen.uses[number].tensor.geometry
+                    return ("use", number), number, geometry
+            raise _NotSettledError("an input without gradient that its node does not keep")
+        if uses:
+            return tensor.maker, uses[0], self.seen.uses[uses[0]].tensor.geometry
+        for result in self._results_of[tensor.content, tensor.maker]:
+            return tensor.maker, result, result.tensor.geometry
+        raise _NotSettledError("an input that is never seen")
+
+    def path(self, start: Any, target: int) -> tuple[int, ...] | None:
+        """The shortest way along edges to the target."""
+        level: list[tuple[Any, tuple[int, ...]]] = [(start, ())]
+        for _ in range(_LONGEST_PATH):
+            following = []
+            for node, path in level:
+                number = -1 if node is None else node._sequence_nr() - self.seen.first
+                if number == target:
+                    return path
+                if number > target and number in self.nodes:
+                    edges = enumerate(node.next_functions)
+                    following += [(below, (*path, place)) for place, (below, _) in edges]
+            level = following[:64]
+        return None
+
+
+class _SettledCalls:
+    """Calls that nodes tell all about, and where their inputs come from."""
+
+    def __init__(self, seen_pass: _SeenPass) -> None:
+        self._pass = seen_pass
+        self.calls: dict[int, PinnedCall] = {}
+        self.node_of: dict[int, int] = {}  # by id of the call
+        self.slots: dict[tuple[int, int], int] = {}
+        self.use_sources: dict[int, SourceKey] = {}
+        self.results: dict[tuple[ModuleCall, int], SourceKey] = {}
+        self.nodes: set[int] = set()
+        self.with_numbers: dict[int, NodePattern] = {}
+        self.epsilons: list[tuple[Any, Any]] = []
+
+    def add(self, call: SeenCall) -> None:
+        """Raises _NotSettledError."""
+        node, pattern = call.node, self._pass.pattern(call.node)
+        settled = settled_node(call.call.template.operator)
+        if node is None or pattern is None or settled is None or pattern.name != settled:
+            raise _NotSettledError("no node")
+        epsilon = self._epsilon(call)
+        found: list[tuple[Argument, Geometry | None, int | SeenResult | None]] = []
+        numbers = tuple(self._numbers(call, node))
+        for tensor, held in zip(call.tensors, call.call.inputs, strict=True):
+            found.append(self._argument(tensor, held, node))
+        used = {one.call for one, _, _ in found if isinstance(one, ComputedArgument)}
+        self.calls[node] = PinnedCall(
+            call.call.template,
+            tuple(argument for argument, _, _ in found),
+            tuple(geometry for _, geometry, _ in found),
+            call.call.places,
+            call.call.sizes,
+            tuple(sorted(used)),
+        )
+        self.node_of[id(call.call)] = node
+        self.nodes |= {node, *self._views_before(pattern)}
+        self.epsilons += epsilon
+        if numbers:
+            self.with_numbers[node] = replace(pattern, settings=(*pattern.settings, *numbers))
+        for argument, _, seen_as in found:
+            if isinstance(argument, SourceArgument):
+                self._see(argument.source, seen_as)
+
+    def _see(self, key: SourceKey, seen_as: int | SeenResult | None) -> None:
+        if isinstance(seen_as, int):
+            self.use_sources[seen_as] = key
+        elif seen_as is not None:
+            self.results[seen_as.module, seen_as.place] = key
+
+    def _argument(
+        self, tensor: SeenTensor, held: Any, node: int
+    ) -> tuple[Argument, Geometry | None, int | SeenResult | None]:
+        """What the argument is had from, how it lies there, and where that is seen."""
+        if tensor.parameter is not None and tensor.parameter.requires_grad:
+            if not isinstance(tensor.parameter, torch.nn.Parameter):
+                raise _NotSettledError("an input of the model")
+            same = Geometry.of(tensor.parameter) == tensor.geometry
+            owned = OwnedArgument(tensor.parameter)
+            return owned, None if same else tensor.geometry, None
+        made = self.node_of.get(id(held.call)) if isinstance(held, CallResult) else None
+        if made is not None:
+            if tensor.maker is None or tensor.maker[0] != made:
+                raise _NotSettledError("a result without gradient")
+            self.slots[tensor.maker] = held.slot
+            return ComputedArgument(made, held.slot, tensor.geometry), None, None
+        key, seen_as, geometry = self._pass.source(tensor, node)
+        same = geometry == tensor.geometry
+        return SourceArgument(key), None if same else tensor.geometry, seen_as
+
+    def _numbers(self, call: SeenCall, node: int) -> Iterator[tuple[str, Any]]:
+        """Operands that are numbers; products keep them in their node, sums do not."""
+        template = call.call.template
+        if template.operator._overloadname != "Tensor":
+            return
+        for field, argument in zip(("_saved_self", "_saved_other"), template.args, strict=False):
+            if isinstance(argument, ArgumentPlace):
+                continue
+            number = None
+            if plain_name(template.operator).rstrip("_") in NUMBER_OPERANDS:
+                number = getattr(self._pass.nodes[node], field, None)
+            if number is None or not bool(number == argument):
+                raise _NotSettledError("a number that its node does not keep")
+            yield field, number
+
+    def _epsilon(self, call: SeenCall) -> list[tuple[Any, Any]]:
+        if plain_name(call.call.template.operator) not in NEEDS_EPSILON:
+            return []
+        module = call.modules[-1][0] if call.modules else None
+        if not type(module).__module__.startswith("torch.nn.") or not hasattr(module, "eps"):
+            raise _NotSettledError("its epsilon is not a module's")
+        if module is None or module.eps != call.epsilon:
+            raise _NotSettledError("its epsilon is not the module's")
+        return [(module, module.eps)]
+
+    def _views_before(self, pattern: NodePattern) -> Iterator[int]:
+        waiting = [edge.made for edge in pattern.edges]
+        while waiting:
+            number = waiting.pop()
+            before = self._pass.pattern(number)
+            if number is not None and before is not None and before.name in VIEW_NODES:
+                yield number
+                waiting.extend(edge.made for edge in before.edges)
+
+
+class _Pinning:
+    def __init__(self, seen: PinningFollower) -> None:
+        self._pass = _SeenPass(seen)
+        self._seen = seen
         self._watched: set[ModuleCall] = set()
         self._lost: set[int] = set()
-        self._settled = _SettledCalls(self)
+        self._settled = _SettledCalls(self._pass)
         self._proofs_of_uses = defaultdict[int, list[Proof]](list)
         self._proofs_of_results: defaultdict[Any, list[Proof]] = defaultdict(list)
         self._proven: set[int] = set()
@@ -94,11 +239,11 @@ class _Pinning:
     def _settle(self, needed: set[int]) -> None:
         """Watching a module may take away what calls outside it start from: until nothing new."""
         while True:
-            self._settled = _SettledCalls(self)
+            self._settled = _SettledCalls(self._pass)
             self._lost.clear()
             watched = set(self._watched)
             for call in self._seen.calls:
-                if id(call.call) not in needed or self.is_watched(call):
+                if id(call.call) not in needed or self._is_watched(call):
                     continue
                 try:
                     self._settled.add(call)
@@ -109,31 +254,8 @@ class _Pinning:
             if watched == self._watched:
                 return
 
-    def is_watched(self, call: SeenCall) -> bool:
+    def _is_watched(self, call: SeenCall) -> bool:
         return any(module in self._watched for module in call.modules)
-
-    def source(
-        self, tensor: SeenTensor, node: int
-    ) -> tuple[SourceKey, int | SeenResult, Geometry]:
-        """Where a kept argument of this node is seen: as a saved tensor, or a module's result."""
-        uses = self._uses_of[tensor.content, tensor.maker]
-        if tensor.maker is None:
-            for number in uses:
-                if self._seen.uses[number].nodes_before - 1 == node:
-                    geometry = self._seen.uses[number].tensor.geometry
-                    return ("use", number), number, geometry
-            raise _NotSettledError("an input without gradient that its node does not keep")
-        if uses:
-            return tensor.maker, uses[0], self._seen.uses[uses[0]].tensor.geometry
-        for result in self._results_of[tensor.content, tensor.maker]:
-            return tensor.maker, result, result.tensor.geometry
-        raise _NotSettledError("an input that is never seen")
-
-    def pattern(self, number: int | None) -> NodePattern | None:
-        return None if number is None else self._patterns.get(number)
-
-    def node(self, number: int) -> Any:
-        return self._nodes[number]
 
     # saved tensors
 
@@ -159,7 +281,9 @@ class _Pinning:
             )
             self_evident = whole and planned.encoding != "window"
             return encoded if self_evident else self._proven_use(number, seen, encoded) or kept
-        return kept if planned.action in (ENCODE, RECOMPUTE) else replace(kept, action=planned.action)
+        return (
+            kept if planned.action in (ENCODE, RECOMPUTE) else replace(kept, action=planned.action)
+        )
 
     def _recomputed_use(
         self, number: int, seen: SeenUse, held: CallResult, kept: PinnedUse
@@ -168,7 +292,7 @@ class _Pinning:
         node = self._settled.node_of.get(id(held.call))
         if node is None:
             (call,) = (call for call in self._seen.calls if call.call is held.call)
-            return recomputed if self.is_watched(call) else kept
+            return recomputed if self._is_watched(call) else kept
         recomputed = replace(recomputed, computed=(node, held.slot))
         if seen.tensor.maker is not None:
             return recomputed if seen.tensor.maker[0] == node else kept
@@ -179,10 +303,14 @@ class _Pinning:
     def _proven_use(self, number: int, seen: SeenUse, use: PinnedUse) -> PinnedUse | None:
         """The node that saves it is known only from tensors that come later."""
         node = seen.nodes_before - 1
-        if node not in self._patterns:
+        if node not in self._pass.patterns:
             return None
         own = seen.tensor.node
-        if own is not self._nodes[node] and node not in self._proven and not self._prove(node, number):
+        if (
+            own is not self._pass.nodes[node]
+            and node not in self._proven
+            and not self._prove(node, number)
+        ):
             return None
         self._proven.add(node)
         return replace(use, proven_by_node=node)
@@ -190,33 +318,18 @@ class _Pinning:
     def _prove(self, node: int, number: int) -> bool:
         for later in range(number + 1, min(number + _FURTHEST, len(self._seen.uses))):
             use = self._seen.uses[later]
-            path = self._path(use.tensor.node, node)
+            path = self._pass.path(use.tensor.node, node)
             if path is not None:
                 self._proofs_of_uses[later].append(Proof(node, path))
                 return True
         for result in self._seen.results:
             if number < result.uses_before <= number + _FURTHEST:
-                path = self._path(result.tensor.node, node)
+                path = self._pass.path(result.tensor.node, node)
                 if path is not None:
                     place = (result.module, result.place)
                     self._proofs_of_results[place].append(Proof(node, path))
                     return True
         return False
-
-    def _path(self, start: Any, target: int) -> tuple[int, ...] | None:
-        """The shortest way along edges to the target."""
-        level: list[tuple[Any, tuple[int, ...]]] = [(start, ())]
-        for _ in range(_LONGEST_PATH):
-            following = []
-            for node, path in level:
-                number = -1 if node is None else node._sequence_nr() - self._seen.first
-                if number == target:
-                    return path
-                if number > target and number in self._nodes:
-                    edges = enumerate(node.next_functions)
-                    following += [(below, (*path, place)) for place, (below, _) in edges]
-            level = following[:64]
-        return None
 
     # all together
 
@@ -231,7 +344,9 @@ class _Pinning:
             source = self._settled.results.get((module, place))
             proofs = tuple(self._proofs_of_results[module, place])
             results[module].append(PinnedResult(place, source, proofs))
-        patterns = {number: self._patterns[number] for number in self._settled.nodes | self._proven}
+        patterns = {
+            number: self._pass.patterns[number] for number in self._settled.nodes | self._proven
+        }
         patterns.update(self._settled.with_numbers)
         return PinnedPlan(
             followed=self._seen.followed,
@@ -245,111 +360,6 @@ class _Pinning:
             epsilons=tuple(self._settled.epsilons),
             lost=frozenset(self._lost),
         )
-
-
-class _SettledCalls:
-    """Calls that nodes tell all about, and where their inputs come from."""
-
-    def __init__(self, pinning: _Pinning) -> None:
-        self._pinning = pinning
-        self.calls: dict[int, PinnedCall] = {}
-        self.node_of: dict[int, int] = {}  # by id of the call
-        self.slots: dict[tuple[int, int], int] = {}
-        self.use_sources: dict[int, SourceKey] = {}
-        self.results: dict[tuple[ModuleCall, int], SourceKey] = {}
-        self.nodes: set[int] = set()
-        self.with_numbers: dict[int, NodePattern] = {}
-        self.epsilons: list[tuple[Any, Any]] = []
-
-    def add(self, call: SeenCall) -> None:
-        """Raises _NotSettledError."""
-        node, pattern = call.node, self._pinning.pattern(call.node)
-        settled = settled_node(call.call.template.operator)
-        if node is None or pattern is None or settled is None or pattern.name != settled:
-            raise _NotSettledError("no node")
-        epsilon = self._epsilon(call)
-        found: list[tuple[Argument, Geometry | None, int | SeenResult | None]] = []
-        with_numbers = pattern
-        for place, (tensor, held) in enumerate(zip(call.tensors, call.call.inputs, strict=True)):
-            if self._is_number(call, tensor):
-                settings = (*pattern.settings, self._number(node, place, tensor))
-                with_numbers = replace(pattern, settings=settings)
-                found.append((OwnedArgument(held.tensor, True), None, None))
-            else:
-                found.append(self._argument(tensor, held, node))
-        used = {one.call for one, _, _ in found if isinstance(one, ComputedArgument)}
-        self.calls[node] = PinnedCall(
-            call.call.template,
-            tuple(argument for argument, _, _ in found),
-            tuple(geometry for _, geometry, _ in found),
-            call.call.places,
-            call.call.sizes,
-            tuple(sorted(used)),
-        )
-        self.node_of[id(call.call)] = node
-        self.nodes |= {node, *self._views_before(pattern)}
-        self.epsilons += epsilon
-        if with_numbers is not pattern:
-            self.with_numbers[node] = with_numbers
-        for argument, _, seen_as in found:
-            if isinstance(argument, SourceArgument):
-                self._see(argument.source, seen_as)
-
-    def _see(self, key: SourceKey, seen_as: int | SeenResult | None) -> None:
-        if isinstance(seen_as, int):
-            self.use_sources[seen_as] = key
-        elif seen_as is not None:
-            self.results[seen_as.module, seen_as.place] = key
-
-    def _argument(
-        self, tensor: SeenTensor, held: Any, node: int
-    ) -> tuple[Argument, Geometry | None, int | SeenResult | None]:
-        """What the argument is had from, how it lies there, and where that is seen."""
-        if tensor.parameter is not None and tensor.parameter.requires_grad:
-            if not isinstance(tensor.parameter, torch.nn.Parameter):
-                raise _NotSettledError("an input of the model")
-            same = Geometry.of(tensor.parameter) == tensor.geometry
-            owned = OwnedArgument(tensor.parameter, False)
-            return owned, None if same else tensor.geometry, None
-        made = self.node_of.get(id(held.call)) if isinstance(held, CallResult) else None
-        if made is not None:
-            if tensor.maker is None or tensor.maker[0] != made:
-                raise _NotSettledError("a result without gradient")
-            self.slots[tensor.maker] = held.slot
-            return ComputedArgument(made, held.slot, tensor.geometry), None, None
-        key, seen_as, geometry = self._pinning.source(tensor, node)
-        same = geometry == tensor.geometry
-        return SourceArgument(key), None if same else tensor.geometry, seen_as
-
-    def _number(self, node: int, place: int, tensor: SeenTensor) -> tuple[str, Any]:
-        field = ("_saved_self", "_saved_other")[place]
-        number = getattr(self._pinning.node(node), field, None)
-        if number is None or not bool(number == tensor.number):
-            raise _NotSettledError("a number that its node does not keep")
-        return field, number
-
-    def _is_number(self, call: SeenCall, tensor: SeenTensor) -> bool:
-        name = plain_name(call.call.template.operator).rstrip("_")
-        return tensor.number is not None and name in NUMBER_OPERANDS
-
-    def _epsilon(self, call: SeenCall) -> list[tuple[Any, Any]]:
-        if plain_name(call.call.template.operator) not in NEEDS_EPSILON:
-            return []
-        module = call.modules[-1][0] if call.modules else None
-        if not type(module).__module__.startswith("torch.nn.") or not hasattr(module, "eps"):
-            raise _NotSettledError("its epsilon is not a module's")
-        if module is None or module.eps != call.epsilon:
-            raise _NotSettledError("its epsilon is not the module's")
-        return [(module, module.eps)]
-
-    def _views_before(self, pattern: NodePattern) -> Iterator[int]:
-        waiting = [edge.made for edge in pattern.edges]
-        while waiting:
-            number = waiting.pop()
-            before = self._pinning.pattern(number)
-            if number is not None and before is not None and before.name in VIEW_NODES:
-                yield number
-                waiting.extend(edge.made for edge in before.edges)
 
 
 def _with_parents(calls: Iterable[RepeatableCall]) -> set[int]:

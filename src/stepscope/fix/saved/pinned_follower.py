@@ -160,7 +160,7 @@ class PinnedFollower(PlanFollower):
         self._ordinal = use.after  # as if operators had been counted
         held = self._pack(number, tensor)
         if use.value_encoding is not None and use.value_encoding.encoding == "two-valued":
-            # Nothing else says that this is still a dropout's noise. A GPU would have to be waited for.
+            # Only the content says that it is still a dropout's noise; no waiting for a GPU.
             if tensor.device.type != "cpu" or held is None:
                 return None
             if not torch.equal(held.unpack(), tensor):
@@ -315,8 +315,7 @@ class PinnedFollower(PlanFollower):
                 raise _SourceMissingError(argument.source)
             return held
         assert isinstance(argument, OwnedArgument)
-        tensor = argument.tensor
-        return KeptTensor(tensor, None if argument.is_number else tensor._version)
+        return KeptTensor(argument.tensor, argument.tensor._version)
 
     def _add_source(self, key: SourceKey, tensor: torch.Tensor, held: Any) -> None:
         if key in self._sources:
@@ -366,15 +365,15 @@ class PinnedFollower(PlanFollower):
         finally:
             self._busy = busy
 
-    @torch.no_grad()
     def _use_result(
         self, tensor: torch.Tensor, source: SourceKey | None, proofs: tuple[Proof, ...]
     ) -> None:
-        if proofs:
-            self._prove(tensor.grad_fn, proofs)
-        if source is not None:
-            held = PlanFollower._again(self, tensor) if self._made_again else None
-            self._add_source(source, tensor, held or self._kept(tensor))
+        with torch.no_grad():
+            if proofs:
+                self._prove(tensor.grad_fn, proofs)
+            if source is not None:
+                held = PlanFollower._again(self, tensor) if self._made_again else None
+                self._add_source(source, tensor, held or self._kept(tensor))
 
     # the end
 

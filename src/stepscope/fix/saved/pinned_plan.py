@@ -38,10 +38,9 @@ class ComputedArgument:
 
 @dataclass(frozen=True, slots=True)
 class OwnedArgument:
-    """A parameter, or a number that torch wrapped as a tensor."""
+    """A parameter."""
 
     tensor: torch.Tensor
-    is_number: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +100,8 @@ class PinnedResult:
 
 @dataclass(frozen=True, slots=True)
 class PinnedPlan:
-    """`patterns` and `calls` by the node's number; `dispatched` says in which module calls operators
-    must be watched, and the ordinal of the first."""
+    """`patterns` and `calls` by the node's number. In `dispatched` module calls operators must be
+    watched, beginning with this ordinal."""
 
     followed: FollowedPlan
     uses: tuple[PinnedUse, ...]

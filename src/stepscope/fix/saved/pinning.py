@@ -34,7 +34,6 @@ class SeenTensor:
     maker: tuple[int, int] | None  # the node below views and which of its results
     parameter: torch.Tensor | None
     node: Any  # the tensor's own
-    number: torch.Tensor | None  # the tensor, if it may be a number that torch wrapped
 
     @classmethod
     def of(cls, tensor: torch.Tensor, first: int) -> SeenTensor:
@@ -46,14 +45,12 @@ class SeenTensor:
             parameter = node.variable
         elif node is not None:
             maker = (node._sequence_nr() - first, output)
-        wrapped = tensor.dim() == 0 and tensor.device.type == "cpu" and not tensor.requires_grad
         return cls(
             (tensor.untyped_storage()._cdata, tensor._version),
             Geometry.of(tensor),
             maker,
             parameter,
             tensor.grad_fn,
-            tensor if wrapped else None,
         )
 
 
@@ -181,7 +178,7 @@ class PinningFollower(PlanFollower):
         if plain:
             self.uses.append(SeenUse(made, self._seen(tensor), held, plain))
         else:
-            nothing = SeenTensor((0, 0), _NOWHERE, None, None, tensor.grad_fn, None)
+            nothing = SeenTensor((0, 0), _NOWHERE, None, None, tensor.grad_fn)
             self.uses.append(SeenUse(made, nothing, held, plain))
         return held
 

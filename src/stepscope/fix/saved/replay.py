@@ -131,8 +131,8 @@ class CallTemplate:
 
 @dataclass(eq=False, slots=True)
 class RepeatableCall:
-    """One operator call of one forward pass. `inputs` are what its tensors are had from; where there
-    is a geometry, it is how the tensor lay in that storage."""
+    """One operator call of one forward pass. Its tensors are had from `inputs`; where there is a
+    geometry, it is how the tensor lay in that storage."""
 
     template: CallTemplate
     inputs: tuple[KeptTensor | EncodedTensor | CallResult, ...]
