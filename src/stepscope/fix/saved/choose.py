@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory
@@ -54,6 +54,10 @@ class MemoryTarget:
             limits.append(int(peak_bytes * (1 - self.reduce)))
         return min(limits, default=None)
 
+    def is_met(self, plan: SavePlan) -> bool:
+        most_bytes = self.most_bytes(plan.peak_bytes_before)
+        return most_bytes is None or plan.peak_bytes <= most_bytes
+
     def most_ns(self, step_ns: int) -> float | None:
         return None if self.max_slowdown is None else self.max_slowdown * step_ns
 
@@ -84,6 +88,15 @@ def make_plan(record: StepRecord, target: MemoryTarget) -> SavePlan:
         notes.append("Some values are rounded (lossy): results differ from plain training.")
     notes.extend(_advice(record, plain.memory.peak_bytes))
     return _plan(record, plain, chosen, step_ns, tuple(notes))
+
+
+def without_repeating(record: StepRecord, operators: frozenset[int]) -> StepRecord:
+    """These cannot be recognised in later passes."""
+    calls = (
+        replace(call, refusal="not recognised") if number in operators else call
+        for number, call in enumerate(record.operators)
+    )
+    return replace(record, operators=tuple(calls))
 
 
 def _candidates(record: StepRecord) -> Iterator[_Candidate]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,11 +22,19 @@ from stepscope.fix.saved.operators import (
     tensors_in,
     written_tensors,
 )
-from stepscope.fix.saved.replay import CallResult, EncodedTensor, KeptTensor, RepeatableCall
+from stepscope.fix.saved.replay import (
+    CallResult,
+    CallTemplate,
+    EncodedTensor,
+    KeptTensor,
+    RepeatableCall,
+)
 from stepscope.fix.saved.save_plan import ENCODE, RECOMPUTE, SavePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container
+
+    import torch
 
     from stepscope.fix.saved.save_plan import PlannedUse
 
@@ -62,7 +69,7 @@ class _MadeAgain:
 
 
 @dataclass(slots=True)
-class _ToEncode:
+class ToEncode:
     """A storage whose content is encoded when it is first asked for."""
 
     encoding: str
@@ -70,6 +77,11 @@ class _ToEncode:
     alive: StorageWeakRef
     tensor_geometry: Geometry
     encoded: Encoded | None = None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, encoding: str, geometry: Geometry) -> ToEncode:
+        alive = StorageWeakRef(tensor.untyped_storage())
+        return cls(encoding, tensor._version, alive, geometry)
 
 
 @dataclass(slots=True)
@@ -99,7 +111,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         self._packed = 0
         self._busy = False
         self._made_again: dict[int, _MadeAgain] = {}
-        self._to_encode: dict[int, _ToEncode] = {}
+        self._to_encode: dict[int, ToEncode] = {}
 
     # operators
 
@@ -155,18 +167,15 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         recomputed = self._followed.repeated[self._ordinal - 1]
         if len(tensors) != len(recomputed):
             return None
-        held = [
-            self._again(tensor) if again else self._encoded(tensor) or KeptTensor.of(tensor)
-            for tensor, again in zip(tensors, recomputed, strict=True)
-        ]
-        if None in held:
-            return None
+        held: list[Held] = []
+        for tensor, again in zip(tensors, recomputed, strict=True):
+            kept = self._again(tensor) if again else self._encoded(tensor) or KeptTensor.of(tensor)
+            if kept is None:
+                return None
+            held.append(kept)
         written = facts(func).written
-        place = written[0] if written else None
-        following = iter(held)
-        return RepeatableCall(
-            func, _replaced(args, following), _replaced(kwargs, following), written=place
-        )
+        template = CallTemplate.of(func, args, kwargs, written[0] if written else None)
+        return RepeatableCall(template, tuple(held), (None,) * len(held))
 
     def _register(
         self,
@@ -193,7 +202,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
 
     def _will_encode(self, tensor: torch.Tensor, encoding: str, changed: bool) -> None:
         storage = tensor.untyped_storage()
-        self._to_encode[storage._cdata] = _ToEncode(
+        self._to_encode[storage._cdata] = ToEncode(
             encoding,
             tensor._version + int(changed),
             StorageWeakRef(storage),
@@ -300,25 +309,12 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             held = waiting.pop()
             if isinstance(held, CallResult) and id(held.call) not in met:
                 met.add(id(held.call))
-                waiting.extend([*held.call.args, *held.call.kwargs.values()])
+                waiting.extend(held.call.inputs)
             elif isinstance(held, EncodedTensor):
                 sizes[id(held.encoded)] = held.encoded.size_bytes
             elif isinstance(held, KeptTensor) and held.version is not None:
                 storage = held.tensor.untyped_storage()
                 if storage._cdata not in self._owned:
                     sizes[storage._cdata] = storage.nbytes()
-            elif isinstance(held, (tuple, list)):
-                waiting.extend(held)
         report.held_bytes = sum(sizes.values())
         report.held.clear()
-
-
-def _replaced(value: Any, following: Iterator[Any]) -> Any:
-    """The arguments with what is held in place of tensors."""
-    if isinstance(value, torch.Tensor):
-        return next(following)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_replaced(element, following) for element in value)
-    if isinstance(value, dict):
-        return {name: _replaced(element, following) for name, element in value.items()}
-    return value

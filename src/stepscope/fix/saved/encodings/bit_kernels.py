@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stepscope.fix.saved.encodings.encoded import BITS_OF, dense
+from stepscope.fix.saved.encodings.encoded import BITS_OF
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,7 +107,7 @@ def unpack(packed: Tensor, count: int, *, width: int, dtype: torch.dtype) -> Ten
 
 def relu_backward(gradient: Tensor, packed: Tensor) -> Tensor:
     """For a dense gradient that lies in memory as the ReLU's output did."""
-    flat = dense(gradient).view(BITS_OF[gradient.itemsize])
+    flat = gradient.as_strided((gradient.numel(),), (1,)).view(BITS_OF[gradient.itemsize])
     result = torch.empty_like(flat)
     _relu_backward[_programs(len(packed))](
         flat, packed, result, len(flat), BYTES=_BYTES, num_warps=_WARPS
