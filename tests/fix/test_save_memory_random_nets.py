@@ -11,7 +11,7 @@ from random_nets import RandomNet, same_bits
 from stepscope.fix import save_memory
 from stepscope.fix.saved import MemorySaver
 
-STEPS = 5
+STEPS = 8
 
 
 @pytest.fixture(autouse=True)

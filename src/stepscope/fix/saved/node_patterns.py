@@ -115,7 +115,7 @@ class NodePattern:
                 edges.append(Edge(None, output, following.variable))
             else:
                 edges.append(Edge(following._sequence_nr() - first, output, None))
-        name = node.name()
+        name = _one_name(node.name())
         kind: Any = type(node)
         settings = tuple((setting, getattr(node, setting)) for setting in _settings(kind))
         sizes = _sizes(node) if name in _SIZES_MATTER else None
@@ -124,10 +124,15 @@ class NodePattern:
     def is_like(self, node: Any) -> bool:
         """Kind and settings; the edges are compared on the way."""
         return (
-            node.name() == self.name
+            _one_name(node.name()) == self.name
             and all(getattr(node, setting) == value for setting, value in self.settings)
             and (self.sizes is None or _sizes(node) == self.sizes)
         )
+
+
+def _one_name(name: str) -> str:
+    """Watched, reshape makes a view; otherwise an alias, with the same settings."""
+    return "ViewBackward0" if name == "ReshapeAliasBackward0" else name
 
 
 @functools.cache

@@ -156,6 +156,13 @@ class _SettledCalls:
             if isinstance(argument, SourceArgument):
                 self._see(argument.source, seen_as)
 
+    def note_inputs(self, call: SeenCall) -> None:
+        """Of a watched call: what settled ones make for it."""
+        for tensor, held in zip(call.tensors, call.call.inputs, strict=True):
+            if isinstance(held, CallResult) and tensor.maker is not None:
+                if self.node_of.get(id(held.call)) == tensor.maker[0]:
+                    self.slots[tensor.maker] = held.slot
+
     def _see(self, key: SourceKey, seen_as: int | SeenResult | None) -> None:
         if isinstance(seen_as, int):
             self.use_sources[seen_as] = key
@@ -252,7 +259,10 @@ class _Pinning:
                     if not call.modules:
                         self._lost.add(call.ordinal)
             if watched == self._watched:
-                return
+                break
+        for call in self._seen.calls:
+            if self._is_watched(call):
+                self._settled.note_inputs(call)
 
     def _is_watched(self, call: SeenCall) -> bool:
         return any(module in self._watched for module in call.modules)
