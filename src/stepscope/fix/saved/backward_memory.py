@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from stepscope.fix.saved.encoding_names import FETCHED_AHEAD, OFFLOAD
 from stepscope.fix.saved.selection import held_anyway, is_planned
 
 if TYPE_CHECKING:
@@ -33,9 +34,11 @@ class _ValueLives:
     made: dict[int, int] = field(default_factory=dict)
     read: dict[int, int] = field(default_factory=dict)
     held_until: dict[int, int] = field(default_factory=dict)  # by any node that may ask for it
+    first: dict[int, int] = field(default_factory=dict)  # reader
 
     def reads(self, value: int, at: int) -> None:
         self.read[value] = max(self.read.get(value, 0), at)
+        self.first[value] = min(self.first.get(value, at), at)
 
     def holds(self, value: int, at: int) -> None:
         self.held_until[value] = max(self.held_until.get(value, 0), at)
@@ -50,23 +53,39 @@ def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMe
         if use.value is None or record.values[use.value].owned:
             continue
         if number in selection.encoded_uses:
-            saved_bytes += use.encoded_bytes
-            change[times[number] + 1] -= use.encoded_bytes
+            held = selection.encoded_uses[number].held_bytes
+            saved_bytes += held
+            change[times[number] + 1] -= held
     lives = _lives(record, selection, times)
     for value, until in lives.held_until.items():
         if value in selection.kept or value in selection.encoded:
             known = record.values[value]
             if known.storage in anyway:
                 continue
-            held = known.encoded_bytes if value in selection.encoded else known.size_bytes
+            option = selection.encoded.get(value)
+            held = known.size_bytes if option is None else option.held_bytes
             saved_bytes += held
             change[until + 1] -= held
+    for value, (arrives, until) in _fetched(selection, lives).items():
+        change[arrives] += record.values[value].size_bytes
+        change[until + 1] -= record.values[value].size_bytes
     for value, made in lives.made.items():
         change[made] += record.values[value].size_bytes
         change[max(made, lives.read[value]) + 1] -= record.values[value].size_bytes
     saved_bytes += sum(anyway.values())
     change[0] += saved_bytes
     return BackwardMemory(saved_bytes, max(saved_bytes, *accumulate(change)))
+
+
+def _fetched(selection: ValueSelection, lives: _ValueLives) -> dict[int, tuple[int, int]]:
+    """When offloaded values are on the device again: fetched ahead of their first reader."""
+    offloaded = [v for v, option in selection.encoded.items() if option.encoding == OFFLOAD]
+    first = sorted((lives.first.get(value, 0), value) for value in offloaded)
+    begins = [0] * FETCHED_AHEAD + [time for time, _ in first]
+    return {
+        value: (begin, max(begin, lives.held_until.get(value, 0)))
+        for (_, value), begin in zip(first, begins, strict=False)
+    }
 
 
 def _times(record: StepRecord) -> list[int]:

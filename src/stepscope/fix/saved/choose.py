@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory
+from stepscope.fix.saved.encoding_names import OFFLOAD, described, is_lossy
 from stepscope.fix.saved.save_plan import (
     ENCODE,
     KEEP,
@@ -19,11 +20,11 @@ from stepscope.fix.saved.save_plan import (
 )
 from stepscope.fix.saved.selection import (
     ValueSelection,
-    coding_ns,
     is_planned,
     keep_everything,
     select,
 )
+from stepscope.fix.saved.step_record import HoldingOption
 from stepscope.records.figures import percent, size
 
 if TYPE_CHECKING:
@@ -53,6 +54,10 @@ class MemoryTarget:
             limits.append(int(peak_bytes * (1 - self.reduce)))
         return min(limits, default=None)
 
+    def is_met(self, plan: SavePlan) -> bool:
+        most_bytes = self.most_bytes(plan.peak_bytes_before)
+        return most_bytes is None or plan.peak_bytes <= most_bytes
+
     def most_ns(self, step_ns: int) -> float | None:
         return None if self.max_slowdown is None else self.max_slowdown * step_ns
 
@@ -79,8 +84,19 @@ def make_plan(record: StepRecord, target: MemoryTarget) -> SavePlan:
     if chosen.memory.peak_bytes > _WORTH * plain.memory.peak_bytes:
         chosen = plain
         notes.append("Nothing here is cheap to recompute or compresses exactly.")
+    if any(is_lossy(option.encoding) for option in chosen.selection.encoded.values()):
+        notes.append("Some values are rounded (lossy): results differ from plain training.")
     notes.extend(_advice(record, plain.memory.peak_bytes))
     return _plan(record, plain, chosen, step_ns, tuple(notes))
+
+
+def without_repeating(record: StepRecord, operators: frozenset[int]) -> StepRecord:
+    """These cannot be recognised in later passes."""
+    calls = (
+        replace(call, refusal="not recognised") if number in operators else call
+        for number, call in enumerate(record.operators)
+    )
+    return replace(record, operators=tuple(calls))
 
 
 def _candidates(record: StepRecord) -> Iterator[_Candidate]:
@@ -100,9 +116,8 @@ def _candidates(record: StepRecord) -> Iterator[_Candidate]:
 
 def _candidate(record: StepRecord, selection: ValueSelection) -> _Candidate:
     repeated_ns = sum(record.operators[number].took_ns for number in selection.repeated)
-    sizes = [record.values[number].encoded_bytes for number in selection.encoded]
-    sizes += [record.uses[number].encoded_bytes for number in selection.encoded_uses]
-    extra_ns = repeated_ns + sum(coding_ns(record, size_bytes) for size_bytes in sizes)
+    options = [*selection.encoded.values(), *selection.encoded_uses.values()]
+    extra_ns = repeated_ns + sum(option.cost_ns for option in options)
     if selection.changes_something():
         extra_ns += record.watch_ns * len(record.operators)
         extra_ns += record.hold_ns * len(selection.repeated)
@@ -166,9 +181,10 @@ def _repeats(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedR
 
 
 def _results(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedResult]:
-    for number in sorted(selection.encoded | selection.kept):
+    for number in sorted(selection.encoded.keys() | selection.kept):
         value = record.values[number]
-        encoding = value.encoding if number in selection.encoded else None
+        option = selection.encoded.get(number)
+        encoding = None if option is None else option.encoding
         repeated = value.producer in selection.repeated
         if value.producer is not None and (repeated or encoding is not None):
             slot = record.operators[value.producer].outputs.index(number)
@@ -180,11 +196,11 @@ def _planned_use(
 ) -> PlannedUse:
     action, encoding = KEEP, None
     if number in selection.encoded_uses:
-        action, encoding = ENCODE, use.encoding
+        action, encoding = ENCODE, selection.encoded_uses[number].encoding
     elif is_planned(record, use) and use.value is not None:
         action = _action(record, selection, use.value)
         if action == ENCODE:
-            encoding = record.values[use.value].encoding
+            encoding = selection.encoded[use.value].encoding
     return PlannedUse(
         after=use.after, shape=use.shape, dtype=use.dtype, action=action, encoding=encoding
     )
@@ -200,13 +216,13 @@ def _action(record: StepRecord, selection: ValueSelection, number: int) -> str:
 
 def _rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
     """Every value that backward kept, and those that are now kept to start from."""
-    encoded_uses = defaultdict[int, set[tuple[str, int]]](set)
-    needed = selection.kept | selection.encoded
+    encoded_uses = defaultdict[int, set[HoldingOption]](set)
+    needed = selection.kept | selection.encoded.keys()
     for number, use in enumerate(record.uses):
         if use.value is not None and number not in selection.encoded_uses:
             needed.add(use.value)
         elif use.value is not None:
-            encoded_uses[use.value].add((use.encoding or "", use.encoded_bytes))
+            encoded_uses[use.value].add(selection.encoded_uses[number])
     for number in sorted(needed | set(encoded_uses)):
         value = record.values[number]
         if value.owned:
@@ -214,9 +230,11 @@ def _rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
         if number in needed:
             yield _row(record, value, *_treatment(record, selection, number))
         else:
-            names, sizes = zip(*sorted(encoded_uses[number]), strict=True)
-            cost_ns = sum(coding_ns(record, size_bytes) for size_bytes in sizes)
-            yield _row(record, value, f"{ENCODE}: {', '.join(names)}", sum(sizes), cost_ns)
+            options = sorted(encoded_uses[number], key=lambda option: option.encoding)
+            names = ", ".join(dict.fromkeys(described(option.encoding) for option in options))
+            held_bytes = sum(option.held_bytes for option in options)
+            cost_ns = sum(option.cost_ns for option in options)
+            yield _row(record, value, f"{ENCODE}: {names}", held_bytes, cost_ns)
 
 
 def _treatment(record: StepRecord, selection: ValueSelection, number: int) -> tuple[str, int, int]:
@@ -225,8 +243,10 @@ def _treatment(record: StepRecord, selection: ValueSelection, number: int) -> tu
     if action == RECOMPUTE and value.producer is not None:
         return action, 0, record.operators[value.producer].took_ns
     if action == ENCODE:
-        cost_ns = coding_ns(record, value.encoded_bytes)
-        return f"{action}: {value.encoding}", value.encoded_bytes, cost_ns
+        option = selection.encoded[number]
+        label = described(option.encoding)
+        label = label if label == OFFLOAD else f"{action}: {label}"
+        return label, option.held_bytes, option.cost_ns
     return action, value.size_bytes, 0
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepscope.fix.saved.encodings import Encoded, Geometry, encode_use, encode_value
+from stepscope.fix.saved.encodings import Encoded, Geometry, encode_use, encode_value, is_outcome
 from stepscope.fix.saved.operators import (
     facts,
     is_plain,
@@ -23,16 +22,23 @@ from stepscope.fix.saved.operators import (
     tensors_in,
     written_tensors,
 )
-from stepscope.fix.saved.replay import CallResult, EncodedTensor, KeptTensor, RepeatableCall
+from stepscope.fix.saved.replay import (
+    CallResult,
+    CallTemplate,
+    EncodedTensor,
+    KeptTensor,
+    RepeatableCall,
+)
 from stepscope.fix.saved.save_plan import ENCODE, RECOMPUTE, SavePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Container
+
+    import torch
 
     from stepscope.fix.saved.save_plan import PlannedUse
 
 Held = KeptTensor | EncodedTensor | CallResult
-_FOR_ONE_CONSUMER = ("sign", "shape")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +69,19 @@ class _MadeAgain:
 
 
 @dataclass(slots=True)
-class _ToEncode:
+class ToEncode:
     """A storage whose content is encoded when it is first asked for."""
 
     encoding: str
     version: int
     alive: StorageWeakRef
-    arguments: tuple[Any, ...]  # of the call that made it, without tensors' content
     tensor_geometry: Geometry
     encoded: Encoded | None = None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, encoding: str, geometry: Geometry) -> ToEncode:
+        alive = StorageWeakRef(tensor.untyped_storage())
+        return cls(encoding, tensor._version, alive, geometry)
 
 
 @dataclass(slots=True)
@@ -101,7 +111,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         self._packed = 0
         self._busy = False
         self._made_again: dict[int, _MadeAgain] = {}
-        self._to_encode: dict[int, _ToEncode] = {}
+        self._to_encode: dict[int, ToEncode] = {}
 
     # operators
 
@@ -147,7 +157,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             self._register(call, fresh, made, changed=changed, kept=kept)
         for slot, encoding in kept.items():
             if slot < len(fresh) and encoding is not None:
-                self._will_encode(fresh[slot], encoding, args, changed)
+                self._will_encode(fresh[slot], encoding, changed)
 
     def _repeatable(self, func: Any, args: Any, kwargs: dict[str, Any]) -> RepeatableCall | None:
         """Called before versions change: the inputs are as the operator saw them. None where an
@@ -157,18 +167,15 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         recomputed = self._followed.repeated[self._ordinal - 1]
         if len(tensors) != len(recomputed):
             return None
-        held = [
-            self._again(tensor) if again else self._encoded(tensor) or KeptTensor.of(tensor)
-            for tensor, again in zip(tensors, recomputed, strict=True)
-        ]
-        if None in held:
-            return None
+        held: list[Held] = []
+        for tensor, again in zip(tensors, recomputed, strict=True):
+            kept = self._again(tensor) if again else self._encoded(tensor) or KeptTensor.of(tensor)
+            if kept is None:
+                return None
+            held.append(kept)
         written = facts(func).written
-        place = written[0] if written else None
-        following = iter(held)
-        return RepeatableCall(
-            func, _replaced(args, following), _replaced(kwargs, following), written=place
-        )
+        template = CallTemplate.of(func, args, kwargs, written[0] if written else None)
+        return RepeatableCall(template, tuple(held), (None,) * len(held))
 
     def _register(
         self,
@@ -193,19 +200,12 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             self._made_again[storage._cdata] = again
         call.places, call.sizes = tuple(places), tuple(sizes)
 
-    def _will_encode(self, tensor: torch.Tensor, encoding: str, args: Any, changed: bool) -> None:
+    def _will_encode(self, tensor: torch.Tensor, encoding: str, changed: bool) -> None:
         storage = tensor.untyped_storage()
-        arguments = tuple(
-            torch.empty_strided(a.shape, [0] * a.dim(), device="meta")
-            if isinstance(a, torch.Tensor)
-            else a
-            for a in args
-        )
-        self._to_encode[storage._cdata] = _ToEncode(
+        self._to_encode[storage._cdata] = ToEncode(
             encoding,
             tensor._version + int(changed),
             StorageWeakRef(storage),
-            arguments,
             Geometry.of(tensor),
         )
 
@@ -230,7 +230,9 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             return None
         if known.encoded is None:
             whole = known.tensor_geometry.on(tensor.detach())
-            known.encoded = encode_value(known.encoding, whole, known.arguments)
+            known.encoded = encode_value(known.encoding, whole)
+            if known.encoded is not None and known.encoded.check is not None:
+                known.encoded.check.keep_until_known(KeptTensor.of(tensor))
         if known.encoded is None:
             return None
         return EncodedTensor(known.encoded, Geometry.of(tensor))
@@ -264,7 +266,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             if again is not None and again.geometry.dtype == tensor.dtype:
                 again.call.add_user()
                 return again
-        elif use.action == ENCODE and use.encoding in _FOR_ONE_CONSUMER:
+        elif use.action == ENCODE and use.encoding and is_outcome(use.encoding):
             encoded = encode_use(use.encoding, tensor.detach())
             return None if encoded is None else EncodedTensor(encoded, None)
         elif use.action == ENCODE:
@@ -307,25 +309,12 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             held = waiting.pop()
             if isinstance(held, CallResult) and id(held.call) not in met:
                 met.add(id(held.call))
-                waiting.extend([*held.call.args, *held.call.kwargs.values()])
+                waiting.extend(held.call.inputs)
             elif isinstance(held, EncodedTensor):
                 sizes[id(held.encoded)] = held.encoded.size_bytes
             elif isinstance(held, KeptTensor) and held.version is not None:
                 storage = held.tensor.untyped_storage()
                 if storage._cdata not in self._owned:
                     sizes[storage._cdata] = storage.nbytes()
-            elif isinstance(held, (tuple, list)):
-                waiting.extend(held)
         report.held_bytes = sum(sizes.values())
         report.held.clear()
-
-
-def _replaced(value: Any, following: Iterator[Any]) -> Any:
-    """The arguments with what is held in place of tensors."""
-    if isinstance(value, torch.Tensor):
-        return next(following)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_replaced(element, following) for element in value)
-    if isinstance(value, dict):
-        return {name: _replaced(element, following) for name, element in value.items()}
-    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -10,20 +11,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.errors import UsageError
-from stepscope.fix.saved.choose import MemoryTarget, make_plan
+from stepscope.fix.saved.choose import MemoryTarget, make_plan, without_repeating
+from stepscope.fix.saved.encoding_names import LOSSY
+from stepscope.fix.saved.encodings.offload import fetch_ahead
 from stepscope.fix.saved.follower import FollowedPlan, PassReport, PlanFollower
 from stepscope.fix.saved.following_costs import following_costs
 from stepscope.fix.saved.operators import is_plain, tensors_in
+from stepscope.fix.saved.pin_plan import pin_plan
+from stepscope.fix.saved.pinned_follower import PinnedFollower
+from stepscope.fix.saved.pinning import PinningFollower
 from stepscope.fix.saved.recorder import StepRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from stepscope.fix.saved.pinned_plan import PinnedPlan
     from stepscope.fix.saved.save_plan import SavePlan
     from stepscope.fix.saved.step_record import StepRecord
 
 _MOST_PLANS = 8  # one for each combination of input shapes
 _MOST_DEVIATIONS = 3  # in a row: then that plan is given up
+_NOTHING = frozenset[int]()
 _UNITS = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -32,8 +40,12 @@ class _KnownPass:
     """What is known about passes with inputs of one kind."""
 
     seen: int = 0
+    record: StepRecord | None = None
     followed: FollowedPlan | None = None
+    pinned: PinnedPlan | None = None
+    must_watch: bool = False  # the plan cannot be pinned: every operator passes through Python
     report: PassReport | None = None
+    counted: bool = False  # the report is of an ordinary pass
     deviations: int = 0  # in a row
     given_up: bool = False
 
@@ -50,6 +62,7 @@ class MemorySaver:
         plan: SavePlan | None,
         dry_run: bool,
         warmup: int,
+        lossy: str | None = None,
     ) -> None:
         self.plan = plan
         self.notes: list[str] = []
@@ -57,13 +70,15 @@ class MemorySaver:
         self._target = target
         self._dry_run = dry_run
         self._warmup = warmup
+        self._lossy = lossy
         self._given = None if plan is None else FollowedPlan.of(plan)
         self._passes: dict[Any, _KnownPass] = {}
         self._depth = 0
         self._stack: ExitStack | None = None
         self._active: StepRecorder | PlanFollower | None = None
         self._current: _KnownPass | None = None
-        self._handles = [
+        self._hooked: set[Any] = set()
+        self._handles: list[Any] = [
             model.register_forward_pre_hook(self._enters, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leaves, with_kwargs=True, always_call=True),
         ]
@@ -112,16 +127,27 @@ class MemorySaver:
             return
         known.seen += 1
         if known.followed is None and known.seen > self._warmup:
-            self._active = StepRecorder(self._model)
+            self._active = StepRecorder(self._model, lossy=self._lossy)
         elif known.followed is not None and self._follows(known.followed):
-            self._active = PlanFollower(known.followed, self._owned(), count=known.report is None)
+            self._active = self._follower(known, known.followed)
         if self._active is not None:
             self._current = known
             unpack = self._active.unpack if isinstance(self._active, StepRecorder) else _unpack
             self._stack = ExitStack()
             hooks = torch.autograd.graph.saved_tensors_hooks(self._active.pack, unpack)
             self._stack.enter_context(hooks)
-            self._stack.enter_context(self._active)
+            if isinstance(self._active, PinnedFollower):
+                self._stack.enter_context(_without_collections())
+            else:
+                self._stack.enter_context(self._active)
+
+    def _follower(self, known: _KnownPass, followed: FollowedPlan) -> PlanFollower:
+        if known.pinned is not None:
+            count = not known.counted
+            return PinnedFollower(known.pinned, self._owned() if count else _NOTHING, count=count)
+        if known.must_watch:
+            return PlanFollower(followed, _NOTHING, count=False)
+        return PinningFollower(followed, self._owned(), self._model)
 
     def _end(self, output: Any, *, failed: bool = False) -> None:
         self._depth -= 1
@@ -130,21 +156,63 @@ class MemorySaver:
         active, known, stack = self._active, self._current, self._stack
         self._active = self._current = self._stack = None
         stack.close()
-        if isinstance(active, StepRecorder):
+        if isinstance(active, (StepRecorder, PinningFollower)):
             active.detach()
         if known is None or failed:
             return
         if isinstance(active, StepRecorder):
-            self.plan = make_plan(_with_costs(active.finish(output)), self._target)
-            known.followed = FollowedPlan.of(self.plan)
+            known.record = _with_costs(active.finish(output))
+            self._use_plan(known, make_plan(known.record, self._target))
         elif isinstance(active, PlanFollower):
-            self._followed(known, active.finish())
+            report = active.finish()
+            self._followed(known, report)
+            if report.deviation is not None:
+                return
+            if isinstance(active, PinningFollower):
+                self._pin(known, active, report)
+            elif not known.counted:
+                known.report, known.counted = report, True
+
+    def _use_plan(self, known: _KnownPass, plan: SavePlan) -> None:
+        self.plan = plan
+        known.followed = FollowedPlan.of(plan)
+
+    def _pin(self, known: _KnownPass, active: PinningFollower, report: PassReport) -> None:
+        """Operators that later passes cannot recognise are planned as kept. Only where the target
+        is missed without them, every operator stays watched."""
+        pinned, plan = pin_plan(active), active.followed.plan
+        if pinned.lost and known.record is not None:
+            known.record = without_repeating(known.record, pinned.lost)
+            other = make_plan(known.record, self._target)
+            if self._target.is_met(plan) and not self._target.is_met(other):
+                known.must_watch, known.counted, known.report = True, True, report
+                self._note("some operators cannot be recognised by what they save: all are watched")
+            else:
+                self._use_plan(known, other)
+            return
+        known.pinned, known.report = pinned, report
+        for module in pinned.modules() - self._hooked:
+            self._hooked.add(module)
+            self._handles += [
+                module.register_forward_pre_hook(self._enters_inner, prepend=True),
+                module.register_forward_hook(self._leaves_inner, always_call=True),
+            ]
+
+    def _enters_inner(self, module: Any, args: Any) -> None:
+        del args
+        if isinstance(self._active, PinnedFollower):
+            self._active.enter_module(module)
+
+    def _leaves_inner(self, module: Any, args: Any, output: Any = None) -> None:
+        del args
+        if isinstance(self._active, PinnedFollower):
+            self._active.leave_module(module, output)
 
     def _followed(self, known: _KnownPass, report: PassReport) -> None:
         if report.deviation is None:
             known.deviations = 0
-            known.report = known.report or report
             return
+        known.pinned = None  # the next pass pins it again
         known.deviations += 1
         self._note(f"a pass differed from the recorded one, the rest was kept: {report.deviation}")
         if known.deviations >= _MOST_DEVIATIONS:
@@ -202,16 +270,21 @@ def save_memory(
     plan: SavePlan | None = None,
     dry_run: bool = False,
     warmup: int = 1,
+    lossy: str | None = None,
 ) -> MemorySaver:
     """Keep less for the model's backward pass, with the same results to the last bit.
 
     `reduce=0.5` halves what backward keeps, `budget="2GB"` limits it, `max_slowdown=0.05` limits
     the time that recomputing adds to a step; without any, as little as possible is kept. The pass
     after `warmup` passes is recorded, later ones follow the plan. With `dry_run` the plan is made,
-    and nothing is changed; `plan` repeats an earlier one."""
+    and nothing is changed; `plan` repeats an earlier one. `lossy="fp8-e4m3"` (or "bf16", "fp16",
+    "fp8-e5m2", "4-bit") also rounds what is kept, after forward has used it: results then differ.
+    """
+    if lossy is not None and lossy not in LOSSY:
+        raise UsageError(f"lossy={lossy!r}: pass one of {', '.join(LOSSY)}")
     _check(model, reduce, max_slowdown, warmup)
     target = MemoryTarget(None if budget is None else _bytes(budget), reduce, max_slowdown)
-    return MemorySaver(model, target, plan=plan, dry_run=dry_run, warmup=warmup)
+    return MemorySaver(model, target, plan=plan, dry_run=dry_run, warmup=warmup, lossy=lossy)
 
 
 def _check(model: Any, reduce: float | None, max_slowdown: float | None, warmup: int) -> None:
@@ -260,6 +333,20 @@ def _autocast_state() -> tuple[Any, ...]:
     return tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
 
 
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Thousands of small objects live from forward to backward: the collector would search all of
+    them again and again, and find no garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def _unpack(held: Any) -> torch.Tensor:
+    fetch_ahead()
     unpacked: torch.Tensor = held.unpack()
     return unpacked

@@ -6,7 +6,7 @@ Storages are followed by weak references: the recorded pass needs no more memory
 from __future__ import annotations
 
 import functools
-import time
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepscope.fix.saved import encodings
+from stepscope.fix.saved.encodings.offload import link_of
+from stepscope.fix.saved.encodings.trials import EncodingTrials, OutcomeCosts
+from stepscope.fix.saved.offload_offers import with_offload
+from stepscope.fix.saved.operator_clock import OperatorClock
 from stepscope.fix.saved.operators import (
     facts,
     is_plain,
@@ -25,10 +29,16 @@ from stepscope.fix.saved.operators import (
     written_tensors,
 )
 from stepscope.fix.saved.replay import KeptTensor
-from stepscope.fix.saved.step_record import RecordedCall, SavedUse, StepRecord, StepValue
+from stepscope.fix.saved.step_record import (
+    HoldingOption,
+    RecordedCall,
+    SavedUse,
+    StepRecord,
+    StepValue,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +83,21 @@ class _Values:
                 producer=producer,
                 owned=address in self.owned,
                 overwritten=False,
-                encoding=None,
-                encoded_bytes=0,
             )
         )
         return len(self.records) - 1
 
-    def encodes(self, value: int, encoding: str, encoded_bytes: int) -> None:
-        self.records[value] = replace(
-            self.records[value], encoding=encoding, encoded_bytes=encoded_bytes
-        )
+    def with_options(self, options: dict[int, tuple[HoldingOption, ...]]) -> list[StepValue]:
+        return [
+            replace(record, options=options.get(number, ()))
+            for number, record in enumerate(self.records)
+        ]
 
 
 class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
     """Active during one forward pass, together with its pack and unpack hooks."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, *, lossy: str | None = None) -> None:
         super().__init__()
         held = [*model.parameters(), *model.buffers()]
         plain = [tensor for tensor in held if is_plain(tensor)]
@@ -99,7 +108,9 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._uses: list[SavedUse] = []
         self._noise: set[int] = set()  # values that are 0 or one constant
         self._nodes: dict[int, Any] = {}
-        self._clock = _OperatorClock(self._device)
+        self._clock = OperatorClock(self._device)
+        self._trials = EncodingTrials(self._device, lossy)
+        self._outcome_costs = OutcomeCosts(self._device)
         self._modules: list[str] = []
         self._handles: list[Any] = []
         self._busy = False
@@ -185,21 +196,20 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         made: list[torch.Tensor],
     ) -> None:
         name = plain_name(func)
+        tensors = {tensor.untyped_storage()._cdata: tensor for tensor in made}
+        by_value = {self._values.of(tensor): tensor for tensor in tensors.values()}
         for value in outputs:
-            record = self._values.records[value]
-            if record.dtype == "bool":
-                count = record.size_bytes
-                self._values.encodes(value, "bits", encodings.bit_bytes(count))
-        if name == "max_pool2d_with_indices" and len(outputs) == 2:
-            if encodings.window_size(args) <= 256:
-                self._values.encodes(outputs[1], "window", made[1].numel())
+            if value in by_value and by_value[value].dtype == torch.bool:
+                self._trials.try_value(value, "bits", by_value[value])
+        window = encodings.pooling_spec(name, args)
+        if window is not None and len(outputs) == 2:
+            self._trials.try_value(outputs[1], window, made[1])
         elif self._makes_noise(name, args, inputs) and len(outputs) == 1:
             tensor = args[0]
             whole = tensor.numel() * tensor.itemsize == tensor.untyped_storage().nbytes()
             if whole and tensor.is_floating_point():
                 self._noise.add(outputs[0])
-                size_bytes = encodings.bit_bytes(tensor.numel()) + tensor.itemsize
-                self._values.encodes(outputs[0], "two-valued", size_bytes)
+                self._trials.try_value(outputs[0], "two-valued", tensor)
 
     def _makes_noise(self, name: str, args: Any, inputs: tuple[int, ...]) -> bool:
         """A dropout's mask, as torch composes it: bernoulli_, then div_ by a positive number."""
@@ -214,17 +224,17 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
     def pack(self, tensor: torch.Tensor) -> _RecordedTensor:
         self._busy = True
         try:
-            plain = is_plain(tensor)
+            value = self._values.of(tensor) if is_plain(tensor) else None
+            if value is not None and self._values.records[value].producer is not None:
+                self._trials.try_content(value, tensor)
             self._uses.append(
                 SavedUse(
-                    value=self._values.of(tensor) if plain else None,
+                    value=value,
                     after=len(self._calls),
                     shape=tuple(tensor.shape),
                     dtype=str(tensor.dtype).removeprefix("torch."),
                     consumer="",
                     order=None,
-                    encoding=None,
-                    encoded_bytes=0,
                 )
             )
             return _RecordedTensor(len(self._uses) - 1, KeptTensor.of(tensor))
@@ -250,13 +260,14 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             replace(call, took_ns=took_ns)
             for call, took_ns in zip(self._calls, self._clock.took_ns(), strict=True)
         ]
-        return StepRecord(
+        record = StepRecord(
             operators=tuple(calls),
-            values=tuple(self._values.records),
+            values=tuple(self._values.with_options(self._trials.options(self._uses))),
             uses=tuple(self._uses),
-            coding_ns_per_element=encodings.coding_ns_per_element(self._device),
             on_host=self._device.type == "cpu",
         )
+        link = link_of(self._device)
+        return record if link is None else with_offload(record, link.speed())
 
     def _read_graph(self, roots: Iterable[Any]) -> None:
         waiting, met = list(roots), {}
@@ -287,23 +298,20 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
                     use,
                     consumer=consumer,
                     order=int(node._sequence_nr()),
-                    **_encoding_for(consumer, use),
+                    options=self._options_for(node, use),
                 )
         self._met = None
 
-
-def _encoding_for(consumer: str, use: SavedUse) -> dict[str, Any]:
-    """What is enough for this node."""
-    if "float" not in use.dtype:
-        return {}
-    if consumer in encodings.SHAPE_ONLY_NODES:
-        return {"encoding": "shape", "encoded_bytes": 0}
-    if consumer in encodings.SIGN_NODES:
-        count = 1
-        for length in use.shape:
-            count *= length
-        return {"encoding": "sign", "encoded_bytes": encodings.bit_bytes(count)}
-    return {}
+    def _options_for(self, node: Any, use: SavedUse) -> tuple[HoldingOption, ...]:
+        """What is enough for this node."""
+        dtype = getattr(torch, use.dtype)
+        spec = encodings.outcome_for(node, dtype)
+        if spec is None:
+            return ()
+        count = math.prod(use.shape)
+        held_bytes = encodings.outcome_bytes(spec, count)
+        cost_ns = self._outcome_costs.cost_ns(spec, dtype, count)
+        return (HoldingOption(encoding=spec, held_bytes=held_bytes, cost_ns=cost_ns),)
 
 
 def _is_positive(factor: Any) -> bool:
@@ -316,34 +324,3 @@ def _is_positive(factor: Any) -> bool:
 @functools.cache
 def _saved_fields(kind: Any) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_saved_"))
-
-
-class _OperatorClock:
-    """Times operators: on a GPU by events that are read after the pass, else by the clock."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._events: list[tuple[Any, Any]] = []
-        self._took_ns: list[int] = []
-        self._cuda = device.type == "cuda"
-        self._began: Any = None
-
-    def start(self) -> None:
-        self._began = self._event() if self._cuda else time.perf_counter_ns()
-
-    def stop(self) -> None:
-        if self._cuda:
-            self._events.append((self._began, self._event()))
-        else:
-            self._took_ns.append(time.perf_counter_ns() - self._began)
-
-    def took_ns(self) -> list[int]:
-        if self._cuda:
-            torch.cuda.synchronize()
-            return [round(began.elapsed_time(ended) * 1e6) for began, ended in self._events]
-        return self._took_ns
-
-    def _event(self) -> Any:
-        make: Callable[..., Any] = torch.cuda.Event
-        event = make(enable_timing=True)
-        event.record()
-        return event

@@ -7,8 +7,8 @@ need are computed once and held until the last of them has read them.
 
 from __future__ import annotations
 
+import itertools
 import threading
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.encodings import Encoded, Geometry
 
 _LOCK = threading.RLock()  # a backward pass may run in several threads
-
+# Operators were recorded below autograd and autocast, and are repeated there.
+_BelowAutograd = torch._C._AutoDispatchBelowAutograd
+_WithoutAutocast = torch._C._DisableAutocast
 
 _MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python).add(
     torch._C.DispatchKey.PythonTLSSnapshot
@@ -66,11 +68,15 @@ def _without_history(tensor: torch.Tensor) -> torch.Tensor:
     shares the counter, so it is switched on; modes need not see this."""
     if isinstance(tensor, torch.nn.Parameter):
         return tensor  # has no history
+    with _sharing_versions():
+        return tensor.detach()
+
+
+def _sharing_versions() -> Any:
     included = torch._C._dispatch_tls_local_include_set()
     excluded = torch._C._dispatch_tls_local_exclude_set()
     layers = excluded.remove(torch._C.DispatchKey.ADInplaceOrView) | _MODES
-    with torch._C._ForceDispatchKeyGuard(included, layers):
-        return tensor.detach()
+    return torch._C._ForceDispatchKeyGuard(included, layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +87,56 @@ class EncodedTensor:
     geometry: Geometry | None
 
     def unpack(self) -> torch.Tensor:
-        with _as_recorded():
-            decoded = self.encoded.decode()
+        with _BelowAutograd(), _WithoutAutocast():
+            decoded = self.encoded.holder()
             return decoded if self.geometry is None else self.geometry.on(decoded)
 
 
-@dataclass(eq=False, slots=True)
-class RepeatableCall:
-    """One operator call of one forward pass. `args` hold KeptTensor, EncodedTensor or CallResult
-    where tensors stood; `written` is the place of the argument that it changes, if it does."""
+@dataclass(frozen=True, slots=True)
+class ArgumentPlace:
+    """Where a tensor stood among the arguments: the how-manieth."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallTemplate:
+    """An operator with its arguments, without their tensors; `written` is the place of the argument
+    that it changes, if it does."""
 
     operator: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     written: int | None
+
+    @classmethod
+    def of(
+        cls, operator: Any, args: Any, kwargs: dict[str, Any], written: int | None
+    ) -> CallTemplate:
+        places = map(ArgumentPlace, itertools.count())
+        return cls(operator, _with_places(args, places), _with_places(kwargs, places), written)
+
+    def run(self, tensors: list[torch.Tensor]) -> Any:
+        """Below autograd."""
+        args = [
+            tensors[one.number] if type(one) is ArgumentPlace else _filled(one, tensors)
+            for one in self.args
+        ]
+        if self.written is not None:
+            args[self.written] = _private_copy(args[self.written])
+        if self.kwargs:
+            return self.operator(*args, **_filled(self.kwargs, tensors))
+        return self.operator(*args)
+
+
+@dataclass(eq=False, slots=True)
+class RepeatableCall:
+    """One operator call of one forward pass. Its tensors are had from `inputs`; where there is a
+    geometry, it is how the tensor lay in that storage."""
+
+    template: CallTemplate
+    inputs: tuple[KeptTensor | EncodedTensor | CallResult, ...]
+    geometries: tuple[Geometry | None, ...]
     places: tuple[int, ...] = ()  # of the result's tensors: one for each new storage
     sizes: tuple[int, ...] = ()  # of these storages
     users: int = 0
@@ -103,8 +145,8 @@ class RepeatableCall:
     parents: tuple[RepeatableCall, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        links = [link for link in _leaves([self.args, self.kwargs]) if isinstance(link, CallResult)]
-        self.parents = tuple(dict.fromkeys(link.call for link in links))
+        calls = [one.call for one in self.inputs if type(one) is CallResult]
+        self.parents = tuple(dict.fromkeys(calls)) if len(calls) > 1 else tuple(calls)
         for parent in self.parents:
             parent.add_user()
 
@@ -128,20 +170,23 @@ class CallResult:
     geometry: Geometry
 
     def unpack(self) -> torch.Tensor:
-        with _LOCK, _as_recorded():
-            computed = _compute(self.call)
-            holder = computed[self.call][self.slot]
-            self.call.was_read()
-            return self.geometry.on(holder)
+        with _LOCK, _BelowAutograd(), _WithoutAutocast():
+            call = self.call
+            results = call.results
+            if results is None:
+                results = _compute(call)
+            call.was_read()
+            return self.geometry.on(results[self.slot])
 
 
-def _compute(target: RepeatableCall) -> dict[RepeatableCall, tuple[torch.Tensor, ...]]:
-    """Run what is missing, inputs first; without recursion, as chains can be long."""
+def _compute(target: RepeatableCall) -> tuple[torch.Tensor, ...]:
+    """Run what is missing, inputs first; without recursion, as chains can be long. Results are held
+    here until this ends, whoever else reads them."""
     computed: dict[RepeatableCall, tuple[torch.Tensor, ...]] = {}
     waiting = [target]
     while waiting:
         call = waiting[-1]
-        if call not in computed and call.results is not None:
+        if call.results is not None:
             computed[call] = call.results
         if call in computed:
             waiting.pop()
@@ -153,29 +198,34 @@ def _compute(target: RepeatableCall) -> dict[RepeatableCall, tuple[torch.Tensor,
         computed[call] = call.results = _run(call, computed)
         for parent in call.parents:
             parent.was_read()
-    return computed
+    return computed[target]
 
 
 def _run(
     call: RepeatableCall, computed: dict[RepeatableCall, tuple[torch.Tensor, ...]]
 ) -> tuple[torch.Tensor, ...]:
-    def tensor_of(held: Any) -> Any:
-        if isinstance(held, CallResult):
-            return held.geometry.on(computed[held.call][held.slot])
-        return held.unpack()
-
-    args = list(_with_tensors(call.args, tensor_of))
-    kwargs = _with_tensors(call.kwargs, tensor_of)
-    if call.written is not None:
-        args[call.written] = _private_copy(args[call.written])
-    made = list(tensors_in(call.operator(*args, **kwargs)))
-    results = tuple(made[place] for place in call.places)
-    sizes = tuple(tensor.untyped_storage().nbytes() for tensor in results)
-    if sizes != call.sizes:
-        raise ReplayDiffersError(
-            f"{call.operator} returned {sizes} bytes when it was repeated for backward, "
-            f"{call.sizes} in forward. Please report this; saver.remove() turns recomputing off"
-        )
+    tensors = []
+    for held, geometry in zip(call.inputs, call.geometries, strict=True):
+        if type(held) is CallResult:
+            tensor = (geometry or held.geometry).on(computed[held.call][held.slot])
+        else:
+            tensor = held.unpack()
+            if geometry is not None:
+                tensor = geometry.on(tensor)
+        tensors.append(tensor)
+    made = call.template.run(tensors)
+    if isinstance(made, torch.Tensor) and len(call.places) == 1:
+        results: tuple[torch.Tensor, ...] = (made,)
+    else:
+        listed = list(tensors_in(made))
+        results = tuple(listed[place] for place in call.places)
+    for tensor, size_bytes in zip(results, call.sizes, strict=True):
+        if tensor.untyped_storage().nbytes() != size_bytes:
+            raise ReplayDiffersError(
+                f"{call.template.operator} returned {tensor.untyped_storage().nbytes()} bytes when "
+                f"it was repeated for backward, {size_bytes} in forward. Please report this; "
+                "saver.remove() turns recomputing off"
+            )
     return results
 
 
@@ -191,29 +241,21 @@ def _private_copy(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-@contextmanager
-def _as_recorded() -> Iterator[None]:
-    """Operators were recorded below autograd and autocast, and are repeated there."""
-    with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast():
-        yield
-
-
-def _leaves(value: Any) -> Iterator[Any]:
+def _with_places(value: Any, places: Iterator[ArgumentPlace]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return next(places)
     if isinstance(value, (tuple, list)):
-        for element in value:
-            yield from _leaves(element)
-    elif isinstance(value, dict):
-        yield from _leaves(list(value.values()))
-    else:
-        yield value
-
-
-def _with_tensors(value: Any, tensor_of: Any) -> Any:
-    """The arguments again, with tensors where they are held."""
-    if isinstance(value, (KeptTensor, EncodedTensor, CallResult)):
-        return tensor_of(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(_with_tensors(element, tensor_of) for element in value)
+        return type(value)(_with_places(element, places) for element in value)
     if isinstance(value, dict):
-        return {name: _with_tensors(element, tensor_of) for name, element in value.items()}
+        return {name: _with_places(element, places) for name, element in value.items()}
+    return value
+
+
+def _filled(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, ArgumentPlace):
+        return tensors[value.number]
+    if isinstance(value, (tuple, list)):
+        return type(value)(_filled(element, tensors) for element in value)
+    if isinstance(value, dict):
+        return {name: _filled(element, tensors) for name, element in value.items()}
     return value

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stepscope.fix.saved.max_flow import UNLIMITED, FlowNetwork
+from stepscope.fix.saved.step_record import cheapest
 
 if TYPE_CHECKING:
-    from stepscope.fix.saved.step_record import SavedUse, StepRecord, StepValue
+    from stepscope.fix.saved.step_record import HoldingOption, SavedUse, StepRecord, StepValue
 
 
 @dataclass(slots=True)
@@ -23,9 +24,9 @@ class ValueSelection:
     """Values and operators by their place in the record; uses likewise."""
 
     kept: set[int] = field(default_factory=set)
-    encoded: set[int] = field(default_factory=set)  # values, kept in an encoding
+    encoded: dict[int, HoldingOption] = field(default_factory=dict)  # values: how they are held
     repeated: set[int] = field(default_factory=set)  # operators
-    encoded_uses: set[int] = field(default_factory=set)
+    encoded_uses: dict[int, HoldingOption] = field(default_factory=dict)
 
     def changes_something(self) -> bool:
         return bool(self.repeated or self.encoded or self.encoded_uses)
@@ -48,11 +49,6 @@ def held_anyway(record: StepRecord) -> dict[int, int]:
         if use.value is not None and not is_planned(record, use)
     ]
     return {value.storage: value.size_bytes for value in unplanned if not value.owned}
-
-
-def coding_ns(record: StepRecord, size_bytes: int) -> int:
-    """To encode and decode: `size_bytes` are bits, or a byte an element."""
-    return round(8 * size_bytes * record.coding_ns_per_element)
 
 
 def keep_everything(record: StepRecord) -> ValueSelection:
@@ -104,16 +100,12 @@ class _StepCut:
         return min(value.size_bytes, self._encoded_cost(value))
 
     def _encoded_cost(self, value: StepValue) -> int:
-        if value.encoding is None:
-            return UNLIMITED
-        time_ns = coding_ns(self._record, value.encoded_bytes)
-        return value.encoded_bytes + round(time_ns * self._price)
+        option = cheapest(value.options, self._price)
+        return UNLIMITED if option is None else option.worth(self._price)
 
     def _use_capacity(self, use: SavedUse) -> int:
-        if use.encoding is None:
-            return UNLIMITED
-        time_ns = coding_ns(self._record, use.encoded_bytes)
-        return use.encoded_bytes + round(time_ns * self._price)
+        option = cheapest(use.options, self._price)
+        return UNLIMITED if option is None else option.worth(self._price)
 
     def selection(self) -> ValueSelection:
         """Only what some use really needs."""
@@ -122,8 +114,9 @@ class _StepCut:
         for number, use in enumerate(self._record.uses):
             if not is_planned(self._record, use) or use.value is None:
                 continue
-            if use.encoding is not None and self._after[use.value] in self._reached:
-                selection.encoded_uses.add(number)
+            option = cheapest(use.options, self._price)
+            if option is not None and self._after[use.value] in self._reached:
+                selection.encoded_uses[number] = option
             else:
                 waiting.append(use.value)
         met: set[int] = set()
@@ -140,9 +133,12 @@ class _StepCut:
         if value.owned:
             return ()
         if self._before[number] in self._reached or value.producer is None:
+            option = cheapest(value.options, self._price)
             held = value.storage in self._held_anyway
-            encoded = not held and self._encoded_cost(value) < value.size_bytes
-            (selection.encoded if encoded else selection.kept).add(number)
+            if option is None or held or option.worth(self._price) >= value.size_bytes:
+                selection.kept.add(number)
+            else:
+                selection.encoded[number] = option
             return ()
         selection.repeated.add(value.producer)
         return self._record.operators[value.producer].inputs

@@ -6,6 +6,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HoldingOption:
+    """One way to hold a value, or what one consumer reads of it, as measured in the pass."""
+
+    encoding: str  # as the registry of encodings reads it
+    held_bytes: int
+    cost_ns: int  # to encode and decode once
+
+    def worth(self, bytes_per_ns: float) -> int:
+        """Bytes held and time, in bytes."""
+        return self.held_bytes + round(self.cost_ns * bytes_per_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepValue:
     """The content of one storage between two writes."""
 
@@ -17,8 +30,7 @@ class StepValue:
     producer: int | None  # operator's ordinal; None: made before the pass
     owned: bool  # by the model: a parameter or a buffer, kept anyway
     overwritten: bool  # later in the pass
-    encoding: str | None  # that keeps the whole value exactly
-    encoded_bytes: int
+    options: tuple[HoldingOption, ...] = ()  # that hold the whole value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +54,12 @@ class SavedUse:
     dtype: str
     consumer: str  # the node's name, or "" when it was not met
     order: int | None  # the later in forward, the earlier in backward
-    encoding: str | None  # that is enough for this consumer
-    encoded_bytes: int
+    options: tuple[HoldingOption, ...] = ()  # that are enough for this consumer
+
+
+def cheapest(options: tuple[HoldingOption, ...], bytes_per_ns: float) -> HoldingOption | None:
+    """None where there is none."""
+    return min(options, key=lambda option: option.worth(bytes_per_ns), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +69,6 @@ class StepRecord:
     operators: tuple[RecordedCall, ...]
     values: tuple[StepValue, ...]
     uses: tuple[SavedUse, ...]
-    coding_ns_per_element: float  # to encode and decode a bit
     watch_ns: int = 0  # what following a plan costs an operator, where the host's time counts
     hold_ns: int = 0  # and one more that may be repeated
     on_host: bool = True  # the operators ran on the CPU

@@ -1,0 +1,78 @@
+"""What an encoding returns, and how a tensor lies in its storage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stepscope.fix.saved.encodings.pending_check import PendingCheck
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How a tensor lies in its storage."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Geometry:
+        return cls(
+            tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype
+        )
+
+    def on(self, holder: torch.Tensor) -> torch.Tensor:
+        """The same view of another tensor's storage."""
+        return torch.as_strided(holder, self.shape, self.stride, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """`decode` makes a tensor over a storage like the one that was encoded. Where whether the
+    tensor could be encoded is known only later, `check` has the plain tensor until then."""
+
+    size_bytes: int
+    decode: Callable[[], torch.Tensor]
+    check: PendingCheck | None = None
+
+    def holder(self) -> torch.Tensor:
+        """A tensor with the storage's content: decoded, or the plain one that had to be kept."""
+        plain = None if self.check is None else self.check.plain()
+        return self.decode() if plain is None else plain
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor | None:
+    """All of a tensor's storage, flat; None where there is nothing."""
+    count, rest = divmod(tensor.untyped_storage().nbytes(), tensor.itemsize)
+    if rest or not count:
+        return None
+    return tensor.as_strided((count,), (1,), 0)
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The elements in memory order, flat; None where the tensor has gaps or overlaps."""
+    count = tensor.numel()
+    order = sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d]))
+    expected = 1
+    for dimension in order:
+        if tensor.shape[dimension] == 1:
+            continue
+        if tensor.stride(dimension) != expected:
+            return None
+        expected *= tensor.shape[dimension]
+    return tensor.as_strided((count,), (1,)) if count else None
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Whether two flat tensors of one type are the same to the last bit: NaN and -0.0 too."""
+    return (a.view(BITS_OF[a.itemsize]) == b.view(BITS_OF[b.itemsize])).all()
+
+
+BITS_OF = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}

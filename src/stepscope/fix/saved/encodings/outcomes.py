@@ -1,0 +1,223 @@
+"""What one backward node reads of a tensor, where that is less than its values.
+
+Many activations have a backward formula that only asks on which side of a limit an element lies.
+Then 1 bit an element is enough, or 2 where NaN must stay NaN: torch's vectorised loops and the rest
+of the same loop may treat NaN differently, so it is handed back as it was. Decoding returns an
+element that lies on the same side.
+
+Formulas: torch's tools/autograd/derivatives.yaml (2.13; the wheel has it in torchgen/packaged) and,
+for the functions that it names, aten/src/ATen/native/cpu/Activation.cpp and cuda/Activation*.cu.
+
+    node                    reads                       encoding
+    ReluBackward0           result <= 0                 sign
+    ThresholdBackward0      self <= threshold           passes T
+    LeakyReluBackward0, 1   self or result > 0          above 0
+    HardtanhBackward0       min < self < max            within MIN MAX     (also relu6)
+    HardsigmoidBackward0    -3 < self < 3               inside -3 3
+    HardshrinkBackward0     -lambd <= self <= lambd     within, also SoftshrinkBackward0
+    ClampMinBackward0       self >= min                 least MIN
+    ClampMaxBackward0       self <= max                 most MAX
+    ClampBackward1          min <= self <= max          between MIN MAX    (least, most with one)
+    NanToNumBackward0       isfinite(self)              finite
+    AbsBackward0            sgn(self)                   sides 0
+    pooling nodes           the shape of self           shape
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepscope.fix.saved.encodings.bits import pack_codes, packed_bytes, unpack_codes
+from stepscope.fix.saved.encodings.device_kernels import kernels_for
+from stepscope.fix.saved.encodings.encoded import Encoded, dense
+from stepscope.fix.saved.encodings.fused_relu import ReluOutputFromBits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SHAPE_ONLY_NODES = frozenset(
+    {
+        "MaxPool2DWithIndicesBackward0",
+        "MaxPool3DWithIndicesBackward0",
+        "AdaptiveMaxPool2DBackward0",
+        "AdaptiveMaxPool3DBackward0",
+        "AvgPool2DBackward0",
+        "AvgPool3DBackward0",
+        "AdaptiveAvgPool2DBackward0",
+        "AdaptiveAvgPool3DBackward0",
+    }
+)
+_FUSED_FROM = 1 << 18  # elements: below, a call through Python costs more than it saves
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How elements are told apart: `codes(tensor, limits)` as uint8, or as booleans."""
+
+    width: int  # bits
+    codes: Callable[[torch.Tensor, tuple[float, ...]], torch.Tensor]
+
+
+def _within(x: torch.Tensor, limits: tuple[float, ...]) -> torch.Tensor:
+    """0 outside or on a limit, 1 inside, 2 NaN."""
+    return ((x > limits[0]) & (x < limits[1])).to(torch.uint8) + 2 * x.isnan().to(torch.uint8)
+
+
+def _beyond(x: torch.Tensor, limits: tuple[float, ...]) -> torch.Tensor:
+    """0 between the limits or on one, 1 outside, 2 NaN."""
+    return ((x < limits[0]) | (x > limits[1])).to(torch.uint8) + 2 * x.isnan().to(torch.uint8)
+
+
+def _sides(x: torch.Tensor, limits: tuple[float, ...]) -> torch.Tensor:
+    """0 equal, 1 above, 2 below, 3 NaN."""
+    above, below = x > limits[0], x < limits[0]
+    return above.to(torch.uint8) + 2 * below.to(torch.uint8) + 3 * x.isnan().to(torch.uint8)
+
+
+_OUTCOMES = {
+    "sign": Outcome(1, lambda x, _: ~(x <= 0)),
+    "passes": Outcome(1, lambda x, limits: ~(x <= limits[0])),
+    "above": Outcome(1, lambda x, limits: x > limits[0]),
+    "inside": Outcome(1, lambda x, limits: (x > limits[0]) & (x < limits[1])),
+    "least": Outcome(1, lambda x, limits: x >= limits[0]),
+    "most": Outcome(1, lambda x, limits: x <= limits[0]),
+    "between": Outcome(1, lambda x, limits: (x >= limits[0]) & (x <= limits[1])),
+    "finite": Outcome(1, lambda x, _: x.isfinite()),
+    "within": Outcome(2, _within),
+    "beyond": Outcome(2, _beyond),
+    "sides": Outcome(2, _sides),
+}
+
+
+def is_outcome(spec: str) -> bool:
+    """Whether an encoding is only enough for one kind of consumer."""
+    return spec.partition(" ")[0] in _OUTCOMES or spec == "shape"
+
+
+def outcome_for(node: Any, dtype: torch.dtype) -> str | None:
+    """The encoding that is enough for what a node saved as `self` or `result`."""
+    name = str(node.name())
+    if not dtype.is_floating_point:
+        return None
+    if name in SHAPE_ONLY_NODES:
+        return "shape"
+    find = _NODES.get(name)
+    spec = None if find is None else find(node)
+    return spec if spec is not None and _has_all_sides(spec, dtype) else None
+
+
+def _clamp(node: Any) -> str | None:
+    low, high = node._saved_min, node._saved_max
+    if low is not None and high is not None:
+        return _spec("between", low, high)
+    if low is not None:
+        return _spec("least", low)
+    return None if high is None else _spec("most", high)
+
+
+_NODES: dict[str, Callable[[Any], str | None]] = {
+    "ReluBackward0": lambda _: "sign",
+    "ThresholdBackward0": lambda node: _spec("passes", node._saved_threshold),
+    "LeakyReluBackward0": lambda _: "above 0.0",
+    "LeakyReluBackward1": lambda _: "above 0.0",
+    "HardtanhBackward0": lambda node: _spec("within", node._saved_min_val, node._saved_max_val),
+    "HardsigmoidBackward0": lambda _: "inside -3.0 3.0",
+    "HardshrinkBackward0": lambda node: _spec("beyond", -node._saved_lambd, node._saved_lambd),
+    "SoftshrinkBackward0": lambda node: _spec("beyond", -node._saved_lambd, node._saved_lambd),
+    "ClampMinBackward0": lambda node: _spec("least", node._saved_min),
+    "ClampMaxBackward0": lambda node: _spec("most", node._saved_max),
+    "ClampBackward1": _clamp,
+    "NanToNumBackward0": lambda _: "finite",
+    "AbsBackward0": lambda _: "sides 0.0",
+}
+
+
+def _spec(word: str, *limits: Any) -> str | None:
+    if not all(isinstance(limit, (int, float)) for limit in limits):
+        return None
+    return " ".join([word, *(repr(float(limit)) for limit in limits)])
+
+
+def _has_all_sides(spec: str, dtype: torch.dtype) -> bool:
+    """In short types a kernel may compare with the limit itself or with the nearest number: only
+    limits that are exact there are taken."""
+    _, limits = _read(spec)
+    if dtype.itemsize < 4 and any(_rounded(limit, dtype) != limit for limit in limits):
+        return False
+    return _representatives(spec, dtype) is not None
+
+
+def _rounded(limit: float, dtype: torch.dtype) -> float:
+    return float(torch.tensor(limit, dtype=torch.float64).to(dtype))
+
+
+def _read(spec: str) -> tuple[Outcome, tuple[float, ...]]:
+    word, *limits = spec.split(" ")
+    return _OUTCOMES[word], tuple(float(limit) for limit in limits)
+
+
+_KNOWN: dict[tuple[str, torch.dtype], tuple[float, ...] | None] = {}
+
+
+def _representatives(spec: str, dtype: torch.dtype) -> tuple[float, ...] | None:
+    """An element for each code, found by trying; None if no element but NaN gets code 0 or 1."""
+    key = (spec, dtype)
+    if key not in _KNOWN:
+        outcome, limits = _read(spec)
+        largest = torch.finfo(dtype).max
+        tries = [0.0, 1.0, -1.0, largest, -largest, math.inf, -math.inf]
+        for limit in limits:
+            tries += [limit, limit - 1, limit + 1, limit / 2, limit * 2, sum(limits) / len(limits)]
+        values = torch.tensor(tries, dtype=torch.float64).to(dtype)
+        codes = outcome.codes(values, limits).to(torch.uint8).tolist()
+        by_code = dict(zip(reversed(codes), reversed(values.tolist()), strict=True))
+        _KNOWN[key] = (
+            tuple(by_code.get(code, math.nan) for code in range(2**outcome.width))
+            if 0 in by_code and 1 in by_code
+            else None
+        )
+    return _KNOWN[key]
+
+
+def outcome_bytes(spec: str, count: int) -> int:
+    return 0 if spec == "shape" else packed_bytes(count, _read(spec)[0].width)
+
+
+def encode_use(spec: str, tensor: torch.Tensor) -> Encoded | None:
+    """Keep what one kind of node reads; the result lies in memory as `tensor` does."""
+    shape, stride, dtype, device = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    if spec == "shape":
+        return Encoded(0, lambda: torch.empty_strided(shape, stride, dtype=dtype, device=device))
+    flat, values = dense(tensor), _representatives(spec, dtype)
+    if flat is None or values is None:
+        return None
+    count, (outcome, limits) = flat.numel(), _read(spec)
+    kernels = kernels_for(flat, "bit_kernels")
+    if spec == "sign" and kernels is not None:
+        return _relu_bits(flat, shape, stride, kernels)
+    codes = outcome.codes(flat, limits).view(torch.uint8)
+    packed = pack_codes(codes, outcome.width)
+
+    def decode() -> torch.Tensor:
+        table = torch.tensor(values, dtype=torch.float64).to(dtype).to(device)
+        decoded = table[unpack_codes(packed, count, outcome.width).int()]
+        return decoded.as_strided(shape, stride)
+
+    return Encoded(packed.nbytes, decode)
+
+
+def _relu_bits(flat: torch.Tensor, shape: Any, stride: Any, kernels: Any) -> Encoded:
+    """In one kernel each way; large ones are left as bits for ReLU's backward."""
+    packed, count, dtype = kernels.pack_signs(flat), flat.numel(), flat.dtype
+
+    def decode() -> torch.Tensor:
+        if count >= _FUSED_FROM:
+            return ReluOutputFromBits(packed, shape, stride, dtype)
+        decoded: torch.Tensor = kernels.unpack(packed, count, width=1, dtype=dtype)
+        return decoded.as_strided(shape, stride)
+
+    return Encoded(packed.nbytes, decode)

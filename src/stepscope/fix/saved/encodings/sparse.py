@@ -1,0 +1,61 @@
+"""`sparse COUNT`: a mask of what is not zero, and those elements one after the other.
+
+Zero means all bits zero: -0.0 and NaN are kept as they are. COUNT is how many there were in the
+recorded pass. On a GPU there is room for slightly more; where that is not enough, the plain tensor
+is kept.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from stepscope.fix.saved.encodings.bits import pack_bits, packed_bytes, unpack_bits
+from stepscope.fix.saved.encodings.device_kernels import kernels_for
+from stepscope.fix.saved.encodings.encoded import BITS_OF, Encoded, whole
+from stepscope.fix.saved.encodings.pending_check import PendingCheck, can_check
+
+_WORTH = 0.9  # of the plain bytes: a value that compresses less is left alone
+_ROOM = 1.05
+
+
+def sparse_spec(tensor: torch.Tensor) -> str | None:
+    """None where it does not compress. Waits for the device."""
+    flat = whole(tensor)
+    if flat is None or not flat.is_floating_point():
+        return None
+    count = int(torch.count_nonzero(flat.view(BITS_OF[flat.itemsize])))
+    return f"sparse {count}" if _size(flat, count) <= _WORTH * flat.nbytes else None
+
+
+def _size(flat: torch.Tensor, count: int) -> int:
+    return packed_bytes(flat.numel()) + count * int(flat.itemsize)
+
+
+def encode_sparse(tensor: torch.Tensor, expected: int) -> Encoded | None:
+    flat = whole(tensor)
+    if flat is None:
+        return None
+    dtype, count = flat.dtype, flat.numel()
+    patterns = flat.view(BITS_OF[flat.itemsize])
+    kernels = kernels_for(flat, "sparse_kernels")
+    if kernels is not None:
+        if not can_check(flat.device):
+            return None
+        room = min(count, int(expected * _ROOM) + 64)
+        parts = kernels.pack_nonzero(patterns, room)
+        return Encoded(
+            parts.mask.nbytes + parts.values.nbytes + parts.starts.nbytes,
+            lambda: kernels.unpack_nonzero(parts, count).view(dtype),
+            PendingCheck(parts.total <= room),
+        )
+    mask = patterns != 0
+    values = patterns[mask]
+    if _size(flat, values.numel()) > _WORTH * flat.nbytes:
+        return None
+    packed = pack_bits(mask)
+
+    def decode() -> torch.Tensor:
+        decoded = torch.zeros(count, dtype=patterns.dtype, device=packed.device)
+        return decoded.masked_scatter_(unpack_bits(packed, count), values).view(dtype)
+
+    return Encoded(packed.nbytes + values.nbytes, decode)

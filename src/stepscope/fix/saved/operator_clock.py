@@ -1,0 +1,42 @@
+"""Times what runs on a device: on a GPU by events that are read later, else by the clock."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class OperatorClock:
+    """`took_ns` has one entry for each pair of `start` and `stop`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: list[tuple[Any, Any]] = []
+        self._took_ns: list[int] = []
+        self._cuda = device.type == "cuda"
+        self._began: Any = None
+
+    def start(self) -> None:
+        self._began = self._event() if self._cuda else time.perf_counter_ns()
+
+    def stop(self) -> None:
+        if self._cuda:
+            self._events.append((self._began, self._event()))
+        else:
+            self._took_ns.append(time.perf_counter_ns() - self._began)
+
+    def took_ns(self) -> list[int]:
+        if self._cuda:
+            torch.cuda.synchronize()
+            return [round(began.elapsed_time(ended) * 1e6) for began, ended in self._events]
+        return self._took_ns
+
+    def _event(self) -> Any:
+        make: Callable[..., Any] = torch.cuda.Event
+        event = make(enable_timing=True)
+        event.record()
+        return event

@@ -1,0 +1,383 @@
+"""Decides how each saved tensor of a plan is recognised in later passes.
+
+A call is settled by its node where the node tells everything about it, and every input is a
+parameter, made by another settled call, or seen by the pack hook or as a module's result. The other
+calls stay watched: their modules are named, and only there operators pass through Python.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepscope.fix.saved.encodings import Geometry
+from stepscope.fix.saved.node_patterns import (
+    NEEDS_EPSILON,
+    NUMBER_OPERANDS,
+    VIEW_NODES,
+    NodePattern,
+    all_nodes,
+    settled_node,
+)
+from stepscope.fix.saved.operators import plain_name
+from stepscope.fix.saved.pinned_plan import (
+    ComputedArgument,
+    OwnedArgument,
+    PinnedCall,
+    PinnedPlan,
+    PinnedResult,
+    PinnedUse,
+    Proof,
+    SourceArgument,
+    ValueEncoding,
+)
+from stepscope.fix.saved.replay import ArgumentPlace, CallResult, EncodedTensor
+from stepscope.fix.saved.save_plan import ENCODE, KEEP, RECOMPUTE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from stepscope.fix.saved.pinned_plan import ModuleCall, SourceKey
+    from stepscope.fix.saved.pinning import (
+        PinningFollower,
+        SeenCall,
+        SeenResult,
+        SeenTensor,
+        SeenUse,
+    )
+    from stepscope.fix.saved.replay import RepeatableCall
+
+_LONGEST_PATH = 8  # edges from a later tensor's node to the one that is to be proven
+_FURTHEST = 40  # saved tensors after the one that waits for its proof
+Argument = ComputedArgument | OwnedArgument | SourceArgument
+
+
+class _NotSettledError(Exception):
+    """Nodes do not tell all about a call."""
+
+
+def pin_plan(seen: PinningFollower) -> PinnedPlan:
+    """What cannot be recognised is kept; `lost` names it."""
+    return _Pinning(seen).plan()
+
+
+class _SeenPass:
+    """What the pass showed, by number and by content."""
+
+    def __init__(self, seen: PinningFollower) -> None:
+        self.seen = seen
+        self.nodes = all_nodes(seen.roots.values(), seen.first)
+        self.patterns = {n: NodePattern.of(node, seen.first) for n, node in self.nodes.items()}
+        self._uses_of: defaultdict[Any, list[int]] = defaultdict(list)  # by content and maker
+        self._results_of: defaultdict[Any, list[SeenResult]] = defaultdict(list)
+        for number, use in enumerate(seen.uses):
+            if use.plain:
+                self._uses_of[use.tensor.content, use.tensor.maker].append(number)
+        for result in seen.results:
+            self._results_of[result.tensor.content, result.tensor.maker].append(result)
+
+    def pattern(self, number: int | None) -> NodePattern | None:
+        return None if number is None else self.patterns.get(number)
+
+    def source(self, tensor: SeenTensor, node: int) -> tuple[SourceKey, int | SeenResult, Geometry]:
+        """Where a kept argument of this node is seen: as a saved tensor, or a module's result."""
+        uses = self._uses_of[tensor.content, tensor.maker]
+        if tensor.maker is None:
+            for number in uses:
+                if self.seen.uses[number].nodes_before - 1 == node:
+                    geometry = self.seen.uses[number].tensor.geometry
+                    return ("use", number), number, geometry
+            raise _NotSettledError("an input without gradient that its node does not keep")
+        if uses:
+            return tensor.maker, uses[0], self.seen.uses[uses[0]].tensor.geometry
+        for result in self._results_of[tensor.content, tensor.maker]:
+            return tensor.maker, result, result.tensor.geometry
+        raise _NotSettledError("an input that is never seen")
+
+    def path(self, start: Any, target: int) -> tuple[int, ...] | None:
+        """The shortest way along edges to the target."""
+        level: list[tuple[Any, tuple[int, ...]]] = [(start, ())]
+        for _ in range(_LONGEST_PATH):
+            following = []
+            for node, path in level:
+                number = -1 if node is None else node._sequence_nr() - self.seen.first
+                if number == target:
+                    return path
+                if number > target and number in self.nodes:
+                    edges = enumerate(node.next_functions)
+                    following += [(below, (*path, place)) for place, (below, _) in edges]
+            level = following[:64]
+        return None
+
+
+class _SettledCalls:
+    """Calls that nodes tell all about, and where their inputs come from."""
+
+    def __init__(self, seen_pass: _SeenPass) -> None:
+        self._pass = seen_pass
+        self.calls: dict[int, PinnedCall] = {}
+        self.node_of: dict[int, int] = {}  # by id of the call
+        self.slots: dict[tuple[int, int], int] = {}
+        self.use_sources: dict[int, SourceKey] = {}
+        self.results: dict[tuple[ModuleCall, int], SourceKey] = {}
+        self.nodes: set[int] = set()
+        self.with_numbers: dict[int, NodePattern] = {}
+        self.epsilons: list[tuple[Any, Any]] = []
+
+    def add(self, call: SeenCall) -> None:
+        """Raises _NotSettledError."""
+        node, pattern = call.node, self._pass.pattern(call.node)
+        settled = settled_node(call.call.template.operator)
+        if node is None or pattern is None or settled is None or pattern.name != settled:
+            raise _NotSettledError("no node")
+        epsilon = self._epsilon(call)
+        found: list[tuple[Argument, Geometry | None, int | SeenResult | None]] = []
+        numbers = tuple(self._numbers(call, node))
+        for tensor, held in zip(call.tensors, call.call.inputs, strict=True):
+            found.append(self._argument(tensor, held, node))
+        used = {one.call for one, _, _ in found if isinstance(one, ComputedArgument)}
+        self.calls[node] = PinnedCall(
+            call.call.template,
+            tuple(argument for argument, _, _ in found),
+            tuple(geometry for _, geometry, _ in found),
+            call.call.places,
+            call.call.sizes,
+            tuple(sorted(used)),
+        )
+        self.node_of[id(call.call)] = node
+        self.nodes |= {node, *self._views_before(pattern)}
+        self.epsilons += epsilon
+        if numbers:
+            self.with_numbers[node] = replace(pattern, settings=(*pattern.settings, *numbers))
+        for argument, _, seen_as in found:
+            if isinstance(argument, SourceArgument):
+                self._see(argument.source, seen_as)
+
+    def note_inputs(self, call: SeenCall) -> None:
+        """Of a watched call: what settled ones make for it."""
+        for tensor, held in zip(call.tensors, call.call.inputs, strict=True):
+            if not isinstance(held, CallResult) or tensor.maker is None:
+                continue
+            if self.node_of.get(id(held.call)) == tensor.maker[0]:
+                self.slots[tensor.maker] = held.slot
+
+    def _see(self, key: SourceKey, seen_as: int | SeenResult | None) -> None:
+        if isinstance(seen_as, int):
+            self.use_sources[seen_as] = key
+        elif seen_as is not None:
+            self.results[seen_as.module, seen_as.place] = key
+
+    def _argument(
+        self, tensor: SeenTensor, held: Any, node: int
+    ) -> tuple[Argument, Geometry | None, int | SeenResult | None]:
+        """What the argument is had from, how it lies there, and where that is seen."""
+        if tensor.parameter is not None and tensor.parameter.requires_grad:
+            if not isinstance(tensor.parameter, torch.nn.Parameter):
+                raise _NotSettledError("an input of the model")
+            same = Geometry.of(tensor.parameter) == tensor.geometry
+            owned = OwnedArgument(tensor.parameter)
+            return owned, None if same else tensor.geometry, None
+        made = self.node_of.get(id(held.call)) if isinstance(held, CallResult) else None
+        if made is not None:
+            if tensor.maker is None or tensor.maker[0] != made:
+                raise _NotSettledError("a result without gradient")
+            self.slots[tensor.maker] = held.slot
+            return ComputedArgument(made, held.slot, tensor.geometry), None, None
+        key, seen_as, geometry = self._pass.source(tensor, node)
+        same = geometry == tensor.geometry
+        return SourceArgument(key), None if same else tensor.geometry, seen_as
+
+    def _numbers(self, call: SeenCall, node: int) -> Iterator[tuple[str, Any]]:
+        """Operands that are numbers; products keep them in their node, sums do not."""
+        template = call.call.template
+        if template.operator._overloadname != "Tensor":
+            return
+        for field, argument in zip(("_saved_self", "_saved_other"), template.args, strict=False):
+            if isinstance(argument, ArgumentPlace):
+                continue
+            number = None
+            if plain_name(template.operator).rstrip("_") in NUMBER_OPERANDS:
+                number = getattr(self._pass.nodes[node], field, None)
+            if number is None or not bool(number == argument):
+                raise _NotSettledError("a number that its node does not keep")
+            yield field, number
+
+    def _epsilon(self, call: SeenCall) -> list[tuple[Any, Any]]:
+        if plain_name(call.call.template.operator) not in NEEDS_EPSILON:
+            return []
+        module = call.modules[-1][0] if call.modules else None
+        if not type(module).__module__.startswith("torch.nn.") or not hasattr(module, "eps"):
+            raise _NotSettledError("its epsilon is not a module's")
+        if module is None or module.eps != call.epsilon:
+            raise _NotSettledError("its epsilon is not the module's")
+        return [(module, module.eps)]
+
+    def _views_before(self, pattern: NodePattern) -> Iterator[int]:
+        waiting = [edge.made for edge in pattern.edges]
+        while waiting:
+            number = waiting.pop()
+            before = self._pass.pattern(number)
+            if number is not None and before is not None and before.name in VIEW_NODES:
+                yield number
+                waiting.extend(edge.made for edge in before.edges)
+
+
+class _Pinning:
+    def __init__(self, seen: PinningFollower) -> None:
+        self._pass = _SeenPass(seen)
+        self._seen = seen
+        self._watched: set[ModuleCall] = set()
+        self._lost: set[int] = set()
+        self._settled = _SettledCalls(self._pass)
+        self._proofs_of_uses = defaultdict[int, list[Proof]](list)
+        self._proofs_of_results: defaultdict[Any, list[Proof]] = defaultdict(list)
+        self._proven: set[int] = set()
+
+    def plan(self) -> PinnedPlan:
+        chosen = [use.held.call for use in self._seen.uses if isinstance(use.held, CallResult)]
+        self._settle(_with_parents(chosen))
+        uses = [self._use(number, use) for number, use in enumerate(self._seen.uses)]
+        return self._assembled(uses)
+
+    # calls
+
+    def _settle(self, needed: set[int]) -> None:
+        """Watching a module may take away what calls outside it start from: until nothing new."""
+        while True:
+            self._settled = _SettledCalls(self._pass)
+            self._lost.clear()
+            watched = set(self._watched)
+            for call in self._seen.calls:
+                if id(call.call) not in needed or self._is_watched(call):
+                    continue
+                try:
+                    self._settled.add(call)
+                except _NotSettledError:
+                    self._watched.update(call.modules[-1:])
+                    if not call.modules:
+                        self._lost.add(call.ordinal)
+            if watched == self._watched:
+                break
+        for call in self._seen.calls:
+            if self._is_watched(call):
+                self._settled.note_inputs(call)
+
+    def _is_watched(self, call: SeenCall) -> bool:
+        return any(module in self._watched for module in call.modules)
+
+    # saved tensors
+
+    def _use(self, number: int, seen: SeenUse) -> PinnedUse:
+        planned = self._seen.followed.plan.uses[number]
+        kept = PinnedUse(
+            nodes_before=seen.nodes_before,
+            shape=planned.shape,
+            dtype=getattr(torch, planned.dtype),
+            action=KEEP,
+            after=planned.after,
+            source=self._settled.use_sources.get(number),
+        )
+        if isinstance(seen.held, CallResult):
+            return self._recomputed_use(number, seen, seen.held, kept)
+        if planned.action == ENCODE and isinstance(seen.held, EncodedTensor):
+            known = self._seen.value_encodings.get(seen.tensor.content)
+            whole = seen.held.geometry is not None
+            encoded = replace(
+                kept,
+                action=ENCODE,
+                value_encoding=ValueEncoding(*known) if whole and known is not None else None,
+            )
+            self_evident = whole and not (planned.encoding or "").startswith("window ")
+            return encoded if self_evident else self._proven_use(number, seen, encoded) or kept
+        return (
+            kept if planned.action in (ENCODE, RECOMPUTE) else replace(kept, action=planned.action)
+        )
+
+    def _recomputed_use(
+        self, number: int, seen: SeenUse, held: CallResult, kept: PinnedUse
+    ) -> PinnedUse:
+        recomputed = replace(kept, action=RECOMPUTE, geometry=seen.tensor.geometry)
+        node = self._settled.node_of.get(id(held.call))
+        if node is None:
+            (call,) = (call for call in self._seen.calls if call.call is held.call)
+            return recomputed if self._is_watched(call) else kept
+        recomputed = replace(recomputed, computed=(node, held.slot))
+        if seen.tensor.maker is not None:
+            return recomputed if seen.tensor.maker[0] == node else kept
+        if seen.nodes_before - 1 == node:  # statistics of a norm, saved by its own node
+            return self._proven_use(number, seen, recomputed) or kept
+        return kept
+
+    def _proven_use(self, number: int, seen: SeenUse, use: PinnedUse) -> PinnedUse | None:
+        """The node that saves it is known only from tensors that come later."""
+        node = seen.nodes_before - 1
+        if node not in self._pass.patterns:
+            return None
+        own = seen.tensor.node
+        if (
+            own is not self._pass.nodes[node]
+            and node not in self._proven
+            and not self._prove(node, number)
+        ):
+            return None
+        self._proven.add(node)
+        return replace(use, proven_by_node=node)
+
+    def _prove(self, node: int, number: int) -> bool:
+        for later in range(number + 1, min(number + _FURTHEST, len(self._seen.uses))):
+            use = self._seen.uses[later]
+            path = self._pass.path(use.tensor.node, node)
+            if path is not None:
+                self._proofs_of_uses[later].append(Proof(node, path))
+                return True
+        for result in self._seen.results:
+            if number < result.uses_before <= number + _FURTHEST:
+                path = self._pass.path(result.tensor.node, node)
+                if path is not None:
+                    place = (result.module, result.place)
+                    self._proofs_of_results[place].append(Proof(node, path))
+                    return True
+        return False
+
+    # all together
+
+    def _assembled(self, uses: list[PinnedUse]) -> PinnedPlan:
+        with_proofs = tuple(
+            replace(use, proofs=tuple(self._proofs_of_uses[number]))
+            for number, use in enumerate(uses)
+        )
+        results = defaultdict[Any, list[PinnedResult]](list)
+        places = {**dict.fromkeys(self._proofs_of_results), **dict.fromkeys(self._settled.results)}
+        for module, place in places:
+            source = self._settled.results.get((module, place))
+            proofs = tuple(self._proofs_of_results[module, place])
+            results[module].append(PinnedResult(place, source, proofs))
+        patterns = {
+            number: self._pass.patterns[number] for number in self._settled.nodes | self._proven
+        }
+        patterns.update(self._settled.with_numbers)
+        return PinnedPlan(
+            followed=self._seen.followed,
+            uses=with_proofs,
+            nodes=self._seen.nodes,
+            patterns=patterns,
+            calls=self._settled.calls,
+            slots=self._settled.slots,
+            results={module: tuple(wanted) for module, wanted in results.items()},
+            dispatched={module: self._seen.entered[module] for module in self._watched},
+            epsilons=tuple(self._settled.epsilons),
+            lost=frozenset(self._lost),
+        )
+
+
+def _with_parents(calls: Iterable[RepeatableCall]) -> set[int]:
+    waiting, met = list(calls), dict[int, Any]()
+    while waiting:
+        call = waiting.pop()
+        if id(call) not in met:
+            met[id(call)] = call
+            waiting.extend(call.parents)
+    return set(met)

@@ -1,0 +1,199 @@
+"""Offloading: what the link can take, when values come back, and that training stays exact.
+
+There is no GPU here: a made-up link copies at once and writes down what it was asked.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from random_nets import same_bits
+from torch import nn
+
+from stepscope.fix import save_memory
+from stepscope.fix.saved import offload_offers
+from stepscope.fix.saved.backward_memory import backward_memory
+from stepscope.fix.saved.encoding_names import OFFLOAD
+from stepscope.fix.saved.encodings import offload
+from stepscope.fix.saved.encodings.offload import LinkSpeed
+from stepscope.fix.saved.offload_offers import offered_values, with_offload
+from stepscope.fix.saved.selection import select
+from stepscope.fix.saved.step_record import RecordedCall, SavedUse, StepRecord, StepValue
+
+CPU = torch.device("cpu")
+FAST = LinkSpeed(1e6, 1e6, 1)
+
+
+@dataclass(slots=True)
+class NotedLink:
+    """`events` has `send`, `fetch` and `arrived` with the number of each value."""
+
+    events: list[tuple[str, int]] = field(default_factory=list)
+    sent: int = 0
+
+    def send(self, tensor: torch.Tensor) -> Any:
+        self.sent += 1
+        self.events.append(("send", self.sent))
+        return self.sent, tensor.clone()
+
+    def fetch(self, sent: Any) -> Any:
+        self.events.append(("fetch", sent[0]))
+        return sent
+
+    def arrived(self, fetched: Any) -> torch.Tensor:
+        self.events.append(("arrived", fetched[0]))
+        tensor: torch.Tensor = fetched[1]
+        return tensor
+
+    def speed(self) -> LinkSpeed:
+        return FAST
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[NotedLink]:
+    monkeypatch.setattr(offload_offers, "LEAST_BYTES", 256)
+    noted = NotedLink()
+    gc.collect()
+    offload.use_link(CPU, noted)
+    yield noted
+    offload.use_link(CPU, None)
+
+
+def steps(model: nn.Module, x: torch.Tensor, count: int = 4) -> list[torch.Tensor]:
+    seen = []
+    for _ in range(count):
+        model.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        seen += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+    return seen
+
+
+def deep() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.Tanh())]
+    return nn.Sequential(*layers), torch.randn(64, 32)
+
+
+def test_training_is_exact_and_values_come_back_before_they_are_read(link: NotedLink) -> None:
+    plain = steps(*deep())
+    model, x = deep()
+    saver = save_memory(model)
+    saved = steps(model, x)
+    saver.remove()
+    assert same_bits(plain, saved)
+    assert saver.plan is not None
+    assert any(row.action == OFFLOAD for row in saver.plan.rows)
+    assert saver.notes == []
+    orders = {
+        kind: [number for event, number in link.events if event == kind]
+        for kind in ("send", "fetch", "arrived")
+    }
+    assert sorted(orders["fetch"]) == sorted(orders["arrived"]) == orders["send"]
+    ahead = 0
+    for event, number in link.events:
+        if event == "arrived":
+            later = [n for kind, n in link.events[: link.events.index((event, number))]
+                     if kind == "fetch" and n < number]  # fmt: skip
+            ahead += bool(later)
+    assert ahead  # the next one was on its way before this one was read
+
+
+def test_nothing_is_held_after_backward(link: NotedLink) -> None:
+    model, x = deep()
+    saver = save_memory(model)
+    steps(model, x, 3)
+    saver.remove()
+    gc.collect()
+    assert link.sent > 0
+    offload.fetch_ahead()
+    assert all(reference() is None for reference in offload._OUTSTANDING)
+
+
+def test_a_pass_without_backward_fetches_nothing(link: NotedLink) -> None:
+    model, x = deep()
+    saver = save_memory(model)
+    steps(model, x, 2)
+    before = len([event for event, _ in link.events if event == "fetch"])
+    model(x)
+    gc.collect()
+    assert len([event for event, _ in link.events if event == "fetch"]) == before
+    saver.remove()
+
+
+def test_without_a_link_it_is_not_offered() -> None:
+    model, x = deep()
+    saver = save_memory(model)
+    steps(model, x, 2)
+    saver.remove()
+    assert saver.plan is not None
+    assert not any(row.action == OFFLOAD for row in saver.plan.rows)
+
+
+def heavy_chain(count: int, size_bytes: int, took_ns: int) -> StepRecord:
+    """Operator n makes value n + 1, which is saved right after; none may be repeated."""
+    values = [
+        StepValue(
+            storage=number,
+            size_bytes=size_bytes,
+            shape=(size_bytes,),
+            dtype="uint8",
+            module="",
+            producer=number - 1 if number else None,
+            owned=False,
+            overwritten=False,
+        )
+        for number in range(count + 1)
+    ]
+    operators = [
+        RecordedCall(name=f"op{n}", inputs=(n,), outputs=(n + 1,), took_ns=took_ns, refusal="heavy")
+        for n in range(count)
+    ]
+    uses = [
+        SavedUse(value=n, after=n, shape=(size_bytes,), dtype="uint8", consumer="", order=n)
+        for n in range(1, count + 1)
+    ]
+    return StepRecord(operators=tuple(operators), values=tuple(values), uses=tuple(uses))
+
+
+MEGABYTES = 4 << 20
+
+
+def test_a_fast_link_takes_all_but_the_last() -> None:
+    """A transfer takes a quarter of an operator: the last ones are needed too soon."""
+    record = heavy_chain(10, MEGABYTES, MEGABYTES)
+    offered = offered_values(record, LinkSpeed(4.0, 4.0, 1))
+    assert offered == list(range(1, 10))
+
+
+def test_a_slow_link_takes_as_many_as_fit_into_forward() -> None:
+    """A transfer takes three operators: three of ten fit."""
+    record = heavy_chain(10, MEGABYTES, MEGABYTES)
+    assert offered_values(record, LinkSpeed(1 / 3, 1 / 3, 1)) == [1, 2, 3]
+
+
+def test_a_link_that_is_too_slow_takes_nothing() -> None:
+    record = heavy_chain(10, MEGABYTES, MEGABYTES)
+    assert offered_values(record, LinkSpeed(0.05, 0.05, 1)) == []
+    assert offered_values(record, LinkSpeed(4.0, 0.01, 1)) == []
+    assert with_offload(record, LinkSpeed(0.05, 0.05, 1)) == record
+
+
+def test_small_values_stay() -> None:
+    record = heavy_chain(10, 1000, MEGABYTES)
+    assert offered_values(record, FAST) == []
+
+
+def test_the_peak_counts_values_that_are_back() -> None:
+    record = with_offload(heavy_chain(10, MEGABYTES, MEGABYTES), LinkSpeed(4.0, 4.0, 0))
+    memory = backward_memory(record, select(record, bytes_per_ns=0, segments=1))
+    assert memory.saved_bytes == MEGABYTES  # the last value stays
+    assert memory.peak_bytes == 3 * MEGABYTES  # one is read, two are on their way
+    without = replace(record, values=tuple(replace(v, options=()) for v in record.values))
+    plain = backward_memory(without, select(without, bytes_per_ns=0, segments=1))
+    assert plain.saved_bytes == 10 * MEGABYTES
