@@ -35,14 +35,14 @@ def probe_run(
 ) -> str:
     """Time the operators of a run folder's step, keep the report there, and say how it went. Empty
     if the step ran `on_cpu` and nobody wants that."""
-    from stepscope.ui.cli.whatif import open_bench
     from stepscope.ui.probe import probe_step
     from stepscope.ui.probe_child import ProbeChild
+    from stepscope.ui.slowest_bench import open_slowest
 
     if find_spec("torch") is None:
         return "nothing was probed: stepscope's Python has no torch"
     try:
-        context = open_bench(str(folder), cache=True, quiet=True)[0].context
+        context = open_slowest(str(folder), cache=True)[0].context
         if context.on_host and not on_cpu:
             return ""
         load = context.cpu.load if context.cpu else None

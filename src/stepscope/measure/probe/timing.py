@@ -106,7 +106,7 @@ class ProbedCall:
         return [
             tensor
             for tensor in tensors_in(values)
-            if tensor.is_floating_point() and tensor.is_non_overlapping_and_dense()
+            if tensor.is_floating_point() and _can_be_written(tensor)
         ]
 
     def _prepared(self) -> list[Any]:
@@ -155,6 +155,11 @@ class ProbedCall:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
         return float(time.perf_counter_ns() - began)
+
+
+def _can_be_written(tensor: torch.Tensor) -> bool:
+    """Not if it was expanded: several of its elements are then one."""
+    return all(step for side, step in zip(tensor.shape, tensor.stride(), strict=True) if side > 1)
 
 
 def _is_known(times: list[float]) -> bool:
