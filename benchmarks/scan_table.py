@@ -9,7 +9,7 @@ First whether the kernels are right (against float64 on the same device). Then m
 backward pass and of the whole step, rivals in turns: torch's nn.RNN (cuDNN), ScanRNN, a kernel that
 goes back step by step, and the scan by batched products in a CUDA graph. Cells are saved one by
 one: a run that is cut goes on where it ended. `--launches` times the scan's states alone for each
-chunk and number of warps: launches.py rests on it.
+chunk and number of warps: records/scan_costs.py rests on it.
 """
 
 from __future__ import annotations

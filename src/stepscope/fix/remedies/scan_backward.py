@@ -17,7 +17,7 @@ _MODULE = "stepscope.fix.scan"
 
 def fits(facts: ScriptFacts, value: str) -> str | None:
     if not facts.modules.get("RNN"):
-        return "no module is an nn.RNN; LSTM and GRU gain nothing (docs/scan.md)"
+        return "no module is an nn.RNN; there is no scan for LSTM and GRU (docs/scan.md)"
     if "RNN" in facts.roots:
         return "the script calls an nn.RNN itself: build a stepscope.fix.scan.ScanRNN in its place"
     if facts.compiled:
