@@ -3,8 +3,8 @@
 A replay launches kernels without operators. What made them is seen only once, while the graph is
 captured inside `torch.cuda.graph`, by the script or by make_graphed_callables. A dispatch mode
 notes each operator's name and arguments there, as values of Python: it reads no memory, allocates
-nothing on the device and never waits for it. The compiler captures its own graphs: their operators are in
-compiler.jsonl, and no mode is put around compiled code.
+nothing on the device and never waits for it. The compiler captures its own graphs: their operators
+are in compiler.jsonl, and no mode is put around compiled code.
 """
 
 from __future__ import annotations
