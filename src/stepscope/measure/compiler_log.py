@@ -19,6 +19,7 @@ from stepscope.measure.after_import import when_imported
 from stepscope.measure.attached import replace
 from stepscope.measure.dynamo import surrounds
 from stepscope.measure.folder import COMPILER, note_unwritten
+from stepscope.measure.graph_captures import GraphCaptures
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.writer import append_lines
 
@@ -65,8 +66,10 @@ class CompilerLog:
         self._breaks_seen = 0
         self._looking = threading.Lock()
         self._captures_graphs = True
+        self._captures = GraphCaptures()
 
     def attach(self) -> None:
+        self._captures.attach()
         when_imported("torch._inductor.output_code", self._watch_graphs)
 
     def look(self, compile_id: str | None = None) -> None:
@@ -82,6 +85,7 @@ class CompilerLog:
     @never_raise
     def write(self, folder: Path) -> None:
         """Append what is new. In the writer's thread: packing takes no time from the training."""
+        self._captures.write(folder)
         with self._looking:  # breaks belong to the compilation that ends next: not yet
             self._look_at_compilations()
         lines = self._lines[:]
@@ -164,7 +168,7 @@ class CompilerLog:
     def of_rank(self, *, traced: bool) -> CompilerLog:
         """Without a trace nothing could be joined to the graphs: they are left out."""
         if not traced:
-            self._captures_graphs = False
+            self._captures_graphs = self._captures.is_wanted = False
             self._lines = [line for line in self._lines if line["what"] != "graph"]
         return self
 

@@ -26,7 +26,8 @@ LINKS = "links.json"
 SAMPLES = "samples.json"
 LINES = "lines.json"
 COMPILER = "compiler.jsonl"
-PARTS = (TRACE, STEPS, MEMORY, COMMS, CLOCK, LINKS, SAMPLES, COMPILER)
+GRAPHS = "graphs.jsonl"
+PARTS = (TRACE, STEPS, MEMORY, COMMS, CLOCK, LINKS, SAMPLES, COMPILER, GRAPHS)
 SCHEMA = 1
 # Further windows, packed steps and the run's collectives: trace-1.json.gz, steps-00001.json.gz, ...
 _MORE_PARTS = re.compile(r"(trace|steps|comms|memory|collectives)-[^/]+\.(json|jsonl|json\.gz)")

@@ -45,6 +45,22 @@ class CompiledGraph(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[GraphKernel, ...] = ()
 
 
+class CapturedOperator(msgspec.Struct, frozen=True, kw_only=True):
+    """One operator that a CUDA graph recorded, described as the profiler describes a call."""
+
+    name: str  # aten::mm
+    shapes: list[Any]
+    dtypes: list[str]
+    concrete: list[str]
+    backward: bool = False
+
+
+class CapturedGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """What a CUDA graph recorded, in order; its replays launch the kernels of these operators."""
+
+    operators: tuple[CapturedOperator, ...] = ()
+
+
 class Compilation(msgspec.Struct, frozen=True, kw_only=True):
     """One time that dynamo compiled a function, or tried to."""
 

@@ -1,0 +1,169 @@
+"""graphs.jsonl: the operators of every CUDA graph, in the order in which its capture recorded them.
+
+A replay launches kernels without operators. What made them is seen only once, while the graph is
+captured inside `torch.cuda.graph`, by the script or by make_graphed_callables. A dispatch mode
+notes each operator's name and arguments there, as values of Python: it reads no memory, allocates
+nothing on the device and never waits for it. The compiler captures its own graphs: their operators
+are in compiler.jsonl, and no mode is put around compiled code.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import sys
+import threading
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure.after_import import when_imported
+from stepscope.measure.attached import replace
+from stepscope.measure.dynamo import surrounds
+from stepscope.measure.folder import GRAPHS, note_unwritten
+from stepscope.measure.never_raise import never_raise, note
+from stepscope.measure.writer import append_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MOST_CAPTURES = 256  # compiled code of many shapes has many
+MOST_OPERATORS = 200_000  # of one capture
+_MOST_TEXT = 200  # of a plain value
+_COMPILERS = "cudagraph_trees.py"
+_MODE = "_stepscope_records"  # attribute of a `torch.cuda.graph` while it captures
+
+Row = tuple[str, list[Any], list[str], list[str], bool]
+
+
+class GraphCaptures:
+    """Collects until there is a rank folder to write to."""
+
+    def __init__(self) -> None:
+        self._finished: list[list[Row]] = []
+        self._count = 0
+        self._lock = threading.Lock()
+        self.is_wanted = True  # without a trace nothing could be joined to the operators
+
+    def attach(self) -> None:
+        when_imported("torch.cuda.graphs", self._watch)
+
+    def _watch(self, module: Any) -> None:
+        capture: Any = getattr(module, "graph", None)
+        if not hasattr(capture, "__enter__") or not hasattr(capture, "__exit__"):
+            note("graph captures", "this version of torch captures graphs in another way")
+            return
+        enter, leave = capture.__enter__, capture.__exit__
+
+        @surrounds
+        @functools.wraps(enter)
+        def entered(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            result = enter(graph, *args, **kwargs)
+            if not sys._getframe(1).f_code.co_filename.endswith(_COMPILERS):
+                self._begin(graph)
+            return result
+
+        @surrounds
+        @functools.wraps(leave)
+        def left(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            self._end(graph, failed=any(args))
+            return leave(graph, *args, **kwargs)
+
+        replace(capture, "__enter__", entered)
+        replace(capture, "__exit__", left)
+
+    @never_raise
+    def _begin(self, graph: Any) -> None:
+        if not self.is_wanted or self._count >= MOST_CAPTURES:
+            return
+        self._count += 1
+        rows: list[Row] = []
+        mode = _recorder(rows)
+        mode.__enter__()
+        setattr(graph, _MODE, (mode, rows))
+
+    @never_raise
+    def _end(self, graph: Any, *, failed: bool) -> None:
+        """A capture that failed is never replayed."""
+        recorded = vars(graph).pop(_MODE, None)
+        if recorded is None:
+            return
+        mode, rows = recorded
+        mode.__exit__(None, None, None)
+        if rows and not failed:
+            with self._lock:
+                self._finished.append(rows)
+
+    @never_raise
+    def write(self, folder: Path) -> None:
+        """Append what is new, in the writer's thread."""
+        with self._lock:
+            finished, self._finished = self._finished, []
+        if not finished or not self.is_wanted:
+            return
+        try:
+            append_lines(folder / GRAPHS, [json.dumps(_packed(rows)) for rows in finished])
+        except OSError as error:
+            note_unwritten(GRAPHS, error)
+
+
+def _recorder(rows: list[Row]) -> Any:
+    """A mode that notes operators and changes nothing."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    in_backward = getattr(torch._C, "_current_autograd_node", lambda: None)
+
+    class RecordOperators(TorchDispatchMode):  # type: ignore[misc]
+        supports_higher_order_operators = True  # they run as without a mode
+
+        def __torch_dispatch__(
+            self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            result = func(*args, **kwargs)
+            if len(rows) < MOST_OPERATORS:
+                _add_row(rows, func, args, kwargs, in_backward() is not None)
+            return result
+
+    return RecordOperators()
+
+
+@never_raise
+def _add_row(
+    rows: list[Row], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], backward: bool
+) -> None:
+    """Arguments by place, as the profiler describes them."""
+    import torch
+
+    schema = getattr(func, "_schema", None)
+    values = list(args)
+    if schema is not None:
+        values += [kwargs.get(one.name, one.default_value) for one in schema.arguments[len(args) :]]
+    shapes, dtypes, concrete = [], [], []
+    for value in values:
+        shape: list[Any] = []
+        dtype, text = "", ""
+        if isinstance(value, torch.Tensor):
+            shape, dtype = list(map(int, value.shape)), _dtype(value)
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor):
+            shape = [list(map(int, one.shape)) for one in value if isinstance(one, torch.Tensor)]
+            dtype = "TensorList"
+        elif value is not None:
+            dtype = "ScalarList" if isinstance(value, list | tuple) else "Scalar"
+            text = str(value)[:_MOST_TEXT]
+        shapes.append(shape)
+        dtypes.append(dtype)
+        concrete.append(text)
+    name = schema.name if schema is not None else getattr(func, "__name__", str(func))
+    rows.append((name, shapes, dtypes, concrete, backward))
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _packed(rows: list[Row]) -> dict[str, Any]:
+    text = json.dumps(rows, separators=(",", ":"))
+    data = base64.b64encode(zlib.compress(text.encode("utf-8", "replace"), 6)).decode()
+    return {"what": "capture", "count": len(rows), "operators": data}
