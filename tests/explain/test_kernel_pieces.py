@@ -8,6 +8,7 @@ import pytest
 
 from stepscope.explain.compiled import explain_compiled, open_regions
 from stepscope.explain.compiled.align_calls import align_kernels, align_operators
+from stepscope.explain.compiled.kernel_lines import split_fused_name
 from stepscope.explain.explain_rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.compiled import CompiledGraph, CompilerRecord, GraphKernel, GraphOperator
@@ -149,6 +150,24 @@ def test_a_replayed_graph_is_joined_by_names_and_order(read: Read) -> None:
     events = [step(1, start=0, dur=200), note(CALL, start=10, dur=20)]
     analysis = analysed(read, *events, graph(replayed, launched_at=12))
     assert kernel_ms(analysis)["extern_kernels.mm"] == pytest.approx(0.018)
+
+
+def test_a_bare_trace_has_kernels_by_their_names(read: Read) -> None:
+    analysis = RankAnalysis(RankInputs(trace=read(*device_step())))
+    work = explain_compiled(analysis)
+    assert work is not None
+    times = {one.name: (one.operators, one.ms) for one in work.regions[0].kernel_times}
+    assert times["aten::mm"] == (("aten::mm",), pytest.approx(0.018))
+    assert times["triton_poi_fused_div_2"] == (("aten::div",), pytest.approx(0.010))
+    assert (work.operator_share, work.line_share) == (1.0, 0.0)
+
+
+def test_the_name_of_a_kernel_names_its_operators() -> None:
+    name = "triton_red_fused__log_softmax__log_softmax_backward_data__to_copy_add_12"
+    assert split_fused_name(name) == (
+        "aten::_log_softmax", "aten::_log_softmax_backward_data", "aten::_to_copy", "aten::add",
+    )  # fmt: skip
+    assert split_fused_name("nvjet_gemm") == ()
 
 
 def test_operators_that_the_code_does_not_name_are_left_out() -> None:
