@@ -16,7 +16,7 @@ from stepscope.records.place import Place
 from stepscope.records.rank_inputs import RankInputs
 from stepscope.ui.html.picture import draw_rank
 
-from .build import graph, kernel, note, op, step
+from .build import frame, graph, kernel, note, op, step
 
 if TYPE_CHECKING:
     from stepscope.ui.html.flame import Flame
@@ -105,6 +105,12 @@ def test_on_a_cpu_loops_share_the_time_around_the_library_s_operators(read: Read
     assert work.regions[0].kernel_times[0].places in ((NORM, SCALE), (SCALE, NORM))
 
 
+FLAME_LINES = {
+    "cpu": ((3, 20_000), (7, 60_000), (9, 20_000)),
+    "device": ((3, 18_000), (7, 17_000), (9, 5_000)),
+}
+
+
 def device_step() -> list[Events]:
     return [
         step(1, start=0, dur=200),
@@ -183,6 +189,16 @@ def test_kernels_of_two_library_calls_are_divided_in_their_order() -> None:
     assert align_kernels(["copy"], [-1], (CODE[0],)) == [-1]
 
 
+def test_frames_of_generated_code_are_left_out_of_the_flame_graph(read: Read) -> None:
+    frames = [frame("generated.py(9): call", start=11, dur=98), frame("mm", start=49, dur=22)]
+    analysis = analysed(read, *ON_CPU, *frames)
+    rank = explain_analysis(analysis)
+    picture = draw_rank(analysis.trace, rank, analysis.compute_once(open_regions))
+    lines = below(picture.host_flame, picture.strings, CALL)
+    shown = {name: ns for name, ns in lines.items() if ns}
+    assert shown == {f"model.py:{line} forward": ns for line, ns in FLAME_LINES["cpu"]}
+
+
 def below(flame: Flame, strings: tuple[str, ...], name: str) -> dict[str, int]:
     """Names and nanoseconds right under the nodes of this name."""
     texts = [strings[code] for code in flame.name.tolist()]
@@ -201,9 +217,7 @@ def test_flame_graphs_show_lines_operators_and_kernels_of_a_graph(read: Read, wh
     picture = draw_rank(analysis.trace, rank, analysis.compute_once(open_regions))
     flame = picture.host_flame if where == "cpu" else picture.device_flame
     lines = below(flame, picture.strings, CALL)
-    expected = {"cpu": (20_000, 60_000, 20_000), "device": (18_000, 17_000, 5_000)}[where]
-    names = [f"model.py:{line} forward" for line in (3, 7, 9)]
-    assert lines == dict(zip(names, expected, strict=True))
+    assert lines == {f"model.py:{line} forward": ns for line, ns in FLAME_LINES[where]}
     operators = below(flame, picture.strings, "model.py:7 forward")
     assert set(operators) == {"aten::tanh", "aten::mul", "div, mul"}
     assert set(below(flame, picture.strings, "aten::tanh")) == {"triton_poi_fused_tanh_0"}
