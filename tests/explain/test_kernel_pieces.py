@@ -8,6 +8,7 @@ import pytest
 
 from stepscope.explain.compiled import explain_compiled, open_regions
 from stepscope.explain.compiled.align_calls import align_kernels, align_operators
+from stepscope.explain.compiled.kernel_lines import split_fused_name
 from stepscope.explain.explain_rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.compiled import CompiledGraph, CompilerRecord, GraphKernel, GraphOperator
@@ -15,7 +16,7 @@ from stepscope.records.place import Place
 from stepscope.records.rank_inputs import RankInputs
 from stepscope.ui.html.picture import draw_rank
 
-from .build import graph, kernel, note, op, step
+from .build import frame, graph, kernel, note, op, step
 
 if TYPE_CHECKING:
     from stepscope.ui.html.flame import Flame
@@ -104,6 +105,12 @@ def test_on_a_cpu_loops_share_the_time_around_the_library_s_operators(read: Read
     assert work.regions[0].kernel_times[0].places in ((NORM, SCALE), (SCALE, NORM))
 
 
+FLAME_LINES = {
+    "cpu": ((3, 20_000), (7, 60_000), (9, 20_000)),
+    "device": ((3, 18_000), (7, 17_000), (9, 5_000)),
+}
+
+
 def device_step() -> list[Events]:
     return [
         step(1, start=0, dur=200),
@@ -151,6 +158,24 @@ def test_a_replayed_graph_is_joined_by_names_and_order(read: Read) -> None:
     assert kernel_ms(analysis)["extern_kernels.mm"] == pytest.approx(0.018)
 
 
+def test_a_bare_trace_has_kernels_by_their_names(read: Read) -> None:
+    analysis = RankAnalysis(RankInputs(trace=read(*device_step())))
+    work = explain_compiled(analysis)
+    assert work is not None
+    times = {one.name: (one.operators, one.ms) for one in work.regions[0].kernel_times}
+    assert times["aten::mm"] == (("aten::mm",), pytest.approx(0.018))
+    assert times["triton_poi_fused_div_2"] == (("aten::div",), pytest.approx(0.010))
+    assert (work.operator_share, work.line_share) == (1.0, 0.0)
+
+
+def test_the_name_of_a_kernel_names_its_operators() -> None:
+    name = "triton_red_fused__log_softmax__log_softmax_backward_data__to_copy_add_12"
+    assert split_fused_name(name) == (
+        "aten::_log_softmax", "aten::_log_softmax_backward_data", "aten::_to_copy", "aten::add",
+    )  # fmt: skip
+    assert split_fused_name("nvjet_gemm") == ()
+
+
 def test_operators_that_the_code_does_not_name_are_left_out() -> None:
     assert align_operators(["aten::empty", "aten::mm"], CODE) == [-1, 2]
     assert align_operators(["aten::mm", "aten::mm"], CODE) == [2, -1]
@@ -162,6 +187,16 @@ def test_kernels_of_two_library_calls_are_divided_in_their_order() -> None:
     names = ["triton_poi_fused_tanh_0", "a", "b", "c", "d", "triton_poi_fused_div_2"]
     assert align_kernels(names, [-1] * 6, code) == [0, 1, 1, 2, 2, 3]
     assert align_kernels(["copy"], [-1], (CODE[0],)) == [-1]
+
+
+def test_frames_of_generated_code_are_left_out_of_the_flame_graph(read: Read) -> None:
+    frames = [frame("generated.py(9): call", start=11, dur=98), frame("mm", start=49, dur=22)]
+    analysis = analysed(read, *ON_CPU, *frames)
+    rank = explain_analysis(analysis)
+    picture = draw_rank(analysis.trace, rank, analysis.compute_once(open_regions))
+    lines = below(picture.host_flame, picture.strings, CALL)
+    shown = {name: ns for name, ns in lines.items() if ns}
+    assert shown == {f"model.py:{line} forward": ns for line, ns in FLAME_LINES["cpu"]}
 
 
 def below(flame: Flame, strings: tuple[str, ...], name: str) -> dict[str, int]:
@@ -182,9 +217,7 @@ def test_flame_graphs_show_lines_operators_and_kernels_of_a_graph(read: Read, wh
     picture = draw_rank(analysis.trace, rank, analysis.compute_once(open_regions))
     flame = picture.host_flame if where == "cpu" else picture.device_flame
     lines = below(flame, picture.strings, CALL)
-    expected = {"cpu": (20_000, 60_000, 20_000), "device": (18_000, 17_000, 5_000)}[where]
-    names = [f"model.py:{line} forward" for line in (3, 7, 9)]
-    assert lines == dict(zip(names, expected, strict=True))
+    assert lines == {f"model.py:{line} forward": ns for line, ns in FLAME_LINES[where]}
     operators = below(flame, picture.strings, "model.py:7 forward")
     assert set(operators) == {"aten::tanh", "aten::mul", "div, mul"}
     assert set(below(flame, picture.strings, "aten::tanh")) == {"triton_poi_fused_tanh_0"}

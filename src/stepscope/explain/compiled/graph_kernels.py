@@ -7,14 +7,28 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
-from stepscope.explain.compiled.kernel_lines import KernelFacts, describe_kernels
-from stepscope.explain.compiled.kernel_pieces import KernelPieces, divide_regions
+from stepscope.explain.call_tree import group, sum_by
+from stepscope.explain.compiled.graph_calls import find_graph_calls
+from stepscope.explain.compiled.kernel_lines import (
+    KernelFacts,
+    describe_kernels,
+    split_fused_name,
+)
+from stepscope.explain.compiled.kernel_pieces import (
+    KernelPieces,
+    divide_regions,
+    graph_key,
+    mark_rows,
+)
 from stepscope.explain.flops.compiled_regions import graph_rates, price_graph
+from stepscope.explain.work import rows_named
 from stepscope.records.compiled import KernelTime
-from stepscope.records.trace import HostKind
+from stepscope.records.trace import DeviceKind, HostKind
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from stepscope.explain.arrays import Bools
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.place import Place
@@ -69,7 +83,47 @@ def time_kernels(analysis: RankAnalysis) -> dict[str, GraphKernels]:
             times=_by_name(facts, total, runs / steps, steps),
             line_shares=_by_line(facts, total),
         )
-    return found
+    return _without_record(analysis, set(found)) | found
+
+
+def _without_record(analysis: RankAnalysis, known: set[str]) -> dict[str, GraphKernels]:
+    """Graphs of a bare trace: the names of their operators and kernels say what was fused."""
+    trace, host, device = analysis.trace, analysis.trace.host, analysis.trace.device
+    calls = analysis.compute_once(find_graph_calls)
+    if analysis.work.on_host or not len(calls):
+        return {}
+    region = nearest_of(host, mark_rows(len(host), calls.rows), device.launch)
+    rows = np.flatnonzero((region >= 0) & (device.kind <= DeviceKind.MEMSET))
+    operator = nearest_of(host, host.kind == HostKind.OPERATOR, device.launch[rows])
+    inside = host.start_ns[operator] >= host.start_ns[region[rows]]
+    named = (operator >= 0) & inside
+    name = np.where(named, host.name[np.maximum(operator, 0)], device.name[rows])
+    found: dict[str, list[KernelTime]] = {}
+    columns = (host.name[region[rows]], name)
+    first, inverse, count = group(*columns)
+    total = sum_by(inverse, device.dur_ns[rows], count)
+    times = np.bincount(inverse, minlength=count)
+    steps = analysis.steady_steps.count
+    for number, place in enumerate(first.tolist()):
+        key = graph_key(trace.strings[columns[0][place]])
+        text = trace.strings[name[place]]
+        if key not in known:
+            found.setdefault(key, []).append(
+                KernelTime(
+                    name=text,
+                    operators=split_fused_name(text) or ((text,) if named[place] else ()),
+                    places=(),
+                    calls=int(times[number]) / steps,
+                    ms=int(total[number]) / steps / 1e6,
+                    flops=None,
+                    bytes_moved=None,
+                )
+            )
+    return {key: GraphKernels(_longest(kernels), {}) for key, kernels in found.items()}
+
+
+def _longest(kernels: Iterable[KernelTime]) -> tuple[KernelTime, ...]:
+    return tuple(sorted(kernels, key=lambda one: -one.ms)[:_MOST_KERNELS])
 
 
 def _steady(analysis: RankAnalysis, pieces: KernelPieces) -> Bools:
@@ -94,7 +148,7 @@ def _by_name(
             flops=fact.flops,
             bytes_moved=fact.size_bytes,
         )
-    return tuple(sorted(rows.values(), key=lambda row: -row.ms)[:_MOST_KERNELS])
+    return _longest(rows.values())
 
 
 def _by_line(facts: tuple[KernelFacts, ...], total: np.ndarray) -> dict[Place, float]:
@@ -144,5 +198,7 @@ def _outside(analysis: RankAnalysis, pieces: KernelPieces) -> tuple[int, int, in
     ns = trace.device.dur_ns[rows]
     operator = nearest_of(host, host.kind == HostKind.OPERATOR, launch)
     operator = np.maximum(operator, analysis.costs.operator[rows])
+    everywhere = np.ones(len(trace.device), np.bool_)
+    by_name = rows_named(trace, trace.device, everywhere, split_fused_name)[rows]
     python = nearest_of(host, host.kind == HostKind.PYTHON, launch)
-    return int(ns.sum()), int(ns[operator >= 0].sum()), int(ns[python >= 0].sum())
+    return int(ns.sum()), int(ns[(operator >= 0) | by_name].sum()), int(ns[python >= 0].sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.explain.flops.compiled_regions import price_operator
-from stepscope.explain.flops.cost import MATMUL_LIKE
+from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER
 from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.trace.kernel_nodes import GRAPH_VIEWS
 
@@ -16,6 +16,43 @@ if TYPE_CHECKING:
     from stepscope.records.place import Place
 
 _MOST_OPERATORS = 8
+# Operators of many words that have no formula of their own.
+_OFTEN_FUSED = frozenset(
+    [
+        "_to_copy",
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "native_dropout",
+        "native_dropout_backward",
+        "_safe_softmax",
+        "gelu_backward",
+        "_log_softmax_backward_data",
+        "_softmax_backward_data",
+        "nll_loss_forward",
+        "nll_loss_backward",
+        "threshold_backward",
+        "tanh_backward",
+        "sigmoid_backward",
+        "_native_batch_norm_legit_functional",
+        "native_batch_norm_backward",
+        "_unsafe_view",
+        "embedding_dense_backward",
+        "max_pool2d_with_indices",
+        "native_group_norm",
+        "native_group_norm_backward",
+        "silu_backward",
+        "constant_pad_nd",
+        "scalar_tensor",
+        "masked_fill",
+        "slice_backward",
+        "select_backward",
+        "split_with_sizes",
+        "index_put",
+        "new_zeros",
+        "zeros_like",
+        "prepare_softmax_online",
+    ]
+)
 _FUSED = lazy_pattern(r"_fused_(\w+?)_\d+$")
 
 
@@ -58,11 +95,32 @@ def _first(row: tuple[float, GraphOperator]) -> float:
 
 
 def _by_name(kernel: GraphKernel) -> tuple[str, ...]:
-    """Without its nodes: what a kernel's own name says, `add_tanh` for two operators."""
-    if kernel.operator:
-        return (kernel.operator,)
-    fused = _FUSED.search(kernel.name)
-    return (f"aten::{fused[1]}",) if fused else ()
+    return (kernel.operator,) if kernel.operator else split_fused_name(kernel.name)
+
+
+def split_fused_name(name: str) -> tuple[str, ...]:
+    """Operators in the name of a kernel that Inductor wrote: triton_poi_fused_add_tanh_0.
+
+    Names of operators hold underscores too: the longest one that is known wins.
+    """
+    fused = _FUSED.search(name)
+    if fused is None:
+        return ()
+    words = fused[1].split("_")
+    operators, begin = [], 0
+    while begin < len(words):
+        ends = range(len(words), begin + 1, -1)
+        known = (end for end in ends if _is_known("_".join(words[begin:end])))
+        end = next(known, begin + 1)
+        operators.append("_".join(words[begin:end]))
+        begin = end
+    return tuple(dict.fromkeys(f"aten::{one}" for one in operators if one))
+
+
+def _is_known(word: str) -> bool:
+    name = f"aten::{word}"
+    known = name in MATMUL_LIKE or name in OTHER or word in _OFTEN_FUSED
+    return known and not word.endswith("_")  # the next one may begin with it
 
 
 def _seconds(operator: GraphOperator, rates: tuple[float, float]) -> float:

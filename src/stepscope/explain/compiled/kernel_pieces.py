@@ -97,9 +97,9 @@ def _find_runs(trace: Trace, graphs: Sequence[CompiledGraph]) -> _GraphRuns:
     host = trace.host
     number = {graph.key: place for place, graph in enumerate(graphs)}
     everywhere = np.ones(len(host), np.bool_)
-    regions = rows_named(trace, host, everywhere, lambda name: _key(name) in number)
+    regions = rows_named(trace, host, everywhere, lambda name: graph_key(name) in number)
     rows = np.flatnonzero(regions)
-    names = [number[_key(trace.strings[code])] for code in host.name[rows].tolist()]
+    names = [number[graph_key(trace.strings[code])] for code in host.name[rows].tolist()]
     operators = host.kind == HostKind.OPERATOR
     inside = np.flatnonzero(operators)
     around = nearest_of(host, operators | regions, host.parent[inside])
@@ -110,7 +110,8 @@ def _find_runs(trace: Trace, graphs: Sequence[CompiledGraph]) -> _GraphRuns:
     return _GraphRuns(rows, names, children, np.searchsorted(around, np.append(rows, len(host))))
 
 
-def _key(name: str) -> str:
+def graph_key(name: str) -> str:
+    """Of the graph that an event of this name runs; empty for other events."""
     match = REGION.match(name)
     return match[1] if match else ""
 
@@ -197,7 +198,7 @@ def _on_device(
 ) -> Iterator[_PieceColumns]:
     host, device = trace.host, trace.device
     work = np.flatnonzero((device.kind <= DeviceKind.MEMSET) & (device.launch >= 0))
-    run_row = nearest_of(host, _mark(len(host), runs.rows), device.launch[work])
+    run_row = nearest_of(host, mark_rows(len(host), runs.rows), device.launch[work])
     work, run_row = work[run_row >= 0], run_row[run_row >= 0]
     order = np.lexsort((device.start_ns[work], run_row))
     work, run_row = work[order], run_row[order]
@@ -230,11 +231,12 @@ def _calls_by_operator(
     for graph, same, names in _same_runs(trace, runs):
         events = runs.children[runs.edges[same][:, None] + np.arange(len(names))]
         call[events] = np.array(align_operators(names, graphs[graph].kernels), np.int32)
-    child = nearest_of(trace.host, _mark(len(trace.host), runs.children), launch)
+    child = nearest_of(trace.host, mark_rows(len(trace.host), runs.children), launch)
     return np.where(child >= 0, call[np.maximum(child, 0)], ABSENT).astype(np.int32)
 
 
-def _mark(size: int, rows: Indices) -> Bools:
+def mark_rows(size: int, rows: Indices) -> Bools:
+    """True at these rows."""
     marked = np.zeros(size, np.bool_)
     marked[rows] = True
     return marked

@@ -100,7 +100,7 @@ def _region(
         not_graphed=graph.not_graphed if graph else None,
         unfused=_unfused(graph.kernels if graph else (), totals.calls / steps, analysis.ceilings),
         kernel_times=opened.times if opened else (),
-        lines=_measured(lines, opened) if opened else lines[:MOST_LINES],
+        lines=_measured(lines, opened) if opened and opened.line_shares else lines[:MOST_LINES],
     )
 
 

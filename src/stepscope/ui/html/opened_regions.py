@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -73,6 +73,7 @@ def open_host_stacks(
 ) -> StackRows:
     """Where the CPU computes: operators move under their line, and loops get rows of their own."""
     parts, pieces = _split_by_line(opened, add_name), opened.pieces
+    rows = _without_frames(rows, np.unique(pieces.region))
     event, region = pieces.event[parts.piece], pieces.region[parts.piece].astype(np.int64)
     with_lines = _append(rows, region, parts.dur_ns, parts.line, _LINE)
     line_row = len(rows) + np.arange(len(region))
@@ -83,6 +84,23 @@ def open_host_stacks(
     named = _append(with_lines, line_row[loops], ns, parts.operators[loops], _OPERATOR)
     operator_row = len(with_lines) + np.arange(len(loops))
     return _append(named, operator_row, ns, parts.kernel[loops], _COMPUTE)
+
+
+def _without_frames(rows: StackRows, regions: Ints) -> StackRows:
+    """Python's frames inside a graph's run are those of generated code: lines take their place."""
+    is_region = np.zeros(len(rows) + 1, np.bool_)  # the last one stands for no parent
+    is_region[regions] = True
+    inside = is_region[rows.parent]
+    while True:
+        deeper = inside | np.append(inside, False)[rows.parent]
+        if (deeper == inside).all():
+            break
+        inside = deeper
+    frame = np.append(inside & (rows.kind == _LINE), False)
+    parent = rows.parent.copy()
+    while (hidden := np.flatnonzero(frame[parent])).size:
+        parent[hidden] = parent[parent[hidden]]
+    return replace(rows, parent=parent, dur_ns=np.where(frame[:-1], 0, rows.dur_ns))
 
 
 def open_launches(

@@ -25,7 +25,7 @@ def compiled_sections(compiled: CompiledWork, *, top: int, width: int) -> list[R
     """Only what there is."""
     out: list[RenderableType] = []
     if compiled.regions:
-        out += [_regions(compiled.regions[:top], width), Text()]
+        out += [_regions(compiled.regions[:top], width), *_explained_share(compiled), Text()]
     if compiled.breaks:
         out += [_breaks(compiled, top, width), Text()]
     if compiled.recompiled:
@@ -36,6 +36,17 @@ def compiled_sections(compiled: CompiledWork, *, top: int, width: int) -> list[R
         )
     out += [text_line(note) for note in compiled.notes]
     return out
+
+
+def _explained_share(compiled: CompiledWork) -> list[RenderableType]:
+    if compiled.operator_share is None or compiled.line_share is None:
+        return []
+    return [
+        text_line(
+            f"{percent(compiled.operator_share)} of that time has a known operator, "
+            f"{percent(compiled.line_share)} a source line"
+        )
+    ]
 
 
 def where(place: Place | None) -> str:
