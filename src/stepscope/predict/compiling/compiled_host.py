@@ -18,12 +18,12 @@ from stepscope.predict.edit import Selection, remove, scale_calls
 from stepscope.predict.graph_costs import LAUNCH_NS, PER_NODE_NS, SPACING_NS
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import Calls, Flags, StepGraph
+    from stepscope.explain.replay.graph import Calls, Flags, Floats, StepGraph
     from stepscope.predict.compiling.compiled_step import CompiledStep
 
 # In launches of the eager backward pass.
 _LAUNCH, _ENTRY, _GRADIENT = 0.72, 9.0, 0.3
-_MOST = 1.2  # of the eager host's time: a wrong reading of its speed must not decide
+_LONGEST = 20.0  # median launches: the rest of a longer gap is no launching, and stays
 
 
 class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,11 +53,13 @@ def relaunch(
     if graphed:
         wanted_ns = min(wanted_ns, fixed_ns + passes * LAUNCH_NS + launches * PER_NODE_NS)
         graph = _close_up(graph, after)
-    wanted_ns = min(wanted_ns, _MOST * eager_ns)
+    wanted_ns = min(wanted_ns, eager_ns)
     left_ns = _host_ns(graph.calls, after)
     factor = wanted_ns / left_ns if left_ns > 0 else 1.0
+    waits_ns = np.where(after, _other_ns(graph.calls), 0.0)
+    scaled = scale_calls(_without_gaps(graph, waits_ns), after, factor)
     return HostTimes(
-        graph=scale_calls(graph, after, factor),
+        graph=_without_gaps(scaled, -waits_ns),
         launches_before=int(before.sum()),
         launches=launches,
         share=wanted_ns / eager_ns if eager_ns > 0 else 1.0,
@@ -72,7 +74,22 @@ def in_passes(calls: Calls) -> Flags:
 
 
 def _host_ns(calls: Calls, chosen: Flags) -> float:
-    return float((calls.gap_ns + calls.call_ns)[chosen].sum())
+    """Spent on launching."""
+    return float((calls.gap_ns - _other_ns(calls) + calls.call_ns)[chosen].sum())
+
+
+def _other_ns(calls: Calls) -> Floats:
+    """The part of each gap that is something else: data, logging, a pause."""
+    launching = in_passes(calls)
+    if not launching.any():
+        return np.zeros(len(calls))
+    typical = float(np.median((calls.gap_ns + calls.call_ns)[launching]))
+    other: Floats = np.maximum(calls.gap_ns - _LONGEST * typical, 0.0)
+    return other
+
+
+def _without_gaps(graph: StepGraph, gaps_ns: Floats) -> StepGraph:
+    return replace(graph, calls=replace(graph.calls, gap_ns=graph.calls.gap_ns - gaps_ns))
 
 
 def _launch_ns(calls: Calls) -> float:
