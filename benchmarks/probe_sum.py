@@ -41,10 +41,12 @@ _CONVNEXT = """
 from torchvision.models import convnext_tiny
 model = convnext_tiny().to(device)
 images = torch.randn({batch}, 3, {side}, {side}, device=device)
-run = lambda model: torch.nn.functional.cross_entropy(model(images), images.new_zeros({batch}).long())
+labels = torch.zeros({batch}, dtype=torch.long, device=device)
+run = lambda model: torch.nn.functional.cross_entropy(model(images), labels)
 """
 _MLP = """
-model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)).to(device)
+layers = torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 8)
+model = torch.nn.Sequential(*layers).to(device)
 values = torch.randn(32, 64, device=device)
 run = lambda model: model(values).square().mean()
 """
@@ -119,8 +121,8 @@ def main() -> None:
             print(f"{name}: {row['error']}", flush=True)
         else:
             print(
-                f"{name}: traced {row['same_traced_ms']:.2f} ms, probed {row['same_probed_ms']:.2f} ms "
-                f"({100 * row['difference']:+.1f}%), {100 * row['probed_share']:.1f}% timed, "
+                f"{name}: traced {row['same_traced_ms']:.2f} ms, "
+                f"probed {row['same_probed_ms']:.2f} ms ({100 * row['difference']:+.1f}%), {100 * row['probed_share']:.1f}% timed, "
                 f"{row['wall_s']:.1f} s",
                 flush=True,
             )
