@@ -10,6 +10,7 @@ host's own time of the step.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
@@ -17,7 +18,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from library_turn import FOLDER_VARIABLE, Turns
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _LOOP = """
 import torch
@@ -100,6 +106,19 @@ def measure(script: str) -> dict[str, Any]:
     return row
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Have the device alone where others take turns on it."""
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        yield
+        return
+    turns = Turns(Path(folder))
+    turns.enter()
+    with turns.alone():
+        yield
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=300.0)
@@ -112,7 +131,8 @@ def main() -> None:
         if name in rows or time.monotonic() > ends:
             continue
         try:
-            rows[name] = measure(script)
+            with alone():
+                rows[name] = measure(script)
         except Exception as error:
             rows[name] = {"error": f"{type(error).__name__}: {error}"}
         options.save.write_text(json.dumps(rows, indent=1))
@@ -120,12 +140,13 @@ def main() -> None:
         if "error" in row:
             print(f"{name}: {row['error']}", flush=True)
         else:
-            print(
-                f"{name}: traced {row['same_traced_ms']:.2f} ms, "
-                f"probed {row['same_probed_ms']:.2f} ms ({100 * row['difference']:+.1f}%), {100 * row['probed_share']:.1f}% timed, "
-                f"{row['wall_s']:.1f} s",
-                flush=True,
-            )
+            print(f"{name}: {describe(row)}", flush=True)
+
+
+def describe(row: dict[str, Any]) -> str:
+    sums = f"traced {row['same_traced_ms']:.2f} ms, probed {row['same_probed_ms']:.2f} ms"
+    share = f"{100 * row['probed_share']:.1f}% timed in {row['wall_s']:.1f} s"
+    return f"{sums} ({100 * row['difference']:+.1f}%), {share}"
 
 
 if __name__ == "__main__":
