@@ -224,7 +224,8 @@ def command(
             _collect(lambda _: collector.finish(), run)
         explanation = None
         if run.closes and not sent:
-            if probe and ranks:  # first: what-ifs in the report use its times
+            # First: what-ifs in the report use its times. A job that was told to end has none.
+            if probe and ranks and not run.record["signals"]:
                 say(probe_run(run.folder, precisions, probe_budget))
             explanation = _conclude(run, ranks, command, code, explain=not no_explain)
             metrics.conclude(explanation)
