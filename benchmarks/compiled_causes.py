@@ -54,6 +54,7 @@ def _compare(cause: str, options: argparse.Namespace) -> None:
                     cost, its_lines = _explained(cause, out)
                     promised.append(cost)
                     lines |= its_lines
+                print(f"{which}: {json.dumps(runs[kind][-1])} {promised[-1]:.3f}", flush=True)
     name = "quick_ms" if cause == "breaks" else "training_s"
     pairs = zip(runs["with"], runs["without"], strict=True)
     real = statistics.median(a[name] - b[name] for a, b in pairs)
