@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
-import re
+import functools
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stepscope.errors import UsageError
-from stepscope.fix.saved.choose import MemoryTarget, make_plan
+from stepscope.fix.saved.choose import plan_step
 from stepscope.fix.saved.follower import FollowedPlan, PassReport, PlanFollower
 from stepscope.fix.saved.following_costs import following_costs
 from stepscope.fix.saved.operators import is_plain, tensors_in
+from stepscope.fix.saved.promise import promise
 from stepscope.fix.saved.recorder import StepRecorder
+from stepscope.fix.saved.step_watch import (
+    FOLLOWED,
+    PLAIN,
+    RECORDED,
+    StepWatch,
+    allocated_bytes,
+)
+from stepscope.records.memory_targets import MemoryTarget, batch_factor, size_in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from stepscope.fix.saved.choose import PlannedStep
+    from stepscope.fix.saved.promise import SavePromise
     from stepscope.fix.saved.save_plan import SavePlan
     from stepscope.fix.saved.step_record import StepRecord
 
 _MOST_PLANS = 8  # one for each combination of input shapes
 _MOST_DEVIATIONS = 3  # in a row: then that plan is given up
-_UNITS = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclass(slots=True)
 class _KnownPass:
     """What is known about passes with inputs of one kind."""
 
+    key: Any = None
     seen: int = 0
+    planned: PlannedStep | None = None
+    readings: list[tuple[int, int]] = field(default_factory=list)  # use, bytes; of one backward
     followed: FollowedPlan | None = None
     report: PassReport | None = None
     deviations: int = 0  # in a row
@@ -61,6 +74,7 @@ class MemorySaver:
         self._passes: dict[Any, _KnownPass] = {}
         self._depth = 0
         self._stack: ExitStack | None = None
+        self._watch = StepWatch()
         self._active: StepRecorder | PlanFollower | None = None
         self._current: _KnownPass | None = None
         self._handles = [
@@ -73,6 +87,23 @@ class MemorySaver:
         """What the first pass that followed the plan held for backward, counted; None before."""
         reports = [known.report for known in self._passes.values() if known.report is not None]
         return reports[-1].held_bytes if reports else None
+
+    @property
+    def promise(self) -> SavePromise | None:
+        """Peak and time of a step with the latest plan; None before a pass was recorded. It becomes
+        better when the recorded step's backward has run, and when more steps have been timed."""
+        recorded = [known for known in self._passes.values() if known.planned is not None]
+        if not recorded or recorded[-1].planned is None:
+            return None
+        known = recorded[-1]
+        step_ns = self._watch.typical_ns(known.key, PLAIN)
+        return promise(recorded[-1].planned, readings=known.readings, step_ns=step_ns)
+
+    @property
+    def measured_step_ns(self) -> int | None:
+        """What steps with the latest plan take, the median; None before there were two."""
+        followed = [known for known in self._passes.values() if known.report is not None]
+        return self._watch.typical_ns(followed[-1].key, FOLLOWED) if followed else None
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -111,13 +142,18 @@ class MemorySaver:
         if known is None or known.given_up:
             return
         known.seen += 1
+        self._watch.begins(known.key, _device(self._model))
         if known.followed is None and known.seen > self._warmup:
             self._active = StepRecorder(self._model)
+            self._watch.is_of(RECORDED)
         elif known.followed is not None and self._follows(known.followed):
             self._active = PlanFollower(known.followed, self._owned(), count=known.report is None)
+            self._watch.is_of(FOLLOWED)
         if self._active is not None:
             self._current = known
-            unpack = self._active.unpack if isinstance(self._active, StepRecorder) else _unpack
+            unpack = _unpack
+            if isinstance(self._active, StepRecorder):
+                unpack = functools.partial(self._unpack_recorded, self._active, known)
             self._stack = ExitStack()
             hooks = torch.autograd.graph.saved_tensors_hooks(self._active.pack, unpack)
             self._stack.enter_context(hooks)
@@ -135,10 +171,27 @@ class MemorySaver:
         if known is None or failed:
             return
         if isinstance(active, StepRecorder):
-            self.plan = make_plan(_with_costs(active.finish(output)), self._target)
-            known.followed = FollowedPlan.of(self.plan)
+            self._plan(active.finish(output), known)
         elif isinstance(active, PlanFollower):
             self._followed(known, active.finish())
+
+    def _plan(self, record: StepRecord, known: _KnownPass) -> None:
+        record = replace(
+            _with_costs(record),
+            surroundings=self._watch.surroundings(list(self._model.parameters())),
+            measured_step_ns=self._watch.typical_ns(known.key, PLAIN),
+        )
+        known.planned = plan_step(record, self._target)
+        self.plan = known.planned.plan
+        known.followed = FollowedPlan.of(self.plan)
+
+    def _unpack_recorded(self, recorder: StepRecorder, known: _KnownPass, held: Any) -> Any:
+        """Backward reads the recorded pass: what is allocated then says what a step needs."""
+        if known.planned is not None and len(known.readings) < len(known.planned.times):
+            allocated = allocated_bytes(self._watch.device)
+            if allocated is not None:
+                known.readings.append((held.number, allocated))
+        return recorder.unpack(held)
 
     def _followed(self, known: _KnownPass, report: PassReport) -> None:
         if report.deviation is None:
@@ -164,7 +217,7 @@ class MemorySaver:
             )
             return None
         if known is None:
-            known = self._passes[key] = _KnownPass(followed=self._given)
+            known = self._passes[key] = _KnownPass(key=key, followed=self._given)
         return known
 
     def _follows(self, followed: FollowedPlan) -> bool:
@@ -199,18 +252,25 @@ def save_memory(
     reduce: float | None = None,
     budget: str | int | None = None,
     max_slowdown: float | None = None,
+    batch: str | float | None = None,
     plan: SavePlan | None = None,
     dry_run: bool = False,
     warmup: int = 1,
 ) -> MemorySaver:
     """Keep less for the model's backward pass, with the same results to the last bit.
 
-    `reduce=0.5` halves what backward keeps, `budget="2GB"` limits it, `max_slowdown=0.05` limits
-    the time that recomputing adds to a step; without any, as little as possible is kept. The pass
-    after `warmup` passes is recorded, later ones follow the plan. With `dry_run` the plan is made,
-    and nothing is changed; `plan` repeats an earlier one."""
+    `reduce=0.5` halves what backward keeps, `budget="12GB"` limits what a step needs,
+    `batch="2x"` makes twice the batch fit, `max_slowdown=0.05` limits the time that recomputing
+    adds to a step; without any, as little as possible is kept. The pass after `warmup` passes is
+    recorded, later ones follow the plan. With `dry_run` the plan is made, `promise` says what it
+    would bring, and nothing is changed; `plan` repeats an earlier one."""
     _check(model, reduce, max_slowdown, warmup)
-    target = MemoryTarget(None if budget is None else _bytes(budget), reduce, max_slowdown)
+    target = MemoryTarget(
+        budget_bytes=None if budget is None else _bytes(budget),
+        reduce=reduce,
+        max_slowdown=max_slowdown,
+        batch=None if batch is None else _factor(batch),
+    )
     return MemorySaver(model, target, plan=plan, dry_run=dry_run, warmup=warmup)
 
 
@@ -231,15 +291,23 @@ def _check(model: Any, reduce: float | None, max_slowdown: float | None, warmup:
 
 
 def _bytes(budget: str | int) -> int:
-    """Of "12GB", "500 MiB" or a number."""
-    matched = re.fullmatch(r"\s*([\d.]+)\s*([KMG]I?B)?\s*", str(budget).upper())
-    try:
-        size_bytes = float(matched[1]) * _UNITS[matched[2] or ""] if matched else 0
-    except ValueError:
-        size_bytes = 0
-    if size_bytes <= 0:
+    size_bytes = size_in_bytes(budget)
+    if size_bytes is None:
         raise UsageError(f"budget={budget!r}: pass bytes, or a size such as '2GB' or '500MiB'")
-    return int(size_bytes)
+    return size_bytes
+
+
+def _factor(batch: str | float) -> float:
+    try:
+        return batch_factor(batch)
+    except ValueError as error:
+        raise UsageError(f"batch: {error}") from None
+
+
+def _device(model: torch.nn.Module) -> torch.device:
+    """Of the first parameter."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def _with_costs(record: StepRecord) -> StepRecord:

@@ -60,16 +60,36 @@ def keep_everything(record: StepRecord) -> ValueSelection:
     return ValueSelection(kept={use.value for use in uses if use.value is not None})
 
 
-def select(record: StepRecord, *, bytes_per_ns: float, segments: int) -> ValueSelection:
-    """`bytes_per_ns` is what a nanosecond is worth. Nothing is recomputed from one of the
+@dataclass(frozen=True, slots=True)
+class _TimePrice:
+    """What a nanosecond is worth, in bytes. Operators from a `late` one on may have another price:
+    where all layers are alike, one price would treat all of them alike."""
+
+    bytes_per_ns: float
+    late: tuple[int, float] | None
+
+    def at(self, ordinal: int) -> float:
+        if self.late is not None and ordinal >= self.late[0]:
+            return self.late[1]
+        return self.bytes_per_ns
+
+
+def select(
+    record: StepRecord,
+    *,
+    bytes_per_ns: float,
+    segments: int,
+    late: tuple[int, float] | None = None,
+) -> ValueSelection:
+    """`late` is an operator and the price from there on. Nothing is recomputed from one of the
     `segments` of the pass into a later one: a long chain would be there all at once."""
-    return _StepCut(record, bytes_per_ns, segments).selection()
+    return _StepCut(record, _TimePrice(bytes_per_ns, late), segments).selection()
 
 
 class _StepCut:
-    def __init__(self, record: StepRecord, bytes_per_ns: float, segments: int) -> None:
+    def __init__(self, record: StepRecord, price: _TimePrice, segments: int) -> None:
         self._record = record
-        self._price = bytes_per_ns
+        self._price = price
         self._held_anyway = held_anyway(record)
         network = FlowNetwork()
         self._source, self._sink = network.node(), network.node()
@@ -80,7 +100,7 @@ class _StepCut:
         for number, value in enumerate(record.values):
             self._add_value(network, number, value, number in fixed)
         for number, call in enumerate(record.operators):
-            cost = UNLIMITED if call.refusal else max(1, round(call.took_ns * bytes_per_ns))
+            cost = UNLIMITED if call.refusal else max(1, round(call.took_ns * price.at(number)))
             network.connect(self._source, self._operators[number], cost)
             for value_number in call.inputs:
                 network.connect(self._after[value_number], self._operators[number], UNLIMITED)
@@ -107,13 +127,13 @@ class _StepCut:
         if value.encoding is None:
             return UNLIMITED
         time_ns = coding_ns(self._record, value.encoded_bytes)
-        return value.encoded_bytes + round(time_ns * self._price)
+        return value.encoded_bytes + round(time_ns * self._price.at(value.producer or 0))
 
     def _use_capacity(self, use: SavedUse) -> int:
         if use.encoding is None:
             return UNLIMITED
         time_ns = coding_ns(self._record, use.encoded_bytes)
-        return use.encoded_bytes + round(time_ns * self._price)
+        return use.encoded_bytes + round(time_ns * self._price.at(use.after))
 
     def selection(self) -> ValueSelection:
         """Only what some use really needs."""
