@@ -260,3 +260,24 @@ def test_sizes() -> None:
 def test_a_batch_that_is_no_factor_is_refused(batch: str | float) -> None:
     with pytest.raises(UsageError, match="batch"):
         save_memory(nn.Linear(2, 2), batch=batch)
+
+
+def test_a_larger_batch_follows_the_plan_of_the_first_one() -> None:
+    results = []
+    for save in (False, True):
+        torch.manual_seed(0)
+        layers = [part for _ in range(3) for part in (nn.Linear(32, 32), nn.GELU(), nn.Dropout())]
+        model = nn.Sequential(*layers, nn.Linear(32, 1))
+        saver = save_memory(model, batch="2x", budget=1, warmup=0) if save else None
+        for rows in (8, 16, 16):
+            model(torch.randn(rows, 32)).square().mean().backward()
+        results.append([p.grad for p in model.parameters()])
+    assert saver is not None
+    assert saver.plan is not None
+    assert saver.plan.changes_something()
+    assert saver.notes == []
+    # Twice the plan's, but for the constants of three masks.
+    assert saver.held_bytes == 2 * saver.plan.saved_bytes - 3 * 4
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    again = SavePlan.from_json(saver.plan.for_other_shapes().to_json())
+    assert again == saver.plan.for_other_shapes()

@@ -217,8 +217,15 @@ class MemorySaver:
             )
             return None
         if known is None:
-            known = self._passes[key] = _KnownPass(key=key, followed=self._given)
+            known = self._passes[key] = _KnownPass(key=key, followed=self._plan_for_another())
         return known
+
+    def _plan_for_another(self) -> FollowedPlan | None:
+        """The given plan; where a larger batch is to fit, the one of the first batch: recording
+        the larger one would keep everything once more."""
+        if self._given is None and self.plan is not None and self._target.batch is not None:
+            return FollowedPlan.of(self.plan.for_other_shapes())
+        return self._given
 
     def _follows(self, followed: FollowedPlan) -> bool:
         return not self._dry_run and followed.plan.changes_something()

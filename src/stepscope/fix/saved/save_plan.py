@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stepscope.errors import UnreadableInputError
@@ -18,7 +18,7 @@ class PlannedUse:
     """One saved tensor, in the order of saving: where it is expected, and what happens to it."""
 
     after: int  # operators that ran before
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None  # None: any
     dtype: str
     action: str
     encoding: str | None
@@ -88,6 +88,10 @@ class SavePlan:
     step_peak_bytes: int | None = None
     timeline: PlanTimeline | None = None
 
+    def for_other_shapes(self) -> SavePlan:
+        """The same actions, for batches of another size."""
+        return replace(self, uses=tuple(replace(use, shape=None) for use in self.uses))
+
     def changes_something(self) -> bool:
         return any(use.action != KEEP for use in self.uses)
 
@@ -154,7 +158,8 @@ class SavePlan:
     @classmethod
     def _from(cls, data: dict[str, Any]) -> SavePlan:
         uses = tuple(
-            PlannedUse(**{**use, "shape": tuple(use["shape"])}) for use in data.pop("uses")
+            PlannedUse(**{**use, "shape": use["shape"] and tuple(use["shape"])})
+            for use in data.pop("uses")
         )
         repeated = tuple(
             PlannedRepeat(
