@@ -69,6 +69,7 @@ def explain_memory(analysis: RankAnalysis) -> Memory | None:
         memory,
         growth=growth_of_steps(inputs.step_bytes) or memory.growth,
         limit_bytes=limit,
+        saving=inputs.saving,
         theory=_theory(memory, captured, calls, analysis.strategies),
     )
     in_pools = captured.pools_unknown_bytes or 0 if captured is not None else 0

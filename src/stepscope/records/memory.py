@@ -14,6 +14,7 @@ from stepscope.records.limits import Bytes, Count
 
 if TYPE_CHECKING:
     from stepscope.records.quality import Note
+    from stepscope.records.saved_memory import SavedMemory
     from stepscope.records.trace import Int8, Int32, Int64
 
 
@@ -204,6 +205,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     theory: Theory | None = None
     largest_batch: LargestBatch | None = None
     limit_bytes: int | None = None
+    saving: SavedMemory | None = None  # what `save_memory` did, if it ran
     notes: tuple[str, ...] = ()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory, node_times
@@ -272,16 +272,18 @@ def _rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
             needed.add(use.value)
         elif use.value is not None:
             encoded_uses[use.value].add((use.encoding or "", use.encoded_bytes))
+    before = {use.value for use in record.uses}
     for number in sorted(needed | set(encoded_uses)):
         value = record.values[number]
         if value.owned:
             continue
         if number in needed:
-            yield _row(record, value, *_treatment(record, selection, number))
+            row = _row(record, value, *_treatment(record, selection, number))
         else:
             names, sizes = zip(*sorted(encoded_uses[number]), strict=True)
             cost_ns = sum(coding_ns(record, size_bytes) for size_bytes in sizes)
-            yield _row(record, value, f"{ENCODE}: {', '.join(names)}", sum(sizes), cost_ns)
+            row = _row(record, value, f"{ENCODE}: {', '.join(names)}", sum(sizes), cost_ns)
+        yield replace(row, was_kept=number in before)
 
 
 def _treatment(record: StepRecord, selection: ValueSelection, number: int) -> tuple[str, int, int]:

@@ -52,6 +52,7 @@ class PlanRow:
     held_bytes: int
     action: str
     cost_ns: int
+    was_kept: bool = True  # for backward, without the plan; else only to start from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
