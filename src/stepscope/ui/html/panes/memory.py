@@ -191,7 +191,7 @@ def _saving(saving: SavedMemory, *, drawn: bool) -> dict[str, Any]:
             {
                 "action": row.action,
                 "label": ACTION_LABELS.get(row.action, row.action),
-                "values": counted(row.values, "value"),
+                "count": counted(row.values, "value"),
                 "before": size(row.before_bytes),
                 "held": size(row.held_bytes),
                 "cost": duration(row.cost_ns) if row.cost_ns else "",
