@@ -239,6 +239,15 @@ class CapturedModule(msgspec.Struct, frozen=True):
     tensors: Count = 0
 
 
+class CapturedProducer(msgspec.Struct, frozen=True):
+    """Activations that one kind of operator made; of the free ones, what it read is kept too."""
+
+    producer: str  # Gelu; "" where nobody knows
+    bytes: Bytes
+    free_bytes: Bytes = 0
+    tensors: Count = 0
+
+
 class CapturedPool(msgspec.Struct, frozen=True):
     """A private pool, as capture wrote it."""
 
@@ -255,6 +264,7 @@ class CapturedMemory(msgspec.Struct, frozen=True):
     categories: CapturedCategories = {}  # the largest size of each in the step
     phases: list[CapturedPhase] = []
     activations_by_module: list[CapturedModule] = []
+    activations_by_producer: list[CapturedProducer] = []
     inputs_bytes: Bytes | None = None
     elsewhere_bytes: dict[str, Bytes] = {}
     pools: list[CapturedPool] = []
