@@ -10,12 +10,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-    from stepscope.measure.saved_tensors import Saved
 
 _MOST_ROWS = 60
 _NUMBERED = re.compile(r"Backward\d*$")
@@ -126,15 +124,24 @@ def kind_of(node: Any) -> str:
     return _NUMBERED.sub("", str(node.name()))
 
 
-def sum_by_producer(nodes: Mapping[int, GraphNode], live: Iterable[Saved]) -> list[dict[str, Any]]:
+class KeptValue(Protocol):
+    """A storage that the graph holds; `made` is the number of the node that made it."""
+
+    size_bytes: int
+    tensors: int
+    made: int | None
+
+
+def sum_by_producer(
+    nodes: Mapping[int, GraphNode], kept: Iterable[KeptValue]
+) -> list[dict[str, Any]]:
     """Largest first: bytes by the kind of operator that made them, and how many are free."""
-    live = list(live)
-    made = {saved.made for saved in live if saved.made is not None}
-    available = _available(nodes, made)
+    kept = list(kept)
+    available = _available(nodes, {value.made for value in kept if value.made is not None})
     rows: dict[str, dict[str, Any]] = defaultdict(
         lambda: {"bytes": 0, "free_bytes": 0, "tensors": 0}
     )
-    for saved in live:
+    for saved in kept:
         number = _behind_views(nodes, saved.made)
         node = None if number is None else nodes.get(number)
         row = rows[node.kind if node is not None else ""]

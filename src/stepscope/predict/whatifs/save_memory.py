@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.call_tree import enclosing, outermost
+from stepscope.explain.memory.lifetimes import BACKWARD
 from stepscope.explain.replay.graph import Phase
+from stepscope.explain.work import rows_named
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import insert, select
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
@@ -22,6 +25,8 @@ from stepscope.records.figures import milliseconds, percent, size
 from stepscope.records.memory import STATES
 from stepscope.records.memory_targets import read_target
 from stepscope.records.prediction import PeakMemory
+from stepscope.records.trace import HostKind
+from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Ints, StepGraph
@@ -111,7 +116,10 @@ def _kinds(context: StepContext, captured: CapturedMemory) -> list[_Kind]:
         names = _operators(row.producer)
         chosen = select(context.graph, context.trace, names.__contains__, phase=int(Phase.FORWARD))
         tasks = np.flatnonzero(chosen.tasks).astype(np.int32)
-        forward_ns = float(context.graph.tasks.dur_ns[tasks].sum())
+        if context.on_host:
+            forward_ns = _forward_ns(context, names)
+        else:
+            forward_ns = float(context.graph.tasks.dur_ns[tasks].sum())
         share = row.free_bytes / max(1, row.bytes)
         found.append(
             _Kind(
@@ -122,6 +130,23 @@ def _kinds(context: StepContext, captured: CapturedMemory) -> list[_Kind]:
             )
         )
     return sorted(found, key=lambda kind: -kind.free_bytes / max(1.0, kind.again_ns))
+
+
+def _forward_ns(context: StepContext, names: frozenset[str]) -> float:
+    """Of operators with these names in the last step, outside backward; a part of an operator of
+    the same set counts once."""
+    trace, host = context.trace, context.trace.host
+    operator = host.kind == HostKind.OPERATOR
+    named = rows_named(trace, host, operator, names.__contains__)
+    backward = rows_named(trace, host, operator, lambda name: name.startswith(BACKWARD))
+    rows = np.flatnonzero(named)
+    if context.steps.steps:
+        last = context.steps.steps[-1]
+        start = host.start_ns[rows]
+        rows = rows[(start >= last.start_ns) & (start < last.start_ns + last.dur_ns)]
+    rows = rows[nearest_of(host, backward, rows) < 0]
+    rows = rows[outermost(enclosing(host, rows), np.zeros(len(rows), np.int32))]
+    return float(host.dur_ns[rows].sum())
 
 
 def _operators(producer: str) -> frozenset[str]:
@@ -196,6 +221,10 @@ def _again(context: StepContext, chosen: list[_Kind]) -> StepGraph:
     graph = context.graph
     backward = np.flatnonzero(graph.calls.phase == Phase.BACKWARD)
     tasks = np.sort(np.concatenate([kind.tasks for kind in chosen]))[::-1]
+    if context.on_host and len(backward):
+        again_ns = sum(kind.again_ns for kind in chosen)
+        first = backward[:1].astype(np.int32)
+        return insert(graph, first, gap_ns=again_ns, call_ns=0.0, dur_ns=0.0)
     if not len(backward) or not len(tasks):
         return graph
     whole_ns = float(graph.tasks.dur_ns[tasks].sum())
