@@ -69,7 +69,7 @@ def apply(context: StepContext, value: str) -> Outcome:
             *_advice(captured),
         ),
         spread=0.10,
-        peak=_peak(context, freed),
+        peak=_peak(context, freed, _maybe_masks(captured)),
     )
 
 
@@ -241,8 +241,13 @@ def _again(context: StepContext, chosen: list[_Kind]) -> StepGraph:
     )
 
 
-def _peak(context: StepContext, freed: int) -> PeakMemory | None:
-    """None where the peak lies in another phase, or nobody knows."""
+def _maybe_masks(captured: CapturedMemory) -> int:
+    """Bytes that no operator with a gradient made: masks of dropout, which fit into bits."""
+    return sum(row.bytes for row in captured.activations_by_producer if not row.producer)
+
+
+def _peak(context: StepContext, freed: int, masks: int) -> PeakMemory | None:
+    """None where nobody knows; masks may go too."""
     memory = context.memory
     if memory is None:
         return None
@@ -253,7 +258,7 @@ def _peak(context: StepContext, freed: int) -> PeakMemory | None:
     less = freed * (1 - _MADE_AGAIN)
     return PeakMemory(
         size_bytes=round(memory.peak_bytes - less),
-        low_bytes=round(max(0.0, memory.peak_bytes - less * (1 + _DOUBT))),
+        low_bytes=round(max(0.0, memory.peak_bytes - less * (1 + _DOUBT) - masks)),
         high_bytes=round(memory.peak_bytes - less * (1 - _DOUBT)),
     )
 
