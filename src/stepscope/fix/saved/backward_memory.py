@@ -36,7 +36,7 @@ class BackwardMemory:
 
 
 @dataclass(slots=True)
-class _Level:
+class _HeldBytes:
     """Bytes that come and go with the nodes of backward."""
 
     change: list[int]
@@ -67,7 +67,7 @@ class _ValueLives:
 def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMemory:
     times, anyway = node_times(record), held_anyway(record)
     last = max(times, default=0) + 1
-    kept, encoded, again = (_Level([0] * (last + 2)) for _ in range(3))
+    kept, encoded, again = (_HeldBytes([0] * (last + 2)) for _ in range(3))
     kept.held(sum(anyway.values()), last)
     for number, use in enumerate(record.uses):
         if use.value is None or record.values[use.value].owned:
