@@ -48,6 +48,7 @@ _NAMES = (
     "no-buffer-broadcast",
     "powersgd",
     "activation-checkpointing",
+    "save-memory",
     "sdpa",
 )
 

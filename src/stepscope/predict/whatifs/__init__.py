@@ -32,6 +32,7 @@ _NAMES = (
     "fuse",
     "accumulate",
     "checkpoint",
+    "save-memory",
     "workers",
     "hosts",
     "zero",
