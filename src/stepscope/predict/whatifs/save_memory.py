@@ -277,6 +277,6 @@ WHATIF = WhatIf(
     stage=ApplyStage.RECOMPUTE,
     apply=apply,
     usual=("5%",),
-    saves_memory=("max", "5%", "15%"),
+    saves_memory=("5%",),
     remedies={"save-memory": ("5%",)},
 )
