@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from stepscope.fix.saved.backward_memory import backward_memory
-from stepscope.fix.saved.choose import MemoryTarget, make_plan
+from stepscope.fix.saved.choose import make_plan
 from stepscope.fix.saved.max_flow import UNLIMITED, FlowNetwork
 from stepscope.fix.saved.selection import ValueSelection, keep_everything, select
 from stepscope.fix.saved.step_record import RecordedCall, SavedUse, StepRecord, StepValue
+from stepscope.records.memory_targets import MemoryTarget
 
 
 def random_edges(seed: int, nodes: int) -> list[tuple[int, int, int]]:
