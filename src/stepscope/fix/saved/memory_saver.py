@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import gc
-import re
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stepscope.errors import UsageError
 from stepscope.fix.saved.choose import MemoryTarget, make_plan, without_repeating
 from stepscope.fix.saved.follower import FollowedPlan, PassReport, PlanFollower
 from stepscope.fix.saved.following_costs import following_costs
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 _MOST_PLANS = 8  # one for each combination of input shapes
 _MOST_DEVIATIONS = 3  # in a row: then that plan is given up
 _NOTHING = frozenset[int]()
-_UNITS = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclass(slots=True)
@@ -120,6 +117,12 @@ class MemorySaver:
             return
         known = self._known(inputs)
         if known is None or known.given_up:
+            return
+        if _is_capturing() and not known.counted:
+            self._note(
+                "a CUDA graph was captured before the plan was carried out: everything is kept in "
+                "it. Run a few steps before the capture"
+            )
             return
         known.seen += 1
         if known.followed is None and known.seen > self._warmup:
@@ -257,55 +260,6 @@ class MemorySaver:
             self.notes.append(text)
 
 
-def save_memory(
-    model: torch.nn.Module,
-    *,
-    reduce: float | None = None,
-    budget: str | int | None = None,
-    max_slowdown: float | None = None,
-    plan: SavePlan | None = None,
-    dry_run: bool = False,
-    warmup: int = 1,
-) -> MemorySaver:
-    """Keep less for the model's backward pass, with the same results to the last bit.
-
-    `reduce=0.5` halves what backward keeps, `budget="2GB"` limits it, `max_slowdown=0.05` limits
-    the time that recomputing adds to a step; without any, as little as possible is kept. The pass
-    after `warmup` passes is recorded, later ones follow the plan. With `dry_run` the plan is made,
-    and nothing is changed; `plan` repeats an earlier one."""
-    _check(model, reduce, max_slowdown, warmup)
-    target = MemoryTarget(None if budget is None else _bytes(budget), reduce, max_slowdown)
-    return MemorySaver(model, target, plan=plan, dry_run=dry_run, warmup=warmup)
-
-
-def _check(model: Any, reduce: float | None, max_slowdown: float | None, warmup: int) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"save_memory needs a torch.nn.Module, not {type(model).__name__}")
-    if type(model).__name__ == "OptimizedModule" or model._compiled_call_impl is not None:
-        raise UsageError(
-            "save_memory works in eager mode, and this model is compiled: the compiler recomputes "
-            "by itself; set torch._functorch.config.activation_memory_budget instead"
-        )
-    if reduce is not None and not 0 < reduce < 1:
-        raise UsageError(f"reduce={reduce}: pass a share between 0 and 1, such as 0.5")
-    if max_slowdown is not None and max_slowdown < 0:
-        raise UsageError(f"max_slowdown={max_slowdown}: pass a share of the step, such as 0.05")
-    if warmup < 0:
-        raise UsageError(f"warmup={warmup}: pass a number of passes, 0 or more")
-
-
-def _bytes(budget: str | int) -> int:
-    """Of "12GB", "500 MiB" or a number."""
-    matched = re.fullmatch(r"\s*([\d.]+)\s*([KMG]I?B)?\s*", str(budget).upper())
-    try:
-        size_bytes = float(matched[1]) * _UNITS[matched[2] or ""] if matched else 0
-    except ValueError:
-        size_bytes = 0
-    if size_bytes <= 0:
-        raise UsageError(f"budget={budget!r}: pass bytes, or a size such as '2GB' or '500MiB'")
-    return int(size_bytes)
-
-
 def _with_costs(record: StepRecord) -> StepRecord:
     """The GPU's work hides the host's, unless the host is what training waits for."""
     if not record.on_host:
@@ -322,6 +276,12 @@ def _shapes(inputs: Any) -> tuple[Any, ...]:
 def _autocast_state() -> tuple[Any, ...]:
     kinds = ("cpu", "cuda")
     return tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
+
+
+def _is_capturing() -> bool:
+    """Nothing may be measured or planned while a CUDA graph is captured; a pinned plan waits for
+    nothing and decides by host facts only, so the graph holds the planned step."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 @contextmanager

@@ -159,9 +159,10 @@ class _SettledCalls:
     def note_inputs(self, call: SeenCall) -> None:
         """Of a watched call: what settled ones make for it."""
         for tensor, held in zip(call.tensors, call.call.inputs, strict=True):
-            if isinstance(held, CallResult) and tensor.maker is not None:
-                if self.node_of.get(id(held.call)) == tensor.maker[0]:
-                    self.slots[tensor.maker] = held.slot
+            if not isinstance(held, CallResult) or tensor.maker is None:
+                continue
+            if self.node_of.get(id(held.call)) == tensor.maker[0]:
+                self.slots[tensor.maker] = held.slot
 
     def _see(self, key: SourceKey, seen_as: int | SeenResult | None) -> None:
         if isinstance(seen_as, int):
