@@ -117,7 +117,7 @@ def _candidate(record: StepRecord, selection: ValueSelection) -> _Candidate:
     sizes += [record.uses[number].encoded_bytes for number in selection.encoded_uses]
     extra_ns = repeated_ns + sum(coding_ns(record, size_bytes) for size_bytes in sizes)
     if selection.changes_something():
-        extra_ns += record.watch_ns * len(record.operators)
+        extra_ns += record.watch_ns * len(record.uses)
         extra_ns += record.hold_ns * len(selection.repeated)
     return _Candidate(selection, backward_memory(record, selection), extra_ns)
 

@@ -54,8 +54,8 @@ class StepRecord:
     values: tuple[StepValue, ...]
     uses: tuple[SavedUse, ...]
     coding_ns_per_element: float  # to encode and decode a bit
-    watch_ns: int = 0  # what following a plan costs an operator, where the host's time counts
-    hold_ns: int = 0  # and one more that may be repeated
+    watch_ns: int = 0  # what the hooks cost a saved tensor, where the host's time counts
+    hold_ns: int = 0  # and what an operator that may be repeated costs
     on_host: bool = True  # the operators ran on the CPU
 
     @property
