@@ -38,13 +38,21 @@ def test_cheap_operators_in_between_are_made_again_on_the_way() -> None:
 
 
 def test_a_sum_is_not_free_where_one_addend_is_gone() -> None:
-    nodes = {1: OperatorNode("Addmm", ()), 2: OperatorNode("Addmm", ()), 3: OperatorNode("Add", (1, 2))}
+    nodes = {
+        1: OperatorNode("Addmm", ()),
+        2: OperatorNode("Addmm", ()),
+        3: OperatorNode("Add", (1, 2)),
+    }
     assert free_bytes(nodes, Kept(8, 1), Kept(8, 3))["Add"] == 0
     assert free_bytes(nodes, Kept(8, 1), Kept(8, 2), Kept(8, 3))["Add"] == 8
 
 
 def test_a_view_stands_for_what_it_shows() -> None:
-    nodes = {1: OperatorNode("Addmm", ()), 2: OperatorNode("Tanh", (1,)), 3: OperatorNode("View", (2,))}
+    nodes = {
+        1: OperatorNode("Addmm", ()),
+        2: OperatorNode("Tanh", (1,)),
+        3: OperatorNode("View", (2,)),
+    }
     assert free_bytes(nodes, Kept(4, 1), Kept(4, 3)) == {"Addmm": 0, "Tanh": 4}
 
 

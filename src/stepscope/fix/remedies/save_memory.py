@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from stepscope.records.memory_targets import MemoryTarget
     from stepscope.records.script_facts import ScriptFacts
 
-_DDP = "DistributedDataParallel"
+_COMPILED = (
+    "the script compiles its model, and the compiler already frees what it can recompute: "
+    "set torch._functorch.config.activation_memory_budget to free more"
+)
 
 
 def fits(facts: ScriptFacts, value: str) -> str | None:
     if facts.compiled:
-        return (
-            "the script compiles its model, and the compiler already frees what it can recompute: "
-            "set torch._functorch.config.activation_memory_budget to free more"
-        )
+        return _COMPILED
     if facts.checkpointed:
         return "the script checkpoints its blocks already: they keep little else"
     if not facts.roots:
@@ -44,11 +44,11 @@ def apply(training: TrainingProcess, value: str) -> None:
     def attach(root: Any) -> None:
         from stepscope.errors import UsageError
         from stepscope.fix.saved import save_memory
+        from stepscope.fix.saved.compiled_saver import CompiledSaver
 
-        model = root.module if type(root).__name__ == _DDP else root
         try:
             saver = save_memory(
-                model,
+                root,
                 reduce=target.reduce,
                 budget=target.budget_bytes,
                 max_slowdown=target.max_slowdown,
@@ -57,6 +57,9 @@ def apply(training: TrainingProcess, value: str) -> None:
             )
         except UsageError as error:
             leave_alone(str(error))
+            return
+        if isinstance(saver, CompiledSaver):  # another remedy compiled it
+            tell(saver.notes[0])
             return
         savers.append(saver)
         waiting.append(saver)
@@ -95,10 +98,10 @@ def patch(script: Script, value: str) -> Proposal:
     options = _options(read_target(value))
 
     def lines(name: str, call: Any) -> tuple[str, ...]:
-        model = f"{name}.module" if call.type == _DDP else name
+        del call
         return (
             "from stepscope.fix import save_memory",
-            f"save_memory({', '.join((model, *options))})",
+            f"save_memory({', '.join((name, *options))})",
         )
 
     return add_before_training(script, lines)

@@ -22,17 +22,19 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class BackwardMemory:
     """`saved_bytes` when backward begins; `peak_bytes` at any time of it. The levels are those at
-    each node, and at the end: what is kept as it is, kept in an encoding, and made again."""
+    each node, and at the end: what is kept as it is, kept in an encoding, back from host memory
+    (offloaded), and made again."""
 
     saved_bytes: int
     peak_bytes: int
     kept_levels: tuple[int, ...] = ()
     encoded_levels: tuple[int, ...] = ()
+    offload_levels: tuple[int, ...] = ()
     again_levels: tuple[int, ...] = ()
 
     @property
     def levels(self) -> tuple[int, ...]:
-        parts = (self.kept_levels, self.encoded_levels, self.again_levels)
+        parts = self.kept_levels, self.encoded_levels, self.offload_levels, self.again_levels
         return tuple(map(sum, zip(*parts, strict=True)))
 
 
@@ -43,7 +45,10 @@ class _HeldBytes:
     change: list[int]
 
     def held(self, size_bytes: int, until: int) -> None:
-        self.change[0] += size_bytes
+        self.there(size_bytes, 0, until)
+
+    def there(self, size_bytes: int, begins: int, until: int) -> None:
+        self.change[begins] += size_bytes
         self.change[until + 1] -= size_bytes
 
     def at_nodes(self) -> tuple[int, ...]:
@@ -70,7 +75,7 @@ class _ValueLives:
 def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMemory:
     times, anyway = node_times(record), held_anyway(record)
     last = max(times, default=0) + 1
-    kept, encoded, again = (_HeldBytes([0] * (last + 2)) for _ in range(3))
+    kept, encoded, offload, again = (_HeldBytes([0] * (last + 2)) for _ in range(4))
     kept.held(sum(anyway.values()), last)
     for number, use in enumerate(record.uses):
         if use.value is None or record.values[use.value].owned:
@@ -87,13 +92,11 @@ def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMe
         elif value in selection.kept:
             kept.held(known.size_bytes, until)
     for value, (arrives, until) in _fetched(selection, lives).items():
-        again.change[arrives] += record.values[value].size_bytes
-        again.change[until + 1] -= record.values[value].size_bytes
+        offload.there(record.values[value].size_bytes, arrives, until)
     for value, made in lives.made.items():
-        again.change[made] += record.values[value].size_bytes
-        again.change[max(made, lives.read[value]) + 1] -= record.values[value].size_bytes
+        again.there(record.values[value].size_bytes, made, max(made, lives.read[value]))
     saved_bytes = kept.change[0] + encoded.change[0]
-    parts = kept.at_nodes(), encoded.at_nodes(), again.at_nodes()
+    parts = [one.at_nodes() for one in (kept, encoded, offload, again)]
     highest = max(map(sum, zip(*parts, strict=True)))
     return BackwardMemory(saved_bytes, max(saved_bytes, highest), *parts)
 

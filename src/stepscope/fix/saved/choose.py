@@ -165,7 +165,7 @@ def _candidate(
     options = [*selection.encoded.values(), *selection.encoded_uses.values()]
     extra_ns = repeated_ns + sum(option.cost_ns for option in options)
     if selection.changes_something():
-        extra_ns += record.watch_ns * len(record.operators)
+        extra_ns += record.watch_ns * len(record.uses)
         extra_ns += record.hold_ns * len(selection.repeated)
     memory = backward_memory(record, selection)
     if around is not None:
@@ -270,12 +270,19 @@ def _action(record: StepRecord, selection: ValueSelection, number: int) -> str:
     return RECOMPUTE
 
 
+def _shown_action(record: StepRecord, selection: ValueSelection, number: int) -> str:
+    """For people: offloading is carried out as an encoding, but it is none."""
+    option = selection.encoded.get(number)
+    is_offloaded = option is not None and option.encoding == OFFLOAD
+    return OFFLOAD if is_offloaded else _action(record, selection, number)
+
+
 def _use_action(record: StepRecord, selection: ValueSelection) -> Callable[[int], str]:
     """What is done with a value that backward kept; where only its uses are encoded, that."""
     whole = {
         use.value for number, use in enumerate(record.uses) if number not in selection.encoded_uses
     }
-    return lambda value: _action(record, selection, value) if value in whole else ENCODE
+    return lambda value: _shown_action(record, selection, value) if value in whole else ENCODE
 
 
 def _rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
@@ -305,15 +312,14 @@ def _rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
 
 def _treatment(record: StepRecord, selection: ValueSelection, number: int) -> tuple[str, int, int]:
     """Action, bytes held and time."""
-    value, action = record.values[number], _action(record, selection, number)
+    value, action = record.values[number], _shown_action(record, selection, number)
     if action == RECOMPUTE and value.producer is not None:
         return action, 0, record.operators[value.producer].took_ns
-    if action == ENCODE:
-        option = selection.encoded[number]
-        label = described(option.encoding)
-        label = label if label == OFFLOAD else f"{action}: {label}"
-        return label, option.held_bytes, option.cost_ns
-    return action, value.size_bytes, 0
+    option = selection.encoded.get(number)
+    if option is None:
+        return action, value.size_bytes, 0
+    label = f"{action}: {described(option.encoding)}" if action == ENCODE else action
+    return label, option.held_bytes, option.cost_ns
 
 
 def _row(

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stepscope.errors import UsageError
 from stepscope.fix.saved.choose import plan_step, without_repeating
-from stepscope.fix.saved.encoding_names import LOSSY
 from stepscope.fix.saved.encodings.offload import fetch_ahead
 from stepscope.fix.saved.follower import FollowedPlan, PassReport, PlanFollower
 from stepscope.fix.saved.following_costs import following_costs
@@ -29,7 +27,6 @@ from stepscope.fix.saved.step_watch import (
     StepWatch,
     allocated_bytes,
 )
-from stepscope.records.memory_targets import MemoryTarget, batch_factor, size_in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,6 +36,7 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.promise import SavePromise
     from stepscope.fix.saved.save_plan import SavePlan
     from stepscope.fix.saved.step_record import StepRecord
+    from stepscope.records.memory_targets import MemoryTarget
 
 _MOST_PLANS = 8  # one for each combination of input shapes
 _MOST_DEVIATIONS = 3  # in a row: then that plan is given up
@@ -155,6 +153,12 @@ class MemorySaver:
             return
         known = self._known(inputs)
         if known is None or known.given_up:
+            return
+        if _is_capturing() and not known.counted:
+            self._note(
+                "a CUDA graph was captured before the plan was carried out: everything is kept in "
+                "it. Run a few steps before the capture"
+            )
             return
         known.seen += 1
         self._watch.begins(known.key, _device(self._model))
@@ -321,69 +325,6 @@ class MemorySaver:
             self.notes.append(text)
 
 
-def save_memory(
-    model: torch.nn.Module,
-    *,
-    reduce: float | None = None,
-    budget: str | int | None = None,
-    max_slowdown: float | None = None,
-    batch: str | float | None = None,
-    plan: SavePlan | None = None,
-    dry_run: bool = False,
-    warmup: int = 1,
-    lossy: str | None = None,
-) -> MemorySaver:
-    """Keep less for the model's backward pass, with the same results to the last bit.
-
-    `reduce=0.5` halves what backward keeps, `budget="12GB"` limits what a step needs,
-    `batch="2x"` makes twice the batch fit, `max_slowdown=0.05` limits the time that recomputing
-    adds to a step; without any, as little as possible is kept. The pass after `warmup` passes is
-    recorded, later ones follow the plan. With `dry_run` the plan is made, `promise` says what it
-    would bring, and nothing is changed; `plan` repeats an earlier one. `lossy="fp8-e4m3"` (or
-    "bf16", "fp16", "fp8-e5m2", "4-bit") also rounds what is kept, after forward has used it:
-    results then differ."""
-    if lossy is not None and lossy not in LOSSY:
-        raise UsageError(f"lossy={lossy!r}: pass one of {', '.join(LOSSY)}")
-    _check(model, reduce, max_slowdown, warmup)
-    target = MemoryTarget(
-        budget_bytes=None if budget is None else _bytes(budget),
-        reduce=reduce,
-        max_slowdown=max_slowdown,
-        batch=None if batch is None else _factor(batch),
-    )
-    return MemorySaver(model, target, plan=plan, dry_run=dry_run, warmup=warmup, lossy=lossy)
-
-
-def _check(model: Any, reduce: float | None, max_slowdown: float | None, warmup: int) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"save_memory needs a torch.nn.Module, not {type(model).__name__}")
-    if type(model).__name__ == "OptimizedModule" or model._compiled_call_impl is not None:
-        raise UsageError(
-            "save_memory works in eager mode, and this model is compiled: the compiler recomputes "
-            "by itself; set torch._functorch.config.activation_memory_budget instead"
-        )
-    if reduce is not None and not 0 < reduce < 1:
-        raise UsageError(f"reduce={reduce}: pass a share between 0 and 1, such as 0.5")
-    if max_slowdown is not None and max_slowdown < 0:
-        raise UsageError(f"max_slowdown={max_slowdown}: pass a share of the step, such as 0.05")
-    if warmup < 0:
-        raise UsageError(f"warmup={warmup}: pass a number of passes, 0 or more")
-
-
-def _bytes(budget: str | int) -> int:
-    size_bytes = size_in_bytes(budget)
-    if size_bytes is None:
-        raise UsageError(f"budget={budget!r}: pass bytes, or a size such as '2GB' or '500MiB'")
-    return size_bytes
-
-
-def _factor(batch: str | float) -> float:
-    try:
-        return batch_factor(batch)
-    except ValueError as error:
-        raise UsageError(f"batch: {error}") from None
-
-
 def _device(model: torch.nn.Module) -> torch.device:
     """Of the first parameter."""
     first = next(model.parameters(), None)
@@ -406,6 +347,12 @@ def _shapes(inputs: Any) -> tuple[Any, ...]:
 def _autocast_state() -> tuple[Any, ...]:
     kinds = ("cpu", "cuda")
     return tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
+
+
+def _is_capturing() -> bool:
+    """Nothing may be measured or planned while a CUDA graph is captured; a pinned plan waits for
+    nothing and decides by host facts only, so the graph holds the planned step."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 @contextmanager

@@ -81,8 +81,8 @@ class StepRecord:
     operators: tuple[RecordedCall, ...]
     values: tuple[StepValue, ...]
     uses: tuple[SavedUse, ...]
-    watch_ns: int = 0  # what following a plan costs an operator, where the host's time counts
-    hold_ns: int = 0  # and one more that may be repeated
+    watch_ns: int = 0  # what the hooks cost a saved tensor, where the host's time counts
+    hold_ns: int = 0  # and what an operator that may be repeated costs
     on_host: bool = True  # the operators ran on the CPU
     surroundings: StepSurroundings | None = None
     measured_step_ns: int | None = None  # of whole steps before this one

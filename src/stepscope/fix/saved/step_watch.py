@@ -24,7 +24,7 @@ class _Begun:
 
     key: Hashable
     kind: str
-    mark: Any  # a CUDA event, or nanoseconds
+    mark: Any  # a CUDA event, or nanoseconds; None in the capture of a CUDA graph
 
 
 class StepWatch:
@@ -52,13 +52,14 @@ class StepWatch:
 
     def steps_ns(self, key: Hashable, kind: str) -> list[int]:
         """Of all passes of a kind that another has followed."""
-        if self.device.type == "cuda" and self._passes:
-            self._passes[-1].mark.synchronize()
+        marks = [one.mark for one in self._passes if one.mark is not None]
+        if self.device.type == "cuda" and marks:
+            marks[-1].synchronize()
         pairs = zip(self._passes, self._passes[1:], strict=False)
         return [
             _between_ns(one.mark, following.mark)
             for one, following in pairs
-            if one.key == key and one.kind == kind
+            if one.key == key and one.kind == kind and _have_marks(one, following)
         ]
 
     def typical_ns(self, key: Hashable, kind: str) -> int | None:
@@ -96,16 +97,18 @@ def _limit_bytes(device: torch.device) -> int | None:
 def _mark(device: torch.device) -> Any:
     if device.type != "cuda":
         return time.perf_counter_ns()
+    if torch.cuda.is_current_stream_capturing():
+        return None
     event = torch.cuda.Event(enable_timing=True)
-    if not torch.cuda.is_current_stream_capturing():
-        event.record()
+    event.record()
     return event
+
+
+def _have_marks(*passes: _Begun) -> bool:
+    return all(one.mark is not None for one in passes)
 
 
 def _between_ns(one: Any, following: Any) -> int:
     if isinstance(one, int):
         return int(following) - one
-    try:
-        return round(float(one.elapsed_time(following)) * 1e6)
-    except RuntimeError:  # an event inside a CUDA graph has no time
-        return 0
+    return round(float(one.elapsed_time(following)) * 1e6)
