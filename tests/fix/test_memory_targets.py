@@ -10,7 +10,7 @@ from torch import nn
 
 from stepscope.errors import UsageError
 from stepscope.fix import save_memory
-from stepscope.fix.saved import SavePlan
+from stepscope.fix.saved import SavePlan, step_watch
 from stepscope.fix.saved.choose import make_plan, plan_step
 from stepscope.fix.saved.promise import promise
 from stepscope.fix.saved.step_record import (
@@ -275,3 +275,12 @@ def test_a_larger_batch_follows_the_plan_of_the_first_one() -> None:
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
     again = SavePlan.from_json(saver.plan.for_other_shapes().to_json())
     assert again == saver.plan.for_other_shapes()
+
+
+def test_a_captured_step_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = iter([10, 20, None, 50, 70])
+    monkeypatch.setattr(step_watch, "_mark", lambda _device: next(marks))
+    watch = step_watch.StepWatch()
+    for _ in range(6):  # the first is left out: kernels are loaded in it
+        watch.begins("batch", torch.device("cpu"))
+    assert watch.steps_ns("batch", step_watch.PLAIN) == [10, 20]

@@ -113,7 +113,16 @@ def test_the_budget_holds_for_this_model_alone(in_place: bool) -> None:
     assert saver.held_bytes is None
 
 
-@pytest.mark.parametrize("option", [{"budget": "2GB"}, {"max_slowdown": 0.05}])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"budget": "2GB"},
+        {"max_slowdown": 0.05},
+        {"batch": "2x"},
+        {"dry_run": True},
+        {"lossy": "bf16"},
+    ],
+)
 def test_targets_that_the_compiler_does_not_know_are_refused(option: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="reduce="):
         save_memory(compiled(make(), "eager", in_place=True), **option)
