@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+
 from stepscope.fix.scan import kernels
 from stepscope.fix.scan.kernels import _rescale, _Scan, _slope, _through
 

@@ -144,8 +144,8 @@ def _why_none(found: Sequence[Recurrence]) -> str:
         return f"states are larger than {LARGEST_SIZE}, or the step has no backward pass"
     if found:
         return (
-            "there is no scan for the backward pass of an LSTM or a GRU (docs/scan.md says what one "
-            "would cost)"
+            "there is no scan for the backward pass of an LSTM or a GRU (docs/scan.md says what "
+            "one would cost)"
         )
     return (
         f"no recurrence of {LONG} steps or more was found; shapes must be recorded "
