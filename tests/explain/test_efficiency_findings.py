@@ -85,7 +85,9 @@ class TestFp32Matmuls:
         # 5000 of 6000 µs in fp32; as close to tf32's peak they take 67 / 494.7 of that
         assert finding.share == pytest.approx(5000 * (1 - FP32 / TF32_PEAK) / 6000, rel=1e-3)
         assert finding.severity == "high"
-        assert finding.summary.startswith("83% of the step is matrix products in fp32; the peak of tf32")
+        assert finding.summary.startswith(
+            "83% of the step is matrix products in fp32; the peak of tf32"
+        )
         assert [each.id for each in finding.remedies] == ["tf32", "bf16"]
         # 2 * 4096^3 FLOPs in 2500 µs
         assert "at 55.0 TFLOP/s (peak 67.0 TFLOP/s)" in finding.evidence[0]
