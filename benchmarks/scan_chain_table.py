@@ -1,4 +1,4 @@
-"""A pruned VGG-like chain back by Blelloch's scan: sparsity, FLOPs, critical path, level by level.
+"""A pruned VGG-like chain back by Blelloch's scan: sparsity, FLOPs and critical path by level.
 
     python benchmarks/scan_chain_table.py [--pruned 0.97] [--width 8] [--side 16] [--save FILE.json]
 

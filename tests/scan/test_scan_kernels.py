@@ -65,10 +65,15 @@ def test_weight_gradients(steps: int, batch: int, size: int, features: int) -> N
 
 
 @pytest.mark.parametrize(("steps", "width"), [(130, 130), (5, 3), (64, 1)])
-def test_linear_recurrences(steps: int, width: int) -> None:
+@pytest.mark.parametrize("kind", [torch.float32, torch.complex64])
+def test_linear_recurrences(steps: int, width: int, kind: torch.dtype) -> None:
+    """Decays that are conjugate views too, as backward has them."""
     from stepscope.fix.scan.linear_kernels import scan_pairs
 
     torch.manual_seed(0)
-    decay, inputs = (draw(steps, width, device=DEVICE) for draw in (torch.rand, torch.randn))
-    right = _by_chunks(decay.double(), inputs.double())
-    torch.testing.assert_close(scan_pairs(decay, inputs).double(), right, rtol=1e-5, atol=1e-6)
+    decay = (0.7 * torch.randn(steps, width, device=DEVICE, dtype=kind)).conj()
+    inputs = torch.randn(steps, width, device=DEVICE, dtype=kind)
+    exact = torch.complex128 if kind.is_complex else torch.float64
+    right = _by_chunks(decay.to(exact), inputs.to(exact))
+    ours = scan_pairs(decay, inputs).to(exact)
+    torch.testing.assert_close(ours, right, rtol=1e-5, atol=1e-5)

@@ -38,9 +38,9 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         severity="medium" if share >= MEDIUM else "low",
-        summary=f"{counted(len(widest), 'operator')} could save up to {percent(share)} of the step "
-        f"at {percent(REACHABLE)} of the {evidence.device}'s peak rates; first "
-        f"{widest[0][1].operator}.",
+        summary=f"{percent(share)} of the step is what {counted(len(widest), 'operator')} "
+        f"{'takes' if len(widest) == 1 else 'take'} longer than at {percent(REACHABLE)} of the "
+        f"{evidence.device}'s peak rates; first {widest[0][1].operator}.",
         evidence=tuple(_describe(evidence, ns, spot) for ns, spot in widest),
         remedies=tuple(_offer([spot for _, spot in widest])),
     )
@@ -52,10 +52,10 @@ def _lost_ns(spot: Spot) -> float:
 
 
 def _describe(evidence: RankEvidence, lost_ns: float, spot: Spot) -> str:
-    saves = milliseconds(evidence.mean_step_share(lost_ns) * evidence.budget.step_ms)
+    longer = milliseconds(evidence.mean_step_share(lost_ns) * evidence.budget.step_ms)
     limit = {"compute": "arithmetic", "memory": "memory bandwidth"}.get(spot.bound, "its work")
     reached = percent((spot.roof_ns or 0.0) / spot.device_ns)
-    return f"{spot_words(evidence, spot)}, {reached} of the peak by {limit}: saves up to {saves}"
+    return f"{spot_words(evidence, spot)}, {reached} of the peak by {limit}: {longer} longer"
 
 
 def _offer(spots: list[Spot]) -> Iterator[Remedy]:

@@ -10,7 +10,7 @@ from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_pla
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.window_kernels import by_operator, callers
 from stepscope.records import remedies
-from stepscope.records.figures import percent, rate
+from stepscope.records.figures import percent, rate, significant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,8 +58,8 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=first.saved,
         severity=kernel_severity(evidence, first.saved),
-        summary=f"{percent(now)} of the step is matrix products in fp32; in {first.dtype} they "
-        f"would take about {percent(first.after)}.",
+        summary=f"{percent(now)} of the step is matrix products in fp32; the peak of {first.dtype} "
+        f"is {_peak_gain(efficiency.ceilings, first.dtype)} times as high.",
         evidence=tuple(_evidence(evidence, efficiency, use, choices)),
         where=_places(evidence, efficiency),
         remedies=tuple(
@@ -75,6 +75,10 @@ def _faster(ceilings: Ceilings) -> list[str]:
     if not base:
         return []
     return [dtype for dtype in FASTER if ceilings.flops.get(dtype, 0.0) >= LEAST_GAIN * base]
+
+
+def _peak_gain(ceilings: Ceilings, dtype: str) -> str:
+    return significant(ceilings.flops[dtype] / ceilings.flops["fp32"])
 
 
 def _in_dtype(efficiency: Efficiency, use: DtypeUse, dtype: str) -> float:
@@ -109,8 +113,7 @@ def _evidence(
         part = evidence.mean_step_share(use.tensor_core_ns)
         yield f"of this on tensor cores, emulated with tf32: {evidence.step_ms(part)}"
     for choice in choices:
-        time = evidence.step_ms(choice.after)
-        yield f"equally efficient in {choice.dtype} (peak {peaks[choice.dtype]}): {time}"
+        yield f"peak in {choice.dtype}: {peaks[choice.dtype]}"
     yield f"source of the peaks: {efficiency.ceilings.source}"
 
 

@@ -34,7 +34,7 @@ JOINED = re.compile(r"_foreach|_fused|multi_tensor|^triton_|embedding|index")
 
 
 def find(evidence: RankEvidence) -> Finding | None:
-    """What fusing neighbouring kernels would save, where memory-bound operators take much time."""
+    """What passes through memory between neighbours, where memory-bound operators take long."""
     efficiency = evidence.efficiency
     if efficiency is None or evidence.on_host:
         return None
@@ -55,13 +55,13 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=saved,
         severity=kernel_severity(evidence, saved),
-        summary=f"{percent(moving)} of the step moves data instead of computing; fusing "
-        f"neighbouring kernels would save up to {percent(saved)}.",
+        summary=f"{percent(moving)} of the step moves data instead of computing; up to "
+        f"{percent(saved)} is values that one kernel writes and the next one reads.",
         evidence=(
             f"operators limited by memory bandwidth: {evidence.step_ms(moving)}",
             *_describe_replayed(evidence, in_graphs),
-            f"fusing {counted(runs, 'run')} of neighbouring kernels saves up to "
-            f"{evidence.step_ms(saved)}",
+            f"in {counted(runs, 'run')} of neighbouring kernels, values that pass through memory "
+            f"take up to {evidence.step_ms(saved)}",
             *(_describe_spot(evidence, spot) for spot in costliest),
             *_describe_bandwidth(efficiency),
         ),

@@ -54,8 +54,8 @@ def find(evidence: RankEvidence) -> Finding | None:
         share=share,
         summary=f"{worst.operator} reaches {rate(worst.flops_s, 'FLOP/s')} of "
         f"{rate(roof, 'FLOP/s')} "
-        f"({'measured by calibrate' if known else 'the best product of this trace'}); at half of "
-        f"that speed, {percent(share)} of the step would be saved.",
+        f"({'measured by calibrate' if known else 'the best product of this trace'}); "
+        f"{percent(share)} of the step is what such products take longer than at half of that.",
         evidence=(
             *(_describe(product) for product, _ in slow[:3]),
             *_list_reasons(use.load, [product.operator for product, _ in slow]),

@@ -73,8 +73,8 @@ def find(evidence: JobEvidence) -> Finding | None:
     return RULE.finding(
         title=_title(worst),
         share=share,
-        summary=f"{_describe(worst)}; without this, a step "
-        f"would be {milliseconds(worst.cost_ms)} ({percent(share)}) shorter.",
+        summary=f"{_describe(worst)}; this costs {milliseconds(worst.cost_ms)} of every step "
+        f"({percent(share)}).",
         evidence=(
             *(worst.evidence[1:] if worst.link is not None else worst.evidence),
             *(_describe_other(straggler) for straggler in others[:3]),

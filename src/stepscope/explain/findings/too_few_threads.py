@@ -36,8 +36,8 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         summary=f"{significant(idle)} of {load.room or 0:g} cores are idle while {_threads(load)} "
-        f"compute{'s' if load.threads == 1 else ''}: {fitting} threads could save "
-        f"{percent(share)} of the step.",
+        f"compute{'s' if load.threads == 1 else ''}; operators that {fitting} threads can share "
+        f"are {percent(shared)} of the step.",
         evidence=(
             f"operators of {LONG_NS / 1e6:g} ms and more, which threads can share: "
             f"{evidence.step_ms(shared)}",

@@ -75,7 +75,7 @@ def scan_pairs(decay: Tensor, inputs: Tensor) -> Tensor:
 def _kernels_fit(inputs: Tensor) -> bool:
     from stepscope.fix.scan.rnn_layer import has_triton
 
-    return inputs.is_cuda and inputs.dtype == torch.float32 and has_triton()
+    return inputs.is_cuda and inputs.dtype in (torch.float32, torch.complex64) and has_triton()
 
 
 def _by_chunks(decay: Tensor, inputs: Tensor) -> Tensor:

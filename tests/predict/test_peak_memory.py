@@ -1,0 +1,236 @@
+"""Peak memory of changed steps: a graph worked out by hand, and real models on the CPU."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.predict.peak_memory.autocast_widths import AutocastRule, rule_of
+from stepscope.predict.peak_memory.backward_levels import replay_backward
+from stepscope.predict.peak_memory.graph_blocks import find_block_paths
+from stepscope.predict.peak_memory.held_values import MemoryChange, hold
+from stepscope.predict.peak_memory.peak_change import changed_peak
+from stepscope.records.backward_graph import CapturedBackward, GraphModule
+from stepscope.records.memory import (
+    BatchLine,
+    CapturedMemory,
+    CapturedPeak,
+    CapturedPhase,
+    LargestBatch,
+    Memory,
+)
+
+FLOAT = "float32"
+# x [10] -> norm (weight of 10) -> linear (weight of 200, result [20]) -> relu -> sum; the batch x
+# needs no gradient.
+GRAPH = msgspec.convert(
+    {
+        "modules": [["", "Net", 210, False]],
+        "storages": [[40, "input"], [40, "activation"], [800, "state"], [80, "activation"]],
+        "nodes": [
+            ["NativeLayerNormBackward0", 0, [[10, FLOAT]], [[-1, 0], [4, 0]],
+             [["input", 0, 10, FLOAT]]],
+            ["MmBackward0", 0, [[20, FLOAT]], [[0, 0], [5, 0]],
+             [["self", 1, 10, FLOAT], ["mat2", 2, 200, FLOAT]]],
+            ["ReluBackward0", 0, [[20, FLOAT]], [[1, 0]], [["result", 3, 20, FLOAT]]],
+            ["SumBackward0", 0, [[1, FLOAT]], [[2, 0]], []],
+            ["AccumulateGrad", -1, [[10, FLOAT]], [], []],
+            ["AccumulateGrad", -1, [[200, FLOAT]], [], []],
+        ],
+        "hidden": 0,
+    },
+    CapturedBackward,
+)  # fmt: skip
+
+
+def levels(device: str = "cuda", **change: Any) -> tuple[float, float, float]:
+    held = hold(GRAPH, device, MemoryChange(**change))
+    result = replay_backward(held, keeps_gradients=False)
+    return result.kept_bytes, result.peak_bytes, result.gradients_bytes
+
+
+def test_in_fp32_by_hand() -> None:
+    # Kept: the norm's result (40) and relu's (80). Highest in the product's backward: the gradient
+    # of its result (80), of the norm's result (40) and of the weight (800), while 40 are kept.
+    assert levels() == (120, 40 + 80 + 40 + 800, 840)
+
+
+def test_under_autocast_by_hand() -> None:
+    # The norm stays in fp32, so the product keeps a narrow copy of 20 and the cast weight of 400;
+    # relu's result is narrow: 40. In the product's backward: 20 + 400 kept, the gradient of its
+    # result 40, gradients in bf16 20 and 400. Then the weight's is cast: 400 + 800, and the input's
+    # 20 + 40, one after the other.
+    kept, peak, gradients = levels(autocast=True)
+    assert kept == 20 + 400 + 40
+    assert gradients == 840
+    assert peak == 40 + 400 + 800  # the input's gradient in fp32, the weight's before and after
+
+
+def test_twice_the_batch_leaves_weights_as_they_are() -> None:
+    assert levels(batch=2.0) == (240, 80 + 160 + 80 + 800, 840)
+
+
+def test_norms_are_fp32_on_a_gpu_and_follow_their_input_on_a_cpu() -> None:
+    assert rule_of("NativeLayerNormBackward0", "cuda") == AutocastRule.FULL
+    assert rule_of("NativeLayerNormBackward0", "cpu") == AutocastRule.FIRST
+    assert rule_of("ConvolutionBackward0", "cpu") == AutocastRule.NARROW
+    assert rule_of("ScaledDotProductFlashAttentionBackward0", "cuda") == AutocastRule.NARROW
+    assert rule_of("GeluBackward0", "cuda") == AutocastRule.WIDEST
+
+
+def test_blocks_are_marked_ones_or_those_with_most_parameters() -> None:
+    def module(path: str, kind: str, elements: int, marked: bool = False) -> GraphModule:
+        return GraphModule(path=path, type=kind, elements=elements, recomputes=marked)
+
+    layers = [module(f"layers.{n}", "Block", 100) for n in range(3)]
+    inner = [module(f"layers.{n}.fc", "Linear", 100) for n in range(3)]
+    heads = [module(f"heads.{n}", "Linear", 500) for n in range(3)]
+    assert find_block_paths([*layers, *inner, *heads]) == ["layers.0", "layers.1", "layers.2"]
+    marked = [module("h.0", "Layer", 1, marked=True), module("h.0.inner", "Layer", 1, marked=True)]
+    assert find_block_paths([*layers, *inner, *marked]) == ["h.0"]
+    assert find_block_paths(heads) == []
+
+
+def captured(peak_phase: str = "backward", allocated: int = 5_000) -> CapturedMemory:
+    states = {"parameters": 840, "gradients": 0, "optimizer": 1_680, "activations": 120}
+    return CapturedMemory(
+        device="cuda",
+        graph=GRAPH,
+        peak=CapturedPeak(categories={}, phase=peak_phase, allocated_bytes=allocated),
+        phases=[
+            CapturedPhase(phase="forward", categories=states, allocated_bytes=2_640),
+            CapturedPhase(phase="backward", categories={**states, "gradients": 840}),
+        ],
+    )
+
+
+def memory(line: BatchLine) -> Memory:
+    unknown = dict.fromkeys(
+        ("batch", "batch_from", "per_sample_bytes", "limit_bytes", "limit_from", "factor",
+         "factor_low", "factor_high", "largest", "low", "high")
+    )  # fmt: skip
+    largest = LargestBatch(lines=(line,), reserve_bytes=0, **unknown)
+    return Memory(
+        source="capture",
+        device="cuda",
+        peak_bytes=5_000,
+        reserved_bytes=None,
+        phase="backward",
+        measured="",
+        categories={},
+        largest_batch=largest,
+    )
+
+
+def test_the_measured_peak_moves_by_what_the_graph_says() -> None:
+    line = BatchLine(moment="peak", fixed_bytes=4_880, scaling_bytes=120)
+    peak = changed_peak(captured(), memory(line), MemoryChange(autocast=True))
+    assert peak is not None
+    # The graph moves by 1240 - 960. Of the 5000, states hold 2520 and the graph 960: the rest of
+    # 1520 is workspace, of which half may go.
+    assert peak.size_bytes == 5_000 + 280 - 760
+    assert peak.low_bytes < peak.size_bytes < peak.high_bytes
+    assert peak.high_bytes >= 5_000 + 280
+
+
+def test_another_update_counts_when_the_optimizer_holds_most() -> None:
+    line = BatchLine(moment="in backward", fixed_bytes=2_880, scaling_bytes=120)
+    change = MemoryChange(other_update=True, update_bytes=840)
+    peak = changed_peak(captured("optimizer"), memory(line), change)
+    assert peak is not None
+    assert peak.size_bytes == 840 + 1_680 + 120 + 840 + 840
+
+
+def test_hidden_nodes_are_not_guessed() -> None:
+    line = BatchLine(moment="peak", fixed_bytes=4_880, scaling_bytes=120)
+    hidden = msgspec.structs.replace(GRAPH, hidden=3)
+    unknown = msgspec.structs.replace(captured(), graph=hidden)
+    assert changed_peak(unknown, memory(line), MemoryChange(recompute=True)) is None
+
+
+def test_a_graph_that_names_what_is_not_there_is_not_sound() -> None:
+    assert GRAPH.is_sound
+    assert not msgspec.structs.replace(GRAPH, storages=GRAPH.storages[:2]).is_sound
+
+
+# Real models: the promise comes from fp32 alone, the truth from the allocator's events.
+
+
+def attention_model(torch: Any) -> Any:
+    layer = functools.partial(torch.nn.TransformerEncoderLayer, 32, 2, 64, batch_first=True)
+    layers = torch.nn.ModuleList(layer(dropout=0.0, norm_first=True) for _ in range(4))
+
+    class Model(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.layers = torch.nn.Linear(32, 32), layers
+            self.head = torch.nn.Linear(32, 50)
+
+        def forward(self, given: Any) -> Any:
+            given = self.first(given)
+            for one in self.layers:
+                given = one(given)
+            return self.head(given).flatten(0, 1)
+
+    return Model()
+
+
+def recurrent_model(torch: Any) -> Any:
+    class Model(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = torch.nn.GRU(32, 32, 2), torch.nn.Linear(32, 50)
+
+        def forward(self, given: Any) -> Any:
+            return self.head(self.rnn(given)[0]).flatten(0, 1)
+
+    return Model()
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize(("build", "error"), [(attention_model, 0.05), (recurrent_model, 0.1)])
+def test_the_allocator_agrees(build: Any, error: float) -> None:
+    torch = pytest.importorskip("torch")
+    from stepscope.fix.memory_meters import meter_on_host
+    from stepscope.measure.memory import MemoryStep
+
+    torch.manual_seed(0)
+    model, given = build(torch), torch.randn(4, 24, 32)
+    labels = torch.randint(50, (96,))
+    loss_of = torch.nn.functional.cross_entropy
+
+    def step(autocast: bool) -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = loss_of(model(given), labels)
+        loss.backward()
+
+    def measure(autocast: bool) -> int:
+        model.zero_grad()
+        return int(meter_on_host(lambda: step(autocast))[1])
+
+    step(False)
+    model.zero_grad()
+    watch = MemoryStep([torch.optim.SGD(model.parameters(), lr=0.0)])
+    watch.begin()
+    watch.phase("backward", entering=True)
+    step(False)
+    watch.phase("backward", entering=False)
+    graph = msgspec.convert(watch.end()["graph"], CapturedBackward)
+
+    def promise(**change: Any) -> float:
+        held = hold(graph, "cpu", MemoryChange(**change))
+        return replay_backward(held, keeps_gradients=False).peak_bytes
+
+    promises = {"now": promise(), "bf16": promise(autocast=True), "blocks": promise(recompute=True)}
+    truths = {"now": measure(False), "bf16": measure(True)}
+    if build is attention_model:
+        for layer in model.layers:
+            layer.forward = functools.partial(
+                torch.utils.checkpoint.checkpoint, layer.forward, use_reentrant=False
+            )
+        truths["blocks"] = measure(False)
+    for name, truth in truths.items():
+        assert promises[name] == pytest.approx(truth, rel=error), name
