@@ -49,9 +49,23 @@ def check(seed: int) -> float:
     assert same_bits(plain, again), "the training itself is not repeatable"
     assert same_bits(plain, saved), f"net {seed} differs: {saver.plan}"
     assert saver.notes == []
-    expected = pytest.approx(saver.plan.saved_bytes, rel=0.05)  # zeros vary
-    assert saver.held_bytes == (expected if saver.plan.changes_something() else None)
+    check_held(saver)
     return saver.plan.saved_bytes_before / max(1, saver.plan.saved_bytes)
+
+
+def check_held(saver: MemorySaver) -> None:
+    """As planned, but for sparse values: how many zeros there are varies, and with too few of them
+    the value is kept as it is."""
+    plan, held = saver.plan, saver.held_bytes
+    assert plan is not None
+    if not plan.changes_something():
+        assert held is None
+        return
+    sparse = [row for row in plan.rows if row.action == "encode: sparse"]
+    packed = sum(row.held_bytes for row in sparse)
+    most = sum(row.size_bytes for row in sparse)
+    assert held is not None
+    assert plan.saved_bytes - packed <= held <= plan.saved_bytes - packed + most
 
 
 @pytest.mark.parametrize("seed", range(4))
