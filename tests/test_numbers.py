@@ -49,6 +49,7 @@ NO_NUMBERS = set(
     library mode modes operators place places software traced_place unprobed
     always by compression queued shard staleness straggling worker workers
     gpu gpus source_gpu
+    action target value
     """,
     )
 )

@@ -130,7 +130,7 @@ def test_too_many_non_zeros_are_kept_plain() -> None:
         def unpack(self) -> torch.Tensor:
             return x
 
-    encoded = encode_value("sparse 100", x)
+    encoded = encode_value("sparse 0.02", x)
     assert encoded is not None
     assert encoded.check is not None
     encoded.check.keep_until_known(Kept())

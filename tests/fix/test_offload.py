@@ -18,12 +18,16 @@ from torch import nn
 from stepscope.fix import save_memory
 from stepscope.fix.saved import offload_offers
 from stepscope.fix.saved.backward_memory import backward_memory
+from stepscope.fix.saved.choose import plan_step
 from stepscope.fix.saved.encoding_names import OFFLOAD
 from stepscope.fix.saved.encodings import offload
 from stepscope.fix.saved.encodings.offload import LinkSpeed
 from stepscope.fix.saved.offload_offers import offered_values, with_offload
+from stepscope.fix.saved.run_file import saving_content
+from stepscope.fix.saved.save_plan import ENCODE, KEEP
 from stepscope.fix.saved.selection import select
 from stepscope.fix.saved.step_record import RecordedCall, SavedUse, StepRecord, StepValue
+from stepscope.records.memory_targets import MemoryTarget
 
 CPU = torch.device("cpu")
 FAST = LinkSpeed(1e6, 1e6, 1)
@@ -197,3 +201,48 @@ def test_the_peak_counts_values_that_are_back() -> None:
     without = replace(record, values=tuple(replace(v, options=()) for v in record.values))
     plain = backward_memory(without, select(without, bytes_per_ns=0, segments=1))
     assert plain.saved_bytes == 10 * MEGABYTES
+
+
+def test_offloading_is_an_action_and_a_level_of_its_own() -> None:
+    record = with_offload(heavy_chain(10, MEGABYTES, MEGABYTES), LinkSpeed(4.0, 4.0, 0))
+    planned = plan_step(record, MemoryTarget())
+    assert [row.action for row in planned.plan.rows] == [OFFLOAD] * 9 + [KEEP]
+    assert {use.action for use in planned.plan.uses} == {ENCODE, KEEP}
+    assert planned.plan.timeline is not None
+    before = planned.plan.timeline.before_bytes
+    assert {action: max(line) for action, line in before.items()} == {
+        OFFLOAD: 9 * MEGABYTES,
+        KEEP: MEGABYTES,
+    }
+    memory = backward_memory(record, select(record, bytes_per_ns=0, segments=1))
+    assert max(memory.offload_levels) == 3 * MEGABYTES
+    assert max(memory.again_levels) == max(memory.encoded_levels) == 0
+    assert memory.levels == planned.after_levels
+
+
+def test_a_larger_batch_is_offloaded_with_the_plan_of_the_first(link: NotedLink) -> None:
+    model, x = deep()
+    twice = torch.cat([x, x.neg()])
+    plain = [*steps(model, x), *steps(model, twice)]
+    model, x = deep()
+    saver = save_memory(model, batch="2x")
+    first = steps(model, x)
+    sent = link.sent
+    saved = [*first, *steps(model, twice, 4)]
+    saver.remove()
+    assert same_bits(plain, saved)
+    assert link.sent > sent > 0
+    assert saver.notes == []
+
+
+def test_the_report_shows_what_was_offloaded(link: NotedLink) -> None:
+    model, x = deep()
+    saver = save_memory(model)
+    steps(model, x)
+    saver.remove()
+    content = saving_content(saver)
+    assert link.sent > 0
+    assert content is not None
+    offloaded = next(entry for entry in content["actions"] if entry["action"] == OFFLOAD)
+    assert offloaded["held_bytes"] == 0
+    assert max(content["timeline"]["before_bytes"][OFFLOAD]) == offloaded["before_bytes"] > 0

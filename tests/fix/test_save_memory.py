@@ -462,7 +462,3 @@ def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
 def test_models_that_cannot_be_handled_are_refused() -> None:
     with pytest.raises(UsageError, match="not function"):
         save_memory(mlp)  # type: ignore[arg-type]
-    compiled = nn.Linear(2, 2)
-    compiled.compile(backend="eager")
-    with pytest.raises(UsageError, match="compiled"):
-        save_memory(compiled)

@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 
 from stepscope.fix.saved.backward_memory import backward_memory
-from stepscope.fix.saved.choose import MemoryTarget, make_plan
+from stepscope.fix.saved.choose import make_plan
 from stepscope.fix.saved.max_flow import UNLIMITED, FlowNetwork
 from stepscope.fix.saved.selection import ValueSelection, keep_everything, select
 from stepscope.fix.saved.step_record import RecordedCall, SavedUse, StepRecord, StepValue
+from stepscope.records.memory_targets import MemoryTarget
 
 
 def random_edges(seed: int, nodes: int) -> list[tuple[int, int, int]]:
@@ -141,7 +142,8 @@ def test_following_a_plan_counts_as_time() -> None:
     record = chain([5, 100, 10, 100, 10, 100], ["heavy", None, None, "heavy", None], [3, 5])
     costly = replace(record, watch_ns=7, hold_ns=5)
     assert make_plan(record, MemoryTarget()).extra_ns == 20
-    assert make_plan(costly, MemoryTarget()).extra_ns == 20 + 5 * 7 + 2 * 5
+    saved_tensors = 2
+    assert make_plan(costly, MemoryTarget()).extra_ns == 20 + saved_tensors * 7 + 2 * 5
 
 
 def test_nothing_cheap_is_said() -> None:

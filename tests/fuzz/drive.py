@@ -36,6 +36,7 @@ _VALUES = {
     "batch": ("x2", "x0.5", "1"),
     "accumulate": ("2",),
     "checkpoint": ("blocks", "none"),
+    "save-memory": ("max", "5%", "0.5", "1GB", "2x"),
     "remove": ("aten::mm", "conv"),
     "scale": ("gemm:0.5",),
     "workers": ("1", "2", "64", "8:strong"),

@@ -13,7 +13,7 @@ from stepscope.predict.peak_memory.backward_levels import replay_backward
 from stepscope.predict.peak_memory.graph_blocks import find_block_paths
 from stepscope.predict.peak_memory.held_values import MemoryChange, hold
 from stepscope.predict.peak_memory.peak_change import changed_peak
-from stepscope.records.backward_graph import CapturedGraph, GraphModule
+from stepscope.records.backward_graph import CapturedBackward, GraphModule
 from stepscope.records.memory import (
     BatchLine,
     CapturedMemory,
@@ -42,7 +42,7 @@ GRAPH = msgspec.convert(
         ],
         "hidden": 0,
     },
-    CapturedGraph,
+    CapturedBackward,
 )  # fmt: skip
 
 
@@ -218,7 +218,7 @@ def test_the_allocator_agrees(build: Any, error: float) -> None:
     watch.phase("backward", entering=True)
     step(False)
     watch.phase("backward", entering=False)
-    graph = msgspec.convert(watch.end()["graph"], CapturedGraph)
+    graph = msgspec.convert(watch.end()["graph"], CapturedBackward)
 
     def promise(**change: Any) -> float:
         held = hold(graph, "cpu", MemoryChange(**change))

@@ -36,6 +36,11 @@ POOLS_NOT_RECORDED = (
     "bound, and fragmentation and the largest batch are not known (record with `stepscope run`)"
 )
 
+_HIDDEN = (
+    "save_memory holds what backward keeps: it is not among the activations but in its own plan, "
+    "and the largest batch is not known"
+)
+
 
 def explain_memory(analysis: RankAnalysis) -> Memory | None:
     """None where neither a capture nor the trace recorded memory."""
@@ -69,8 +74,11 @@ def explain_memory(analysis: RankAnalysis) -> Memory | None:
         memory,
         growth=growth_of_steps(inputs.step_bytes) or memory.growth,
         limit_bytes=limit,
+        saving=inputs.saving,
         theory=_theory(memory, captured, calls, analysis.strategies),
     )
+    if inputs.saving is not None:
+        return replace(memory, notes=(*memory.notes, _HIDDEN))
     in_pools = captured.pools_unknown_bytes or 0 if captured is not None else 0
     if in_pools and not is_known_to_grow(lines, in_pools):
         return replace(memory, notes=(*memory.notes, UNKNOWN_POOLS))

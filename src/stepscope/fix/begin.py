@@ -32,6 +32,10 @@ class ChangedTraining:
         """What became of each remedy, for rank.json."""
         return self.training.content()
 
+    def files(self) -> dict[str, dict[str, Any]]:
+        """What remedies leave in the rank's folder, by name."""
+        return self.training.files()
+
     def script_facts(self) -> ScriptFacts | None:
         return self.watch.facts() if self.watch is not None else None
 

@@ -60,6 +60,7 @@ class TrainingProcess:
         self._passes = PassEvents(surrounds)
         self._roots = Roots(surrounds, self._passes)
         self._clipping = Clipping(when_imported, surrounds)
+        self._files: dict[str, Callable[[], dict[str, Any] | None]] = {}
 
     # Called by remedies.
 
@@ -91,6 +92,10 @@ class TrainingProcess:
                 applied.left_alone = why
 
         return leave_alone
+
+    def leave_file(self, name: str, content: Callable[[], dict[str, Any] | None]) -> None:
+        """In the rank's folder when the run ends; None leaves nothing."""
+        self._files[name] = content
 
     def before_building(self, kind: str, change: Callable[[Made], None]) -> None:
         """Before an optimizer, a loader, ddp or a scaler is built: `change` may edit its
@@ -154,6 +159,11 @@ class TrainingProcess:
     def content(self) -> list[dict[str, Any]]:
         """For rank.json."""
         return [applied.to_json() for applied in self._applied]
+
+    def files(self) -> dict[str, dict[str, Any]]:
+        """What remedies leave in the rank's folder, by name."""
+        contents = {name: make() for name, make in self._files.items()}
+        return {name: content for name, content in contents.items() if content is not None}
 
     def guarded(self, act: Callable[..., Any]) -> Callable[..., Any]:
         """An action that runs later never raises into the training: the remedy is refused."""

@@ -19,6 +19,7 @@ from stepscope.measure.dynamo import has_compiled
 from stepscope.measure.line_history import LineHistory
 from stepscope.measure.module_bytes import rank_modules, sum_by_module
 from stepscope.measure.private_pools import NO_POOLS, PrivatePools
+from stepscope.measure.recomputable import sum_by_producer
 from stepscope.measure.saved_tensors import SavedTensors
 from stepscope.measure.storages import KNOWN, Held, Model, bytes_by_kind, on
 
@@ -77,6 +78,7 @@ class MemoryStep:
         self._largest = 0  # activations alive together
         self._pooled = 0  # activations together in private pools of CUDA graphs
         self._by_module: dict[int, tuple[int, int]] = {}
+        self._by_producer: list[dict[str, Any]] = []
         self._lines = LineHistory() if lines else None
         self._by_line: dict[UserLine, tuple[int, int]] = {}
         self._compiled = False
@@ -165,6 +167,8 @@ class MemoryStep:
         total = sum(saved.size_bytes for saved in live.values())
         if total > self._largest:
             self._largest, self._by_module = total, sum_by_module(live)
+            if self._saved is not None:
+                self._by_producer = sum_by_producer(self._saved.nodes, live.values())
             if self._lines is not None:
                 self._by_line = self._lines.bytes_by_line(live.values())
         return total
@@ -250,6 +254,7 @@ class MemoryStep:
             "peak": peak,
             "growing": self._growing,
             "activations_by_module": self._guarded("module names", self._modules) or [],
+            "activations_by_producer": self._by_producer,
             **self._lines_content(),
             "saved_bytes": self._saved_bytes(),
             "inputs_bytes": self._inputs_bytes(),

@@ -25,10 +25,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from stepscope.measure.backward_graph import BackwardGraph
 from stepscope.measure.dynamo import is_tracing, surrounds
 from stepscope.measure.graph_nodes import is_leaf, is_parameter, node_of, saved_by
+from stepscope.measure.recomputable import describe
 from stepscope.measure.storages import Key, TensorStorage, pieces, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from stepscope.measure.recomputable import OperatorNode
 
 OUTSIDE = 0  # the module id of work that no module does
 
@@ -44,6 +47,7 @@ class Saved:
     tensors: int
     seen_at: int
     counted: bool = False  # as an activation
+    made: int | None = None  # number of the node that made it; None: a leaf
 
 
 @dataclass(slots=True)
@@ -100,6 +104,7 @@ class SavedTensors:
         self.inputs: dict[Key, Saved] = {}
         self.given: list[tuple[Key, Saved]] = []  # every input of the step
         self.leaves: set[int] = set()
+        self.nodes: dict[int, OperatorNode] = {}  # by number
         self.seen: list[tuple[Key, Saved]] = []  # every storage, even if freed since
         self._notes = notes
         self._on_root, self._on_backward, self._now = on_root, on_backward, now
@@ -274,6 +279,7 @@ class SavedTensors:
                 if number < line.first or number in line.walked:
                     continue  # older than this step, or known
                 line.walked.add(number)
+                self.nodes[number] = describe(node)
                 todo.extend(following for following, _ in node.next_functions)
                 if not self._is_hooked(line, number):
                     self._open(node, number, line.module_of(number))
@@ -309,6 +315,8 @@ class SavedTensors:
                         known.number, known.module = number, module
                 elif _current(self.inputs, piece.key) is None:
                     self.records[piece.key] = self._new(piece, number, module)
+                    if tensor.grad_fn is not None:
+                        self.records[piece.key].made = tensor.grad_fn._sequence_nr()
                     self.seen.append((piece.key, self.records[piece.key]))
 
     def _new(self, piece: TensorStorage, number: int, module: int) -> Saved:

@@ -73,6 +73,9 @@ class TrialLog:
         if self._keep:
             content = {"schema": layout.SCHEMA, "losses": self._read(), "peak": _peak()}
             layout.try_write_json(folder / TRIAL, content)
+        files = self._training.files() if self._training is not None else {}
+        for name, content in files.items():
+            layout.try_write_json(folder / name, content)
         facts = self._training.script_facts() if self._training is not None else None
         if facts is not None:
             layout.try_write_json(folder / SCRIPT, facts.to_json())

@@ -59,7 +59,7 @@ class GraphNode(msgspec.Struct, frozen=True, array_like=True):
         return self.name == LEAF
 
 
-class CapturedGraph(msgspec.Struct, frozen=True):
+class CapturedBackward(msgspec.Struct, frozen=True):
     """Nodes in the order in which forward made them, leaves last."""
 
     modules: list[GraphModule] = []

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from stepscope.records.backward_graph import CapturedGraph  # noqa: TC001 - msgspec reads it
+from stepscope.records.backward_graph import CapturedBackward  # noqa: TC001 - msgspec reads it
 from stepscope.records.limits import Bytes, Count
 
 if TYPE_CHECKING:
     from stepscope.records.quality import Note
+    from stepscope.records.saved_memory import SavedMemory
     from stepscope.records.trace import Int8, Int32, Int64
 
 
@@ -205,6 +206,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     theory: Theory | None = None
     largest_batch: LargestBatch | None = None
     limit_bytes: int | None = None
+    saving: SavedMemory | None = None  # what `save_memory` did, if it ran
     notes: tuple[str, ...] = ()
 
 
@@ -238,6 +240,15 @@ class CapturedModule(msgspec.Struct, frozen=True):
     tensors: Count = 0
 
 
+class CapturedProducer(msgspec.Struct, frozen=True):
+    """Activations that one kind of operator made; of the free ones, what it read is kept too."""
+
+    producer: str  # Gelu; "" where nobody knows
+    bytes: Bytes
+    free_bytes: Bytes = 0
+    tensors: Count = 0
+
+
 class CapturedPool(msgspec.Struct, frozen=True):
     """A private pool, as capture wrote it."""
 
@@ -254,11 +265,12 @@ class CapturedMemory(msgspec.Struct, frozen=True):
     categories: CapturedCategories = {}  # the largest size of each in the step
     phases: list[CapturedPhase] = []
     activations_by_module: list[CapturedModule] = []
+    activations_by_producer: list[CapturedProducer] = []
     inputs_bytes: Bytes | None = None
     elsewhere_bytes: dict[str, Bytes] = {}
     pools: list[CapturedPool] = []
     pools_unknown_bytes: Bytes | None = None  # of the pools' bytes: temporaries, workspaces, ...
-    graph: CapturedGraph | None = None  # of the backward pass that held most
+    graph: CapturedBackward | None = None  # of the backward pass that held most
     notes: list[str] = []
 
 

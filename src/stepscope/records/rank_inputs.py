@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stepscope.records.profile import Profile
     from stepscope.records.quality import Note
     from stepscope.records.run_times import RunTimes
+    from stepscope.records.saved_memory import SavedMemory
     from stepscope.records.stack_samples import StackSamples
     from stepscope.records.step_columns import StepColumns
     from stepscope.records.trace import Trace
@@ -25,6 +26,7 @@ class MemoryInputs(msgspec.Struct, frozen=True, kw_only=True):
     """What capture wrote about memory, and the limit that the user gave."""
 
     captured: CapturedMemory | None = None
+    saving: SavedMemory | None = None
     # (step, bytes allocated when it ended): of the first steps and the last ones.
     step_bytes: tuple[tuple[int, int], ...] = ()
     limit_bytes: int | None = None

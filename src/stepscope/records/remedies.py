@@ -173,6 +173,9 @@ CHECK_STORAGE = _add("check-storage", "check whether this host reads from slower
 ACTIVATION_CHECKPOINTING = _add(
     "activation-checkpointing", "recompute activations in backward instead of keeping them"
 )
+SAVE_MEMORY = _add(
+    "save-memory", "keep less for backward: recompute what is cheap, encode what compresses exactly"
+)
 NO_CHECKPOINT = _add("no-checkpoint", "checkpoint fewer blocks: only as many as memory requires")
 SMALLER_BATCH = _add(
     "smaller-batch", "use a smaller batch and accumulate gradients over several passes"

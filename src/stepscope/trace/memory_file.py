@@ -8,6 +8,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from stepscope.records.memory import CATEGORIES, CapturedMemory
+from stepscope.records.saved_memory import FILE, SavedMemory
 from stepscope.trace.decode import Oddities, brief
 from stepscope.trace.rank_folder import MEMORY
 from stepscope.trace.side_files import read_record
@@ -40,6 +41,16 @@ def read_captured(folder: Path) -> tuple[CapturedMemory | None, tuple[Note, ...]
         for note in oddities.notes
     )
     return captured, notes
+
+
+def read_saving(folder: Path) -> tuple[SavedMemory | None, tuple[Note, ...]]:
+    """What `save_memory` left; None where it did not run."""
+    oddities = Oddities(FILE)
+    saving = read_record(folder / FILE, SavedMemory, oddities)
+    if saving is not None and saving.timeline is not None and not saving.timeline.is_whole():
+        oddities.add("timeline", "its lines are not equally long")
+        saving = replace(saving, timeline=None)
+    return saving, tuple(oddities.notes)
 
 
 def read_memory(folder: Path) -> dict[str, Any] | None:

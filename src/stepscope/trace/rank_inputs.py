@@ -100,14 +100,16 @@ def _read_host_steps(folder: Path) -> tuple[HostStepTimes, ...]:
 def _read_memory(
     folder: Path, steps: StepColumns | None, others: tuple[Note, ...], limit_bytes: int | None
 ) -> MemoryInputs:
-    from stepscope.trace.memory_file import read_captured
+    from stepscope.trace.memory_file import read_captured, read_saving
 
     captured, notes = read_captured(folder)
+    saving, about_saving = read_saving(folder)
     return MemoryInputs(
         captured=captured,
+        saving=saving,
         step_bytes=_sizes_at_ends(steps),
         limit_bytes=limit_bytes,
-        notes=(*notes, *others),
+        notes=(*notes, *about_saving, *others),
     )
 
 

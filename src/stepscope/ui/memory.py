@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.memory.words import LABELS, between_words
-from stepscope.records.figures import factor, percent, signed_percent, size
+from stepscope.records.figures import duration, factor, percent, signed_percent, size
 from stepscope.records.memory import CATEGORIES
 
 if TYPE_CHECKING:
     from stepscope.records.memory import LargestBatch, Memory, SiteBytes, Theory, ZeroRow
+    from stepscope.records.saved_memory import SavedMemory
 
 HINTS = {
     "parameters": "The model's weights.",
@@ -82,6 +83,32 @@ def zero_rows(theory: Theory, ranks: tuple[int, ...]) -> list[tuple[int, list[Ze
         (stage, [row for row in theory.zero if row.stage == stage and row.ranks in ranks])
         for stage in sorted({row.stage for row in theory.zero})
     ]
+
+
+ACTION_LABELS = {
+    "keep": "Kept",
+    "recompute": "Computed again",
+    "encode": "Encoded",
+    "offload": "On the host",
+}
+
+
+def saving_words(saving: SavedMemory) -> str:
+    """What the plan changed, and what it costs."""
+    if saving.peak_bytes >= saving.peak_bytes_before:
+        return f"save_memory keeps all {size(saving.saved_bytes_before)} for backward"
+    held = saving.saved_bytes if saving.held_bytes is None else saving.held_bytes
+    words = (
+        f"save_memory keeps {size(held)} for backward instead of "
+        f"{size(saving.saved_bytes_before)}; the peak of backward is {size(saving.peak_bytes)} "
+        f"instead of {size(saving.peak_bytes_before)}"
+    )
+    if saving.step_ns is not None and saving.step_ns_before:
+        words += (
+            f", for {duration(saving.extra_ns)} more per step "
+            f"({percent(saving.extra_ns / saving.step_ns_before)})"
+        )
+    return words
 
 
 def place_words(site: SiteBytes) -> str:

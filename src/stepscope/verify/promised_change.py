@@ -198,6 +198,7 @@ MAKES = {
     "foreach-optimizer": "optimizer=foreach",
     "compile": "compile",
     "activation-checkpointing": "checkpoint=blocks",
+    "save-memory": "save-memory=5%",
     "one-thread": "threads=1",
     "threads=cores": "threads=fit",
 }

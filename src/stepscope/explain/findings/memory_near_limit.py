@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NEAR, FULL = 0.90, 0.97
 _REMEDIES = (
+    remedies.SAVE_MEMORY.offer(),
     remedies.ACTIVATION_CHECKPOINTING.offer(),
     remedies.BF16.offer("use bf16 autocast: it halves most activations"),
     remedies.SMALLER_BATCH.offer(),

@@ -49,6 +49,7 @@ _NAMES = (
     "powersgd",
     "activation-checkpointing",
     "scan-backward",
+    "save-memory",
     "sdpa",
 )
 

@@ -21,10 +21,38 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BackwardMemory:
-    """`saved_bytes` when backward begins; `peak_bytes` at any time of it."""
+    """`saved_bytes` when backward begins; `peak_bytes` at any time of it. The levels are those at
+    each node, and at the end: what is kept as it is, kept in an encoding, back from host memory
+    (offloaded), and made again."""
 
     saved_bytes: int
     peak_bytes: int
+    kept_levels: tuple[int, ...] = ()
+    encoded_levels: tuple[int, ...] = ()
+    offload_levels: tuple[int, ...] = ()
+    again_levels: tuple[int, ...] = ()
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        parts = self.kept_levels, self.encoded_levels, self.offload_levels, self.again_levels
+        return tuple(map(sum, zip(*parts, strict=True)))
+
+
+@dataclass(slots=True)
+class _HeldBytes:
+    """Bytes that come and go with the nodes of backward."""
+
+    change: list[int]
+
+    def held(self, size_bytes: int, until: int) -> None:
+        self.there(size_bytes, 0, until)
+
+    def there(self, size_bytes: int, begins: int, until: int) -> None:
+        self.change[begins] += size_bytes
+        self.change[until + 1] -= size_bytes
+
+    def at_nodes(self) -> tuple[int, ...]:
+        return tuple(accumulate(self.change))
 
 
 @dataclass(slots=True)
@@ -45,36 +73,32 @@ class _ValueLives:
 
 
 def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMemory:
-    times, anyway = _times(record), held_anyway(record)
-    length = len(record.uses) + 1
-    change = [0] * (length + 2)
-    saved_bytes = 0
+    times, anyway = node_times(record), held_anyway(record)
+    last = max(times, default=0) + 1
+    kept, encoded, offload, again = (_HeldBytes([0] * (last + 2)) for _ in range(4))
+    kept.held(sum(anyway.values()), last)
     for number, use in enumerate(record.uses):
         if use.value is None or record.values[use.value].owned:
             continue
         if number in selection.encoded_uses:
-            held = selection.encoded_uses[number].held_bytes
-            saved_bytes += held
-            change[times[number] + 1] -= held
+            encoded.held(selection.encoded_uses[number].held_bytes, times[number])
     lives = _lives(record, selection, times)
     for value, until in lives.held_until.items():
-        if value in selection.kept or value in selection.encoded:
-            known = record.values[value]
-            if known.storage in anyway:
-                continue
-            option = selection.encoded.get(value)
-            held = known.size_bytes if option is None else option.held_bytes
-            saved_bytes += held
-            change[until + 1] -= held
+        known = record.values[value]
+        if known.storage in anyway:
+            continue
+        if value in selection.encoded:
+            encoded.held(selection.encoded[value].held_bytes, until)
+        elif value in selection.kept:
+            kept.held(known.size_bytes, until)
     for value, (arrives, until) in _fetched(selection, lives).items():
-        change[arrives] += record.values[value].size_bytes
-        change[until + 1] -= record.values[value].size_bytes
+        offload.there(record.values[value].size_bytes, arrives, until)
     for value, made in lives.made.items():
-        change[made] += record.values[value].size_bytes
-        change[max(made, lives.read[value]) + 1] -= record.values[value].size_bytes
-    saved_bytes += sum(anyway.values())
-    change[0] += saved_bytes
-    return BackwardMemory(saved_bytes, max(saved_bytes, *accumulate(change)))
+        again.there(record.values[value].size_bytes, made, max(made, lives.read[value]))
+    saved_bytes = kept.change[0] + encoded.change[0]
+    parts = [one.at_nodes() for one in (kept, encoded, offload, again)]
+    highest = max(map(sum, zip(*parts, strict=True)))
+    return BackwardMemory(saved_bytes, max(saved_bytes, highest), *parts)
 
 
 def _fetched(selection: ValueSelection, lives: _ValueLives) -> dict[int, tuple[int, int]]:
@@ -88,7 +112,7 @@ def _fetched(selection: ValueSelection, lives: _ValueLives) -> dict[int, tuple[i
     }
 
 
-def _times(record: StepRecord) -> list[int]:
+def node_times(record: StepRecord) -> list[int]:
     """When each use is read. A node that was not met is taken to come last."""
     orders = sorted({use.order for use in record.uses if use.order is not None}, reverse=True)
     places = {order: place for place, order in enumerate(orders)}

@@ -6,8 +6,10 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory
+from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory, node_times
 from stepscope.fix.saved.encoding_names import OFFLOAD, described, is_lossy
+from stepscope.fix.saved.plan_search import search
+from stepscope.fix.saved.plan_timeline import plan_timeline
 from stepscope.fix.saved.save_plan import (
     ENCODE,
     KEEP,
@@ -22,44 +24,20 @@ from stepscope.fix.saved.selection import (
     ValueSelection,
     is_planned,
     keep_everything,
-    select,
 )
+from stepscope.fix.saved.step_memory import StepMemory, step_memory
 from stepscope.fix.saved.step_record import HoldingOption
 from stepscope.records.figures import percent, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from stepscope.fix.saved.step_record import SavedUse, StepRecord, StepValue
+    from stepscope.records.memory_targets import MemoryTarget
 
-STEP_PER_FORWARD = 3  # backward does about twice the work of forward
-_MOST_SEGMENTS = 64
-_LEAST_IN_SEGMENT = 8  # operators
-_PRICES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # times the step's bytes for the step's time
 _WORTH = 0.98  # of the peak: less saved is not worth a plan
 _WEIGHTS_DOMINATE = 4
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryTarget:
-    """Of what backward keeps, at its peak. None: no limit; all None: as little as possible."""
-
-    budget_bytes: int | None = None
-    reduce: float | None = None
-    max_slowdown: float | None = None
-
-    def most_bytes(self, peak_bytes: int) -> int | None:
-        limits = [] if self.budget_bytes is None else [self.budget_bytes]
-        if self.reduce is not None:
-            limits.append(int(peak_bytes * (1 - self.reduce)))
-        return min(limits, default=None)
-
-    def is_met(self, plan: SavePlan) -> bool:
-        most_bytes = self.most_bytes(plan.peak_bytes_before)
-        return most_bytes is None or plan.peak_bytes <= most_bytes
-
-    def most_ns(self, step_ns: int) -> float | None:
-        return None if self.max_slowdown is None else self.max_slowdown * step_ns
+_LEFT_FREE = 0.03  # of the device's memory: blocks are rounded up, and holes stay
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +45,57 @@ class _Candidate:
     selection: ValueSelection
     memory: BackwardMemory
     extra_ns: int
+    peak_bytes: int  # that the target limits: of the step where it is known, else of backward
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A plan, with what a promise is worked out from. Levels are per node of backward, which
+    `times` gives for every use."""
+
+    plan: SavePlan
+    times: list[int]
+    before_levels: tuple[int, ...]
+    after_levels: tuple[int, ...]
+    making: tuple[int, ...] | None  # bytes that a node makes; None where they were not asked for
+    meets_target: bool  # without a target of bytes, always
 
 
 def make_plan(record: StepRecord, target: MemoryTarget) -> SavePlan:
-    plain = _candidate(record, keep_everything(record))
-    candidates = [plain, *_candidates(record)]
-    step_ns = STEP_PER_FORWARD * record.forward_ns
-    most_bytes = target.most_bytes(plain.memory.peak_bytes)
-    chosen = _best(candidates, most_bytes, target.most_ns(step_ns))
+    return plan_step(record, target).plan
+
+
+def plan_step(record: StepRecord, target: MemoryTarget) -> PlannedStep:
+    plain_memory = backward_memory(record, keep_everything(record))
+    around = step_memory(record, plain_memory.saved_bytes)
+    batch = target.batch or 1.0
+
+    def score(selection: ValueSelection) -> _Candidate:
+        return _candidate(record, selection, around, batch)
+
+    plain = score(keep_everything(record))
+    limit = _limit(record, target, plain, around)
+    most_ns = target.most_ns(record.step_ns)
+    found = search(record, score, fits=None if limit is None else limit.allows, most_ns=most_ns)
+    chosen = _best([plain, *found], limit, most_ns)
     notes = []
-    if most_bytes is not None and chosen.memory.peak_bytes > most_bytes:
-        notes.append(
-            f"The target of {size(most_bytes)} is out of reach: {size(chosen.memory.peak_bytes)} "
-            "is the least within the time allowed."
-        )
+    meets_target = limit is None or limit.allows(chosen)
+    if limit is not None and not meets_target:
+        notes.append(limit.missed(chosen))
     if chosen.memory.peak_bytes > _WORTH * plain.memory.peak_bytes:
         chosen = plain
-        notes.append("Nothing here is cheap to recompute or compresses exactly.")
+        notes.append(_why_nothing(plain, limit))
     if any(is_lossy(option.encoding) for option in chosen.selection.encoded.values()):
         notes.append("Some values are rounded (lossy): results differ from plain training.")
     notes.extend(_advice(record, plain.memory.peak_bytes))
-    return _plan(record, plain, chosen, step_ns, tuple(notes))
+    return PlannedStep(
+        plan=_plan(record, target, plain, chosen, around, tuple(notes)),
+        times=node_times(record),
+        before_levels=plain.memory.levels,
+        after_levels=chosen.memory.levels,
+        making=None if around is None else around.making,
+        meets_target=meets_target,
+    )
 
 
 def without_repeating(record: StepRecord, operators: frozenset[int]) -> StepRecord:
@@ -99,42 +107,83 @@ def without_repeating(record: StepRecord, operators: frozenset[int]) -> StepReco
     return replace(record, operators=tuple(calls))
 
 
-def _candidates(record: StepRecord) -> Iterator[_Candidate]:
-    best, best_segments, segments = None, 1, 1
-    while segments <= min(_MOST_SEGMENTS, max(1, len(record.operators) // _LEAST_IN_SEGMENT)):
-        candidate = _candidate(record, select(record, bytes_per_ns=0, segments=segments))
-        yield candidate
-        if best is None or candidate.memory.peak_bytes < best.memory.peak_bytes:
-            best, best_segments = candidate, segments
-        segments *= 2
-    saved_bytes = sum(record.values[v].size_bytes for v in keep_everything(record).kept)
-    pace = saved_bytes / max(1, record.forward_ns)
-    for price in _PRICES:
-        chosen = select(record, bytes_per_ns=price * pace, segments=best_segments)
-        yield _candidate(record, chosen)
+@dataclass(frozen=True, slots=True)
+class _PeakLimit:
+    """None: no limit. The step's peak is backward's where no more is known."""
+
+    step_bytes: int | None
+    backward_bytes: int | None
+
+    def allows(self, one: _Candidate) -> bool:
+        in_step = self.step_bytes is None or one.peak_bytes <= self.step_bytes
+        return in_step and (
+            self.backward_bytes is None or one.memory.peak_bytes <= self.backward_bytes
+        )
+
+    def missed(self, one: _Candidate) -> str:
+        if self.step_bytes is not None and one.peak_bytes > self.step_bytes:
+            most, least = self.step_bytes, one.peak_bytes
+        else:
+            most, least = self.backward_bytes or 0, one.memory.peak_bytes
+        return (
+            f"The target of {size(most)} is out of reach: {size(least)} is the least within the "
+            "time allowed."
+        )
 
 
-def _candidate(record: StepRecord, selection: ValueSelection) -> _Candidate:
+def _limit(
+    record: StepRecord, target: MemoryTarget, plain: _Candidate, around: StepMemory | None
+) -> _PeakLimit | None:
+    """A larger batch has to fit into the budget, else into the device, else into what the batch
+    needs now."""
+    step_bytes, backward_bytes = target.budget_bytes, None
+    if target.reduce is not None:
+        backward_bytes = int(plain.memory.peak_bytes * (1 - target.reduce))
+    if target.batch is not None and target.budget_bytes is None:
+        facts = record.surroundings
+        if facts is not None and facts.limit_bytes is not None:
+            step_bytes = int(facts.limit_bytes * (1 - _LEFT_FREE))
+        elif around is not None:
+            step_bytes = around.peak_bytes(plain.memory)
+        else:
+            step_bytes = plain.memory.peak_bytes
+    if step_bytes is None and backward_bytes is None:
+        return None
+    return _PeakLimit(step_bytes, backward_bytes)
+
+
+def _why_nothing(plain: _Candidate, limit: _PeakLimit | None) -> str:
+    if limit is not None and limit.step_bytes is not None and limit.allows(plain):
+        return f"It fits as it is: {size(plain.peak_bytes)} of {size(limit.step_bytes)}."
+    return "Nothing here is cheap to recompute or compresses exactly."
+
+
+def _candidate(
+    record: StepRecord, selection: ValueSelection, around: StepMemory | None, batch: float
+) -> _Candidate:
     repeated_ns = sum(record.operators[number].took_ns for number in selection.repeated)
     options = [*selection.encoded.values(), *selection.encoded_uses.values()]
     extra_ns = repeated_ns + sum(option.cost_ns for option in options)
     if selection.changes_something():
-        extra_ns += record.watch_ns * len(record.operators)
+        extra_ns += record.watch_ns * len(record.uses)
         extra_ns += record.hold_ns * len(selection.repeated)
-    return _Candidate(selection, backward_memory(record, selection), extra_ns)
+    memory = backward_memory(record, selection)
+    if around is not None:
+        peak_bytes = around.peak_bytes(memory, batch)
+    else:
+        peak_bytes = round(batch * memory.peak_bytes)
+    return _Candidate(selection, memory, extra_ns, peak_bytes)
 
 
 def _best(
-    candidates: list[_Candidate], most_bytes: int | None, most_ns: float | None
+    candidates: list[_Candidate], limit: _PeakLimit | None, most_ns: float | None
 ) -> _Candidate:
     """Within the time: the least bytes, or the least time that meets the bytes."""
     timely = [one for one in candidates if most_ns is None or one.extra_ns <= most_ns]
-    fitting = [
-        one for one in timely if most_bytes is not None and one.memory.peak_bytes <= most_bytes
-    ]
+    fitting = [one for one in timely if limit is not None and limit.allows(one)]
     if fitting:
-        return min(fitting, key=lambda one: (one.extra_ns, one.memory.peak_bytes))
-    return min(timely, key=lambda one: (one.memory.peak_bytes, one.extra_ns))
+        return min(fitting, key=lambda one: (one.extra_ns, one.peak_bytes))
+    return min(timely, key=lambda one: (one.peak_bytes, one.memory.peak_bytes, one.extra_ns))
 
 
 def _advice(record: StepRecord, peak_bytes: int) -> Iterator[str]:
@@ -149,9 +198,10 @@ def _advice(record: StepRecord, peak_bytes: int) -> Iterator[str]:
 
 def _plan(
     record: StepRecord,
+    target: MemoryTarget,
     plain: _Candidate,
     chosen: _Candidate,
-    step_ns: int,
+    around: StepMemory | None,
     notes: tuple[str, ...],
 ) -> SavePlan:
     selection = chosen.selection
@@ -168,7 +218,13 @@ def _plan(
         peak_bytes_before=plain.memory.peak_bytes,
         peak_bytes=chosen.memory.peak_bytes,
         extra_ns=chosen.extra_ns,
-        step_ns=step_ns,
+        step_ns=record.step_ns,
+        target=target.text,
+        step_peak_bytes_before=None if around is None else around.peak_bytes(plain.memory),
+        step_peak_bytes=None if around is None else around.peak_bytes(chosen.memory),
+        timeline=plan_timeline(
+            record, plain.memory, selection, chosen.memory, _use_action(record, selection)
+        ),
         notes=notes,
     )
 
@@ -214,6 +270,21 @@ def _action(record: StepRecord, selection: ValueSelection, number: int) -> str:
     return RECOMPUTE
 
 
+def _shown_action(record: StepRecord, selection: ValueSelection, number: int) -> str:
+    """For people: offloading is carried out as an encoding, but it is none."""
+    option = selection.encoded.get(number)
+    is_offloaded = option is not None and option.encoding == OFFLOAD
+    return OFFLOAD if is_offloaded else _action(record, selection, number)
+
+
+def _use_action(record: StepRecord, selection: ValueSelection) -> Callable[[int], str]:
+    """What is done with a value that backward kept; where only its uses are encoded, that."""
+    whole = {
+        use.value for number, use in enumerate(record.uses) if number not in selection.encoded_uses
+    }
+    return lambda value: _shown_action(record, selection, value) if value in whole else ENCODE
+
+
 def _rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
     """Every value that backward kept, and those that are now kept to start from."""
     encoded_uses = defaultdict[int, set[HoldingOption]](set)
@@ -223,31 +294,32 @@ def _rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
             needed.add(use.value)
         elif use.value is not None:
             encoded_uses[use.value].add(selection.encoded_uses[number])
+    before = {use.value for use in record.uses}
     for number in sorted(needed | set(encoded_uses)):
         value = record.values[number]
         if value.owned:
             continue
         if number in needed:
-            yield _row(record, value, *_treatment(record, selection, number))
+            row = _row(record, value, *_treatment(record, selection, number))
         else:
             options = sorted(encoded_uses[number], key=lambda option: option.encoding)
             names = ", ".join(dict.fromkeys(described(option.encoding) for option in options))
             held_bytes = sum(option.held_bytes for option in options)
             cost_ns = sum(option.cost_ns for option in options)
-            yield _row(record, value, f"{ENCODE}: {names}", held_bytes, cost_ns)
+            row = _row(record, value, f"{ENCODE}: {names}", held_bytes, cost_ns)
+        yield replace(row, was_kept=number in before)
 
 
 def _treatment(record: StepRecord, selection: ValueSelection, number: int) -> tuple[str, int, int]:
     """Action, bytes held and time."""
-    value, action = record.values[number], _action(record, selection, number)
+    value, action = record.values[number], _shown_action(record, selection, number)
     if action == RECOMPUTE and value.producer is not None:
         return action, 0, record.operators[value.producer].took_ns
-    if action == ENCODE:
-        option = selection.encoded[number]
-        label = described(option.encoding)
-        label = label if label == OFFLOAD else f"{action}: {label}"
-        return label, option.held_bytes, option.cost_ns
-    return action, value.size_bytes, 0
+    option = selection.encoded.get(number)
+    if option is None:
+        return action, value.size_bytes, 0
+    label = f"{action}: {described(option.encoding)}" if action == ENCODE else action
+    return label, option.held_bytes, option.cost_ns
 
 
 def _row(

@@ -276,7 +276,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
     def _is_expected(self, use: PlannedUse, tensor: torch.Tensor) -> bool:
         return (
             use.after == self._ordinal
-            and use.shape == tuple(tensor.shape)
+            and (use.shape is None or use.shape == tuple(tensor.shape))
             and use.dtype == str(tensor.dtype).removeprefix("torch.")
         )
 

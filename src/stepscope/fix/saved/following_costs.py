@@ -1,14 +1,16 @@
-"""What it costs the host to follow a plan: every operator passes through Python."""
+"""What it costs the host to follow a plan: saved tensors and repeated calls pass through Python."""
 
 from __future__ import annotations
 
 import functools
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 
 from stepscope.fix.saved.follower import FollowedPlan, PlanFollower
+from stepscope.fix.saved.replay import KeptTensor
 from stepscope.fix.saved.save_plan import PlannedRepeat, SavePlan
 
 _OPERATORS = 64
@@ -17,7 +19,7 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True)
 class FollowingCosts:
-    """Of one operator: to count it, and to hold it for later."""
+    """Of one saved tensor: to pack and unpack it. Of one operator: to hold it for later."""
 
     watch_ns: int
     hold_ns: int
@@ -25,12 +27,14 @@ class FollowingCosts:
 
 @functools.cache
 def following_costs() -> FollowingCosts:
-    """Measured once, with additions of two numbers."""
-    plain, watched, held = (
-        min(_additions_ns(plan) for _ in range(_ROUNDS)) for plan in (None, _plan(0), _plan(1))
+    """Measured once, with operators on two numbers."""
+    watched, held = (
+        min(_additions_ns(plan) for _ in range(_ROUNDS)) for plan in (_plan(0), _plan(1))
     )
-    watch_ns = max(0, watched - plain) // _OPERATORS
-    return FollowingCosts(watch_ns, max(0, held - watched) // _OPERATORS)
+    plain, hooked = (min(_saves_ns(hook) for _ in range(_ROUNDS)) for hook in (False, True))
+    return FollowingCosts(
+        max(0, hooked - plain) // _OPERATORS, max(0, held - watched) // _OPERATORS
+    )
 
 
 def _plan(held: int) -> FollowedPlan:
@@ -54,18 +58,23 @@ def _plan(held: int) -> FollowedPlan:
     return FollowedPlan.of(plan)
 
 
-def _additions_ns(followed: FollowedPlan | None) -> int:
+def _additions_ns(followed: FollowedPlan) -> int:
     number = torch.ones(2)
-    if followed is None:
-        began = time.perf_counter_ns()
-        _add(number)
-        return time.perf_counter_ns() - began
     with PlanFollower(followed, frozenset(), count=False):
         began = time.perf_counter_ns()
-        _add(number)
+        for _ in range(_OPERATORS):
+            torch.add(number, number)
         return time.perf_counter_ns() - began
 
 
-def _add(number: torch.Tensor) -> None:
-    for _ in range(_OPERATORS):
-        torch.add(number, number)
+def _saves_ns(hooked: bool) -> int:
+    """Forward and backward of operators that save one tensor each."""
+    number = torch.ones(2, requires_grad=True)
+    hooks = torch.autograd.graph.saved_tensors_hooks(KeptTensor.of, KeptTensor.unpack)
+    with torch.enable_grad(), hooks if hooked else nullcontext():
+        began = time.perf_counter_ns()
+        result = number
+        for _ in range(_OPERATORS):
+            result = torch.tanh(result)
+        torch.autograd.grad(result.sum(), number)
+        return time.perf_counter_ns() - began

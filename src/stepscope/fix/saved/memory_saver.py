@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-import re
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stepscope.errors import UsageError
-from stepscope.fix.saved.choose import MemoryTarget, make_plan, without_repeating
-from stepscope.fix.saved.encoding_names import LOSSY
+from stepscope.fix.saved.choose import plan_step, without_repeating
 from stepscope.fix.saved.encodings.offload import fetch_ahead
 from stepscope.fix.saved.follower import FollowedPlan, PassReport, PlanFollower
 from stepscope.fix.saved.following_costs import following_costs
@@ -20,27 +18,40 @@ from stepscope.fix.saved.operators import is_plain, tensors_in
 from stepscope.fix.saved.pin_plan import pin_plan
 from stepscope.fix.saved.pinned_follower import PinnedFollower
 from stepscope.fix.saved.pinning import PinningFollower
+from stepscope.fix.saved.promise import promise
 from stepscope.fix.saved.recorder import StepRecorder
+from stepscope.fix.saved.step_watch import (
+    FOLLOWED,
+    PLAIN,
+    RECORDED,
+    StepWatch,
+    allocated_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from stepscope.fix.saved.choose import PlannedStep
     from stepscope.fix.saved.pinned_plan import PinnedPlan
+    from stepscope.fix.saved.promise import SavePromise
     from stepscope.fix.saved.save_plan import SavePlan
     from stepscope.fix.saved.step_record import StepRecord
+    from stepscope.records.memory_targets import MemoryTarget
 
 _MOST_PLANS = 8  # one for each combination of input shapes
 _MOST_DEVIATIONS = 3  # in a row: then that plan is given up
 _NOTHING = frozenset[int]()
-_UNITS = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclass(slots=True)
 class _KnownPass:
     """What is known about passes with inputs of one kind."""
 
+    key: Any = None
     seen: int = 0
     record: StepRecord | None = None
+    planned: PlannedStep | None = None
+    readings: list[tuple[int, int]] = field(default_factory=list)  # use, bytes; of one backward
     followed: FollowedPlan | None = None
     pinned: PinnedPlan | None = None
     must_watch: bool = False  # the plan cannot be pinned: every operator passes through Python
@@ -75,6 +86,7 @@ class MemorySaver:
         self._passes: dict[Any, _KnownPass] = {}
         self._depth = 0
         self._stack: ExitStack | None = None
+        self._watch = StepWatch()
         self._active: StepRecorder | PlanFollower | None = None
         self._current: _KnownPass | None = None
         self._hooked: set[Any] = set()
@@ -88,6 +100,23 @@ class MemorySaver:
         """What the first pass that followed the plan held for backward, counted; None before."""
         reports = [known.report for known in self._passes.values() if known.report is not None]
         return reports[-1].held_bytes if reports else None
+
+    @property
+    def promise(self) -> SavePromise | None:
+        """Peak and time of a step with the latest plan; None before a pass was recorded. It becomes
+        better when the recorded step's backward has run, and when more steps have been timed."""
+        recorded = [known for known in self._passes.values() if known.planned is not None]
+        if not recorded or recorded[-1].planned is None:
+            return None
+        known = recorded[-1]
+        step_ns = self._watch.typical_ns(known.key, PLAIN)
+        return promise(recorded[-1].planned, readings=known.readings, step_ns=step_ns)
+
+    @property
+    def measured_step_ns(self) -> int | None:
+        """What steps with the latest plan take, the median; None before there were two."""
+        followed = [known for known in self._passes.values() if known.report is not None]
+        return self._watch.typical_ns(followed[-1].key, FOLLOWED) if followed else None
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -125,14 +154,25 @@ class MemorySaver:
         known = self._known(inputs)
         if known is None or known.given_up:
             return
+        if _is_capturing() and not known.counted:
+            self._note(
+                "a CUDA graph was captured before the plan was carried out: everything is kept in "
+                "it. Run a few steps before the capture"
+            )
+            return
         known.seen += 1
+        self._watch.begins(known.key, _device(self._model))
         if known.followed is None and known.seen > self._warmup:
             self._active = StepRecorder(self._model, lossy=self._lossy)
+            self._watch.is_of(RECORDED)
         elif known.followed is not None and self._follows(known.followed):
             self._active = self._follower(known, known.followed)
+            self._watch.is_of(FOLLOWED)
         if self._active is not None:
             self._current = known
-            unpack = self._active.unpack if isinstance(self._active, StepRecorder) else _unpack
+            unpack = _unpack
+            if isinstance(self._active, StepRecorder):
+                unpack = functools.partial(self._unpack_recorded, self._active, known)
             self._stack = ExitStack()
             hooks = torch.autograd.graph.saved_tensors_hooks(self._active.pack, unpack)
             self._stack.enter_context(hooks)
@@ -161,8 +201,7 @@ class MemorySaver:
         if known is None or failed:
             return
         if isinstance(active, StepRecorder):
-            known.record = _with_costs(active.finish(output))
-            self._use_plan(known, make_plan(known.record, self._target))
+            self._plan(active.finish(output), known)
         elif isinstance(active, PlanFollower):
             report = active.finish()
             self._followed(known, report)
@@ -173,18 +212,19 @@ class MemorySaver:
             elif not known.counted:
                 known.report, known.counted = report, True
 
-    def _use_plan(self, known: _KnownPass, plan: SavePlan) -> None:
-        self.plan = plan
-        known.followed = FollowedPlan.of(plan)
+    def _use_plan(self, known: _KnownPass, planned: PlannedStep) -> None:
+        known.planned, self.plan = planned, planned.plan
+        known.followed = FollowedPlan.of(planned.plan)
 
     def _pin(self, known: _KnownPass, active: PinningFollower, report: PassReport) -> None:
         """Operators that later passes cannot recognise are planned as kept. Only where the target
         is missed without them, every operator stays watched."""
-        pinned, plan = pin_plan(active), active.followed.plan
+        pinned = pin_plan(active)
         if pinned.lost and known.record is not None:
             known.record = without_repeating(known.record, pinned.lost)
-            other = make_plan(known.record, self._target)
-            if self._target.is_met(plan) and not self._target.is_met(other):
+            other = plan_step(known.record, self._target)
+            met = known.planned is not None and known.planned.meets_target
+            if met and not other.meets_target:
                 known.must_watch, known.counted, known.report = True, True, report
                 self._note("some operators cannot be recognised by what they save: all are watched")
             else:
@@ -207,6 +247,23 @@ class MemorySaver:
         del args
         if isinstance(self._active, PinnedFollower):
             self._active.leave_module(module, output)
+
+    def _plan(self, record: StepRecord, known: _KnownPass) -> None:
+        record = replace(
+            _with_costs(record),
+            surroundings=self._watch.surroundings(list(self._model.parameters())),
+            measured_step_ns=self._watch.typical_ns(known.key, PLAIN),
+        )
+        known.record = record
+        self._use_plan(known, plan_step(record, self._target))
+
+    def _unpack_recorded(self, recorder: StepRecorder, known: _KnownPass, held: Any) -> Any:
+        """Backward reads the recorded pass: what is allocated then says what a step needs."""
+        if known.planned is not None and len(known.readings) < len(known.planned.times):
+            allocated = allocated_bytes(self._watch.device)
+            if allocated is not None:
+                known.readings.append((held.number, allocated))
+        return recorder.unpack(held)
 
     def _followed(self, known: _KnownPass, report: PassReport) -> None:
         if report.deviation is None:
@@ -232,8 +289,15 @@ class MemorySaver:
             )
             return None
         if known is None:
-            known = self._passes[key] = _KnownPass(followed=self._given)
+            known = self._passes[key] = _KnownPass(key=key, followed=self._plan_for_another())
         return known
+
+    def _plan_for_another(self) -> FollowedPlan | None:
+        """The given plan; where a larger batch is to fit, the one of the first batch: recording
+        the larger one would keep everything once more."""
+        if self._given is None and self.plan is not None and self._target.batch is not None:
+            return FollowedPlan.of(self.plan.for_other_shapes())
+        return self._given
 
     def _follows(self, followed: FollowedPlan) -> bool:
         return not self._dry_run and followed.plan.changes_something()
@@ -261,58 +325,10 @@ class MemorySaver:
             self.notes.append(text)
 
 
-def save_memory(
-    model: torch.nn.Module,
-    *,
-    reduce: float | None = None,
-    budget: str | int | None = None,
-    max_slowdown: float | None = None,
-    plan: SavePlan | None = None,
-    dry_run: bool = False,
-    warmup: int = 1,
-    lossy: str | None = None,
-) -> MemorySaver:
-    """Keep less for the model's backward pass, with the same results to the last bit.
-
-    `reduce=0.5` halves what backward keeps, `budget="2GB"` limits it, `max_slowdown=0.05` limits
-    the time that recomputing adds to a step; without any, as little as possible is kept. The pass
-    after `warmup` passes is recorded, later ones follow the plan. With `dry_run` the plan is made,
-    and nothing is changed; `plan` repeats an earlier one. `lossy="fp8-e4m3"` (or "bf16", "fp16",
-    "fp8-e5m2", "4-bit") also rounds what is kept, after forward has used it: results then differ.
-    """
-    if lossy is not None and lossy not in LOSSY:
-        raise UsageError(f"lossy={lossy!r}: pass one of {', '.join(LOSSY)}")
-    _check(model, reduce, max_slowdown, warmup)
-    target = MemoryTarget(None if budget is None else _bytes(budget), reduce, max_slowdown)
-    return MemorySaver(model, target, plan=plan, dry_run=dry_run, warmup=warmup, lossy=lossy)
-
-
-def _check(model: Any, reduce: float | None, max_slowdown: float | None, warmup: int) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"save_memory needs a torch.nn.Module, not {type(model).__name__}")
-    if type(model).__name__ == "OptimizedModule" or model._compiled_call_impl is not None:
-        raise UsageError(
-            "save_memory works in eager mode, and this model is compiled: the compiler recomputes "
-            "by itself; set torch._functorch.config.activation_memory_budget instead"
-        )
-    if reduce is not None and not 0 < reduce < 1:
-        raise UsageError(f"reduce={reduce}: pass a share between 0 and 1, such as 0.5")
-    if max_slowdown is not None and max_slowdown < 0:
-        raise UsageError(f"max_slowdown={max_slowdown}: pass a share of the step, such as 0.05")
-    if warmup < 0:
-        raise UsageError(f"warmup={warmup}: pass a number of passes, 0 or more")
-
-
-def _bytes(budget: str | int) -> int:
-    """Of "12GB", "500 MiB" or a number."""
-    matched = re.fullmatch(r"\s*([\d.]+)\s*([KMG]I?B)?\s*", str(budget).upper())
-    try:
-        size_bytes = float(matched[1]) * _UNITS[matched[2] or ""] if matched else 0
-    except ValueError:
-        size_bytes = 0
-    if size_bytes <= 0:
-        raise UsageError(f"budget={budget!r}: pass bytes, or a size such as '2GB' or '500MiB'")
-    return int(size_bytes)
+def _device(model: torch.nn.Module) -> torch.device:
+    """Of the first parameter."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 def _with_costs(record: StepRecord) -> StepRecord:
@@ -331,6 +347,12 @@ def _shapes(inputs: Any) -> tuple[Any, ...]:
 def _autocast_state() -> tuple[Any, ...]:
     kinds = ("cpu", "cuda")
     return tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
+
+
+def _is_capturing() -> bool:
+    """Nothing may be measured or planned while a CUDA graph is captured; a pinned plan waits for
+    nothing and decides by host facts only, so the graph holds the planned step."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 @contextmanager

@@ -274,7 +274,7 @@ class _Pinning:
         planned = self._seen.followed.plan.uses[number]
         kept = PinnedUse(
             nodes_before=seen.nodes_before,
-            shape=planned.shape,
+            shape=seen.tensor.geometry.shape if planned.shape is None else planned.shape,
             dtype=getattr(torch, planned.dtype),
             action=KEEP,
             after=planned.after,

@@ -60,7 +60,10 @@ class _Values:
 
     def of(self, tensor: torch.Tensor) -> int:
         known = self.current.get(tensor.untyped_storage()._cdata)
-        return self.add(tensor, None, "") if known is None else known
+        known = self.add(tensor, None, "") if known is None else known
+        if isinstance(tensor, torch.nn.Parameter) and not self.records[known].owned:
+            self.records[known] = replace(self.records[known], owned=True)  # gathered by FSDP
+        return known
 
     def add(self, tensor: torch.Tensor, producer: int | None, module: str) -> int:
         storage = tensor.untyped_storage()
@@ -92,6 +95,11 @@ class _Values:
             replace(record, options=options.get(number, ()))
             for number, record in enumerate(self.records)
         ]
+
+    def is_sharded(self, tensor: torch.Tensor) -> bool:
+        """A parameter that is only there during the pass: FSDP may free it before backward asks."""
+        unknown = isinstance(tensor, torch.nn.Parameter) and tensor.numel() > 0
+        return unknown and tensor.untyped_storage()._cdata not in self.owned
 
 
 class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
@@ -166,6 +174,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         if not all(map(is_plain, [*given, *made])):
             refusal = "not a plain tensor"
             given, made = [t for t in given if is_plain(t)], [t for t in made if is_plain(t)]
+        if any(map(self._values.is_sharded, given)):
+            refusal = refusal or "reads a sharded parameter"
         for tensor in given:
             if tensor.grad_fn is not None:
                 self._nodes[id(tensor.grad_fn)] = tensor.grad_fn

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from stepscope.errors import UnreadableInputError
@@ -18,7 +18,7 @@ class PlannedUse:
     """One saved tensor, in the order of saving: where it is expected, and what happens to it."""
 
     after: int  # operators that ran before
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None  # None: any
     dtype: str
     action: str
     encoding: str | None
@@ -52,6 +52,18 @@ class PlanRow:
     held_bytes: int
     action: str
     cost_ns: int
+    was_kept: bool = True  # for backward, without the plan; else only to start from
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTimeline:
+    """Bytes kept for backward through one step: first `forward_points` of the forward pass, then
+    those of backward. `before_bytes` by what the plan does with the values; all actions add up to
+    the step without a plan."""
+
+    forward_points: int
+    before_bytes: dict[str, tuple[int, ...]]
+    after_bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +83,15 @@ class SavePlan:
     extra_ns: int
     step_ns: int
     notes: tuple[str, ...] = ()
+    target: str = "max"  # as records/memory_targets.py writes it
+    # Of the whole step, weights and gradients included; None where torch keeps no account.
+    step_peak_bytes_before: int | None = None
+    step_peak_bytes: int | None = None
+    timeline: PlanTimeline | None = None
+
+    def for_other_shapes(self) -> SavePlan:
+        """The same actions, for batches of another size."""
+        return replace(self, uses=tuple(replace(use, shape=None) for use in self.uses))
 
     def changes_something(self) -> bool:
         return any(use.action != KEEP for use in self.uses)
@@ -90,7 +111,15 @@ class SavePlan:
             f"Backward keeps {size(self.saved_bytes)} instead of {size(self.saved_bytes_before)}; "
             f"its peak is {size(self.peak_bytes)} instead of {size(self.peak_bytes_before)} "
             f"({factor(ratio)} times less), for about {duration(self.extra_ns)} more "
-            f"({percent(self.slowdown)}) per step."
+            f"({percent(self.slowdown)}) per step.{self._step_words()}"
+        )
+
+    def _step_words(self) -> str:
+        if self.step_peak_bytes is None or self.step_peak_bytes_before is None:
+            return ""
+        return (
+            f" The whole step needs {size(self.step_peak_bytes)} instead of "
+            f"{size(self.step_peak_bytes_before)}."
         )
 
     def _table(self) -> list[str]:
@@ -130,7 +159,8 @@ class SavePlan:
     @classmethod
     def _from(cls, data: dict[str, Any]) -> SavePlan:
         uses = tuple(
-            PlannedUse(**{**use, "shape": tuple(use["shape"])}) for use in data.pop("uses")
+            PlannedUse(**{**use, "shape": use["shape"] and tuple(use["shape"])})
+            for use in data.pop("uses")
         )
         repeated = tuple(
             PlannedRepeat(
@@ -145,5 +175,16 @@ class SavePlan:
             uses=uses,
             rows=tuple(PlanRow(**row) for row in data.pop("rows")),
             notes=tuple(data.pop("notes")),
+            timeline=_timeline(data.pop("timeline", None)),
             **data,
         )
+
+
+def _timeline(data: dict[str, Any] | None) -> PlanTimeline | None:
+    if data is None:
+        return None
+    return PlanTimeline(
+        forward_points=data["forward_points"],
+        before_bytes={action: tuple(levels) for action, levels in data["before_bytes"].items()},
+        after_bytes=tuple(data["after_bytes"]),
+    )

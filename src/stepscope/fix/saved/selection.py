@@ -56,16 +56,36 @@ def keep_everything(record: StepRecord) -> ValueSelection:
     return ValueSelection(kept={use.value for use in uses if use.value is not None})
 
 
-def select(record: StepRecord, *, bytes_per_ns: float, segments: int) -> ValueSelection:
-    """`bytes_per_ns` is what a nanosecond is worth. Nothing is recomputed from one of the
+@dataclass(frozen=True, slots=True)
+class _TimePrice:
+    """What a nanosecond is worth, in bytes. Operators from a `late` one on may have another price:
+    where all layers are alike, one price would treat all of them alike."""
+
+    bytes_per_ns: float
+    late: tuple[int, float] | None
+
+    def at(self, ordinal: int) -> float:
+        if self.late is not None and ordinal >= self.late[0]:
+            return self.late[1]
+        return self.bytes_per_ns
+
+
+def select(
+    record: StepRecord,
+    *,
+    bytes_per_ns: float,
+    segments: int,
+    late: tuple[int, float] | None = None,
+) -> ValueSelection:
+    """`late` is an operator and the price from there on. Nothing is recomputed from one of the
     `segments` of the pass into a later one: a long chain would be there all at once."""
-    return _StepCut(record, bytes_per_ns, segments).selection()
+    return _StepCut(record, _TimePrice(bytes_per_ns, late), segments).selection()
 
 
 class _StepCut:
-    def __init__(self, record: StepRecord, bytes_per_ns: float, segments: int) -> None:
+    def __init__(self, record: StepRecord, price: _TimePrice, segments: int) -> None:
         self._record = record
-        self._price = bytes_per_ns
+        self._price = price
         self._held_anyway = held_anyway(record)
         network = FlowNetwork()
         self._source, self._sink = network.node(), network.node()
@@ -76,7 +96,7 @@ class _StepCut:
         for number, value in enumerate(record.values):
             self._add_value(network, number, value, number in fixed)
         for number, call in enumerate(record.operators):
-            cost = UNLIMITED if call.refusal else max(1, round(call.took_ns * bytes_per_ns))
+            cost = UNLIMITED if call.refusal else max(1, round(call.took_ns * price.at(number)))
             network.connect(self._source, self._operators[number], cost)
             for value_number in call.inputs:
                 network.connect(self._after[value_number], self._operators[number], UNLIMITED)
@@ -100,12 +120,17 @@ class _StepCut:
         return min(value.size_bytes, self._encoded_cost(value))
 
     def _encoded_cost(self, value: StepValue) -> int:
-        option = cheapest(value.options, self._price)
-        return UNLIMITED if option is None else option.worth(self._price)
+        price = self._price_of(value)
+        option = cheapest(value.options, price)
+        return UNLIMITED if option is None else option.worth(price)
 
     def _use_capacity(self, use: SavedUse) -> int:
-        option = cheapest(use.options, self._price)
-        return UNLIMITED if option is None else option.worth(self._price)
+        price = self._price.at(use.after)
+        option = cheapest(use.options, price)
+        return UNLIMITED if option is None else option.worth(price)
+
+    def _price_of(self, value: StepValue) -> float:
+        return self._price.at(value.producer or 0)
 
     def selection(self) -> ValueSelection:
         """Only what some use really needs."""
@@ -114,7 +139,7 @@ class _StepCut:
         for number, use in enumerate(self._record.uses):
             if not is_planned(self._record, use) or use.value is None:
                 continue
-            option = cheapest(use.options, self._price)
+            option = cheapest(use.options, self._price.at(use.after))
             if option is not None and self._after[use.value] in self._reached:
                 selection.encoded_uses[number] = option
             else:
@@ -133,9 +158,10 @@ class _StepCut:
         if value.owned:
             return ()
         if self._before[number] in self._reached or value.producer is None:
-            option = cheapest(value.options, self._price)
+            price = self._price_of(value)
+            option = cheapest(value.options, price)
             held = value.storage in self._held_anyway
-            if option is None or held or option.worth(self._price) >= value.size_bytes:
+            if option is None or held or option.worth(price) >= value.size_bytes:
                 selection.kept.add(number)
             else:
                 selection.encoded[number] = option

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_STEP_PER_FORWARD = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldingOption:
@@ -63,16 +65,33 @@ def cheapest(options: tuple[HoldingOption, ...], bytes_per_ns: float) -> Holding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepSurroundings:
+    """What torch's allocator held around the pass, on devices where it keeps an account."""
+
+    begun_bytes: int  # when the pass began
+    ended_bytes: int
+    gradient_bytes: int  # of weights that have no gradient yet
+    limit_bytes: int | None  # what this process may hold at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One forward pass."""
 
     operators: tuple[RecordedCall, ...]
     values: tuple[StepValue, ...]
     uses: tuple[SavedUse, ...]
-    watch_ns: int = 0  # what following a plan costs an operator, where the host's time counts
-    hold_ns: int = 0  # and one more that may be repeated
+    watch_ns: int = 0  # what the hooks cost a saved tensor, where the host's time counts
+    hold_ns: int = 0  # and what an operator that may be repeated costs
     on_host: bool = True  # the operators ran on the CPU
+    surroundings: StepSurroundings | None = None
+    measured_step_ns: int | None = None  # of whole steps before this one
 
     @property
     def forward_ns(self) -> int:
         return sum(call.took_ns for call in self.operators)
+
+    @property
+    def step_ns(self) -> int:
+        """As measured; else as long as forward and a backward with twice its work."""
+        return self.measured_step_ns or _STEP_PER_FORWARD * self.forward_ns

@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepscope.records.backward_graph import CapturedGraph, GraphNode
+    from stepscope.records.backward_graph import CapturedBackward, GraphNode
 
 FULL, NARROW = 4, 2  # bytes of an element
 WIDTHS = {
@@ -79,12 +79,12 @@ def rule_of(name: str, device: str) -> AutocastRule:
     return AutocastRule.FIRST if re.fullmatch(_FIRST, operator) else AutocastRule.WIDEST
 
 
-def present_widths(graph: CapturedGraph) -> list[list[int]]:
+def present_widths(graph: CapturedBackward) -> list[list[int]]:
     """Bytes of an element of every result of every node, as captured."""
     return [[WIDTHS.get(out.dtype, 1) for out in node.outputs] for node in graph.nodes]
 
 
-def autocast_rules(graph: CapturedGraph, device: str) -> list[AutocastRule]:
+def autocast_rules(graph: CapturedBackward, device: str) -> list[AutocastRule]:
     """One rule for every node."""
     rules = [rule_of(node.name, device) for node in graph.nodes]
     for place in _find_attention_products(graph):
@@ -92,7 +92,7 @@ def autocast_rules(graph: CapturedGraph, device: str) -> list[AutocastRule]:
     return rules
 
 
-def autocast_widths(graph: CapturedGraph, rules: list[AutocastRule]) -> list[list[int]]:
+def autocast_widths(graph: CapturedBackward, rules: list[AutocastRule]) -> list[list[int]]:
     """Bytes of an element of every result under autocast; only results in fp32 can change."""
     widths = present_widths(graph)
     for place, node in enumerate(graph.nodes):
@@ -105,7 +105,7 @@ def autocast_widths(graph: CapturedGraph, rules: list[AutocastRule]) -> list[lis
     return widths
 
 
-def _find_attention_products(graph: CapturedGraph) -> set[int]:
+def _find_attention_products(graph: CapturedBackward) -> set[int]:
     """Attention that no fused kernel took: PyTorch computes it in fp32, whatever it is given.
 
     Its softmax has a name of its own. The product before it and the one after it belong to it.
@@ -133,7 +133,7 @@ def _find_attention_products(graph: CapturedGraph) -> set[int]:
 
 
 def _width(
-    graph: CapturedGraph, node: GraphNode, widths: list[list[int]], rule: AutocastRule
+    graph: CapturedBackward, node: GraphNode, widths: list[list[int]], rule: AutocastRule
 ) -> int:
     if rule in (AutocastRule.NARROW, AutocastRule.FULL):
         return NARROW if rule == AutocastRule.NARROW else FULL

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.backward_graph import CapturedGraph, GraphModule
+    from stepscope.records.backward_graph import CapturedBackward, GraphModule
 
 _FEWEST = 3  # modules of one type in one list
 OUTSIDE = -1
@@ -35,7 +35,7 @@ def find_block_paths(modules: Sequence[GraphModule]) -> list[str]:
     return [block.path for block in repeated[held.index(max(held))]]
 
 
-def block_of_nodes(graph: CapturedGraph) -> list[int]:
+def block_of_nodes(graph: CapturedBackward) -> list[int]:
     """The number of each node's block, OUTSIDE for none."""
     numbers = {path: number for number, path in enumerate(find_block_paths(graph.modules))}
     of_module = [_number(module.path, numbers) for module in graph.modules]

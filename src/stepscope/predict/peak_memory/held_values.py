@@ -26,7 +26,7 @@ from stepscope.predict.peak_memory.autocast_widths import (
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE, block_of_nodes
 
 if TYPE_CHECKING:
-    from stepscope.records.backward_graph import CapturedGraph, GraphNode, GraphSaved
+    from stepscope.records.backward_graph import CapturedBackward, GraphNode, GraphSaved
 
 UNKNOWN = -1  # the producer of a value that needs no gradient
 _FLOAT = "float32"
@@ -66,7 +66,7 @@ class MemoryChange(msgspec.Struct, frozen=True, kw_only=True):
 class HeldGraph(msgspec.Struct, frozen=True, kw_only=True):
     """A captured graph with a change made."""
 
-    graph: CapturedGraph
+    graph: CapturedBackward
     widths: list[list[int]]  # of each node's results
     rules: list[AutocastRule] | None  # of each node; None without autocast
     values: list[HeldValue]
@@ -89,7 +89,7 @@ class HeldGraph(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.bytes_of(value) for value in self.values if not self.is_recomputed(value))
 
 
-def hold(graph: CapturedGraph, device: str, change: MemoryChange) -> HeldGraph:
+def hold(graph: CapturedBackward, device: str, change: MemoryChange) -> HeldGraph:
     """The graph with the change; `device` is the kind of device, whose autocast has its own
     lists."""
     rules = autocast_rules(graph, device) if change.autocast else None
@@ -111,7 +111,7 @@ class _SavedReader:
 
     def __init__(
         self,
-        graph: CapturedGraph,
+        graph: CapturedBackward,
         widths: list[list[int]],
         rules: list[AutocastRule] | None,
         device: str,
@@ -193,7 +193,7 @@ class _SavedReader:
         return maker_of(self.graph, edge.node), self.widths[edge.node][edge.output]
 
 
-def maker_of(graph: CapturedGraph, place: int) -> int:
+def maker_of(graph: CapturedBackward, place: int) -> int:
     """Through views, to the node that computed a value."""
     node = graph.nodes[place]
     while operator_of(node.name) in VIEWS and node.inputs and node.inputs[0].node >= 0:
@@ -204,7 +204,7 @@ def maker_of(graph: CapturedGraph, place: int) -> int:
     return place
 
 
-def _is_fusible(graph: CapturedGraph, value: HeldValue) -> bool:
+def _is_fusible(graph: CapturedBackward, value: HeldValue) -> bool:
     """Whether a compiled backward computes it again from what products returned."""
     if value.producer == UNKNOWN:
         return False

@@ -34,6 +34,7 @@ _NAMES = (
     "fuse",
     "accumulate",
     "checkpoint",
+    "save-memory",
     "workers",
     "hosts",
     "zero",

@@ -13,6 +13,7 @@ from stepscope.ui.memory import (
     batch_words,
     headline,
     place_words,
+    saving_words,
     shown_categories,
     theory_words,
     unknown_categories,
@@ -80,6 +81,8 @@ def _remarks(memory: Memory) -> Text:
         lines.append(f"CUDA graphs keep {size(kept)} in {counted(len(memory.pools), 'pool')}")
     if memory.largest_batch is not None:
         lines.append(batch_words(memory.largest_batch))
+    if memory.saving is not None:
+        lines.append(saving_words(memory.saving))
     if memory.theory is not None and (words := theory_words(memory.theory)):
         lines.append(words)
     unknown = unknown_categories(memory)

@@ -35,7 +35,7 @@ class LinkSpeed:
     host_ns: int
 
 
-class HostLink(Protocol):
+class PinnedLink(Protocol):
     """Moves flat tensors to host memory and back. Whatever is returned is ready only for whoever
     calls `arrived`, which makes the current stream wait."""
 
@@ -51,7 +51,7 @@ class HostLink(Protocol):
 class OffloadedValue:
     """One value in host memory, until backward has read it."""
 
-    def __init__(self, link: HostLink, tensor: torch.Tensor) -> None:
+    def __init__(self, link: PinnedLink, tensor: torch.Tensor) -> None:
         self._link = link
         self._sent: Any = link.send(tensor)
         self._fetched: Any = None
@@ -79,7 +79,7 @@ class OffloadedValue:
 
 _LOCK = threading.RLock()
 _OUTSTANDING: list[weakref.ref[OffloadedValue]] = []  # in the order of forward
-_LINKS: dict[torch.device, HostLink | None] = {}
+_LINKS: dict[torch.device, PinnedLink | None] = {}
 
 
 def fetch_ahead() -> None:
@@ -118,15 +118,15 @@ def encode_offload(tensor: torch.Tensor) -> Encoded | None:
     return Encoded(0, value.read)
 
 
-def link_of(device: torch.device) -> HostLink | None:
+def link_of(device: torch.device) -> PinnedLink | None:
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return None
     if device not in _LINKS:
-        _LINKS[device] = CudaHostLink(device) if device.type == "cuda" else None
+        _LINKS[device] = CudaPinnedLink(device) if device.type == "cuda" else None
     return _LINKS[device]
 
 
-def use_link(device: torch.device, link: HostLink | None) -> None:
+def use_link(device: torch.device, link: PinnedLink | None) -> None:
     """Replace the link of a device."""
     _LINKS[device] = link
 
@@ -143,7 +143,7 @@ class _OnItsWay:
     complete: Any
 
 
-class CudaHostLink:
+class CudaPinnedLink:
     """Of one CUDA device."""
 
     def __init__(self, device: torch.device) -> None:

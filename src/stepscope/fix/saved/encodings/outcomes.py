@@ -55,7 +55,7 @@ _FUSED_FROM = 1 << 18  # elements: below, a call through Python costs more than 
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class OutcomeRule:
     """How elements are told apart: `codes(tensor, limits)` as uint8, or as booleans."""
 
     width: int  # bits
@@ -79,17 +79,17 @@ def _sides(x: torch.Tensor, limits: tuple[float, ...]) -> torch.Tensor:
 
 
 _OUTCOMES = {
-    "sign": Outcome(1, lambda x, _: ~(x <= 0)),
-    "passes": Outcome(1, lambda x, limits: ~(x <= limits[0])),
-    "above": Outcome(1, lambda x, limits: x > limits[0]),
-    "inside": Outcome(1, lambda x, limits: (x > limits[0]) & (x < limits[1])),
-    "least": Outcome(1, lambda x, limits: x >= limits[0]),
-    "most": Outcome(1, lambda x, limits: x <= limits[0]),
-    "between": Outcome(1, lambda x, limits: (x >= limits[0]) & (x <= limits[1])),
-    "finite": Outcome(1, lambda x, _: x.isfinite()),
-    "within": Outcome(2, _within),
-    "beyond": Outcome(2, _beyond),
-    "sides": Outcome(2, _sides),
+    "sign": OutcomeRule(1, lambda x, _: ~(x <= 0)),
+    "passes": OutcomeRule(1, lambda x, limits: ~(x <= limits[0])),
+    "above": OutcomeRule(1, lambda x, limits: x > limits[0]),
+    "inside": OutcomeRule(1, lambda x, limits: (x > limits[0]) & (x < limits[1])),
+    "least": OutcomeRule(1, lambda x, limits: x >= limits[0]),
+    "most": OutcomeRule(1, lambda x, limits: x <= limits[0]),
+    "between": OutcomeRule(1, lambda x, limits: (x >= limits[0]) & (x <= limits[1])),
+    "finite": OutcomeRule(1, lambda x, _: x.isfinite()),
+    "within": OutcomeRule(2, _within),
+    "beyond": OutcomeRule(2, _beyond),
+    "sides": OutcomeRule(2, _sides),
 }
 
 
@@ -155,7 +155,7 @@ def _rounded(limit: float, dtype: torch.dtype) -> float:
     return float(torch.tensor(limit, dtype=torch.float64).to(dtype))
 
 
-def _read(spec: str) -> tuple[Outcome, tuple[float, ...]]:
+def _read(spec: str) -> tuple[OutcomeRule, tuple[float, ...]]:
     word, *limits = spec.split(" ")
     return _OUTCOMES[word], tuple(float(limit) for limit in limits)
 

@@ -25,7 +25,7 @@ _BY_WORD: dict[str, Callable[[torch.Tensor, str], Encoded | None]] = {
     "bits": lambda tensor, _: encode_bits(tensor),
     "two-valued": lambda tensor, _: encode_two_valued(tensor),
     "window": encode_window,
-    "sparse": lambda tensor, count: encode_sparse(tensor, int(count)),
+    "sparse": lambda tensor, share: encode_sparse(tensor, float(share)),
     "narrow": encode_narrow,
     "bf16": lambda tensor, _: encode_reduced(tensor, "bf16"),
     "fp16": lambda tensor, _: encode_reduced(tensor, "fp16"),

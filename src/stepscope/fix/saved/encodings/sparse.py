@@ -1,6 +1,6 @@
-"""`sparse COUNT`: a mask of what is not zero, and those elements one after the other.
+"""`sparse SHARE`: a mask of what is not zero, and those elements one after the other.
 
-Zero means all bits zero: -0.0 and NaN are kept as they are. COUNT is how many there were in the
+Zero means all bits zero: -0.0 and NaN are kept as they are. SHARE is how much was not zero in the
 recorded pass. On a GPU there is room for slightly more; where that is not enough, the plain tensor
 is kept.
 """
@@ -24,14 +24,15 @@ def sparse_spec(tensor: torch.Tensor) -> str | None:
     if flat is None or not flat.is_floating_point():
         return None
     count = int(torch.count_nonzero(flat.view(BITS_OF[flat.itemsize])))
-    return f"sparse {count}" if _size(flat, count) <= _WORTH * flat.nbytes else None
+    share = round(count / flat.numel(), 4)
+    return f"sparse {share}" if _size(flat, count) <= _WORTH * flat.nbytes else None
 
 
 def _size(flat: torch.Tensor, count: int) -> int:
     return packed_bytes(flat.numel()) + count * int(flat.itemsize)
 
 
-def encode_sparse(tensor: torch.Tensor, expected: int) -> Encoded | None:
+def encode_sparse(tensor: torch.Tensor, share: float) -> Encoded | None:
     flat = whole(tensor)
     if flat is None:
         return None
@@ -41,7 +42,7 @@ def encode_sparse(tensor: torch.Tensor, expected: int) -> Encoded | None:
     if kernels is not None:
         if not can_check(flat.device):
             return None
-        room = min(count, int(expected * _ROOM) + 64)
+        room = min(count, int(count * share * _ROOM) + 64)
         parts = kernels.pack_nonzero(patterns, room)
         return Encoded(
             parts.mask.nbytes + parts.values.nbytes + parts.starts.nbytes,

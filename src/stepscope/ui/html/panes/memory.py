@@ -8,17 +8,20 @@ from markupsafe import Markup
 
 from stepscope.explain.memory.theory import RANKS
 from stepscope.explain.memory.words import LABELS
-from stepscope.records.figures import percent, size
+from stepscope.records.figures import duration, percent, size
 from stepscope.records.memory import CATEGORIES
 from stepscope.records.words import counted, sentence
 from stepscope.ui.html.memory_charts import draw_batches, draw_moments, draw_timeline
 from stepscope.ui.html.pane import Pane, ReportData, rank_label
+from stepscope.ui.html.saving_chart import draw_saving, drawn_actions
 from stepscope.ui.memory import (
+    ACTION_LABELS,
     HINTS,
     LIMITS,
     batch_words,
     headline,
     place_words,
+    saving_words,
     shown_categories,
     theory_words,
     unknown_categories,
@@ -28,6 +31,7 @@ from stepscope.ui.memory import (
 if TYPE_CHECKING:
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.memory import Memory, Theory
+    from stepscope.records.saved_memory import SavedMemory
 
 MOST_ROWS = 10
 MOST_DRAWN = 8  # ranks with charts; the others have their figures
@@ -63,6 +67,7 @@ def memory_view(rank: RankExplanation, *, drawn: bool) -> dict[str, Any] | None:
         "batches": draw_batches(fit, memory.peak_bytes) if drawn and fit else none,
         "batch_words": sentence(batch_words(fit)) if fit else "",
         "batch_from": fit.batch_from or "" if fit else "",
+        "saving": _saving(memory.saving, drawn=drawn) if memory.saving else None,
         "sites": _sites(memory),
         "modules": _modules(memory),
         "zero": _zero(theory, memory.limit_bytes) if theory else [],
@@ -172,6 +177,41 @@ def _modules(memory: Memory) -> list[dict[str, Any]]:
         }
         for module in memory.by_module[:MOST_ROWS]
     ]
+
+
+def _saving(saving: SavedMemory, *, drawn: bool) -> dict[str, Any]:
+    line = saving.timeline if drawn else None
+    return {
+        "words": sentence(saving_words(saving)),
+        "chart": draw_saving(line),
+        "key": [(action, ACTION_LABELS.get(action, action)) for action in drawn_actions(line)]
+        if line
+        else [],
+        "actions": [
+            {
+                "action": row.action,
+                "label": ACTION_LABELS.get(row.action, row.action),
+                "count": counted(row.values, "value"),
+                "before": size(row.before_bytes),
+                "held": size(row.held_bytes),
+                "cost": duration(row.cost_ns) if row.cost_ns else "",
+            }
+            for row in saving.actions
+        ],
+        "values": [
+            {
+                "value": row.value,
+                "module": row.module,
+                "operator": row.operator,
+                "size": size(row.size_bytes),
+                "held": size(row.held_bytes),
+                "action": row.action,
+                "cost": duration(row.cost_ns) if row.cost_ns else "",
+            }
+            for row in saving.values[:MOST_ROWS]
+        ],
+        "notes": saving.notes,
+    }
 
 
 def _zero(theory: Theory, limit: int | None) -> list[dict[str, Any]]:

@@ -1,0 +1,306 @@
+"""Saving memory on a GPU: what each way keeps for backward, its peak and its step.
+
+    python benchmarks/save_memory_table.py --save rows.json [--seconds 300] [--models resnet50,gpt2]
+        [--ways "eager,ours 5%"] [--tiny]
+    python benchmarks/save_memory_table.py --save rows.json --print [--svg docs/save-memory.svg]
+
+Every training in every way, in one process, one after the other. Rows are saved one by one: a run
+that is cut goes on where it ended, and what failed is written beside it. What `save_memory`
+promised after its recorded pass stands beside what was measured. One row trains seq2seq with twice
+the batch under a cap that leaves the larger batch no room otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+sys.path.append(str(Path(__file__).parent.parent / "src"))
+
+from library_turn import shared_turns
+from save_memory_models import (
+    COMPILED,
+    SEQ2SEQ,
+    TINY_SEQ2SEQ,
+    WARM_UP,
+    WAYS,
+    WORKLOADS,
+    Changed,
+    build,
+    build_seq2seq,
+    ours,
+    sentence_step,
+)
+from save_memory_report import markdown, pareto
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from save_memory_models import Step
+
+STEPS, TINY_STEPS = 10, 2  # timed
+CAP_ROOM = 1.08  # the cap, over what the smaller batch reserves
+
+
+def main() -> None:
+    options = _options()
+    rows = json.loads(options.save.read_text()) if options.save and options.save.exists() else []
+    if not options.print:
+        _measure_all(options, rows)
+    print(markdown(rows))
+    if options.svg:
+        options.svg.write_text(pareto(rows))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="start no row after this")
+    parser.add_argument("--models", default=",".join(WORKLOADS))
+    parser.add_argument("--ways", default="", help="separated by semicolons")
+    parser.add_argument("--tiny", action="store_true", help="small models, also on a CPU")
+    parser.add_argument("--no-cap", action="store_true", help="no rows with twice the batch")
+    parser.add_argument("--save", type=Path, help="JSON; read first, written after every row")
+    parser.add_argument("--print", action="store_true", help="measure nothing")
+    parser.add_argument("--svg", type=Path)
+    return parser.parse_args()
+
+
+def _measure_all(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    end = time.monotonic() + options.seconds
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_float32_matmul_precision("high")
+    turns = shared_turns()
+    alone = turns.alone if turns is not None else contextlib.nullcontext
+    known = {(row["model"], row["way"]) for row in rows if "error" not in row}
+    for model, way in _wanted(options):
+        if time.monotonic() > end:
+            break
+        if (model, way) in known:
+            continue
+        began = time.monotonic()
+        try:
+            row = _cap_row(device, options.tiny) if way == "twice the batch" else None
+            row = row or measure(model, WAYS[way], device, alone, tiny=options.tiny)
+        except Exception as error:
+            row = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+        row = {"model": model, "way": way, **row, "took_s": round(time.monotonic() - began, 1)}
+        rows[:] = [one for one in rows if (one["model"], one["way"]) != (model, way)]
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if options.save:
+            options.save.write_text(json.dumps(rows, indent=1))
+        _clean(device)
+
+
+def _wanted(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Eager and ours for all models first, compilations last."""
+    models = [name for name in options.models.split(",") if name]
+    ways = [way for way in options.ways.split(";") if way] or list(WAYS)
+    for way in (way for way in ways if way not in COMPILED):
+        yield from ((model, way) for model in models)
+    if "seq2seq" in models and not options.no_cap and not options.ways:
+        yield ("seq2seq", "twice the batch")
+    yield from ((model, way) for model in models for way in ways if way in COMPILED)
+
+
+def measure(
+    name: str,
+    way: Callable[[Any], Any],
+    device: torch.device,
+    alone: Callable[[], contextlib.AbstractContextManager[Any]],
+    *,
+    tiny: bool,
+) -> dict[str, Any]:
+    """One row; bytes are None where torch keeps no account of them."""
+    changed = Changed(way)
+    step = build(name, changed, device, tiny=tiny)
+    held = _HeldAfterForward(changed.model, device)
+    for number in range(WARM_UP + 3):
+        step(number)
+    held.remove()
+    _wait(device)
+    _reset_peak(device)
+    with alone():
+        ms = [_timed(step, device) for _ in range(TINY_STEPS if tiny else STEPS)]
+        loss = step(0)
+    row = {
+        "ms": round(statistics.median(ms), 3),
+        "ms_low": round(min(ms), 3),
+        "ms_high": round(max(ms), 3),
+        "peak_bytes": _peak(device),
+        "kept_bytes": held.kept_bytes,
+        "loss": float(loss.detach()),
+    }
+    if changed.saver is not None:
+        row |= _promised(changed.saver)
+    return row
+
+
+def _promised(saver: Any) -> dict[str, Any]:
+    promise, plan = saver.promise, saver.plan
+    row: dict[str, Any] = {"notes": [*saver.notes, *(plan.notes if plan is not None else ())]}
+    if promise is None or plan is None:
+        return row
+    return row | {
+        "plan_saved_bytes_before": plan.saved_bytes_before,
+        "plan_saved_bytes": plan.saved_bytes,
+        "promised_peak_bytes": promise.peak_bytes,
+        "promised_peak_low_bytes": promise.peak_low_bytes,
+        "promised_peak_high_bytes": promise.peak_high_bytes,
+        "promised_peak_bytes_before": promise.peak_bytes_before,
+        "promised_ms": promise.step_ns / 1e6,
+        "promised_ms_low": promise.step_low_ns / 1e6,
+        "promised_ms_high": promise.step_high_ns / 1e6,
+        "promised_ms_before": promise.step_ns_before / 1e6,
+        "operators": len(plan.operators),
+        "actions": _actions(plan),
+    }
+
+
+def _actions(plan: Any) -> dict[str, int]:
+    """Bytes that each action takes away."""
+    saved: dict[str, int] = {}
+    for row in plan.rows:
+        action = row.action.partition(":")[0]
+        saved[action] = saved.get(action, 0) + row.size_bytes - row.held_bytes
+    return saved
+
+
+def _cap_row(device: torch.device, tiny: bool) -> dict[str, Any]:
+    """Twice the batch under a cap: fails without, trains with `save_memory(batch="2x")`."""
+    shape = {**(TINY_SEQ2SEQ if tiny else SEQ2SEQ), "batch": 8 if tiny else 256}
+    larger = {**shape, "batch": 2 * shape["batch"]}
+    plain = Changed(WAYS["eager"])
+    torch.manual_seed(0)
+    step = build_seq2seq(shape, plain, device)
+    small_ms = _steps_ms(step, device)
+    reserved = torch.cuda.max_memory_reserved() if device.type == "cuda" else None
+    del step, plain
+    _clean(device)
+    if reserved is not None:
+        total = torch.cuda.mem_get_info(device)[1]
+        torch.cuda.set_per_process_memory_fraction(min(1.0, CAP_ROOM * reserved / total), device)
+    try:
+        eager = _try_larger(larger, device)
+        _clean(device)
+        saved = _with_saver(shape, larger, device)
+    finally:
+        if reserved is not None:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
+    gain = 2 * small_ms / saved["ms"]
+    return {
+        "cap_bytes": None if reserved is None else round(CAP_ROOM * reserved),
+        "batch": shape["batch"],
+        "batch_ms": small_ms,
+        "larger_without": eager,
+        **saved,
+        "throughput_gain": round(gain, 3),
+    }
+
+
+def _try_larger(shape: dict[str, int], device: torch.device) -> str:
+    try:
+        torch.manual_seed(0)
+        step = build_seq2seq(shape, Changed(WAYS["eager"]), device)
+        return f"{_steps_ms(step, device)} ms"
+    except torch.OutOfMemoryError:
+        return "out of memory"
+
+
+def _with_saver(
+    shape: dict[str, int], larger: dict[str, int], device: torch.device
+) -> dict[str, Any]:
+    """The smaller batch is recorded, then the larger one trains with its plan."""
+    torch.manual_seed(0)
+    changed = Changed(ours(batch="2x"))
+    step = build_seq2seq(shape, changed, device)
+    for number in range(WARM_UP + 2):
+        step(number)
+    del step
+    _clean(device)
+    saver = changed.saver
+    assert saver is not None
+    optimizer = torch.optim.Adam(changed.model.parameters(), lr=1e-3)
+    _reset_peak(device)
+    ms = _steps_ms(sentence_step(changed.model, optimizer, larger), device)
+    return {"ms": ms, "peak_bytes": _peak(device), **_promised(saver)}
+
+
+def _steps_ms(step: Step, device: torch.device) -> float:
+    for number in range(4):
+        step(number)
+    _wait(device)
+    return round(
+        statistics.median(
+            _timed(step, device) for _ in range(TINY_STEPS if device.type == "cpu" else STEPS)
+        ),
+        3,
+    )
+
+
+def _timed(step: Step, device: torch.device) -> float:
+    """Two steps, so that the host may run ahead as it does in a training."""
+    _wait(device)
+    began = time.perf_counter()
+    step(0)
+    step(1)
+    _wait(device)
+    return (time.perf_counter() - began) / 2 * 1e3
+
+
+class _HeldAfterForward:
+    """Bytes that the model's forward pass leaves allocated, its outputs among them."""
+
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self.kept_bytes: int | None = None
+        self._begun = 0
+        self._handles: list[Any] = []
+        if device.type == "cuda":
+            self._handles = [
+                model.register_forward_pre_hook(self._enters),
+                model.register_forward_hook(self._leaves),
+            ]
+
+    def _enters(self, *_: Any) -> None:
+        self._begun = torch.cuda.memory_allocated()
+
+    def _leaves(self, *_: Any) -> None:
+        self.kept_bytes = torch.cuda.memory_allocated() - self._begun
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _peak(device: torch.device) -> int | None:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
+
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _clean(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+if __name__ == "__main__":
+    main()

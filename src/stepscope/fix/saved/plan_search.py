@@ -1,0 +1,111 @@
+"""Which selections are worth comparing: segments first, then prices of time, then what lies between
+two prices where the target runs through."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from stepscope.fix.saved.selection import keep_everything, select
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stepscope.fix.saved.selection import ValueSelection
+    from stepscope.fix.saved.step_record import StepRecord
+
+_MOST_SEGMENTS = 64
+_LEAST_IN_SEGMENT = 8  # operators
+_PRICES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # times the step's bytes for the step's time
+_HALVINGS = 4
+_PARTS = 6  # a limit is met to a 64th of the operators
+_PRICED_SEGMENTS = 3  # segmentations that are tried at every price
+_MOST_OPERATORS = 4000  # beyond, one segmentation is: a cut takes seconds
+
+
+class Scored(Protocol):
+    """A selection that was worked out."""
+
+    @property
+    def peak_bytes(self) -> int: ...
+
+    @property
+    def extra_ns(self) -> int: ...
+
+
+C = TypeVar("C", bound=Scored)
+
+
+def search(
+    record: StepRecord,
+    score: Callable[[ValueSelection], C],
+    *,
+    fits: Callable[[C], bool] | None,
+    most_ns: float | None,
+) -> list[C]:
+    """Selections that may be the best for a limit of memory, of the added time, or both."""
+    by_segments = _segmentations(record, score)
+    large = len(record.operators) > _MOST_OPERATORS
+    priced = sorted(by_segments, key=lambda segments: by_segments[segments].peak_bytes)
+    found = list(by_segments.values())
+    for segments in priced[: 1 if large else _PRICED_SEGMENTS]:
+        found += _priced(record, score, segments, by_segments[segments], fits, most_ns)
+    return found
+
+
+def _segmentations(record: StepRecord, score: Callable[[ValueSelection], C]) -> dict[int, C]:
+    segments, scored = 1, {}
+    while segments <= min(_MOST_SEGMENTS, max(1, len(record.operators) // _LEAST_IN_SEGMENT)):
+        scored[segments] = score(select(record, bytes_per_ns=0, segments=segments))
+        segments *= 2
+    return scored
+
+
+def _priced(
+    record: StepRecord,
+    score: Callable[[ValueSelection], C],
+    segments: int,
+    free: C,
+    fits: Callable[[C], bool] | None,
+    most_ns: float | None,
+) -> list[C]:
+    """At rising prices less is recomputed; between two that a limit separates, look closer."""
+    saved_bytes = sum(record.values[v].size_bytes for v in keep_everything(record).kept)
+    pace = saved_bytes / max(1, record.forward_ns)
+
+    def at(price: float, late: tuple[int, float] | None = None) -> C:
+        late = None if late is None else (late[0], late[1] * pace)
+        return score(select(record, bytes_per_ns=price * pace, segments=segments, late=late))
+
+    rising = [(0.0, free), *((price, at(price)) for price in _PRICES)]
+    found = [one for _, one in rising]
+    limits: list[Callable[[C], bool]] = []
+    if most_ns is not None:
+        limits.append(lambda one: one.extra_ns <= most_ns)
+    if fits is not None:
+        limits.append(lambda one: not fits(one))
+    for beyond in limits:
+        for (low, below), (high, above) in itertools.pairwise(rising):
+            if beyond(above) and not beyond(below):
+                found += _between(at, low, high, len(record.operators), beyond)
+                break
+    return found
+
+
+def _between(
+    at: Callable[..., C], low: float, high: float, operators: int, beyond: Callable[[C], bool]
+) -> list[C]:
+    """First prices between two. Then two prices at once: the lower for early operators, whose
+    values stay longest, the higher for late ones."""
+    found = []
+    for _ in range(_HALVINGS if low else 0):
+        middle = math.sqrt(low * high)
+        found.append(at(middle))
+        low, high = (low, middle) if beyond(found[-1]) else (middle, high)
+    none, every = 0, operators
+    while every - none > max(1, operators >> _PARTS):
+        late = (none + every) // 2
+        found.append(at(low, (late, high)))
+        none, every = (late, every) if beyond(found[-1]) else (none, late)
+    return found

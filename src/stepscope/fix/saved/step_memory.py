@@ -1,0 +1,104 @@
+"""A whole step's memory: what backward keeps, and everything around it.
+
+At the end of forward the allocator says what is held. Less what backward keeps, that stays through
+backward: weights, optimizer state, the batch, outputs. On top come the gradients of weights, each
+from the last operator that reads its weight on, and what a node of backward works with: gradients
+of its operator's outputs and inputs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepscope.fix.saved.backward_memory import node_times
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.fix.saved.backward_memory import BackwardMemory
+    from stepscope.fix.saved.step_record import StepRecord, StepSurroundings
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """Bytes beside what backward keeps. Per node of backward, as BackwardMemory's levels."""
+
+    fixed_bytes: int  # at any batch: weights, optimizer state
+    outputs_bytes: int  # of the pass, and what else it left behind; grows with the batch
+    gradients: tuple[int, ...]  # of weights
+    working: tuple[int, ...]  # of the node that runs; grows with the batch
+    making: tuple[int, ...]  # of those, what is not there yet when the node begins
+
+    def peak_bytes(self, memory: BackwardMemory, batch: float = 1.0) -> int:
+        """Of forward and backward, at `batch` times the samples."""
+        highest = max(
+            batch * (level + working) + gradients
+            for level, working, gradients in zip(
+                memory.levels, self.working, self.gradients, strict=True
+            )
+        )
+        return round(self.fixed_bytes + batch * self.outputs_bytes + highest)
+
+
+def step_memory(record: StepRecord, saved_bytes: int) -> StepMemory | None:
+    """`saved_bytes` is what backward kept when the pass was recorded; None where torch keeps no
+    account of its memory, as on CPUs."""
+    around = record.surroundings
+    if around is None:
+        return None
+    ordinals = _ordinals(record)
+    return StepMemory(
+        fixed_bytes=around.begun_bytes,
+        outputs_bytes=max(0, around.ended_bytes - around.begun_bytes - saved_bytes),
+        gradients=_gradients(record, around, ordinals),
+        working=_working(record, ordinals, outputs=True),
+        making=_working(record, ordinals, outputs=False),
+    )
+
+
+def _ordinals(record: StepRecord) -> list[int]:
+    """For every node of backward, the place of its operator in forward; and one for the end."""
+    places: dict[int, int] = {}
+    for use, time in zip(record.uses, node_times(record), strict=True):
+        places[time] = max(places.get(time, 0), use.after)
+    ordinals = [len(record.operators)] * (max(places, default=0) + 3)
+    for time in range(len(ordinals)):
+        ordinals[time] = places.get(time, ordinals[time - 1] if time else len(record.operators))
+    ordinals[-2:] = [0, 0]
+    return ordinals
+
+
+def _gradients(
+    record: StepRecord, around: StepSurroundings, ordinals: Sequence[int]
+) -> tuple[int, ...]:
+    """Weights' gradients that were not there before, in the order in which they come."""
+    last_reader: dict[int, int] = {}
+    for number, call in enumerate(record.operators):
+        for value in call.inputs:
+            if record.values[value].owned:
+                last_reader[value] = number
+    owned_bytes = sum(record.values[value].size_bytes for value in last_reader)
+    share = around.gradient_bytes / owned_bytes if owned_bytes else 0.0
+    arriving = defaultdict[int, float](float)
+    descending = [-ordinal for ordinal in ordinals]
+    for value, number in last_reader.items():
+        time = min(bisect_left(descending, -number), len(ordinals) - 1)
+        arriving[time] += share * record.values[value].size_bytes
+    held, levels = 0.0, []
+    for time in range(len(ordinals)):
+        held += arriving[time]
+        levels.append(round(held))
+    return tuple(levels)
+
+
+def _working(record: StepRecord, ordinals: Sequence[int], *, outputs: bool) -> tuple[int, ...]:
+    """Gradients of the inputs, and of the `outputs`, of the operator whose node runs."""
+    sizes = [0] * (len(record.operators) + 1)
+    for number, call in enumerate(record.operators):
+        values = {*call.inputs, *call.outputs} if outputs else set(call.inputs)
+        known = [record.values[value] for value in values]
+        sizes[number] = sum(v.size_bytes for v in known if not v.owned and "float" in v.dtype)
+    return tuple(max(sizes[place], sizes[max(0, place - 1)]) for place in ordinals)

@@ -1,0 +1,114 @@
+"""How long whole steps take, and what the allocator holds in them; nothing is changed for it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stepscope.fix.saved.step_record import StepSurroundings
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+_MOST_PASSES = 64
+PLAIN, RECORDED, FOLLOWED = "plain", "recorded", "followed"
+
+
+@dataclass(slots=True)
+class _Begun:
+    """One pass: which kind of inputs, what was done with it, and when it began."""
+
+    key: Hashable
+    kind: str
+    mark: Any  # a CUDA event, or nanoseconds; None in the capture of a CUDA graph
+
+
+class StepWatch:
+    """From the beginning of one pass to that of the next."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.begun_bytes: int | None = None
+        self._passes: list[_Begun] = []
+        self._first = True
+
+    def begins(self, key: Hashable, device: torch.device) -> None:
+        self.device = device
+        self.begun_bytes = allocated_bytes(self.device)
+        if self._first:  # kernels are loaded in it
+            self._first = False
+            return
+        self._passes.append(_Begun(key, PLAIN, _mark(self.device)))
+        del self._passes[:-_MOST_PASSES]
+
+    def is_of(self, kind: str) -> None:
+        """What is done with the pass that has begun."""
+        if self._passes:
+            self._passes[-1].kind = kind
+
+    def steps_ns(self, key: Hashable, kind: str) -> list[int]:
+        """Of all passes of a kind that another has followed."""
+        marks = [one.mark for one in self._passes if one.mark is not None]
+        if self.device.type == "cuda" and marks:
+            marks[-1].synchronize()
+        pairs = zip(self._passes, self._passes[1:], strict=False)
+        return [
+            _between_ns(one.mark, following.mark)
+            for one, following in pairs
+            if one.key == key and one.kind == kind and _have_marks(one, following)
+        ]
+
+    def typical_ns(self, key: Hashable, kind: str) -> int | None:
+        steps = self.steps_ns(key, kind)
+        return round(median(steps)) if steps else None
+
+    def surroundings(self, parameters: list[torch.Tensor]) -> StepSurroundings | None:
+        """At the end of the pass that began last."""
+        ended = allocated_bytes(self.device)
+        if self.begun_bytes is None or ended is None:
+            return None
+        missing = [p for p in parameters if p.requires_grad and p.grad is None]
+        return StepSurroundings(
+            begun_bytes=self.begun_bytes,
+            ended_bytes=ended,
+            gradient_bytes=sum(p.nbytes for p in missing),
+            limit_bytes=_limit_bytes(self.device),
+        )
+
+
+def allocated_bytes(device: torch.device) -> int | None:
+    """None where torch keeps no account."""
+    return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else None
+
+
+def _limit_bytes(device: torch.device) -> int | None:
+    """What this process may allocate: its share of the device, and what others left of it."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _device: 1.0)(device)
+    return min(int(share * total), int(free) + int(torch.cuda.memory_reserved(device)))
+
+
+def _mark(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter_ns()
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _have_marks(*passes: _Begun) -> bool:
+    return all(one.mark is not None for one in passes)
+
+
+def _between_ns(one: Any, following: Any) -> int:
+    if isinstance(one, int):
+        return int(following) - one
+    return round(float(one.elapsed_time(following)) * 1e6)

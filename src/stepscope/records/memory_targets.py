@@ -1,0 +1,116 @@
+"""What saving memory should reach: as options of `save_memory`, and as the text of a remedy or a
+what-if.
+
+    5%     recomputing adds at most 5% to a step        max_slowdown=0.05
+    0.5    the peak of backward shrinks by half         reduce=0.5
+    12GB   a step needs at most 12 GB                   budget="12GB"
+    2x     twice the batch fits                         batch="2x"
+    max    as little as possible is kept                none of them
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from stepscope.records.figures import factor as factor_words
+from stepscope.records.figures import percent, size
+
+EXAMPLES = "5%, 0.5, 12GB, 2x or max"
+_UNITS = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([KMGT]I?B)?\s*")
+_BATCH = re.compile(r"\s*(?:x\s*(\d+\.?\d*)|(\d+\.?\d*)\s*x)\s*", re.IGNORECASE)
+_MOST_BATCH = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTarget:
+    """None: no limit; all None: as little as possible."""
+
+    budget_bytes: int | None = None
+    reduce: float | None = None
+    max_slowdown: float | None = None
+    batch: float | None = None  # samples per step over those now
+
+    def most_ns(self, step_ns: int) -> float | None:
+        return None if self.max_slowdown is None else self.max_slowdown * step_ns
+
+    @property
+    def text(self) -> str:
+        """As one value of a remedy; several limits are joined by a plus: 5%+12GB."""
+        parts = []
+        if self.max_slowdown is not None:
+            parts.append(f"{100 * self.max_slowdown:g}%")
+        if self.reduce is not None:
+            parts.append(f"{self.reduce:g}")
+        if self.budget_bytes is not None:
+            parts.append(f"{self.budget_bytes}B")
+        if self.batch is not None:
+            parts.append(f"{self.batch:g}x")
+        return "+".join(parts) or "max"
+
+    @property
+    def words(self) -> str:
+        parts = []
+        if self.budget_bytes is not None:
+            parts.append(f"at most {size(self.budget_bytes)}")
+        if self.reduce is not None:
+            parts.append(f"{percent(self.reduce)} less")
+        if self.batch is not None:
+            parts.append(f"{factor_words(self.batch)} times the batch")
+        if self.max_slowdown is not None:
+            parts.append(f"at most {percent(self.max_slowdown)} slower")
+        return ", ".join(parts) or "as little as possible"
+
+
+def read_target(text: str) -> MemoryTarget:
+    """Of a remedy's value. Raises ValueError with what to write instead."""
+    if text.strip() in ("", "max"):
+        return MemoryTarget()
+    limits: dict[str, float | int] = {}
+    for part in text.split("+"):
+        name, value = _read_part(part.strip())
+        if name in limits:
+            raise ValueError(f"{text!r} has two limits of one kind: write {EXAMPLES}")
+        limits[name] = value
+    return MemoryTarget(**limits)  # type: ignore[arg-type]
+
+
+def _read_part(part: str) -> tuple[str, float | int]:
+    if part.endswith("%") and (share := _number(part[:-1])) is not None:
+        return "max_slowdown", share / 100
+    if _BATCH.fullmatch(part):
+        return "batch", batch_factor(part)
+    share = _number(part)
+    if share is not None and 0 < share < 1:
+        return "reduce", share
+    if share is None and (size_bytes := size_in_bytes(part.upper().removesuffix("B") + "B")):
+        return "budget_bytes", size_bytes
+    raise ValueError(f"{part!r} is no target: write {EXAMPLES}")
+
+
+def _number(text: str) -> float | None:
+    return float(text) if re.fullmatch(r"\d+\.?\d*|\.\d+", text.strip()) else None
+
+
+def size_in_bytes(text: str | int) -> int | None:
+    """Of "12GB", "500 MiB", "300B" or a number; None where it is no size above zero."""
+    plain = str(text).upper()
+    if re.fullmatch(r"\s*[\d.]+\s*B\s*", plain):
+        plain = plain.replace("B", "")
+    matched = _SIZE.fullmatch(plain)
+    size_bytes = int(float(matched[1]) * _UNITS[matched[2] or ""]) if matched else 0
+    return size_bytes if 0 < size_bytes < 2**62 else None
+
+
+def batch_factor(text: str | float) -> float:
+    """Of "2x", "x2" or 2. Raises ValueError with what to write instead."""
+    matched = _BATCH.fullmatch(text) if isinstance(text, str) else None
+    if matched:
+        value = float(matched[1] or matched[2])
+    else:
+        value = float(text) if not isinstance(text, str) else 0.0
+    if not 0 < value <= _MOST_BATCH:
+        raise ValueError(f"{text!r} is no factor of the batch: write '2x'")
+    return value
