@@ -44,7 +44,7 @@ def test_a_step_over_its_budget_fails_with_what_was_measured(pytester: pytest.Py
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "the step takes * ms (* to * ms in 95 of 100 cases; 5 rounds of * steps): surely more "
+            "the step takes * ms (* to * ms in 95 of 100 cases; 5 rounds of * step*): surely more "
             "than its budget of 0.500 ms",
             "It was measured 3 times: *",
             "To accept it, raise ms in @pytest.mark.stepscope_budget of test_step.py::test_step",

@@ -44,7 +44,7 @@ def test_the_table_compares_with_the_best_serial_way_and_tells_the_mean() -> Non
     ]
     table = markdown(results, "A GPU")
     row = next(line for line in table.splitlines() if line.startswith("| resnet-18"))
-    assert row == ("| resnet-18 | 10.00 | 4.00 | - | - | - | 1.00 | 32 | 10.0x | 4.0x | 2 |")
+    assert row == ("| resnet-18 | 10.00 | 4.00 | - | - | - | - | 1.00 | 32 | 10.0x | 4.0x | 2 |")
     assert "Geometric mean of the speed-ups: 6.3x" in table  # of 10 and 4
     assert "| dcgan | 4.0x | - |" in table
     picture = plot(results)
