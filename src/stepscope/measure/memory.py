@@ -156,8 +156,7 @@ class MemoryStep:
     def _record_graph(self, outputs: Sequence[Any], held: Held) -> None:
         """Of several backward passes, the one whose graph holds most is kept."""
         assert self._saved is not None
-        self._graph = self._saved.record_graph(outputs, held.owner())
-        self._graph.forget()
+        self._graph = self._saved.record_graph(outputs, held.owner()) or self._graph
 
     def _count_live(self, held: Held) -> int:
         """Bytes of activations alive now, without storages of other categories."""

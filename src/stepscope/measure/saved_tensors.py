@@ -284,9 +284,11 @@ class SavedTensors:
                 if not self._is_hooked(line, number):
                     self._open(node, number, line.module_of(number))
 
-    def record_graph(self, outputs: Sequence[Any], states: Iterable[Key]) -> BackwardGraph:
+    def record_graph(self, outputs: Sequence[Any], states: Iterable[Key]) -> BackwardGraph | None:
         """All nodes that a backward pass from these tensors would run; `states` are the storages of
-        parameters, gradients and the like."""
+        parameters, gradients and the like. None inside of torch.func, whose tensors have none."""
+        if torch._C._are_functorch_transforms_active():
+            return None
         graph = BackwardGraph(states, self.inputs, self._notes)
         with self._lock:
             line = self._timeline()
@@ -294,6 +296,7 @@ class SavedTensors:
                 number = node._sequence_nr()
                 module = None if self._is_hooked(line, number) else line.module_of(number)
                 graph.add(node, module)
+        graph.forget()
         return graph
 
     def _is_hooked(self, line: ThreadHistory, number: int) -> bool:
