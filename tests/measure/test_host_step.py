@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.measure import host_step
 from stepscope.measure.host_step import PHASES, HostStep
 
 torch = pytest.importorskip("torch")
@@ -23,6 +24,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         made.waits += 1
         time.sleep(WAIT_S)
 
+    # Another test of this process may have compiled something, which would leave modules alone.
+    monkeypatch.setattr(host_step, "has_compiled", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
     return made

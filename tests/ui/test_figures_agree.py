@@ -160,7 +160,7 @@ def test_a_stragglers_cost_is_its_share_of_the_step(name: str, tmp_path: Path) -
     finding = next(each for each in found.json["findings"] if each["id"] == "straggler")
     cost = found.json["stragglers"]["ranks"][0]["cost_ms"]
     assert finding["share"] * found.step_ms == near(cost)
-    said = re.search(r"([\d.,]+) ms \(([\d.]+%)\) shorter", finding["summary"])
+    said = re.search(r"costs ([\d.,]+) ms of every step \(([\d.]+%)\)", finding["summary"])
     assert said
     assert said.groups() == (figures.significant(cost), figures.percent(finding["share"]))
 
