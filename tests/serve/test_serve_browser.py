@@ -101,7 +101,7 @@ def test_a_report_in_a_frame_has_no_second_head_and_follows_the_theme(page: Any)
     frame = page.frame(name="stepscope-page")
     assert not frame.locator(".mark").is_visible()
     page.locator("#theme").click()
-    frame.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+    frame.locator("html[data-theme='dark']").wait_for()
 
 
 @pytest.mark.slow
