@@ -54,7 +54,8 @@ def check_steps(planted: PlantedRun, own_mean_ms: float | None = None) -> None:
     run = planted.run
     assert run["steps"] == planted.truth["steps"]
     mean = planted.explained["ranks"][0]["step_ms"]["mean"]
-    assert mean == near(own_mean_ms or planted.own_mean_ms(), 0.02)
+    # Two clocks around a loop on shared cores: the script's own reads a little more.
+    assert mean == near(own_mean_ms or planted.own_mean_ms(), 0.05)
     assert mean == near(run["times"]["mean_ms"], 1e-9)
     assert planted.explained["budget"]["step_ms"] == near(mean, 1e-9)
 
