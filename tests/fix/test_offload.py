@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from random_nets import same_bits
+from step_chains import chain
 from torch import nn
 
 from stepscope.fix import save_memory
@@ -26,7 +27,7 @@ from stepscope.fix.saved.offload_offers import offered_values, with_offload
 from stepscope.fix.saved.run_file import saving_content
 from stepscope.fix.saved.save_plan import ENCODE, KEEP
 from stepscope.fix.saved.selection import select
-from stepscope.fix.saved.step_record import RecordedCall, SavedUse, StepRecord, StepValue
+from stepscope.fix.saved.step_record import StepRecord
 from stepscope.records.memory_targets import MemoryTarget
 
 CPU = torch.device("cpu")
@@ -140,29 +141,9 @@ def test_without_a_link_it_is_not_offered() -> None:
 
 
 def heavy_chain(count: int, size_bytes: int, took_ns: int) -> StepRecord:
-    """Operator n makes value n + 1, which is saved right after; none may be repeated."""
-    values = [
-        StepValue(
-            storage=number,
-            size_bytes=size_bytes,
-            shape=(size_bytes,),
-            dtype="uint8",
-            module="",
-            producer=number - 1 if number else None,
-            owned=False,
-            overwritten=False,
-        )
-        for number in range(count + 1)
-    ]
-    operators = [
-        RecordedCall(name=f"op{n}", inputs=(n,), outputs=(n + 1,), took_ns=took_ns, refusal="heavy")
-        for n in range(count)
-    ]
-    uses = [
-        SavedUse(value=n, after=n, shape=(size_bytes,), dtype="uint8", consumer="", order=n)
-        for n in range(1, count + 1)
-    ]
-    return StepRecord(operators=tuple(operators), values=tuple(values), uses=tuple(uses))
+    """Every value is saved right after it is made; no operator may be repeated."""
+    saved = list(range(1, count + 1))
+    return chain([size_bytes] * (count + 1), ["heavy"] * count, saved, took_ns)
 
 
 MEGABYTES = 4 << 20

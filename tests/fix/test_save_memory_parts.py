@@ -7,12 +7,12 @@ import random
 from dataclasses import replace
 
 import pytest
+from step_chains import chain
 
 from stepscope.fix.saved.backward_memory import backward_memory
 from stepscope.fix.saved.choose import make_plan
 from stepscope.fix.saved.max_flow import UNLIMITED, FlowNetwork
 from stepscope.fix.saved.selection import ValueSelection, keep_everything, select
-from stepscope.fix.saved.step_record import RecordedCall, SavedUse, StepRecord, StepValue
 from stepscope.records.memory_targets import MemoryTarget
 
 
@@ -51,45 +51,6 @@ def test_a_cut_never_runs_through_an_unlimited_edge() -> None:
     network.connect(source, middle, UNLIMITED)
     network.connect(middle, sink, 5)
     assert network.source_side(source, sink) == {source, middle}
-
-
-def chain(sizes: list[int], refusals: list[str | None], saved: list[int]) -> StepRecord:
-    """Operator n makes value n + 1 of value n; value 0 is the batch. Each takes 10 ns."""
-    values = [
-        StepValue(
-            storage=number,
-            size_bytes=size_bytes,
-            shape=(size_bytes,),
-            dtype="uint8",
-            module="",
-            producer=number - 1 if number else None,
-            owned=False,
-            overwritten=False,
-        )
-        for number, size_bytes in enumerate(sizes)
-    ]
-    operators = [
-        RecordedCall(
-            name=f"op{number}",
-            inputs=(number,),
-            outputs=(number + 1,),
-            took_ns=10,
-            refusal=refusal,
-        )
-        for number, refusal in enumerate(refusals)
-    ]
-    uses = [
-        SavedUse(
-            value=value,
-            after=value,
-            shape=(sizes[value],),
-            dtype="uint8",
-            consumer="",
-            order=value,
-        )
-        for value in saved
-    ]
-    return StepRecord(operators=tuple(operators), values=tuple(values), uses=tuple(uses))
 
 
 def test_the_narrowest_place_of_a_chain_is_kept() -> None:
