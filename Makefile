@@ -55,8 +55,12 @@ page:
 		echo "page: skipped, npm could not install what package.json names"; \
 	else npm run --silent types && npm run --silent lint && npm run --silent test; fi
 
+# Some tests measure real trainings, and neighbours take their cores: what failed beside others is
+# run once more, alone. What fails alone is wrong.
 tests: $(VENV)/installed
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist worksteal || \
+		{ echo "tests: those that failed, once more, alone"; \
+		$(BIN)/pytest --last-failed --last-failed-no-failures none; }
 
 test-slow: $(VENV)/installed
 	$(BIN)/pytest -n 2 --dist worksteal -m slow
