@@ -204,7 +204,8 @@ def _host_ns(prepare: Callable[[], Any], call: Callable[[Any], Any]) -> float:
 def _without_values() -> contextlib.AbstractContextManager[Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    return FakeTensorMode()
+    mode: contextlib.AbstractContextManager[Any] = FakeTensorMode()
+    return mode
 
 
 def warm_up(device: torch.device) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.compiling.compiled_already import is_compiled
 from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.edit import Selection, insert, remove, scale_calls
+from stepscope.predict.edit import Selection, insert, remove
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.records.figures import milliseconds
@@ -18,7 +18,7 @@ from stepscope.records.words import counted
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import Flags, Ints, StepGraph
+    from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
     from stepscope.predict.step_context import StepContext
 
 # The first and last layers (embedding, head, loss) are outside the blocks. The blocks' part of the
@@ -98,10 +98,11 @@ def _recompute_blocks(context: StepContext) -> Outcome:
     compiled = is_compiled(context)
     blocks = 0 if compiled else count_blocks(context)  # compiled code recomputes without Python
     python_ns = _python_ns(context)
+    python_each_ns = blocks * python_ns[Phase.BACKWARD] / len(inside)
     repeated = insert(
         graph,
         before.astype(np.int32),
-        gap_ns=calls.gap_ns[inside][order] + blocks * python_ns[Phase.BACKWARD] / len(inside),
+        gap_ns=_block_gaps(calls.gap_ns[inside])[order] + python_each_ns,
         call_ns=calls.call_ns[inside][order],
         dur_ns=durations[order],
         stream=int(tasks.stream[0]) if len(tasks) else 0,
@@ -124,6 +125,13 @@ def _recompute_blocks(context: StepContext) -> Outcome:
         spread=0.08,
         peak=peak_of(after),
     )
+
+
+def _block_gaps(gap_ns: Floats) -> Floats:
+    """What comes before the first block (waiting for data, for example) is not repeated."""
+    gaps = gap_ns.copy()
+    gaps[0] = min(gaps[0], float(np.median(gaps)))
+    return gaps
 
 
 def _python_ns(context: StepContext) -> dict[Phase, float]:
@@ -154,11 +162,12 @@ def _count_items(context: StepContext, chosen: Selection) -> tuple[int, float]:
 
 def _shorten_host(graph: StepGraph, phase: Phase, saved_ns: float) -> StepGraph:
     """Take `saved_ns` from the gaps of a phase, but no more than half of them."""
-    in_phase = graph.calls.phase == phase
-    total = float(graph.calls.gap_ns[in_phase].sum())
+    gap_ns, in_phase = graph.calls.gap_ns, graph.calls.phase == phase
+    total = float(gap_ns[in_phase].sum())
     if not total:
         return graph
-    return scale_calls(graph, in_phase, max(0.5, 1.0 - saved_ns / total))
+    shorter = np.where(in_phase, gap_ns * max(0.5, 1.0 - saved_ns / total), gap_ns)
+    return replace(graph, calls=replace(graph.calls, gap_ns=shorter))
 
 
 def _find_block_calls(context: StepContext) -> tuple[int, int]:

@@ -117,14 +117,18 @@ def _answer(report: ProbeReport, path: str) -> Answer:
 
 
 def _next(report: ProbeReport, path: str) -> str:
-    wanted = report.modes[0] if report.modes else "bf16"
+    wanted = _setting(report.modes[0]) if report.modes else "precision=bf16"
     if any(operator.why == OUT_OF_TIME for operator in report.unprobed) and (
         report.probed_share < _ENOUGH
     ):
-        asked = "".join(f" --set precision={mode}" for mode in report.modes)
+        asked = "".join(f" --set {_setting(mode)}" for mode in report.modes)
         return f"stepscope probe {path}{asked} --budget {3 * report.budget_s:g}s"
     verb = "whatif" if report.modes else "probe"
-    return f"stepscope {verb} {path} --set precision={wanted}"
+    return f"stepscope {verb} {path} --set {wanted}"
+
+
+def _setting(mode: str) -> str:
+    return mode if "=" in mode else f"precision={mode}"
 
 
 def _row(operator: ProbedOperator, modes: Sequence[str]) -> list[str]:
