@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benches import bench_for
+from stepscope.errors import UsageError
 from stepscope.explain.replay.graph import Phase
 from stepscope.predict.optimizer_rules import ADAGRAD, ADAM, MOMENTUM
+from stepscope.predict.other_gpu import retime
+from stepscope.predict.other_gpu.find_gpu import find_gpu
 from stepscope.predict.whatifs import parse_setting
 from stepscope.trace.read import read_trace
 
@@ -107,6 +110,20 @@ def test_a_fused_update_on_a_cpu_says_what_it_rests_on(
     assert (calls.phase == Phase.OPTIMIZER).any()
     assert not any("H200" in line for line in found.assumptions)
     assert found.refused or "on one core of an ARM server" in " ".join(found.assumptions)
+
+
+def test_a_shape_without_elements_is_refused() -> None:
+    with pytest.raises(UsageError, match="give sides above 0"):
+        retime(op="bmm", shape=(8, 0, 64, 64), dtype="fp32", ms=1.0, source="T4", target="L4")
+    padded = retime(
+        op="conv", shape=(8, 64, 64, 3, 56, 1, 0), dtype="fp32", ms=1.0, source="T4", target="L4"
+    )
+    assert padded[0] > 0
+
+
+def test_an_unknown_gpu_is_answered_with_names_that_begin_like_it() -> None:
+    with pytest.raises(UsageError, match="did you mean H100"):
+        find_gpu("H10")
 
 
 def test_adagrad_is_fused_on_cpus_only() -> None:

@@ -72,6 +72,25 @@ def test_a_neighbour_in_proportion_does_not_stand_for_another_batch(bench: Any) 
     assert plain is None or plain.remembered_share == 0.0
 
 
+def test_more_samples_never_take_less_time(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first probe beside other programs, a second one without them."""
+    measure = ProportionalProber.ask
+
+    def noisy(self: Any, request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        answer = measure(self, request, seconds)
+        first = next((dims for dims in request["shapes"] if dims), [0])
+        if "forward" in answer and first[0] == bench.context.batch:
+            answer["forward"] = {**answer["forward"], "ns": 1e9}
+        return answer
+
+    monkeypatch.setattr(ProportionalProber, "ask", noisy)
+    probe(bench, "batch=x2")
+    probed, _ = find_probed_batch(bench.context, 2.0)
+    assert probed is not None
+    assert probed.factor.min() >= 1.0
+    assert probed.factor.max() <= 3.0
+
+
 def test_another_gpu_or_precision_is_not_what_was_probed(bench: Any) -> None:
     probe(bench, "batch=x2")
     together = bench.predict([parse_setting("batch=x2"), parse_setting("gpu=L4")])

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # Times measured alone differ from those inside a step: caches, clocks and neighbours differ.
 ALONE_ERROR = 0.03
 _MOST_SLOWER = 1.5
+_MOST_GROWTH = 1.5  # over the samples': a cache that no longer holds them, a wave more
 _MOST_BATCH_ERROR = 0.1  # relative, of a neighbour's time for another batch
 _NOTED_DISAGREEMENT = 0.1
 _MOST_MEASURED = 0.8  # of the calls that change: enough to know the host's cost
@@ -105,7 +106,16 @@ def find_probed_batch(context: StepContext, factor: float) -> tuple[ProbedStep |
         return None, problem
     mode = traced_mode(context)
     now, then = (made_calls(context, operators, known, mode) for operators in (forward, grown))
-    return _compare(forward, known, now, then, most_remembered=_MOST_BATCH_ERROR), ""
+    probed = _compare(forward, known, now, then, most_remembered=_MOST_BATCH_ERROR)
+    return (replace(probed, factor=_within(probed.factor, factor)) if probed else None), ""
+
+
+def _within(growth: Floats, factor: float) -> Floats:
+    """More samples never take less time, and hardly more than their number: what two probes say
+    beyond that is noise."""
+    bounds = sorted((1.0, factor * (_MOST_GROWTH if factor > 1.0 else 1.0 / _MOST_GROWTH)))
+    clipped: Floats = np.clip(growth, *bounds)
+    return clipped
 
 
 def grown_operators(
