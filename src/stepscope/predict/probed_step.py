@@ -113,8 +113,8 @@ def find_probed_batch(context: StepContext, factor: float) -> tuple[ProbedStep |
 def _within(growth: Floats, factor: float) -> Floats:
     """More samples never take less time, and hardly more than their number: what two probes say
     beyond that is noise."""
-    bounds = sorted((1.0, factor * (_MOST_GROWTH if factor > 1.0 else 1.0 / _MOST_GROWTH)))
-    clipped: Floats = np.clip(growth, *bounds)
+    low, high = sorted((1.0, factor * (_MOST_GROWTH if factor > 1.0 else 1.0 / _MOST_GROWTH)))
+    clipped: Floats = np.clip(growth, low, high)
     return clipped
 
 
