@@ -234,7 +234,8 @@ def _tensor(
         random = torch.rand if positive else torch.randn
         flat = random(span, device=device, dtype=torch.float32).to(dtype)
     elif _ORDERED.get(recorded.name) == argument.name:
-        flat = _ordered(recorded, span).to(device=device, dtype=dtype)
+        at = device if argument.name == "offsets" else "cpu"  # where torch wants lengths
+        flat = _ordered(recorded, span).to(device=at, dtype=dtype)
     elif dtype == torch.bool:
         flat = torch.rand(span, device=device) < 0.5
     else:
