@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--work", type=Path, default=Path("promises-work"))
     parser.add_argument("--models", default="")
     parser.add_argument("--at-once", type=int, default=3)
-    parser.add_argument("--probe-budget", default="10s")
+    parser.add_argument("--probe-budget", default="15s")
     parser.add_argument("--tiny", action="store_true", help="small models on the CPU")
     parser.add_argument("--docs", type=Path, help="write the table into this page")
     parser.add_argument("--measure", default="", help=argparse.SUPPRESS)
@@ -117,7 +117,7 @@ def _promise(name: str, result: dict[str, Any], end: float, options: argparse.Na
     if not result["promises"].get("modelled"):
         result["promises"]["modelled"] = _promise_all(folder, end, library)
     if not result["promises"].get("probed"):
-        wanted = [word for change in CHANGES[:2] for word in ("--set", change)]
+        wanted = [word for change in CHANGES[:4] for word in ("--set", change)]
         budget = ["--budget", options.probe_budget]
         try:
             _stepscope(["probe", str(folder), *wanted, *budget, "--json"], end, library, alone=True)

@@ -69,3 +69,10 @@ def test_a_convolution_without_a_batch_is_doubted(reading: Any) -> None:
         "no dimension for a batch" in reading(("aten::conv2d", [[3, 64, 64], [8, 3, 3, 3]])).doubt
     )
     assert reading(("aten::conv2d", [[3, 3, 64, 64], [8, 3, 3, 3]])).doubt == ""
+
+
+def test_distances_between_positions_are_no_other_batch(reading: Any) -> None:
+    """As T5 looks up its biases: one table of 48 x 48 pairs beside six sentences."""
+    tokens = ("aten::embedding", [[500, 64], [6, 48]])
+    found = reading(tokens, ("aten::embedding", [[32, 4], [48, 48]]))
+    assert (found.size, found.doubt) == (6, "")

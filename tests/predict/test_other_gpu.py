@@ -304,6 +304,25 @@ def test_a_gpu_without_the_steps_units_is_refused(tmp_path: Path) -> None:
     assert "bf16" in row.why
 
 
+def test_a_product_without_an_operator_goes_by_its_kernels_name(tmp_path: Path) -> None:
+    """As in a CUDA graph: by the rates of products in its dtype, not by bandwidths."""
+    events: list[dict[str, Any]] = []
+    for number in range(3):
+        events += step(number, start=number * 1000, dur=1000)
+        for place, name in enumerate(("nvjet_sm90_tst_192x128_64x5_NNT", "some_kernel")):
+            at = number * 1000 + 500 * place
+            events += kernel(name, start=at + 12, dur=480, launched_at=at + 5)
+    trace = read_trace(write(tmp_path / "graph.json", events, device="NVIDIA H200"))
+    context = bench_for(trace).context
+    here, there = find_gpu("H200"), find_gpu("A100-SXM4-80GB")
+    moved = move_step(context, here, there)
+    named, other = moved.dur_ns[:2] / context.graph.tasks.dur_ns[:2]
+    assert named == pytest.approx(here.rates["bf16"] / there.rates["bf16"], rel=0.02)
+    assert other == pytest.approx(here.bytes_s / there.bytes_s, rel=0.02)
+    assert moved.unknown_share == 1.0
+    assert move_step(context, here, find_gpu("T4")).missing == ("bf16",)
+
+
 def test_a_faster_gpu_leaves_the_host_to_decide(tmp_path: Path) -> None:
     """On an L4 the products take nearly all of the step; the host needs the same everywhere."""
     bench = product_step(tmp_path, device="NVIDIA L4", every_us=40.0)

@@ -162,10 +162,12 @@ def test_a_trace_without_shapes_cannot_be_probed(write_trace: Callable[..., Path
         probe(bench, MadeUpProber())
 
 
-def test_only_precisions_can_be_asked_for() -> None:
+def test_only_precisions_and_batches_can_be_asked_for() -> None:
+    twice = Setting(name="batch", value="x2")
     assert modes_of([BF16, BF16, Setting(name="precision", value="tf32")]) == ("bf16", "tf32")
+    assert modes_of([BF16, twice]) == ("bf16", "batch=x2")
     with pytest.raises(UsageError, match="by precision"):
-        modes_of([Setting(name="batch", value="x2")])
+        modes_of([Setting(name="workers", value="2")])
     with pytest.raises(UsageError, match="choose one of tf32, bf16, fp16"):
         modes_of([Setting(name="precision", value="fp8")])
 

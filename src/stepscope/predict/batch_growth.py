@@ -15,10 +15,12 @@ from stepscope.predict.host_batch import HOST_SPREAD, grow_on_host
 from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.outcome import Outcome, Refused
 from stepscope.predict.peaks import peak_at_batch
+from stepscope.predict.probed_step import find_probed_batch
 from stepscope.predict.stalls import grow_stalls
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags, Floats
+    from stepscope.predict.probed_step import ProbedStep
     from stepscope.predict.step_context import StepContext
 
 SPREAD = 0.05
@@ -33,6 +35,9 @@ def grow_batch(context: StepContext, factor: float) -> Outcome:
         raise Refused("batch: no task's shapes depend on the batch")
     tasks = context.graph.tasks
     dur_ns = np.where(growing, _grown_ns(context, factor), tasks.dur_ns)
+    probed, _ = find_probed_batch(context, factor)
+    if probed:
+        dur_ns = np.where(growing & probed.known, tasks.dur_ns * probed.factor, dur_ns)
     graph = replace(context.graph, tasks=replace(tasks, dur_ns=dur_ns))
     batch = round(context.batch * factor) if context.batch else None
     change = f"{context.batch} -> {batch}" if context.batch else f"x{factor:g}"
@@ -48,9 +53,11 @@ def grow_batch(context: StepContext, factor: float) -> Outcome:
             f"batch {change}: {int(growing.sum()):,} of {len(tasks):,} tasks grow with it; the "
             "host's time and the optimizer stay",
             "a kernel grows only once it fills the device",
+            *((probed.describe("modelled"),) if probed else ()),
             *_describe_data_stalls(context, factor),
         ),
-        spread=SPREAD,
+        spread=SPREAD * (probed.modelled_share if probed else 1.0),
+        doubt=_known_doubt(probed),
         samples=factor,
         peak=peak_at_batch(context, context.grown * factor),
     )
@@ -58,6 +65,12 @@ def grow_batch(context: StepContext, factor: float) -> Outcome:
 
 def _grow_step_on_host(context: StepContext, factor: float) -> Outcome:
     graph, growing = grow_on_host(context, factor)
+    probed, _ = find_probed_batch(context, factor)
+    if probed:
+        calls, before = graph.calls, context.graph.calls
+        grows = probed.known & (calls.call_ns != before.call_ns)
+        call_ns = np.where(grows, before.call_ns * probed.factor, calls.call_ns)
+        graph = replace(graph, calls=replace(calls, call_ns=call_ns))
     batch = round(context.batch * factor) if context.batch else None
     change = f"{context.batch} -> {batch}" if context.batch else f"x{factor:g}"
     return Outcome(
@@ -72,12 +85,18 @@ def _grow_step_on_host(context: StepContext, factor: float) -> Outcome:
             f"batch {change}: {growing:,} of {len(graph.calls):,} operators grow with it; Python's "
             "time and the optimizer stay",
             "a product's weights are read and repacked as before; all else grows with the samples",
+            *((probed.describe("modelled"),) if probed else ()),
             *_describe_data_stalls(context, factor),
         ),
-        spread=HOST_SPREAD,
+        spread=HOST_SPREAD * (probed.modelled_share if probed else 1.0),
+        doubt=_known_doubt(probed),
         samples=factor,
         peak=peak_at_batch(context, context.grown * factor),
     )
+
+
+def _known_doubt(probed: ProbedStep | None) -> float:
+    return probed.error * (1.0 - probed.modelled_share) if probed else 0.0
 
 
 def _describe_data_stalls(context: StepContext, factor: float) -> tuple[str, ...]:

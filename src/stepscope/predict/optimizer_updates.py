@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import CallKind, Phase
-from stepscope.predict.optimizer_rules import ADAM, MOMENTUM, PLAIN
+from stepscope.predict.optimizer_rules import ADAGRAD, ADAM, MOMENTUM, PLAIN
 from stepscope.records.trace import HostKind
 from stepscope.trace.links import distinct
 
@@ -27,8 +27,10 @@ def find_rule(context: StepContext) -> UpdateRule:
     """By the name that torch writes around the optimizer's step; Adam's if there is none."""
     names = _optimizer_names(context)
     others = sorted(names - {"Adam", "AdamW", "SGD"})
+    if others == ["Adagrad"]:
+        return ADAGRAD
     if others:
-        return replace(ADAM, name=others[0], fused=False)
+        return replace(ADAM, name=others[0], fused=False, fused_on_cpu=False)
     if names == {"SGD"}:
         return MOMENTUM if any(_MOMENTUM.search(name) for name in _called(context)) else PLAIN
     return ADAM

@@ -1,4 +1,4 @@
-"""A step in another precision by the library's operator times."""
+"""A step in another precision or with another batch by the library's operator times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
+from stepscope.predict.grown_calls import grow_calls
 from stepscope.predict.known_times import KnownTimes
 from stepscope.predict.operator_library import LibraryProblemError, read_times
 from stepscope.predict.step_operators import find_step_operators
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 # Times measured alone differ from those inside a step: caches, clocks and neighbours differ.
 ALONE_ERROR = 0.03
 _MOST_SLOWER = 1.5
+_MOST_GROWTH = 1.5  # over the samples': a cache that no longer holds them, a wave more
+_MOST_BATCH_ERROR = 0.1  # relative, of a neighbour's time for another batch
 _NOTED_DISAGREEMENT = 0.1
 _MOST_MEASURED = 0.8  # of the calls that change: enough to know the host's cost
 
@@ -83,20 +87,60 @@ def software_of(context: StepContext) -> tuple[str, ...]:
 def find_probed(context: StepContext, precision: str) -> tuple[ProbedStep | None, str]:
     """The step's items in another precision, None if the library has nothing; and what to say
     about a library that cannot be used."""
+    known, problem = _read_known(context)
+    if known is None:
+        return None, problem
+    forward = find_step_operators(context)
+    modes = traced_mode(context), changed_mode(context, precision)
+    now, then = (made_calls(context, forward, known, mode) for mode in modes)
+    return _compare(forward, known, now, then), ""
+
+
+def find_probed_batch(context: StepContext, factor: float) -> tuple[ProbedStep | None, str]:
+    """As `find_probed`, for `factor` times the samples. A neighbour's time, continued in
+    proportion, does not count: the model of a kernel's growth says more."""
+    known, problem = _read_known(context)
+    forward = find_step_operators(context) if known else None
+    grown = grown_operators(context, forward, factor) if forward else None
+    if known is None or forward is None or grown is None:
+        return None, problem
+    mode = traced_mode(context)
+    now, then = (made_calls(context, operators, known, mode) for operators in (forward, grown))
+    probed = _compare(forward, known, now, then, most_remembered=_MOST_BATCH_ERROR)
+    return (replace(probed, factor=_within(probed.factor, factor)) if probed else None), ""
+
+
+def _within(growth: Floats, factor: float) -> Floats:
+    """More samples never take less time, and hardly more than their number: what two probes say
+    beyond that is noise."""
+    low, high = sorted((1.0, factor * (_MOST_GROWTH if factor > 1.0 else 1.0 / _MOST_GROWTH)))
+    clipped: Floats = np.clip(growth, low, high)
+    return clipped
+
+
+def grown_operators(
+    context: StepContext, operators: StepOperators, factor: float
+) -> StepOperators | None:
+    """The same calls with another batch; None if the trace does not say its batch, or the new one
+    is no whole number."""
+    batch = context.batch
+    if not batch or context.grown != 1.0 or not (batch * factor).is_integer():
+        return None
+    parameters = parameter_shapes(context) or frozenset()
+    calls = grow_calls(operators.calls, parameters, batch=batch, factor=factor)
+    return replace(operators, calls=calls)
+
+
+def _read_known(context: StepContext) -> tuple[KnownTimes | None, str]:
+    """The library's times of this place, or what to say about a library that cannot be used."""
     place = place_of(context)
-    if place is None:
+    if place is None or not context.is_as_traced:
         return None, ""
     try:
         times = read_times(place=place)
     except LibraryProblemError as problem:
         return None, f"{problem}; predicted without it"
-    if not times:
-        return None, ""
-    known = KnownTimes(times, software_of(context))
-    forward = find_step_operators(context)
-    modes = traced_mode(context), changed_mode(context, precision)
-    now, then = (made_calls(context, forward, known, mode) for mode in modes)
-    return _compare(forward, known, now, then), ""
+    return (KnownTimes(times, software_of(context)) if times else None), ""
 
 
 def made_calls(
@@ -121,8 +165,11 @@ def _compare(
     known: KnownTimes,
     now: Sequence[OperatorCall],
     then: Sequence[OperatorCall],
+    *,
+    most_remembered: float = math.inf,
 ) -> ProbedStep | None:
-    """Ratios of two probed times: what both have too much cancels out."""
+    """Ratios of two probed times: what both have too much cancels out. Neighbours' times with more
+    than `most_remembered` error do not count."""
     pairs: dict[tuple[OperatorCall, OperatorCall], list[int]] = {}
     for place, pair in enumerate(zip(now, then, strict=True)):
         pairs.setdefault(pair, []).append(place)
@@ -133,6 +180,8 @@ def _compare(
     for (before, after), places in pairs.items():
         had, has = known.find(before), known.find(after)
         if has is None or has.time.forward is None:
+            continue
+        if has.basis != "probed" and has.error > most_remembered:
             continue
         exact[places] = has.basis == "probed" and (had is None or had.basis == "probed")
         error = math.hypot(has.error, had.error if had else 0.0)

@@ -68,6 +68,7 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     batch_reading: BatchReading | None = None
     rule: UpdateRule = ADAM  # of the optimizer
     grown: float = 1.0  # samples per step over those of the trace
+    is_as_traced: bool = True  # operators run on the trace's device in its precision
     memory_change: MemoryChange = MemoryChange()  # that peak memory is worked out with
     update_form: str | None = None  # of the optimizer, if it was changed
     multiprocessors: int

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from stepscope.records.words import counted
+
 
 class OperatorCall(msgspec.Struct, frozen=True, kw_only=True):
     """One distinct call. Lists have one entry per argument and are JSON text, as in a trace."""
@@ -67,7 +69,7 @@ class ProbedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 def cpu_place(host: str, threads: int) -> str:
     """A CPU as a place of times; 0 threads: not known, as many as torch takes."""
-    return f"CPU of {host}, {threads} threads" if threads else f"CPU of {host}"
+    return f"CPU of {host}, {counted(threads, 'thread')}" if threads else f"CPU of {host}"
 
 
 class OperatorTime(msgspec.Struct, frozen=True, kw_only=True):

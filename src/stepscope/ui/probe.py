@@ -34,13 +34,17 @@ _NO_OPERATOR = "no operator that the trace describes launched it"
 
 
 def modes_of(settings: Sequence[Setting]) -> tuple[str, ...]:
-    """The precisions asked for. UsageError for anything that a probe cannot change."""
+    """The precisions and batches asked for: `bf16`, `batch=x2`. UsageError for anything that a
+    probe cannot change."""
     for setting in settings:
-        if setting.name != "precision":
-            raise UsageError(f"probe --set {setting}: operators are timed by precision=... only")
-        if setting.value not in PRECISIONS:
+        if setting.name not in ("precision", "batch"):
+            raise UsageError(
+                f"probe --set {setting}: operators are timed by precision=... and batch=... only"
+            )
+        if setting.name == "precision" and setting.value not in PRECISIONS:
             raise UsageError(f"precision={setting.value}: choose one of {', '.join(PRECISIONS)}")
-    return tuple(dict.fromkeys(setting.value for setting in settings))
+    names = (str(one) if one.name == "batch" else one.value for one in settings)
+    return tuple(dict.fromkeys(names))
 
 
 def probe_step(
@@ -65,7 +69,7 @@ def probe_step(
     if device.kind != "cpu":  # a CPU's operators are the host's own time
         probe.time_host(started + _HOST_PART * budget_s, clock)
     probe.time_calls(started + budget_s, show, clock)
-    place, notes = _place(context, device), list(_elsewhere(context, device))
+    place, notes = _place(context, device), [*_elsewhere(context, device), *_left_out(probe)]
     saved = 0
     try:
         times = probe.times(place, device.software)
@@ -164,6 +168,14 @@ def _place(context: StepContext, device: ProbedDevice) -> str:
         return device.place
     load = context.cpu.load if context.cpu else None
     return cpu_place(device.host, load.threads if load and context.on_host else 0)
+
+
+def _left_out(probe: StepProbe) -> list[str]:
+    return [
+        f"{change} is not timed: the trace does not say its batch, or the new one is no whole "
+        "number of samples"
+        for change in probe.left_out
+    ]
 
 
 def _elsewhere(context: StepContext, device: ProbedDevice) -> list[str]:

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import numpy as np
 
-from stepscope.predict.probed_step import parameter_shapes
+from stepscope.errors import UsageError
+from stepscope.predict.outcome import Refused, WrongValue
+from stepscope.predict.probed_step import grown_operators, parameter_shapes
 from stepscope.predict.traced_mode import changed_mode, traced_mode
 from stepscope.predict.value_flow import follow_values
+from stepscope.predict.whatifs.batch import batch_factor
 from stepscope.records.operator_times import OperatorTime, Output, PassTime
 from stepscope.records.probe_modes import uses_autocast
 
@@ -61,19 +64,34 @@ class StepProbe:
         self,
         context: StepContext,
         operators: StepOperators,
-        precisions: Sequence[str],
+        changes: Sequence[str],
         prober: Prober,
     ) -> None:
+        """`changes` are precisions, and batches such as `batch=x2`."""
         self._prober = prober
         self._answers: dict[OperatorCall, dict[str, Any]] = {}
         self._operators = operators
         traced, shapes = traced_mode(context), parameter_shapes(context)
-        asked = {precision: changed_mode(context, precision) for precision in precisions}
-        # The step as it is has no name among precisions, and comes first.
-        self.modes = {"": traced} | {name: mode for name, mode in asked.items() if mode != traced}
+        grown = {
+            change: after
+            for change in changes
+            if _is_batch(change) and (after := _grown(context, operators, change))
+        }
+        self.left_out = [change for change in changes if _is_batch(change) and change not in grown]
+        asked = {
+            change: traced if change in grown else changed_mode(context, change)
+            for change in changes
+            if change not in self.left_out
+        }
+        # The step as it is has no name among changes, and comes first.
+        self.modes = {"": traced} | {
+            name: mode for name, mode in asked.items() if mode != traced or name in grown
+        }
         self._made = [
-            follow_values(operators.calls, shapes, mode, self._describe, traced=traced)
-            for mode in self.modes.values()
+            follow_values(
+                grown.get(name, operators).calls, shapes, mode, self._describe, traced=traced
+            )
+            for name, mode in self.modes.items()
         ]
         for call in self._made[0]:  # what the optimizer returns is not asked: nothing follows it
             self._answers.setdefault(call, {"outputs": []})
@@ -224,6 +242,22 @@ class StepProbe:
             for call, answer in self._answers.items()
             if (outputs := _outputs(answer)) is not None
         ]
+
+
+def _is_batch(change: str) -> bool:
+    return change.startswith("batch=")
+
+
+def _grown(context: StepContext, operators: StepOperators, change: str) -> StepOperators | None:
+    """None for a batch that the trace gives no ground for; UsageError for one that makes no
+    sense."""
+    try:
+        factor = batch_factor(context, change.removeprefix("batch="))
+    except WrongValue as reason:
+        raise UsageError(str(reason)) from None
+    except Refused:
+        return None
+    return grown_operators(context, operators, factor)
 
 
 def _sum(values: Floats, places: list[int]) -> float:

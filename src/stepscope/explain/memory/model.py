@@ -66,13 +66,14 @@ class StepCalls(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_calls(trace: Trace, steps: Steps) -> StepCalls | None:
-    """The longest forward pass of the last marked step or, without steps, of the trace."""
+    """The longest forward pass of the last marked step that trains or, without steps, of the
+    trace. A program that ends inside a step leaves a last one without operators."""
     host = trace.host
     wanted = (*_FED, ATTENTION, *_SOFTMAX, "aten::layer_norm", "aten::native_dropout")
     operator = host.kind == HostKind.OPERATOR
     named = rows_named(trace, host, operator & (host.shapes >= 0), lambda name: name in wanted)
     backward = rows_named(trace, host, operator, lambda name: name.startswith(BACKWARD))
-    here = _in_last_step(trace, steps)
+    here = _in_last_step(trace, steps, (backward, named))
     rows = np.flatnonzero(named & here)
     rows = rows[nearest_of(host, backward, rows) < 0]
     if not len(rows):
@@ -89,13 +90,17 @@ def read_calls(trace: Trace, steps: Steps) -> StepCalls | None:
     return StepCalls(calls=_decode(trace, rows), cast_bytes=cast, micro_batches=alike)
 
 
-def _in_last_step(trace: Trace, steps: Steps) -> NDArray[np.bool_]:
+def _in_last_step(
+    trace: Trace, steps: Steps, wanted: tuple[NDArray[np.bool_], ...]
+) -> NDArray[np.bool_]:
+    """Rows of the last step that has some of the first `wanted` rows, else of the next ones."""
     start = trace.host.start_ns
-    if not steps.steps:
-        return np.ones(len(start), np.bool_)
-    last = steps.steps[-1]
-    inside: NDArray[np.bool_] = (start >= last.start_ns) & (start < last.start_ns + last.dur_ns)
-    return inside
+    for rows in wanted:
+        for step in reversed(steps.steps):
+            inside = (start >= step.start_ns) & (start < step.start_ns + step.dur_ns)
+            if (inside & rows).any():
+                return inside
+    return np.full(len(start), not steps.steps)
 
 
 def _split_passes(

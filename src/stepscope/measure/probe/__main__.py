@@ -39,9 +39,9 @@ def answer(request: dict[str, Any], device: torch.device) -> dict[str, Any]:
         warm_up(device)
         return describe_device(device)
     try:
-        call = ProbedCall(request, device)
         if request["do"] == "describe":
-            return call.describe()
+            return ProbedCall.describe_cheaply(request, device)
+        call = ProbedCall(request, device)
         if request["do"] == "host":
             return call.measure_host()
         return call.measure(request["seconds"], backward=request.get("backward", True))

@@ -49,6 +49,14 @@ _FORMATS = {
 }
 # Arguments that autograd has no derivative for.
 _WITHOUT_GRADIENT = {"running_mean", "running_var", "target", "mask", "attn_mask", "index"}
+# Whole numbers that kernels check: where bags begin, how long sequences are, how many of them reach
+# each time step.
+_ORDERED = {
+    "aten::embedding_bag": "offsets",
+    "aten::_embedding_bag": "offsets",
+    "aten::_pack_padded_sequence": "lengths",
+    **dict.fromkeys(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"), "batch_sizes"),
+}
 _CLASSES = {"aten::cross_entropy_loss", "aten::nll_loss", "aten::nll_loss_nd", "aten::nll_loss2d"}
 # Lists whose tensors the profiler names, perhaps followed by their dtype in brackets.
 _LISTS = ("TensorList", "GenericList")
@@ -225,9 +233,9 @@ def _tensor(
         positive = argument.name in _POSITIVE or _PROBABILITIES.search(recorded.name)
         random = torch.rand if positive else torch.randn
         flat = random(span, device=device, dtype=torch.float32).to(dtype)
-    elif argument.name == "offsets":  # where bags begin among their indices
-        ends = max([max(shape, default=0) for shape in recorded.shapes[:2] if shape], default=1)
-        flat = torch.linspace(0, ends, span + 1, device=device)[:-1].to(dtype)
+    elif _ORDERED.get(recorded.name) == argument.name:
+        at = device if argument.name == "offsets" else "cpu"  # where torch wants lengths
+        flat = _ordered(recorded, span).to(device=at, dtype=dtype)
     elif dtype == torch.bool:
         flat = torch.rand(span, device=device) < 0.5
     else:
@@ -238,6 +246,22 @@ def _tensor(
     wanted = place < len(recorded.grads) and recorded.grads[place]
     differentiable = dtype.is_floating_point and argument.name not in _WITHOUT_GRADIENT
     return tensor.requires_grad_(wanted and differentiable)
+
+
+def _ordered(recorded: Recorded, count: int) -> torch.Tensor:
+    """Bags of one size; lengths that fall to half; sequences of which most are of one length."""
+    name = _ORDERED[recorded.name]
+    if name == "offsets":
+        return torch.arange(count) * math.prod(recorded.shapes[1]) // count
+    if name == "lengths":
+        longest = recorded.shapes[0][1 if recorded.concrete[2] == "True" else 0]
+        return longest - torch.arange(count) * (longest // 2) // count
+    rows, states = recorded.shapes[0][0], recorded.shapes[2]
+    batch = (states[0] if isinstance(states[0], list) else states)[1]
+    others, left = max(count - 1, 1), rows - batch
+    sizes = left // others + (torch.arange(count) <= left % others).long()
+    sizes[0] = batch
+    return sizes
 
 
 def _limit(recorded: Recorded) -> int:

@@ -36,7 +36,8 @@ def find_gpu(text: str) -> Gpu:
         return read_gpu(path)
     names = [row.gpu for row in gpu_rows()]
     lower = {name.lower(): name for name in names}
-    near = [lower[name] for name in get_close_matches(text.lower(), lower, 3, 0.4)]
+    begins = [name for name in names if name.lower().startswith(text.lower())]
+    near = begins[:3] or [lower[name] for name in get_close_matches(text.lower(), lower, 3, 0.4)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)};"
     raise UsageError(f"there is no GPU {text!r} in the table: {hint} {_FILE_HELP}")
 

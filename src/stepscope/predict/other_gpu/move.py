@@ -62,6 +62,7 @@ def move_context(context: StepContext, target: Gpu) -> MovedContext:
         changed(context, graph),
         ceilings=_ceilings(target),
         multiprocessors=target.multiprocessors,
+        is_as_traced=False,
     )
     step = step_ns(graph)
     decides = "host" if graph.host_ns >= _HOST_DECIDES * step > graph.device_ns else "device"

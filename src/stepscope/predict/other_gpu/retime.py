@@ -73,6 +73,9 @@ def retime(
     known = find_operator(op)
     if len(shape) != known.columns:
         raise UsageError(f"retime: {op} takes a shape of {known.columns} numbers, not {shape!r}")
+    sides = shape[:-1] if op == "conv" else shape  # a convolution's padding may be 0
+    if not all(math.isfinite(side) and side > 0 for side in sides):
+        raise UsageError(f"retime: {shape!r} is no shape of {op}: give sides above 0")
     before, after = _as_gpu(source), _as_gpu(target)
     for gpu in (before, after):
         if dtype not in gpu.rates:

@@ -2,7 +2,8 @@
 
 Products with known shapes go through the model of tiles and waves. Other kernels take the ratio of
 the two GPUs' rooflines, by their FLOPs and bytes. A kernel of which neither is known takes the
-ratio of bandwidths. Nothing is shorter than a kernel's start.
+ratio of the rates of products if its name says that it is one, else that of bandwidths. Nothing is
+shorter than a kernel's start.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from msgspec.structs import replace
 from stepscope.explain.call_tree import distinct_places
 from stepscope.explain.flops import DTYPES
 from stepscope.explain.flops.call import Unknown
+from stepscope.explain.flops.kernel_names import read_name
 from stepscope.explain.work import Kind
 from stepscope.predict.by_text import by_text
 from stepscope.predict.kernels import FLOOR_NS, Family
@@ -98,9 +100,11 @@ class _Rates:
 
     def __init__(self, context: StepContext, source: Gpu, target: Gpu) -> None:
         operators = context.operators
-        self.dtype = np.array([*DTYPES, ""])[operators.dtype]
         self.multiplies = operators.flops > 0
-        used = sorted(set(self.dtype[self.multiplies].tolist()))
+        self.named = _named_dtypes(context)
+        self.dtype = np.array([*DTYPES, ""])[operators.dtype]
+        self.dtype = np.where(self.named == "", self.dtype, self.named)
+        used = sorted(set(self.dtype[self.multiplies | (self.named != "")].tolist()))
         self.missing = tuple(
             dtype for dtype in used if _rate(source, dtype) and not _rate(target, dtype)
         )
@@ -113,6 +117,23 @@ class _Rates:
     @property
     def known(self) -> Flags:
         return self.multiplies & (self.before > 0) & (self.after > 0)
+
+
+def _named_dtypes(context: StepContext) -> NDArray[np.str_]:
+    """The dtype of kernels that only their names show to be products, as in a CUDA graph; empty
+    for others."""
+    operators, tasks = context.operators, context.graph.tasks
+    silent = (operators.flops <= 0) & (operators.bytes_moved <= 0) & (tasks.kind == Kind.COMPUTE)
+    dtypes = [*DTYPES, ""]
+
+    def code(name: str) -> int:
+        read = read_name(name)
+        return dtypes.index(read.dtype) if read.product and read.dtype in dtypes else -1
+
+    rows = np.where(silent, tasks.row, -1)
+    codes = by_text(context.trace, context.trace.device.name, rows, code, -1)
+    named: NDArray[np.str_] = np.array(dtypes)[codes]
+    return named
 
 
 def _rate(gpu: Gpu, dtype: str) -> float:
@@ -134,6 +155,8 @@ def _roofline_ratio(
     bandwidth = source.bytes_s / target.bytes_s
     priced = (before > 0) & ~unknown
     ratio = np.where(priced, after / np.where(priced, before, 1.0), bandwidth)
+    named = unknown & (rates.named != "") & (rates.before > 0) & (rates.after > 0)
+    ratio = np.where(named, rates.before / np.where(named, rates.after, 1.0), ratio)
     return ratio, unknown
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.compiling.compiled_already import is_compiled
 from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.edit import Selection, insert, remove, scale_calls
+from stepscope.predict.edit import Selection, insert, remove
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.records.figures import milliseconds
@@ -18,15 +18,16 @@ from stepscope.records.words import counted
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import Flags, Ints, StepGraph
+    from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
     from stepscope.predict.step_context import StepContext
 
 # The first and last layers (embedding, head, loss) are outside the blocks. The blocks' part of the
 # forward pass lies between the first and the last repetition of the commonest product.
 _FEWEST_PRODUCTS = 2  # per block: nobody calls a single layer a block
 # What torch.utils.checkpoint itself costs per block: saving and restoring random state, and its own
-# Python (six models on an H200, 0.3 to 1.8 ms for both passes).
-_FORWARD_NS, _BACKWARD_NS = 750_000.0, 750_000.0
+# Python (six models on an H200, 0.3 to 1.8 ms for both passes; 20 small blocks on an ARM core).
+_PYTHON_NS = {Phase.FORWARD: 750_000.0, Phase.BACKWARD: 750_000.0}
+_CPU_PYTHON_NS = {Phase.FORWARD: 190_000.0, Phase.BACKWARD: 330_000.0}
 
 
 def apply(context: StepContext, value: str) -> Outcome:
@@ -58,23 +59,20 @@ WHATIF = WhatIf(
 
 def _stop_recomputing(context: StepContext) -> Outcome:
     recomputed = _find_recomputed(context)
-    if not recomputed.any():
+    count, saved_ns = _count_items(context, recomputed)
+    if not count:
         raise Refused("checkpoint=none: nothing is recomputed in this step")
-    graph = context.graph
-    launched = np.bincount(graph.tasks.call, minlength=len(graph.calls))
-    gone = np.bincount(graph.tasks.call[recomputed], minlength=len(graph.calls))
-    calls = (launched > 0) & (gone == launched)
-    saved_ns = float(graph.tasks.dur_ns[recomputed].sum())
-    without = remove(graph, Selection(calls=calls, tasks=recomputed))
+    without = remove(context.graph, recomputed)
     blocks = count_blocks(context)
-    without = _shorten_host(without, Phase.FORWARD, blocks * _FORWARD_NS)
-    without = _shorten_host(without, Phase.BACKWARD, blocks * _BACKWARD_NS)
+    for phase, python_ns in _python_ns(context).items():
+        without = _shorten_host(without, phase, blocks * python_ns)
+    what = counted(count, "recomputed call" if context.on_host else "recomputed task")
     return Outcome(
         context=changed(context, without),
         assumptions=(
-            f"{counted(int(recomputed.sum()), 'recomputed task')} "
-            f"({milliseconds(saved_ns / 1e6)}) removed with their launches; memory grows by what "
-            "was not kept",
+            f"{what} ({milliseconds(saved_ns / 1e6)}) removed"
+            f"{'' if context.on_host else ' with their launches'}; memory grows by what was not "
+            "kept",
         ),
         spread=0.06,
     )
@@ -82,43 +80,46 @@ def _stop_recomputing(context: StepContext) -> Outcome:
 
 def _recompute_blocks(context: StepContext) -> Outcome:
     graph = context.graph
-    if _find_recomputed(context).any():
+    if _count_items(context, _find_recomputed(context))[0]:
         raise Refused("checkpoint=blocks: the step recomputes already")
     first, last = _find_block_calls(context)
-    forward = np.flatnonzero(
-        (graph.calls.phase == Phase.FORWARD) & (graph.calls.kind == CallKind.LAUNCH)
-    )
+    computes = CallKind.PLAIN if context.on_host else CallKind.LAUNCH
+    forward = np.flatnonzero((graph.calls.phase == Phase.FORWARD) & (graph.calls.kind == computes))
     inside = forward[(forward >= first) & (forward <= last)]
     backward = np.flatnonzero(graph.calls.phase == Phase.BACKWARD)
     if not len(inside) or not len(backward):
         raise Refused("checkpoint=blocks: no repeated blocks were found in the forward pass")
     calls, tasks = graph.calls, graph.tasks
     durations = np.bincount(tasks.call, tasks.dur_ns, len(calls)).astype(np.float64)[inside]
+    again_ns = float((calls.call_ns[inside] if context.on_host else durations).sum())
     # A block runs again right before its own backward: last block first.
     before = backward[np.linspace(0, len(backward) - 1, len(inside)).astype(int)]
     order = np.arange(len(inside))[::-1]
     compiled = is_compiled(context)
     blocks = 0 if compiled else count_blocks(context)  # compiled code recomputes without Python
+    python_ns = _python_ns(context)
+    python_each_ns = blocks * python_ns[Phase.BACKWARD] / len(inside)
     repeated = insert(
         graph,
         before.astype(np.int32),
-        gap_ns=calls.gap_ns[inside][order] + blocks * _BACKWARD_NS / len(inside),
+        gap_ns=_block_gaps(calls.gap_ns[inside])[order] + python_each_ns,
         call_ns=calls.call_ns[inside][order],
         dur_ns=durations[order],
         stream=int(tasks.stream[0]) if len(tasks) else 0,
     )
-    repeated = _shorten_host(repeated, Phase.FORWARD, -blocks * _FORWARD_NS)
+    repeated = _shorten_host(repeated, Phase.FORWARD, -blocks * python_ns[Phase.FORWARD])
     how = (
         "; the compiler recomputes inside its graphs, as with "
         "torch._functorch.config.activation_memory_budget = 0; a larger budget costs less"
     )
     change = replace(context.memory_change, recompute=True)
     after = replace(changed(context, repeated), memory_change=change)
+    what = ("call", "calls") if context.on_host else ("launch", "launches")
     return Outcome(
         context=after,
         assumptions=(
-            f"{counted(len(inside), 'launch', 'launches')} of the blocks' forward pass "
-            f"({milliseconds(float(durations.sum()) / 1e6)}) run again inside backward; "
+            f"{counted(len(inside), *what)} of the blocks' forward pass "
+            f"({milliseconds(again_ns / 1e6)}) run again inside backward; "
             f"embedding, head and loss do not{how if compiled else ''}",
         ),
         spread=0.08,
@@ -126,18 +127,47 @@ def _recompute_blocks(context: StepContext) -> Outcome:
     )
 
 
-def _find_recomputed(context: StepContext) -> Flags:
+def _block_gaps(gap_ns: Floats) -> Floats:
+    """What comes before the first block (waiting for data, for example) is not repeated."""
+    gaps = gap_ns.copy()
+    gaps[0] = min(gaps[0], float(np.median(gaps)))
+    return gaps
+
+
+def _python_ns(context: StepContext) -> dict[Phase, float]:
+    return _CPU_PYTHON_NS if context.on_host else _PYTHON_NS
+
+
+def _find_recomputed(context: StepContext) -> Selection:
+    """What backward runs again; a launch goes with all of its tasks."""
+    calls, tasks = context.graph.calls, context.graph.tasks
+    if context.on_host:
+        rows = np.maximum(calls.row, 0)
+        again = (calls.row >= 0) & (calls.phase == Phase.BACKWARD)
+        if len(context.trace.host):
+            again &= context.costs.recomputed[rows]
+        return Selection(calls=again, tasks=again[tasks.call])
     recomputed: Flags = context.operators.recomputed & (context.task_phase == Phase.BACKWARD)
-    return recomputed
+    launched = np.bincount(tasks.call, minlength=len(calls))
+    gone = np.bincount(tasks.call[recomputed], minlength=len(calls))
+    return Selection(calls=(launched > 0) & (gone == launched), tasks=recomputed)
+
+
+def _count_items(context: StepContext, chosen: Selection) -> tuple[int, float]:
+    """Calls of a CPU, or tasks of a device: how many, and their time."""
+    if context.on_host:
+        return int(chosen.calls.sum()), float(context.graph.calls.call_ns[chosen.calls].sum())
+    return int(chosen.tasks.sum()), float(context.graph.tasks.dur_ns[chosen.tasks].sum())
 
 
 def _shorten_host(graph: StepGraph, phase: Phase, saved_ns: float) -> StepGraph:
     """Take `saved_ns` from the gaps of a phase, but no more than half of them."""
-    in_phase = graph.calls.phase == phase
-    total = float(graph.calls.gap_ns[in_phase].sum())
+    gap_ns, in_phase = graph.calls.gap_ns, graph.calls.phase == phase
+    total = float(gap_ns[in_phase].sum())
     if not total:
         return graph
-    return scale_calls(graph, in_phase, max(0.5, 1.0 - saved_ns / total))
+    shorter = np.where(in_phase, gap_ns * max(0.5, 1.0 - saved_ns / total), gap_ns)
+    return replace(graph, calls=replace(graph.calls, gap_ns=shorter))
 
 
 def _find_block_calls(context: StepContext) -> tuple[int, int]:
@@ -145,9 +175,22 @@ def _find_block_calls(context: StepContext) -> tuple[int, int]:
     rows, _ = _find_block_products(context)
     if len(rows) < _FEWEST_PRODUCTS:
         return 0, -1
-    in_block = np.isin(context.operators.row, np.concatenate(rows))
-    calls = context.graph.tasks.call[in_block & (context.task_phase == Phase.FORWARD)]
+    operator, call = _forward_products(context)
+    calls = call[np.isin(operator, np.concatenate(rows))]
     return int(calls.min()), int(calls.max())
+
+
+def _forward_products(context: StepContext) -> tuple[Ints, Ints]:
+    """Products of the forward pass: the operator's row, and the call that ran or launched it."""
+    calls = context.graph.calls
+    if context.on_host:
+        flops = context.costs.flops
+        forward = np.flatnonzero((calls.phase == Phase.FORWARD) & (calls.row >= 0))
+        call = forward[flops[calls.row[forward]] > 0].astype(np.int32)
+        return calls.row[call], call
+    operators = context.operators
+    products = (operators.flops > 0) & (context.task_phase == Phase.FORWARD)
+    return operators.row[products], context.graph.tasks.call[products]
 
 
 def count_blocks(context: StepContext) -> int:
@@ -158,8 +201,8 @@ def count_blocks(context: StepContext) -> int:
 
 def _find_block_products(context: StepContext) -> tuple[list[Ints], Ints]:
     """The operators of each product that blocks are made of, and how often each runs."""
-    operators, host = context.operators, context.trace.host
-    rows = distinct(operators.row[(operators.flops > 0) & (context.task_phase == Phase.FORWARD)])
+    host = context.trace.host
+    rows = distinct(_forward_products(context)[0])
     if not len(rows):
         return [], np.zeros(0, np.int32)
     key = host.name[rows].astype(np.int64) << 32 | host.shapes[rows].astype(np.int64)

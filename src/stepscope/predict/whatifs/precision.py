@@ -133,12 +133,14 @@ def _with_peak(outcome: Outcome, value: str) -> Outcome:
     if value == "fp8":
         return outcome
     change = replace(outcome.context.memory_change, autocast=value != "tf32")
-    context = replace(outcome.context, memory_change=change)
+    context = replace(outcome.context, memory_change=change, is_as_traced=False)
     return replace(outcome, context=context, peak=peak_of(context))
 
 
 def _apply_on_host(context: StepContext, value: str) -> Outcome:
     """A CPU's gain depends on its instructions: only measured operator times tell it."""
+    if value == "tf32":
+        raise Refused("precision=tf32: the trace has no accelerator, and a CPU has no tf32")
     probed, problem = find_probed(context, value)
     if probed is None:
         why = problem or (

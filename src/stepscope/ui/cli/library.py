@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
+from stepscope.records.words import counted
 from stepscope.ui.cli.options import json_option
 from stepscope.ui.json_text import write_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stepscope.records.operator_times import OperatorTime
 
 _SCHEMA = 1
@@ -50,7 +53,7 @@ def export(file: Path) -> None:
         file.write_bytes(msgspec.json.encode(TimesFile(schema=_SCHEMA, times=tuple(times))))
     except OSError as error:
         raise UsageError(f"{file} could not be written: {error.strerror}") from None
-    click.echo(f"{len(times)} operator times written to {file}")
+    click.echo(f"{counted(_timed(times), 'operator time')} written to {file}")
 
 
 @command.command(name="import")
@@ -76,7 +79,12 @@ def import_(file: Path) -> None:
         save_times([replace(time, source=file.name) for time in times.times])
     except LibraryProblemError as problem:
         raise StepscopeError(str(problem)) from None
-    click.echo(f"{len(times.times)} operator times added from {file}")
+    click.echo(f"{counted(_timed(times.times), 'operator time')} added from {file}")
+
+
+def _timed(times: Sequence[OperatorTime]) -> int:
+    """Others only say what a call returns."""
+    return sum(time.forward is not None for time in times)
 
 
 def _read() -> list[OperatorTime]:

@@ -18,9 +18,9 @@ from stepscope.ui.json_text import write_json
     "--set",
     "settings",
     multiple=True,
-    metavar="precision=VALUE",
-    help="Also time the operators in this precision: tf32, bf16 or fp16 (autocast). May be "
-    "repeated.",
+    metavar="NAME=VALUE",
+    help="Also time the operators in this precision (precision=tf32, bf16 or fp16, by autocast) or "
+    "with this batch (batch=x2). May be repeated.",
 )
 @click.option(
     "--budget",
@@ -40,10 +40,10 @@ def command(
     no_cache: bool,
 ) -> None:
     """Rebuild every operator call of a step with random tensors of its shapes and time it here,
-    forward and backward, as traced and in another precision.
+    forward and backward, as traced and in another precision or with another batch.
 
     The times go into the library of operator times (stepscope library show), and
-    `stepscope whatif --set precision=...` uses them instead of its model.
+    `stepscope whatif --set precision=...` and `batch=...` use them instead of their models.
 
     PATHS are a run folder, a trace or a folder of traces; of several ranks, the slowest is probed.
     """

@@ -16,12 +16,14 @@ from stepscope.ui.terminal.tables import answer_grid, fitting_table
 from stepscope.ui.words import or_dash
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from stepscope.records.operator_times import OperatorTime
-    from stepscope.records.probe_report import ProbedOperator, ProbeReport
+    from stepscope.records.probe_report import ProbedOperator, ProbeReport, UnprobedOperator
 
 _MOST_ROWS = 12
+_ENOUGH = 0.5  # of the operators' time, for a what-if to be worth asking
+_SMALL = 0.005  # of the operators' time: not worth a line
 
 
 def print_probe(report: ProbeReport, *, path: str) -> None:
@@ -47,31 +49,39 @@ def print_probe(report: ProbeReport, *, path: str) -> None:
             spare=["shapes", "calls"],
         )
     )
-    failed = [operator for operator in report.unprobed if operator.why != OUT_OF_TIME]
-    for operator in failed[:_MOST_ROWS]:
-        mode = f" in {operator.mode}" if operator.mode else ""
-        shapes = shape_words(operator.shapes, MOST)
-        share = f"{percent(operator.share)} of the operators"
-        console.print(
-            note_line(f"not timed{mode}: {operator.name} {shapes} ({share}): {operator.why}")
-        )
-    if len(failed) < len(report.unprobed):
-        console.print(note_line(_out_of_time(report)))
-    if (more := len(failed) - _MOST_ROWS) > 0:
-        console.print(note_line(f"and {more} more; --json lists them"))
+    for line in _untimed_lines(report.unprobed):
+        console.print(note_line(line))
     for note in report.notes:
         console.print(note_line(note))
     print_path(console, "library ", library_file())
 
 
-def _out_of_time(report: ProbeReport) -> str:
-    late = [operator for operator in report.unprobed if operator.why == OUT_OF_TIME]
-    calls = {(operator.name, operator.shapes): operator.share for operator in late}
-    share = percent(sum(calls.values()))
-    return (
-        f"{counted(len(calls), 'call')} ({share} of the operators' time): {OUT_OF_TIME}; "
-        "--budget gives more"
-    )
+def _untimed_lines(unprobed: Sequence[UnprobedOperator]) -> Iterator[str]:
+    """The longest first, one line for all precisions of a call; small ones are summed up."""
+    shares: dict[tuple[str, str], float] = {}
+    modes: dict[tuple[str, str], dict[str, str]] = {}
+    for operator in unprobed:
+        call = (operator.name, operator.shapes)
+        shares[call] = operator.share
+        modes.setdefault(call, {})[operator.mode] = operator.why
+    late = {call for call, whys in modes.items() if OUT_OF_TIME in whys.values()}
+    failed = [call for call in shares if call not in late]
+    large = [call for call in failed if shares[call] >= _SMALL][:_MOST_ROWS]
+    for call in large:
+        name, shapes = call
+        why = next(iter(modes[call].values()))
+        where = "" if "" in modes[call] else f" in {', '.join(modes[call])}"
+        words = " ".join(filter(None, (name, shape_words(shapes, MOST))))
+        yield f"not timed{where}: {words} ({percent(shares[call])} of the operators): {why}"
+    if more := [call for call in failed if call not in large]:
+        share = percent(sum(shares[call] for call in more))
+        yield f"not timed: {counted(len(more), 'other call')} ({share} of the operators); --json"
+    if late:
+        share = percent(sum(shares[call] for call in late))
+        yield (
+            f"{counted(len(late), 'call')} ({share} of the operators' time): {OUT_OF_TIME}; "
+            "--budget gives more"
+        )
 
 
 def print_library(times: Sequence[OperatorTime]) -> None:
@@ -103,11 +113,22 @@ def _answer(report: ProbeReport, path: str) -> Answer:
             f"{milliseconds(report.same_traced_ms)} in the trace "
             f"({signed_percent(report.difference)})"
         )
-    wanted = report.modes[0] if report.modes else "bf16"
+    return Answer(verdict=verdict, why=why, next=_next(report, path))
+
+
+def _next(report: ProbeReport, path: str) -> str:
+    wanted = _setting(report.modes[0]) if report.modes else "precision=bf16"
+    if any(operator.why == OUT_OF_TIME for operator in report.unprobed) and (
+        report.probed_share < _ENOUGH
+    ):
+        asked = "".join(f" --set {_setting(mode)}" for mode in report.modes)
+        return f"stepscope probe {path}{asked} --budget {3 * report.budget_s:g}s"
     verb = "whatif" if report.modes else "probe"
-    return Answer(
-        verdict=verdict, why=why, next=f"stepscope {verb} {path} --set precision={wanted}"
-    )
+    return f"stepscope {verb} {path} --set {wanted}"
+
+
+def _setting(mode: str) -> str:
+    return mode if "=" in mode else f"precision={mode}"
 
 
 def _row(operator: ProbedOperator, modes: Sequence[str]) -> list[str]:

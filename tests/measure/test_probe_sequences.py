@@ -1,0 +1,79 @@
+"""Calls whose whole numbers kernels check, slow calls, and calls that are only described."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from stepscope.measure.probe.arguments import Recorded, build_arguments, find_operator  # noqa: E402
+from stepscope.measure.probe.timing import ProbedCall  # noqa: E402
+
+CPU = torch.device("cpu")
+BAG = {
+    "name": "aten::embedding_bag",
+    "shapes": [[50, 8], [96], [32], [], [], [], [], [], []],
+    "dtypes": ["float", "long int", "long int", *["Scalar"] * 3, "", "Scalar", ""],
+    "concrete": ["", "", "", "False", "1", "False", "", "False", ""],
+}
+PACK = {
+    "name": "aten::_pack_padded_sequence",
+    "shapes": [[6, 11, 8], [6], []],
+    "dtypes": ["float", "long int", "Scalar"],
+    "concrete": ["", "", "True"],
+}
+LSTM = {
+    "name": "aten::lstm",
+    "shapes": [
+        [40, 8],
+        [11],
+        [[1, 6, 4], [1, 6, 4]],
+        [[16, 8], [16, 4], [16], [16]],
+        *([] for _ in range(5)),
+    ],
+    "dtypes": ["float", "long int", "TensorList", "TensorList", *["Scalar"] * 5],
+    "concrete": ["", "", "", "", "True", "1", "0.", "True", "False"],
+}
+
+
+@pytest.mark.parametrize("request_", [BAG, PACK, LSTM], ids=["bags", "packing", "packed lstm"])
+def test_bags_and_packed_sequences_can_be_called_again(request_: dict[str, Any]) -> None:
+    assert ProbedCall(request_, CPU).measure(0.01, backward=False)["forward"]["ns"] > 0
+
+
+def test_packed_rows_are_all_there_and_never_grow() -> None:
+    recorded = Recorded(LSTM)
+    arguments, _ = build_arguments(find_operator(recorded), recorded, CPU)
+    sizes = arguments[1].tolist()
+    assert sum(sizes) == 40
+    assert sizes[0] == 6
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_start_of_a_library_is_no_time_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a slow call the shorter of two times counts; a very slow one is made once."""
+    linear = {"name": "aten::linear", "shapes": [[4, 8], [3, 8], []], "dtypes": ["float"] * 2}
+    call = ProbedCall({**linear, "dtypes": ["float", "float", ""]}, CPU)
+    times = iter([3e9, 1.5e9, 2e10])
+    monkeypatch.setattr(ProbedCall, "_first_ns", lambda *_: next(times))
+    assert call.measure(0.01, backward=False)["forward"]["ns"] == 1.5e9
+    assert call.measure(0.01, backward=False)["forward"]["ns"] == 2e10
+
+
+def test_a_call_is_described_without_running_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product that no machine could hold; what depends on values is run after all."""
+    monkeypatch.setattr("stepscope.measure.probe.timing.free_bytes", lambda _: 1 << 60)
+    huge = {
+        "name": "aten::mm",
+        "shapes": [[1 << 20, 1 << 20], [1 << 20, 1 << 20]],
+        "dtypes": ["float", "float"],
+        "concrete": ["", ""],
+        "grads": [True, False],
+        "mode": "bf16",
+    }
+    answer = ProbedCall.describe_cheaply(huge, CPU)
+    assert answer == {"outputs": [[[1 << 20, 1 << 20], "c10::BFloat16", True]]}
+    chosen = {"name": "aten::nonzero", "shapes": [[3]], "dtypes": ["bool"], "concrete": [""]}
+    assert ProbedCall.describe_cheaply(chosen, CPU)["outputs"][0][1] == "long int"
