@@ -89,7 +89,7 @@ def statements_of_forward(script: Script, one: TrainingPass) -> ForwardStatement
     """In the innermost block that both the forward and backward are called from."""
     for frame in one.backward:
         source = script.source(frame.file)
-        statement = source.statement_at(frame.line) if source is not None else None
+        statement = source.statement_at(frame.line, frame.ends) if source is not None else None
         if source is None or statement is None:
             continue
         for end in (statement, *_statements_around(source, statement)):

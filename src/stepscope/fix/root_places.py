@@ -82,7 +82,7 @@ def place_before_training(script: Script, call: RootCall) -> RootPlace | None:
     repeated = False
     for frame, name in reversed(list(zip(call.frames, call.names, strict=True))):
         source = script.source(frame.file)
-        statement = source.statement_at(frame.line) if source is not None else None
+        statement = source.statement_at(frame.line, frame.ends) if source is not None else None
         if source is None or statement is None:
             continue
         loops = list(_loops_around(source, statement))

@@ -71,6 +71,9 @@ def verdict_words(result: TuneResult) -> str:
     if not result.kept or result.best_ms is None or result.speedup is None:
         if result.status == "interrupted":
             return STOPPED
+        if result.starts_differ is not None:
+            spread = percent(result.starts_differ)
+            return f"nothing is surely faster: starts of the same command differ by {spread}"
         return NOTHING if result.trials else _NOTHING_TRIED.get(result.status, NOTHING)
     names = configuration_words(result.kept)
     steps = f"{significant(result.baseline_ms)} -> {milliseconds(result.best_ms)}"

@@ -1,0 +1,42 @@
+"""A tune that could not decide says so: that nothing helps is another answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from simulated_runs import SimulatedCommand, contenders, made_up_fix, searched
+
+from stepscope.records.tuning import TuneResult
+from stepscope.ui.tune.journal import Journal, TuneStart
+from stepscope.ui.tune.result import tune_result
+from stepscope.ui.tune_words import tune_answer
+
+START = TuneStart(command=("python", "x.py"), folder="/w", steps=60, budget_s=9e9, allow="rounding")
+
+
+def result_of(command: SimulatedCommand) -> TuneResult:
+    search = searched(command, contenders(made_up_fix("a")), budget_s=9e9)
+    return tune_result(Journal(Path("/t"), [START]), search, None, "finished")
+
+
+def test_starts_that_differ_too_much_leave_the_answer_open() -> None:
+    results = [result_of(SimulatedCommand({"a": 0.93}, starts=0.3, seed=n)) for n in range(12)]
+    undecided = [result for result in results if result.starts_differ is not None]
+    assert undecided
+    for result in undecided:
+        assert result.starts_differ == pytest.approx(0.3, rel=0.9)
+        assert result.verdict.startswith("nothing is surely faster: starts of the same command ")
+        assert "nothing else uses this machine" in tune_answer(result, Path("/t")).next
+
+
+def test_a_quiet_machine_is_sure_that_nothing_helps() -> None:
+    result = result_of(SimulatedCommand({"a": 1.05}, starts=0.001))
+    assert result.starts_differ is None
+    assert result.verdict == "nothing tried makes this training faster by 2% or more"
+
+
+def test_what_is_kept_is_the_verdict_however_the_starts_differ() -> None:
+    result = result_of(SimulatedCommand({"a": 0.5}, starts=0.01))
+    assert result.kept == ("a",)
+    assert result.verdict.startswith("a: a step is ")
