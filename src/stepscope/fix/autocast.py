@@ -25,6 +25,8 @@ def why_not_autocast(facts: ScriptFacts) -> str | None:
         return f"the script has autocast of its own ({facts.autocast})"
     if facts.dtypes and "float32" not in facts.dtypes:
         return "no parameter is fp32"
+    if facts.roots and not facts.passes:
+        return "no backward pass after a call of the model was seen, so where its loss ends is open"
     return None
 
 
