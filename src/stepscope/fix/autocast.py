@@ -60,6 +60,13 @@ def enter_until_backward(
     training.before_step(end)
 
 
+def ask_trainer(facts: ScriptFacts, option: str) -> Proposal | None:
+    """What to tell a Trainer of transformers, if one runs the model: no statement here does."""
+    if all(built.library != "transformers" for built in facts.built):
+        return None
+    return Proposal(by_hand=(f"give TrainingArguments {option}=True: the Trainer runs the model",))
+
+
 class ForwardStatements(NamedTuple):
     """The statements of one block that make a loss, and the one after them that starts backward."""
 

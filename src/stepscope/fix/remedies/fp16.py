@@ -5,7 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.fix.autocast import enter_until_backward, why_not_autocast, wrap_forward
+from stepscope.fix.autocast import (
+    ask_trainer,
+    enter_until_backward,
+    why_not_autocast,
+    wrap_forward,
+)
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.loss_scaling import LossScaling
 from stepscope.fix.proposal import Proposal
@@ -58,7 +63,7 @@ def patch(script: Script, value: str) -> Proposal:
     autocast = wrap_forward(script, "float16")
     scaling = _scaling_edits(script)
     if autocast.by_hand or scaling is None:
-        return Proposal(by_hand=(_BY_HAND,))
+        return ask_trainer(script.facts, "fp16") or Proposal(by_hand=(_BY_HAND,))
     return autocast + Proposal(edits=scaling)
 
 

@@ -1,8 +1,9 @@
-"""Statements with semicolons between them: the one that ran is found, and what follows fits in."""
+"""Places in scripts of other habits: statements that share a line, a trainer that owns the loop."""
 
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from stepscope.fix.patched_source import patch_source
 from stepscope.fix.proposal import edited
 from stepscope.fix.python_source import PythonSource
 from stepscope.fix.source_lines import NoPlaceError
-from stepscope.records.script_facts import Frame, ScriptFacts, TrainingPass
+from stepscope.records.script_facts import Built, Frame, ScriptFacts, TrainingPass
 
 LOOP = """\
 import torch
@@ -106,3 +107,27 @@ def test_autocast_needs_a_backward_pass_to_end_at() -> None:
     """torch.autograd.grad is none: nobody would leave autocast."""
     known = ScriptFacts(device="cpu", dtypes=("float32",), roots=("Net",))
     assert "no backward pass" in (why_not_autocast(known) or "")
+
+
+def test_a_trainer_of_transformers_has_an_option_for_it() -> None:
+    loader = Built(
+        kind="loader",
+        type="DataLoader",
+        options={},
+        given=(),
+        frames=(),
+        direct=False,
+        library="transformers",
+    )
+    text = "Trainer(model=model).train()\n"
+    place = frame(text, "Trainer(model=model).train()")
+    known = ScriptFacts(
+        device="cpu",
+        built=(loader,),
+        passes=(TrainingPass(forwards=((place,),), backward=(place,)),),
+    )
+    patched = patch_source(known, [choose("bf16")], lambda _file: text.encode())
+    assert not patched.after
+    assert patched.by_hand == ("give TrainingArguments bf16=True: the Trainer runs the model",)
+    own = replace(facts(), built=(loader,))  # a loop of the script's own is edited all the same
+    assert patch_source(own, [choose("bf16")], lambda _file: LOOP.encode()).after
