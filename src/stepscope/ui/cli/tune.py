@@ -90,8 +90,11 @@ def command(
     training that counts.
     """
     from stepscope.ui.terminal.tune_progress import shown_trials
+    from stepscope.ui.tune.patch import require_applicable
     from stepscope.ui.tune.tuning import tune
 
+    if apply:
+        require_applicable(command, Path.cwd())
     journal = _resume(context, resume, command) if resume else _begin(command, **options)
     with shown_trials(quiet=quiet) as progress:
         progress.news(f"tune folder {journal.folder}")

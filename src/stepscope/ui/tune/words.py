@@ -42,10 +42,17 @@ def gain_words(gain: Gain) -> str:
     if gain.high < 0:
         ends = f"{unsigned_percent(gain.high)} to {unsigned_percent(gain.low)}"
         return f"{unsigned_percent(gain.value)} slower ({ends})"
-    ends = f"{_signed(gain.low)} to {_signed(gain.high)}"
     if gain.value < 0:
-        return f"{unsigned_percent(gain.value)} slower (saves {ends})"
-    return f"saves {unsigned_percent(gain.value)} ({ends})"
+        ends = f"{_direction(gain.low)} to {_direction(gain.high)}"
+        return f"{unsigned_percent(gain.value)} slower ({ends})"
+    return f"saves {unsigned_percent(gain.value)} ({_signed(gain.low)} to {_signed(gain.high)})"
+
+
+def _direction(share: float) -> str:
+    """A share that is saved, as what it does to the step."""
+    if share < -1:
+        return "over 100% slower"
+    return f"{unsigned_percent(share)} {'slower' if share < 0 else 'shorter'}"
 
 
 def _signed(share: float) -> str:
