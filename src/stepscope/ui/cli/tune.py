@@ -86,8 +86,8 @@ def command(
     """Run COMMAND again and again for a few dozen steps, each time with a remedy applied, and keep
     what makes it surely faster without changing what is trained.
 
-    The script is not touched. The command's output goes to files. Its work is lost: use `run` for
-    training that counts.
+    Without --apply the script is not touched. The command's output goes to files. Its work is lost:
+    use `run` for training that counts.
     """
     from stepscope.ui.terminal.tune_progress import shown_trials
     from stepscope.ui.tune.patch import require_applicable
