@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pytest
 from simulated_runs import SimulatedCommand, contenders, made_up_fix, searched
 
 from stepscope.records.tuning import TuneResult
 from stepscope.ui.tune.journal import Journal, TuneStart
 from stepscope.ui.tune.result import tune_result
+from stepscope.ui.tune.rules import TrialRules
+from stepscope.ui.tune.search import Search
+from stepscope.ui.tune.trial_bench import TrialBench
 from stepscope.ui.tune_words import tune_answer
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.ui.tune.trial_run import TrialRun
+
 START = TuneStart(command=("python", "x.py"), folder="/w", steps=60, budget_s=9e9, allow="rounding")
+
+
+class StoppedCommand(SimulatedCommand):
+    """Ctrl-C comes while the fifth trial runs."""
+
+    def run(self, number: int, remedies: Sequence[str]) -> TrialRun:
+        if number == 5:
+            raise KeyboardInterrupt
+        return super().run(number, remedies)
 
 
 def result_of(command: SimulatedCommand, budget_s: float = 9e9) -> TuneResult:
@@ -48,3 +67,16 @@ def test_a_budget_that_ended_first_proves_nothing() -> None:
     assert {one.verdict for one in cut if one.starts_differ is None} == {
         "the budget was spent before anything was surely faster"
     }
+
+
+def test_what_ran_before_it_was_stopped_has_its_numbers() -> None:
+    command = StoppedCommand({"a": 0.9, "b": 1.2})
+    bench = TrialBench(command, budget_s=9e9)
+    search = Search(contenders(*map(made_up_fix, "abcd")), bench, TrialRules())
+    with pytest.raises(KeyboardInterrupt):
+        search.run()
+    result = tune_result(Journal(Path("/t"), [START]), search, None, "interrupted")
+    steps = {row.name: row.measured_ms for row in result.trials}
+    assert steps == {"a": pytest.approx(90, rel=0.05), "b": pytest.approx(120, rel=0.05)}
+    assert all(row.why for row in result.trials)
+    assert [row.remedy for row in result.left_out] == ["c", "d"]
