@@ -13,7 +13,7 @@ from stepscope.fix.patched_source import patch_source
 from stepscope.fix.proposal import edited
 from stepscope.fix.python_source import PythonSource
 from stepscope.fix.source_lines import NoPlaceError
-from stepscope.records.script_facts import Built, Frame, ScriptFacts, TrainingPass
+from stepscope.records.script_facts import Built, Frame, RootCall, ScriptFacts, TrainingPass
 
 LOOP = """\
 import torch
@@ -131,3 +131,42 @@ def test_a_trainer_of_transformers_has_an_option_for_it() -> None:
     assert patched.by_hand == ("give TrainingArguments bf16=True: the Trainer runs the model",)
     own = replace(facts(), built=(loader,))  # a loop of the script's own is edited all the same
     assert patch_source(own, [choose("bf16")], lambda _file: LOOP.encode()).after
+
+
+HOOKS = """\
+class Net(Module):
+    def __init__(self):
+        self.body = make()
+    def training_step(self, batch):
+        return self.body(batch)
+    def fit(self):
+        for batch in data:
+            self.training_step(batch)
+Trainer().fit(Net())
+"""
+
+
+def root_call(*outer: tuple[str, str]) -> RootCall:
+    """The body, called in training_step, which these frames lead to: (code, function)."""
+    inner = replace(frame(HOOKS, "self.body(batch)"), function="Net.training_step")
+    frames = (inner, *(replace(frame(HOOKS, code), function=name) for code, name in outer))
+    names = tuple("self.body" if one.function.startswith("Net") else "" for one in frames)
+    return RootCall(type="Body", frames=frames, names=names, images=(), torchs_forward=None)
+
+
+def compiled_after(call: RootCall) -> str:
+    """The line before `compile` in the patched source."""
+    known = ScriptFacts(device="cpu", roots=("Body",), root_calls=(call,))
+    patched = patch_source(known, [choose("compile")], lambda _file: HOOKS.encode())
+    lines = patched.after["train.py"].decode().splitlines()
+    return lines[lines.index(next(one for one in lines if "compile()" in one)) - 1].strip()
+
+
+def test_a_hook_that_a_library_calls_in_every_step_is_no_place_to_prepare_a_model() -> None:
+    called_back = root_call(("Trainer().fit(Net())", "<module>"))
+    assert compiled_after(called_back) == "self.body = make()"
+
+
+def test_a_loop_of_the_script_s_own_is_such_a_place() -> None:
+    own = root_call(("self.training_step(batch)", "Net.fit"))
+    assert compiled_after(own) == "def fit(self):"

@@ -127,7 +127,7 @@ def test_every_trial_is_a_run_folder_that_compare_reads(
 ) -> None:
     folder, _ = finished
     trials = sorted(str(path) for path in (folder / TRIALS).iterdir())
-    words = [*STEPSCOPE, "compare", "--steps-only", "--json", *trials[:2]]
+    words = [*STEPSCOPE, "compare", "--json", *trials[:2]]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["a_ms"] > 3
