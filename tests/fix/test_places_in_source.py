@@ -170,3 +170,12 @@ def test_a_hook_that_a_library_calls_in_every_step_is_no_place_to_prepare_a_mode
 def test_a_loop_of_the_script_s_own_is_such_a_place() -> None:
     own = root_call(("self.training_step(batch)", "Net.fit"))
     assert compiled_after(own) == "def fit(self):"
+
+
+def test_lightning_has_an_option_for_precision() -> None:
+    forward, outside = root_call(("Trainer().fit(Net())", "<module>")).frames
+    passes = (TrainingPass(forwards=((forward, outside),), backward=(outside,)),)
+    patched = patch_source(
+        ScriptFacts(device="cpu", passes=passes), [choose("bf16")], lambda _file: HOOKS.encode()
+    )
+    assert patched.by_hand == ('give Trainer precision="bf16-mixed": Lightning runs the model',)

@@ -60,11 +60,20 @@ def enter_until_backward(
     training.before_step(end)
 
 
+_LIGHTNING = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
 def ask_trainer(facts: ScriptFacts, option: str) -> Proposal | None:
-    """What to tell a Trainer of transformers, if one runs the model: no statement here does."""
-    if all(built.library != "transformers" for built in facts.built):
-        return None
-    return Proposal(by_hand=(f"give TrainingArguments {option}=True: the Trainer runs the model",))
+    """What to tell a trainer of transformers or Lightning, if one runs the model: no statement of
+    the script does."""
+    if any(built.library == "transformers" for built in facts.built):
+        words = f"give TrainingArguments {option}=True: the Trainer runs the model"
+        return Proposal(by_hand=(words,))
+    forwards = [frame for one in facts.passes for frames in one.forwards for frame in frames]
+    if any(frame.function.endswith(".training_step") for frame in forwards):
+        words = f'give Trainer precision="{_LIGHTNING[option]}": Lightning runs the model'
+        return Proposal(by_hand=(words,))
+    return None
 
 
 class ForwardStatements(NamedTuple):
