@@ -150,4 +150,4 @@ def test_gains_and_losses_in_words() -> None:
     assert gain_words(Gain(value=0.12, low=0.11, high=0.135)) == "saves 12.0% (11.0% to 13.5%)"
     assert gain_words(Gain(value=-3.29, low=-3.57, high=-3.04)) == "329% slower (304% to 357%)"
     wide = gain_words(Gain(value=-0.1, low=-9.0, high=0.3))
-    assert wide == "10.0% slower (saves less than -100% to 30%)"
+    assert wide == "10.0% slower (over 100% slower to 30% shorter)"

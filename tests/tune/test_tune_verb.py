@@ -117,7 +117,9 @@ def test_a_sleep_is_nothing_that_an_optimizer_can_help(
     _, result = finished
     assert result["kept"] == []
     assert result["patch"] is None
-    assert result["verdict"] == "nothing tried makes this training faster by 2% or more"
+    sure = "nothing tried makes this training faster by 2% or more"
+    open_words = "nothing is surely faster: starts of the same command differ by "
+    assert result["verdict"].startswith(sure if result["starts_differ"] is None else open_words)
 
 
 def test_every_trial_is_a_run_folder_that_compare_reads(
@@ -125,7 +127,7 @@ def test_every_trial_is_a_run_folder_that_compare_reads(
 ) -> None:
     folder, _ = finished
     trials = sorted(str(path) for path in (folder / TRIALS).iterdir())
-    words = [*STEPSCOPE, "compare", "--steps-only", "--json", *trials[:2]]
+    words = [*STEPSCOPE, "compare", "--json", *trials[:2]]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["a_ms"] > 3

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepscope.bench.workload import SIZES
 from stepscope.errors import UsageError
@@ -77,6 +78,15 @@ def _check_value(workload: str, name: str, text: str, usual: object) -> None:
     if kind not in (int, float, str):
         raise UsageError(f"--set {name}: {workload} has {usual!r} there, which cannot be changed")
     try:
-        kind(text)
+        value = kind(text)
     except ValueError:
-        raise UsageError(f"--set {name}={text}: {workload} wants a value such as {usual}") from None
+        value = None
+    if value is None or not _is_possible(name, value, usual):
+        raise UsageError(f"--set {name}={text}: {workload} wants a value such as {usual}")
+
+
+def _is_possible(name: str, value: Any, usual: Any) -> bool:
+    """No setting is infinite, none that counts is below zero, and no batch is empty."""
+    if isinstance(value, str):
+        return True
+    return math.isfinite(value) and not (usual > 0 > value) and not (name == "batch" and value < 1)

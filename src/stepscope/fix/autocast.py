@@ -25,6 +25,8 @@ def why_not_autocast(facts: ScriptFacts) -> str | None:
         return f"the script has autocast of its own ({facts.autocast})"
     if facts.dtypes and "float32" not in facts.dtypes:
         return "no parameter is fp32"
+    if facts.roots and not facts.passes:
+        return "no backward pass after a call of the model was seen, so where its loss ends is open"
     return None
 
 
@@ -58,6 +60,22 @@ def enter_until_backward(
     training.before_step(end)
 
 
+_LIGHTNING = {"bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+def ask_trainer(facts: ScriptFacts, option: str) -> Proposal | None:
+    """What to tell a trainer of transformers or Lightning, if one runs the model: no statement of
+    the script does."""
+    if any(built.library == "transformers" for built in facts.built):
+        words = f"give TrainingArguments {option}=True: the Trainer runs the model"
+        return Proposal(by_hand=(words,))
+    forwards = [frame for one in facts.passes for frames in one.forwards for frame in frames]
+    if any(frame.function.endswith(".training_step") for frame in forwards):
+        words = f'give Trainer precision="{_LIGHTNING[option]}": Lightning runs the model'
+        return Proposal(by_hand=(words,))
+    return None
+
+
 class ForwardStatements(NamedTuple):
     """The statements of one block that make a loss, and the one after them that starts backward."""
 
@@ -89,7 +107,7 @@ def statements_of_forward(script: Script, one: TrainingPass) -> ForwardStatement
     """In the innermost block that both the forward and backward are called from."""
     for frame in one.backward:
         source = script.source(frame.file)
-        statement = source.statement_at(frame.line) if source is not None else None
+        statement = source.statement_at(frame.line, frame.ends) if source is not None else None
         if source is None or statement is None:
             continue
         for end in (statement, *_statements_around(source, statement)):

@@ -89,7 +89,7 @@ def _write_one(script: Script, built: Built, hook: HookSource) -> Proposal:
 def _ddp_name(source: PythonSource, frame: Frame, called: str) -> tuple[str, ast.Assign] | None:
     """What the script calls the DDP that it builds here, if the statement does no more than that:
     `name = DistributedDataParallel(...)`."""
-    statement = source.statement_at(frame.line)
+    statement = source.statement_at(frame.line, frame.ends)
     call = source.call_at(frame.line, called, frame.ends)
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
         return None

@@ -106,14 +106,25 @@ class PythonSource:
             for alias in node.names
         )
 
-    def statement_at(self, line: int) -> ast.stmt | None:
-        """The innermost statement that holds this line; of several on one line, the last."""
+    def statement_at(self, line: int, ends: tuple[int, int] | None = None) -> ast.stmt | None:
+        """The innermost statement that holds this line; of several on one line, the one with the
+        code that ends at `ends` (line and column) where that is known, else the last."""
         holding = [
             node
             for node in ast.walk(self.tree)
             if isinstance(node, ast.stmt) and first_line(node) <= line <= (node.end_lineno or line)
         ]
-        return max(holding, key=lambda node: (node.lineno, node.col_offset), default=None)
+        running = [
+            node
+            for node in holding
+            if ends is not None
+            and (node.lineno, node.col_offset)
+            < ends
+            <= (node.end_lineno or line, node.end_col_offset or 0)
+        ]
+        return max(
+            running or holding, key=lambda node: (node.lineno, node.col_offset), default=None
+        )
 
     def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
         """The list of statements that it stands in."""
@@ -227,7 +238,8 @@ class PythonSource:
         return self._insert(start, self._lines.joined(lines, indent))
 
     def insert_after(self, statement: ast.stmt, *lines: str) -> Edit:
-        indent = self._own_indent(statement)
+        """New statements after this one, which may follow others on its line."""
+        indent = self._own_indent(self._first_on_its_line(statement))
         self._require_line_end(statement)
         end = self._lines.start_of((statement.end_lineno or statement.lineno) + 1)
         text = self._lines.joined(lines, indent)
@@ -364,6 +376,15 @@ class PythonSource:
         if shares_line or self._lines.continues_line_before(number):
             raise NoPlaceError(f"{self.file}:{number}: the statement has no line of its own")
         return indent
+
+    def _first_on_its_line(self, statement: ast.stmt) -> ast.stmt:
+        """Of the statements with semicolons between them that end with this one."""
+        block = self.block_of(statement)
+        place = block.index(statement) if statement in block else 0
+        while place and block[place - 1].end_lineno == statement.lineno:
+            place -= 1
+            statement = block[place]
+        return statement
 
     def _require_line_end(self, statement: ast.stmt) -> None:
         end = self._span(statement)[1]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from stepscope.fix.proposal import Script
     from stepscope.fix.python_source import Edit, PythonSource
-    from stepscope.records.script_facts import RootCall
+    from stepscope.records.script_facts import Frame, RootCall
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -80,23 +80,37 @@ def _by_hand(call: RootCall, lines: tuple[str, ...]) -> str:
 def place_before_training(script: Script, call: RootCall) -> RootPlace | None:
     """Before the outermost loop that has the model, else after the statement that sets it."""
     repeated = False
-    for frame, name in reversed(list(zip(call.frames, call.names, strict=True))):
+    callers = (*call.frames[1:], None)
+    for frame, name, caller in reversed(list(zip(call.frames, call.names, callers, strict=True))):
         source = script.source(frame.file)
-        statement = source.statement_at(frame.line) if source is not None else None
+        statement = source.statement_at(frame.line, frame.ends) if source is not None else None
         if source is None or statement is None:
             continue
         loops = list(_loops_around(source, statement))
+        by_library = caller is not None and not _calls(script, caller, frame)
         if name and not repeated:
             having = _loops_with(name, loops)
-            if having or not loops:
+            if having or not (loops or by_library):
                 first = having[-1] if having else statement
                 return RootPlace(source, name, first, False) if source.starts_line(first) else None
         if name:
             setting = _only_setting(source, statement, name)
             if setting is not None:
                 return RootPlace(source, name, setting, True)
-        repeated = repeated or bool(loops)
+        repeated = repeated or bool(loops) or by_library
     return None
+
+
+def _calls(script: Script, caller: Frame, called: Frame) -> bool:
+    """Whether the statement of one frame calls the other's function itself. If not, a library does,
+    such as a trainer its hooks: perhaps in every step."""
+    source = script.source(caller.file)
+    statement = source.statement_at(caller.line, caller.ends) if source is not None else None
+    name = called.function.rpartition(".")[2]
+    if source is None or statement is None or name.startswith("__"):
+        return True
+    calls = [source.called(node) for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    return name in (*calls, "forward", "<lambda>", "<module>")
 
 
 def _loops_around(source: PythonSource, statement: ast.stmt) -> Iterator[ast.stmt]:

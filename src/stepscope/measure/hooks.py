@@ -85,7 +85,9 @@ def _watch_engine(session: Session) -> None:
             return original(outputs, *args, **kwargs)
         if not kwargs.get("accumulate_grad"):
             result = original(outputs, *args, **kwargs)
-            if session.passes is not None and not _creates_graph(args):
+            if not _creates_graph(args) and not session.in_backward:
+                if session.trial is not None and get_ident() == session.thread:
+                    session.trial.gradient_was_taken(outputs, session.number)
                 session.gradient_was_taken()
             return result
         trains = get_ident() == session.thread

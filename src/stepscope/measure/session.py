@@ -176,7 +176,7 @@ class Session:
     @never_raise
     def gradient_was_taken(self) -> None:
         """A script without an optimizer took a gradient; it may never call backward."""
-        if any_optimizer_created() or self.in_backward or not self.first_pass_begins():
+        if any_optimizer_created() or not self.first_pass_begins():
             return
         self.pass_begins()
         self.pass_ends(outermost=True)

@@ -38,6 +38,7 @@ class TrialLog:
         self.stop_after = stop_after or sys.maxsize
         self._losses: list[tuple[int, Any]] = []
         self._before_scaling: tuple[Any, Any] | None = None
+        self._has_passes = False
 
     @never_raise
     def scaled(self, loss: Any, result: Any) -> None:
@@ -47,6 +48,16 @@ class TrialLog:
     @never_raise
     def pass_begins(self, outputs: Any, step: int) -> None:
         """`outputs` are the tensors that backward starts from."""
+        self._has_passes = True
+        self._keep_loss(outputs, step)
+
+    @never_raise
+    def gradient_was_taken(self, outputs: Any, step: int) -> None:
+        """By torch.autograd.grad: a loss only in a script that calls no backward."""
+        if not self._has_passes:
+            self._keep_loss(outputs, step)
+
+    def _keep_loss(self, outputs: Any, step: int) -> None:
         if not self._keep or len(self._losses) >= _MOST_LOSSES:
             return
         outputs = [outputs] if hasattr(outputs, "detach") else list(outputs)

@@ -65,6 +65,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     variables: dict[str, str] = {}
     control: str = ""  # what baseline against baseline shows
     baseline_peak_bytes: int | None = None
+    starts_differ: float | None = None  # by so much of a step, where that left a remedy undecided
     verdict: str = ""
 
 

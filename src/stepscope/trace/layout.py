@@ -11,7 +11,12 @@ ENDINGS = (".json", ".json.gz", ".json.zst", ".sqlite")
 # The files that capture writes next to a rank's trace and `explain` reads; see is_side_file.
 SIDE_FILES = (TAIL, "clock.json", "links.json", "rank.json", "comms.jsonl", "memory.json")
 _MORE_SIDE_FILES = ("samples.json", "compiler.jsonl", SAVED_MEMORY)
-_NOT_TRACES = frozenset((*SIDE_FILES, *_MORE_SIDE_FILES, "run.json", "lines.json", "probe.json"))
+# What else stepscope writes into its folders.
+_OTHER_FILES = (
+    *("run.json", "lines.json", "probe.json", "script.json", "trial.json", "losses.json"),
+    *("window-request.json", "tune.json", "bench.json", "ab.json"),
+)
+_NOT_TRACES = frozenset((*SIDE_FILES, *_MORE_SIDE_FILES, *_OTHER_FILES))
 _COLLECTIVES = re.compile(r"collectives-[^/]*\.json\.gz")
 
 

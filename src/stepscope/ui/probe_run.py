@@ -54,6 +54,9 @@ def probe_run(
     except Exception as error:
         return f"nothing was probed: a defect in stepscope: {type(error).__name__}: {error}"
     timed = sum(row.probed_ms is not None for row in report.operators)
+    if not timed:
+        longest = [f"{row.name}: {row.why}" for row in report.unprobed]
+        return f"nothing was probed: {longest[0] if longest else 'the step has no operator'}"
     notes = "".join(f"; {note}" for note in report.notes)
     return (
         f"probed {counted(timed, 'distinct call')} on {report.place}, "

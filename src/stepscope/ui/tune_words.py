@@ -42,4 +42,6 @@ def _next(result: TuneResult, folder: Path) -> str:
             return f"there was no time for everything; a larger budget goes on: {resume}"
     if result.kept:
         return f"make the change below, or: {run_command(result)}"
+    if result.starts_differ is not None:
+        return "tune again while nothing else uses this machine, or with more --steps"
     return f"see where the time goes: stepscope explain {shlex.quote(str(folder / 'baseline'))}"

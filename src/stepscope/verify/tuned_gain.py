@@ -79,6 +79,7 @@ class GainVerdict(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int
     more: int  # pairs that would probably be enough; 0 once decided
     why: str
+    starts_differ: float | None = None  # by so much of a step, if that is why it is not kept
 
 
 def mean_ms(trial: TimedTrial) -> float:
@@ -174,11 +175,11 @@ class _Test:
             if gain.value < WORTH:
                 why = f"gains {percent(gain.value)}, less than {percent(WORTH)}"
                 return self.ends("not kept", why)
-            return self.ends("not kept", self.unsure())
+            return self.unsure()
         more = self.enough(self.saved)
         if more is None:  # not even a gain at the upper end of what is likely would be shown
             if self.enough(self.saved + self.reach(self.pairs, _OPTIMISTIC)) is None:
-                return self.ends("not kept", self.unsure())
+                return self.unsure()
             more = MOST_PAIRS - self.pairs
         why = f"{self.pairs} pair{'s' * (self.pairs > 1)} so far: not sure yet"
         return GainVerdict(decision="more runs", gain=gain, pairs=self.pairs, more=more, why=why)
@@ -186,9 +187,11 @@ class _Test:
     def ends(self, decision: Decision, why: str) -> GainVerdict:
         return GainVerdict(decision=decision, gain=self.gain(), pairs=self.pairs, more=0, why=why)
 
-    def unsure(self) -> str:
-        starts = percent(self.deviation / math.sqrt(2))
-        return f"not sure: starts of the same command differ by {starts}, as much as it may gain"
+    def unsure(self) -> GainVerdict:
+        starts = self.deviation / math.sqrt(2)
+        same = f"starts of the same command differ by {percent(starts)}"
+        verdict = self.ends("not kept", f"not sure: {same}, as much as it may gain")
+        return msgspec.structs.replace(verdict, starts_differ=starts)
 
     def gain(self) -> Gain:
         return _gain(self.saved, self.reach(self.pairs, _SHOWN))

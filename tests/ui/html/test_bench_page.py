@@ -138,6 +138,18 @@ def test_what_cannot_be_compared_says_why() -> None:
     assert "batch 1, the base 64" in column.cells["0"].tip
 
 
+def test_a_machine_that_changed_its_pace_is_said_on_the_page_too(tmp_path: Path) -> None:
+    base = made_results(1)
+    (row,) = base.workloads
+    calm = replace(row, calibration_ms=(5.0, 5.01, 5.02, 4.99, 5.0))
+    slow = replace(row, calibration_ms=tuple(1.1 * ms for ms in calm.calibration_ms))
+    before, now = replace(base, workloads=(calm,)), replace(base, workloads=(slow,))
+    text = unescape(written(now, tmp_path, against=before))
+    assert "fixed arithmetic takes 10.0% longer" in text
+    assert "Measure the base again: the machine's own pace has changed" in text
+    assert "fixed arithmetic" not in written(before, tmp_path, against=before)
+
+
 def test_remedies_are_shown_beside_the_row_without_them() -> None:
     plain = made_workload(0)
     twice = replace(plain, remedies=("bf16",), speedup=2.0, speedup_low=1.9, speedup_high=2.1)

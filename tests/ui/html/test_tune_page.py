@@ -105,6 +105,19 @@ def test_an_absurd_interval_does_not_squeeze_the_bars() -> None:
     assert view.bars[1].whisker[1] == 100.0
 
 
+def test_an_interval_that_leaves_the_picture_has_no_end_there(tune: Path) -> None:
+    """A mark there would say that the interval ends."""
+    inside = write_tune_report(tune).read_text()
+    assert 'class="beyond"' not in inside
+    path = tune / "tune.json"
+    content = json.loads(path.read_text())
+    content["trials"][0]["high_ms"] = 1e6
+    path.write_text(json.dumps(content))
+    text = write_tune_report(tune).read_text()
+    assert text.count('class="beyond"') == 1
+    assert text.count('class="reach"') == inside.count('class="reach"') - 1
+
+
 def test_the_page_escapes_names_and_copies_the_patch_whole(tune: Path) -> None:
     path = write_tune_report(tune)
     text = path.read_text()

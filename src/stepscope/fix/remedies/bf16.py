@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.fix.autocast import enter_until_backward, why_not_autocast, wrap_forward
+from stepscope.fix.autocast import (
+    ask_trainer,
+    enter_until_backward,
+    why_not_autocast,
+    wrap_forward,
+)
 from stepscope.fix.declaration import Effect, Fix
 
 if TYPE_CHECKING:
@@ -27,7 +32,8 @@ def apply(training: TrainingProcess, value: str) -> None:
 
 
 def patch(script: Script, value: str) -> Proposal:
-    return wrap_forward(script, "bfloat16")
+    proposal = wrap_forward(script, "bfloat16")
+    return ask_trainer(script.facts, "bf16") or proposal if proposal.by_hand else proposal
 
 
 FIX = Fix(

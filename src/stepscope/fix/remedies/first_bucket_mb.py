@@ -62,7 +62,7 @@ def patch(script: Script, value: str) -> Proposal:
 def _set_before(script: Script, built: Built, line: str) -> Proposal:
     for frame in built.frames[:1] if built.direct else ():
         source = script.source(frame.file)
-        statement = source.statement_at(frame.line) if source is not None else None
+        statement = source.statement_at(frame.line, frame.ends) if source is not None else None
         if source is not None and statement is not None:
             imports = source.ensure_import("torch.distributed")
             return Proposal(edits=(*imports, source.insert_before(statement, line)))

@@ -5,7 +5,12 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.fix.autocast import enter_until_backward, why_not_autocast, wrap_forward
+from stepscope.fix.autocast import (
+    ask_trainer,
+    enter_until_backward,
+    why_not_autocast,
+    wrap_forward,
+)
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.loss_scaling import LossScaling
 from stepscope.fix.proposal import Proposal
@@ -58,7 +63,7 @@ def patch(script: Script, value: str) -> Proposal:
     autocast = wrap_forward(script, "float16")
     scaling = _scaling_edits(script)
     if autocast.by_hand or scaling is None:
-        return Proposal(by_hand=(_BY_HAND,))
+        return ask_trainer(script.facts, "fp16") or Proposal(by_hand=(_BY_HAND,))
     return autocast + Proposal(edits=scaling)
 
 
@@ -79,7 +84,7 @@ def _scaling_edits(script: Script) -> tuple[Edit, ...] | None:
     clip = list(_unscale_before_clipping(source, facts.clip, frame, name, optimizer))
     if facts.clip and not clip:
         return None
-    statement = source.statement_at(frame.line)
+    statement = source.statement_at(frame.line, frame.ends)
     assert statement is not None
     scaler = f'{name} = torch.amp.GradScaler("{facts.device}")'
     return (
@@ -99,7 +104,7 @@ def _scaling_edits(script: Script) -> tuple[Edit, ...] | None:
 
 def _method_call(source: PythonSource, frame: Frame, method: str) -> MethodCall | None:
     """Without positional arguments, and a statement of its own."""
-    statement = source.statement_at(frame.line)
+    statement = source.statement_at(frame.line, frame.ends)
     call = statement.value if isinstance(statement, ast.Expr) else None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.args:
         return None
@@ -114,7 +119,7 @@ def _unscale_before_clipping(
     """In the function that steps, where the optimizer has the same name."""
     for frame in clip:
         if (frame.file, frame.function) == (step.file, step.function):
-            statement = source.statement_at(frame.line)
+            statement = source.statement_at(frame.line, frame.ends)
             if statement is not None and source.starts_line(statement):
                 yield source.insert_before(statement, f"{name}.unscale_({optimizer})")
             return

@@ -46,7 +46,7 @@ def patch(script: Script, value: str) -> Proposal:
     """Before the outermost loop of the function that steps."""
     for frame in script.facts.step:
         source = script.source(frame.file)
-        statement = source.statement_at(frame.line) if source is not None else None
+        statement = source.statement_at(frame.line, frame.ends) if source is not None else None
         if source is None or statement is None:
             continue
         loops = source.loops_around(statement)

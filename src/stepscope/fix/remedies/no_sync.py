@@ -32,7 +32,7 @@ def patch(script: Script, value: str) -> Proposal:
     """In the innermost loop around the optimizer's step."""
     for frame in script.facts.step or script.facts.backward:
         source = script.source(frame.file)
-        statement = source.statement_at(frame.line) if source is not None else None
+        statement = source.statement_at(frame.line, frame.ends) if source is not None else None
         if source is None or statement is None:
             continue
         loops = source.loops_around(statement)

@@ -115,7 +115,7 @@ def patch(script: Script, value: str) -> Proposal:
     )
     for frame in script.facts.forward:
         source = script.source(frame.file)
-        statement = source.statement_at(frame.line) if source is not None else None
+        statement = source.statement_at(frame.line, frame.ends) if source is not None else None
         if source is None or statement is None:
             continue
         for loop in source.loops_around(statement):

@@ -19,6 +19,15 @@ def against_answer(comparison: BenchComparison) -> Answer:
     return Answer(verdict=_verdict(comparison), why=_why(comparison), next=_next(comparison))
 
 
+def against_notes(comparison: BenchComparison) -> list[str]:
+    """What to know before the verdict is believed."""
+    rows = comparison.workloads
+    unlike = [f"{row_name(row)} is not comparable: {row.why}" for row in rows if row.why]
+    own = [f"{row_name(row)}: {note}" for row in rows for note in row.notes]
+    skipped = f"in the base and not run now: {', '.join(comparison.not_run)}"
+    return [*unlike, *own, *comparison.notes, *([skipped] if comparison.not_run else [])]
+
+
 def interval_words(change: WorkloadChange) -> str:
     """+4.2% to +6.1%; a dash where nothing was compared."""
     if change.low is None or change.high is None:

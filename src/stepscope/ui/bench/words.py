@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from stepscope.records.bench_comparison import WorkloadChange
     from stepscope.records.bench_result import BenchResults, WorkloadResult
 
+_MOST_NAMES = 6  # in a sentence
+
 
 def row_name(row: WorkloadResult | WorkloadChange) -> str:
     """gpt2, gpt2 with bf16 + fused-optimizer."""
@@ -40,10 +42,13 @@ def _verdict(results: BenchResults) -> str:
     rows = results.workloads
     measured = [row for row in rows if row.status == "measured"]
     missed = [row for row in measured if row.target_reached is False]
-    of_all = counted(len(rows), "row" if any(row.remedies for row in rows) else "workload")
+    each_once = len({row.name for row in rows}) == len(rows)
+    of_all = counted(len(rows), "workload" if each_once else "row")
     if len(measured) < len(rows):
-        others = ", ".join(row_name(row) for row in rows if row.status != "measured")
-        return f"{len(measured)} of {of_all} measured; not: {others}"
+        others = [row_name(row) for row in rows if row.status != "measured"]
+        more = f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
+        named = ", ".join(others[:_MOST_NAMES])
+        return f"{len(measured)} of {of_all} measured; not: {named}{more}"
     if missed:
         names = ", ".join(map(row_name, missed))
         return f"{of_all} measured; the loss of {names} did not reach its target"
@@ -68,14 +73,18 @@ def _range(
     after: str,
 ) -> str:
     known = sorted(
-        ((value, row_name(row)) for row in rows if (value := of(row)) is not None),
+        (
+            (value, name)
+            for row, name in zip(rows, row_names(rows), strict=True)
+            if (value := of(row)) is not None
+        ),
         key=lambda pair: pair[0],
     )
     if not known:
         return ""
     (low, lowest), (high, highest) = known[0], known[-1]
     share = percent(high)
-    if len(known) > 1:
+    if percent(low) != share:
         share = f"{percent(low)} ({lowest}) to {percent(high)} ({highest})"
     return f"{words} {share} {after}".rstrip()
 

@@ -86,12 +86,15 @@ def command(
     """Run COMMAND again and again for a few dozen steps, each time with a remedy applied, and keep
     what makes it surely faster without changing what is trained.
 
-    The script is not touched. The command's output goes to files. Its work is lost: use `run` for
-    training that counts.
+    Without --apply the script is not touched. The command's output goes to files. Its work is lost:
+    use `run` for training that counts.
     """
     from stepscope.ui.terminal.tune_progress import shown_trials
+    from stepscope.ui.tune.patch import require_applicable
     from stepscope.ui.tune.tuning import tune
 
+    if apply:
+        require_applicable(command, Path.cwd())
     journal = _resume(context, resume, command) if resume else _begin(command, **options)
     with shown_trials(quiet=quiet) as progress:
         progress.news(f"tune folder {journal.folder}")

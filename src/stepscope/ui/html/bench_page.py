@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from stepscope.bench.against import compare_results
-from stepscope.ui.bench.against_words import against_answer
+from stepscope.ui.bench.against_words import against_answer, against_notes
 from stepscope.ui.bench.words import bench_answer, rerun_words, row_name
 from stepscope.ui.html.bench_changes import compared_columns, earlier_rows
 from stepscope.ui.html.bench_head import machine_facts, rules_words, when_words
@@ -99,7 +99,7 @@ def _view(
         "before": "" if not before else "before" if against else "without remedies",
         "against": against_answer(comparison) if comparison else None,
         "against_tone": _against_tone(comparison),
-        "against_notes": _against_notes(comparison),
+        "against_notes": list(map(one_line, against_notes(comparison))) if comparison else [],
         "notes": [
             f"{one_line(row_name(row))}: {one_line(note)}"
             for row in measured.values()
@@ -121,15 +121,6 @@ def _view(
 def _against_tone(comparison: BenchComparison | None) -> str:
     verdicts = {row.verdict for row in comparison.workloads} if comparison else set()
     return "bad" if "slower" in verdicts else "good" if "faster" in verdicts else "still"
-
-
-def _against_notes(comparison: BenchComparison | None) -> list[str]:
-    if comparison is None:
-        return []
-    notes = [one_line(note) for note in comparison.notes]
-    if comparison.not_run:
-        notes.append(f"in the saved results only: {', '.join(map(one_line, comparison.not_run))}")
-    return notes
 
 
 def _changes(

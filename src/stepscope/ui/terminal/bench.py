@@ -48,9 +48,8 @@ def print_bench(
     for study in results.scaling:
         print_study(console, study)
         console.print()
-    for name, row in zip(names, results.workloads, strict=True):
-        for line in _about(name, row):
-            console.print(Text(line), soft_wrap=True)
+    for line in _about(names, results.workloads):
+        console.print(Text(line), soft_wrap=True)
     for rule in results.broken_rules:
         console.print(note_line(rule), soft_wrap=True)
     for label, path in files.items():
@@ -103,11 +102,14 @@ def _short_verdict(verdict: str) -> str:
     return title if len(title) <= _LONGEST_TITLE else f"{title[: _LONGEST_TITLE - 1]}…"
 
 
-def _about(name: str, row: WorkloadResult) -> list[str]:
-    lines = [f"{name}: {note}" for note in row.notes]
-    if row.status != "measured":
-        lines.append(f"{name}: {row.status}: {row.why or 'not known why'}")
-    return lines
+def _about(names: Sequence[str], rows: Sequence[WorkloadResult]) -> list[str]:
+    """What is noted of each; what was not measured for one reason is named together."""
+    notes = [f"{name}: {note}" for name, row in zip(names, rows, strict=True) for note in row.notes]
+    reasons: dict[str, list[str]] = {}
+    for name, row in zip(names, rows, strict=True):
+        if row.status != "measured":
+            reasons.setdefault(f"{row.status}: {row.why or 'not known why'}", []).append(name)
+    return [*notes, *(f"{', '.join(named)}: {reason}" for reason, named in reasons.items())]
 
 
 def print_list(workloads: Sequence[TrainingWorkload], *, width: int | None = None) -> None:

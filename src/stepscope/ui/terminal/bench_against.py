@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.records.figures import signed_percent, significant
-from stepscope.ui.bench.against_words import against_answer, interval_words, moved_words
+from stepscope.ui.bench.against_words import (
+    against_answer,
+    against_notes,
+    interval_words,
+    moved_words,
+)
 from stepscope.ui.bench.words import row_name
 from stepscope.ui.terminal.console import make_console, note_line
 from stepscope.ui.terminal.tables import answer_grid, fitting_table
@@ -29,7 +34,7 @@ def print_against(comparison: BenchComparison, *, width: int | None = None) -> N
     rows = [_cells(change) for change in comparison.workloads]
     console.print(fitting_table("", _COLUMNS, rows, width=console.width, spare=_SPARE))
     console.print()
-    for note in _notes(comparison):
+    for note in against_notes(comparison):
         console.print(note_line(note), soft_wrap=True)
 
 
@@ -43,11 +48,3 @@ def _cells(change: WorkloadChange) -> list[str]:
         moved_words(change) or "-",
         change.verdict,
     ]
-
-
-def _notes(comparison: BenchComparison) -> list[str]:
-    rows = comparison.workloads
-    unlike = [f"{row_name(row)} is not comparable: {row.why}" for row in rows if row.why]
-    own = [f"{row_name(row)}: {note}" for row in rows for note in row.notes]
-    skipped = f"in the base and not run now: {', '.join(comparison.not_run)}"
-    return [*unlike, *own, *comparison.notes, *([skipped] if comparison.not_run else [])]

@@ -86,11 +86,21 @@ def make_patch(facts: ScriptFacts, chosen: Sequence[ChosenFix], root: Path) -> T
     )
 
 
+def require_applicable(command: Sequence[str], folder: Path) -> None:
+    """Before hours of trials: UsageError if what `--apply` would change surely cannot be changed.
+
+    The files are not known yet; those that the command names are the likely ones."""
+    named = [path for word in command if (path := folder / word).suffix == ".py" and path.is_file()]
+    for root in {_work_tree(path.parent) for path in named} or {_work_tree(folder)}:
+        inside = [name for path in named if (name := _inside(root, str(path))) is not None]
+        _require_clean(root, inside)
+
+
 def apply_patch(patch: TunePatch) -> tuple[Path, ...]:
     """Change the files. UsageError unless git has all of them as they are now."""
     if not patch.changes:
         return ()
-    _require_clean(patch)
+    _require_clean(patch.root, patch.files)
     paths = [patch.root / change.path for change in patch.changes]
     for path, change in zip(paths, patch.changes, strict=True):
         if read_whole(path) != change.before:
@@ -101,21 +111,23 @@ def apply_patch(patch: TunePatch) -> tuple[Path, ...]:
     return tuple(paths)
 
 
-def _require_clean(patch: TunePatch) -> None:
+def _require_clean(root: Path, files: Sequence[str]) -> None:
     by_hand = "or leave out --apply and use the diff"
-    if _git(patch.root, "rev-parse", "--is-inside-work-tree").strip() != "true":
+    if _git(root, "rev-parse", "--is-inside-work-tree").strip() != "true":
         raise UsageError(
-            f"--apply changes files only in a git work tree, and {patch.root} is none: "
+            f"--apply changes files only in a git work tree, and {root} is none: "
             f"commit the script to one, {by_hand}"
         )
-    names = ["--", *(f":(literal){name}" for name in patch.files)]
-    known = _git(patch.root, "ls-files", "-z", *names).split("\0")
-    changed = _git(patch.root, "status", "--porcelain", "-z", *names)
-    if unknown := [name for name in patch.files if name not in known]:
+    if not files:
+        return
+    names = ["--", *(f":(literal){name}" for name in files)]
+    known = _git(root, "ls-files", "-z", *names).split("\0")
+    changed = _git(root, "status", "--porcelain", "-z", *names)
+    if unknown := [name for name in files if name not in known]:
         raise UsageError(f"git does not have {', '.join(unknown)}: commit it first, {by_hand}")
     if changed:
         raise UsageError(
-            f"{', '.join(patch.files)}: there are changes that are not committed; commit or "
+            f"{', '.join(files)}: there are changes that are not committed; commit or "
             f"stash them first, {by_hand}"
         )
 

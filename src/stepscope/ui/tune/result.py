@@ -80,7 +80,14 @@ def _measured(known: TuneResult, search: Search, memory_limit: int | None) -> Tu
         ),
         control=control_words(search.bases, memory_limit),
         baseline_peak_bytes=peak_bytes(search.bases),
+        starts_differ=_starts_differ(search),
     )
+
+
+def _starts_differ(search: Search) -> float | None:
+    """The most, in tests that stayed open because of it."""
+    spreads = (test.verdict.starts_differ for test in search.tests if test.verdict is not None)
+    return max((spread for spread in spreads if spread is not None), default=None)
 
 
 class _Rows:

@@ -117,6 +117,13 @@ class Search:
         first = not any(contender.alone for contender in self.contenders)
         self._bench.reserve(*_pairs(BASELINE, BASELINE) * (_CONFIRMED if first else 1))
         screened: list[Contender] = []
+        try:
+            self._screen_in_turn(screened, first=first)
+        finally:  # also when tune is stopped meanwhile: what ran is known
+            self._compare_screened(screened)
+        return screened
+
+    def _screen_in_turn(self, screened: list[Contender], *, first: bool) -> None:
         since_base = 0
         for number, contender in enumerate(self.contenders, 1):
             if contender.alone is not None or self.was_tried(contender.name):
@@ -125,8 +132,9 @@ class Search:
                 continue
             self.doing = f"{number} of {len(self.contenders)} alone"
             try:
-                self._screen_one(contender)
+                contender.alone = trial = self._bench.run((contender.name,))
                 screened.append(contender)
+                contender.out, contender.checked = self._why_out(trial, [contender.chosen])
                 since_base += 1
                 if since_base == _BETWEEN_BASES:
                     since_base = 0
@@ -136,13 +144,6 @@ class Search:
         self._reserve_confirmation()
         if since_base and self._bench.affords(BASELINE):
             self._run_base()
-        self._compare_screened(screened)
-        return screened
-
-    def _screen_one(self, contender: Contender) -> None:
-        trial = self._bench.run((contender.name,))
-        contender.alone = trial
-        contender.out, contender.checked = self._why_out(trial, [contender.chosen])
 
     def _compare_screened(self, screened: Sequence[Contender]) -> None:
         """Only now: a run of the base after a candidate counts as well as the one before."""

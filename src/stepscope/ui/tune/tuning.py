@@ -150,9 +150,7 @@ class _Tune:
         budget_s = min(_PROBE_S, _PROBE_PART * self._start.budget_s)
         words = probe_run(run, precisions, budget_s, on_cpu=False) if precisions else ""
         if words:
-            self._progress.news(
-                f"{words}; what to try first rests on such times where there are any"
-            )
+            self._progress.news(words)
 
     def _capture(self, run: Path) -> int:
         """How many steps the first rank had; NotCapturedError if that says nothing."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 AS_IT_IS = "the command as it is"
 STOPPED = "stopped before anything was kept"
+NOT_YET = "the budget was spent before anything was surely faster"
 NOTHING = f"nothing tried makes this training faster by {trimmed(percent(WORTH))} or more"
 
 _NOTHING_TRIED = {
@@ -41,10 +42,17 @@ def gain_words(gain: Gain) -> str:
     if gain.high < 0:
         ends = f"{unsigned_percent(gain.high)} to {unsigned_percent(gain.low)}"
         return f"{unsigned_percent(gain.value)} slower ({ends})"
-    ends = f"{_signed(gain.low)} to {_signed(gain.high)}"
     if gain.value < 0:
-        return f"{unsigned_percent(gain.value)} slower (saves {ends})"
-    return f"saves {unsigned_percent(gain.value)} ({ends})"
+        ends = f"{_direction(gain.low)} to {_direction(gain.high)}"
+        return f"{unsigned_percent(gain.value)} slower ({ends})"
+    return f"saves {unsigned_percent(gain.value)} ({_signed(gain.low)} to {_signed(gain.high)})"
+
+
+def _direction(share: float) -> str:
+    """A share that is saved, as what it does to the step."""
+    if share < -1:
+        return "over 100% slower"
+    return f"{unsigned_percent(share)} {'slower' if share < 0 else 'shorter'}"
 
 
 def _signed(share: float) -> str:
@@ -69,9 +77,7 @@ def verdict_words(result: TuneResult) -> str:
         what = "stopped" if result.status == "interrupted" else "the budget ended"
         return f"{what} before anything was measured"
     if not result.kept or result.best_ms is None or result.speedup is None:
-        if result.status == "interrupted":
-            return STOPPED
-        return NOTHING if result.trials else _NOTHING_TRIED.get(result.status, NOTHING)
+        return _nothing_kept(result)
     names = configuration_words(result.kept)
     steps = f"{significant(result.baseline_ms)} -> {milliseconds(result.best_ms)}"
     if result.best_low_ms is not None and result.best_high_ms is not None:
@@ -79,3 +85,15 @@ def verdict_words(result: TuneResult) -> str:
     if result.speedup >= 1.5:
         return f"{names}: a step is {factor(result.speedup)} times faster, {steps}"
     return f"{names}: a step is {percent(1 - 1 / result.speedup)} shorter, {steps}"
+
+
+def _nothing_kept(result: TuneResult) -> str:
+    """That nothing helps is said only where everything was tried and decided."""
+    if result.status == "interrupted":
+        return STOPPED
+    if not result.trials:
+        return _NOTHING_TRIED.get(result.status, NOTHING)
+    if result.starts_differ is not None:
+        spread = percent(result.starts_differ)
+        return f"nothing is surely faster: starts of the same command differ by {spread}"
+    return NOT_YET if result.status == "out of time" else NOTHING
