@@ -51,7 +51,7 @@ _STRETCHES = 160
 _MOST_STALLS = 5
 _MOST_LATE = 3
 _HIGHEST_TOP = 6.0  # median steps
-_MARKS = {
+_MARKS: dict[str, str] = {
     "window": "while a window was recorded",
     **{cause: STALLS[cause][0].lower() for cause in STALL_CAUSES},
 }

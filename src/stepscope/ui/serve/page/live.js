@@ -94,7 +94,7 @@
   const phaseBlock = block(grid, "A typical step, on the host");
   const phases = make("div", "live-bar", phaseBlock);
   const phaseList = make("ul", "live-list", phaseBlock);
-  const stallBlock = block(grid, "Stalls");
+  const stallBlock = block(grid, "Stalls and changes");
   const stallList = make("ul", "live-list", stallBlock);
   const changeList = make("ul", "live-list", stallBlock);
   const rankBlock = block(section, "Ranks");
@@ -292,6 +292,7 @@
     const waiting = view.explaining ? "the window is being explained" : "a verdict comes with the first window";
     say(sentence, last ? last.verdict : view.has_ended ? "" : waiting);
     verdict.classList.toggle("is-waiting", !last);
+    verdict.hidden = !sentence.textContent;
     fill(findings, last ? last.findings : [], () => make("li"), (node, finding) => {
       node.className = `is-${finding.severity}`;
       say(node, finding.summary);
