@@ -94,8 +94,7 @@ def compare(script: Path, place: Path, rounds: int) -> list[dict[str, object]]:
             "measured": round(ratio, 3),
             "within": bars[0] <= ratio <= bars[2],
             "samples_per_second": [
-                round(point.samples_per_second),
-                round(1e3 * point.batch / step_ms),
+                round(1e3 * point.batch / (one * base_ms)) for one in (bars[1], ratio)
             ],
             "peak_bytes": [point.peak_low_bytes, point.peak_bytes, point.peak_high_bytes, peak],
             "peak_within": peak is not None

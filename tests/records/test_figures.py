@@ -69,3 +69,12 @@ def test_an_axis_shows_no_zeros_after_the_point() -> None:
 )
 def test_differences_of_any_size(share: float, text: str) -> None:
     assert figures.difference(share) == text
+
+
+def test_a_mean_count_is_whole_where_it_can_be() -> None:
+    assert [figures.mean_count(count) for count in (1.0, 24.0, 1200.0, 4 / 3)] == [
+        "1",
+        "24",
+        "1,200",
+        "1.33",
+    ]

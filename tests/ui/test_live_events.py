@@ -70,6 +70,7 @@ def test_an_update_shows_stalls_where_they_were(tmp_path: Path) -> None:
     assert [number for number, mark in enumerate(view.lines[0].marks) if mark == "data"] == list(
         range(19, 200, 20)
     )
+    assert view.mark_words == {"data": "data stalls"}
 
 
 def test_samples_are_shown_once_a_window_has_shown_the_batch(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import stepscope
 from hostile_names import HOSTILE, PLACES
 from stepscope.records.comparison import Difference, PhaseChange
 from stepscope.records.explanation import Explanation, Place
+from stepscope.records.figures import factor
 
 RUN = Path(__file__).parent.parent / "golden/h200-resnet18"
 TAGS = {"div", "span", "table", "tbody", "tr", "td"}
@@ -72,6 +73,14 @@ def test_a_prediction_shows_both_steps_with_the_interval() -> None:
     assert "What if precision=bf16" in text
     assert "now" in text
     assert "with it" in text
+
+
+def test_a_prediction_for_another_batch_counts_samples() -> None:
+    found = stepscope.whatif(RUN, "batch=x2", cache=False)
+    text = _Checked(found._repr_html_()).text
+    assert found.speedup < 1 < found.throughput_factor
+    assert f"{factor(found.throughput_factor)} times as many samples per second" in text
+    assert "times as fast" not in text
 
 
 def test_a_comparison_shows_what_moved_most() -> None:

@@ -118,6 +118,7 @@ def _largest(
         lines,
         batch=batch,
         batch_from=batch_from,
+        batches_per_step=calls.batches_per_step if calls else None,
         limit_bytes=memory.limit_bytes,
         limit_from=limit_from,
         held_back=max(0.0, 1 - used) if used else 0.0,

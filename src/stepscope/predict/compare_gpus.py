@@ -57,7 +57,7 @@ def _predict(bench: Bench, gpu: Gpu, price: float | None) -> GpuPrediction:
             why=str(reason).removeprefix("gpu: "),
         )
     step_ms, low_ms, high_ms = bench.interval_ms(moved.context, moved.doubt)
-    samples = context.batch / step_ms * 1e3 if context.batch else None
+    samples = context.samples / step_ms * 1e3 if context.samples else None
     per_second = samples if samples is not None else 1e3 / step_ms
     return GpuPrediction(
         gpu=gpu.name,

@@ -85,6 +85,12 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     consistency: ConsistencyPromise | None = None  # simulated; None: as it was
 
     @property
+    def samples(self) -> int | None:
+        """Of a step: its batch, or all batches whose gradients it accumulates."""
+        batches = self.calls.batches_per_step if self.calls else None
+        return self.batch * batches if self.batch and batches else None
+
+    @property
     def on_host(self) -> bool:
         return self.work.on_host
 

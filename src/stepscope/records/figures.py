@@ -138,6 +138,11 @@ def interval(low: float, high: float) -> str:
     return f"{significant(low)} to {significant(high)}"
 
 
+def mean_count(count: float) -> str:
+    """How often, on average: 6, 1,200, 1.33."""
+    return f"{count:,.0f}" if float(count).is_integer() else significant(count)
+
+
 def trimmed(text: str) -> str:
     """Round values as such: 10 MB, not 10.0 MB; 2%, not 2.0%."""
     return re.sub(r"\.0+(?=[ %])", "", text)

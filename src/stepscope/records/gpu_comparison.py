@@ -17,7 +17,7 @@ class GpuPrediction(msgspec.Struct, frozen=True, kw_only=True):
     low_ms: float | None = None
     high_ms: float | None = None
     speedup: float | None = None  # over the step as recorded
-    samples_per_s: float | None = None  # None if the batch is not known
+    samples_per_s: float | None = None  # None if those of a step are not known
     decides: Decider | None = None
     device_ms: float | None = None
     host_ms: float | None = None
@@ -37,3 +37,8 @@ class GpuComparison(msgspec.Struct, frozen=True, kw_only=True):
     baseline_ms: float
     peak_bytes: int | None
     gpus: tuple[GpuPrediction, ...]  # the shortest step first, those without one last
+
+    @property
+    def counts_samples(self) -> bool:
+        """Steps are counted where the samples of a step are not known."""
+        return any(row.samples_per_s is not None for row in self.gpus)

@@ -65,7 +65,8 @@ class LineCosts(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     kind: CostKind = "measured"
     run: str | None = None  # the folder that was measured
-    batch: int | None = None  # samples of a step, if it is known
+    batch: int | None = None  # the first dimension of the inputs, if it is known
+    batches_per_step: int = 1  # several where gradients accumulate
     texts: dict[str, str] = {}  # the files' texts as they were when measured
     notes: tuple[str, ...] = ()  # what is missing, and why
 

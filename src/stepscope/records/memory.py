@@ -139,8 +139,9 @@ class LargestBatch(msgspec.Struct, frozen=True, kw_only=True):
     """How far the batch can grow before memory is full; the moment that fills first decides."""
 
     lines: tuple[BatchLine, ...]
-    batch: int | None  # now, from the shapes of the step's inputs
+    batch: int | None  # now, from the shapes of the inputs of one forward pass
     batch_from: str | None
+    batches_per_step: int | None = 1  # several where gradients accumulate; None is not known
     per_sample_bytes: int | None
     limit_bytes: int | None
     limit_from: LimitFrom | None

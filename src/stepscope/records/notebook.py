@@ -175,7 +175,12 @@ def _width(value: float, longest: float) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+    """Between words, if one ends in the last third."""
+    if len(text) <= most:
+        return text
+    whole, _, part = text[:most].rpartition(" ")
+    kept = whole if len(part) < most / 3 else text[: most - 1]
+    return f"{kept.rstrip()}…"
 
 
 def _words(name: str) -> str:

@@ -79,6 +79,15 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         return self.baseline_ms / self.predicted_ms if self.predicted_ms else 1.0
 
     @property
+    def samples_factor(self) -> float:
+        """Samples per step with the change, over those without."""
+        return self.throughput_factor / self.speedup if self.baseline_ms else 1.0
+
+    @property
+    def changes_samples(self) -> bool:
+        return abs(self.samples_factor - 1) > 1e-6
+
+    @property
     def typical_ms(self) -> float:
         """The predicted step without its stalls."""
         return self.predicted_ms - self.stall_ms
@@ -100,8 +109,13 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         now = Length("now", self.baseline_ms, milliseconds(self.baseline_ms))
         words = f"{milliseconds(self.predicted_ms)} ({interval(self.low_ms, self.high_ms)})"
         then = Length("with it", self.predicted_ms, words, self.low_ms, self.high_ms)
-        aside = f"{factor(self.speedup)} times as fast, predicted"
-        return card(f"What if {self._change()}", rows, aside=aside, lengths=(now, then))
+        title = f"What if {self._change()}"
+        return card(title, rows, aside=f"{self._gain()}, predicted", lengths=(now, then))
+
+    def _gain(self) -> str:
+        if self.changes_samples:
+            return f"{factor(self.throughput_factor)} times as many samples per second"
+        return f"{factor(self.speedup)} times as fast"
 
     def _memory(self) -> str:
         if self.peak_bytes is None:

@@ -11,6 +11,7 @@ from stepscope.ui.words import one_line
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation
+    from stepscope.records.memory import LargestBatch
 
 _MOST_FINDINGS = 4
 _MOST_TEXT = 600
@@ -22,6 +23,7 @@ class _Efficiency(msgspec.Struct, frozen=True):
 
 class _Batch(msgspec.Struct, frozen=True):
     batch: int | None = None
+    batches_per_step: int | None = 1
 
 
 class _Memory(msgspec.Struct, frozen=True):
@@ -46,7 +48,7 @@ def brief_verdict(explained: Explanation | ExplainedJson) -> VerdictNow:
     """The least MFU, the largest peak and the first findings of all ranks."""
     mfus = [rank.efficiency.mfu for rank in explained.ranks if rank.efficiency]
     memories = [rank.memory for rank in explained.ranks if rank.memory]
-    batches = [memory.largest_batch.batch for memory in memories if memory.largest_batch]
+    batches = [memory.largest_batch for memory in memories if memory.largest_batch]
     peaks = [memory.peak_bytes for memory in memories if memory.peak_bytes is not None]
     return VerdictNow(
         verdict=_short(explained.verdict),
@@ -56,8 +58,15 @@ def brief_verdict(explained: Explanation | ExplainedJson) -> VerdictNow:
         ),
         mfu=min((mfu for mfu in mfus if mfu is not None), default=None),
         peak_bytes=max(peaks, default=None),
-        batch=next(filter(None, batches), None),
+        batch=next(filter(None, map(_samples, batches)), None),
     )
+
+
+def _samples(batch: LargestBatch | _Batch) -> int | None:
+    """Of one rank's step."""
+    if batch.batch is None or batch.batches_per_step is None:
+        return None
+    return batch.batch * batch.batches_per_step
 
 
 def _short(text: str) -> str:

@@ -117,7 +117,7 @@ def _next(comparison: GpuComparison, rows: list[GpuPrediction]) -> str:
 
 
 def work_word(comparison: GpuComparison) -> str:
-    return "samples" if comparison.batch else "steps"
+    return "samples" if comparison.counts_samples else "steps"
 
 
 def fits_word(row: GpuPrediction) -> str:
@@ -142,7 +142,7 @@ def cells(comparison: GpuComparison, row: GpuPrediction) -> list[str]:
     if row.step_ms is None:
         line = [name, "-", "", "", "", "", fits_word(row)]
     else:
-        per_second = row.samples_per_s if comparison.batch else 1e3 / row.step_ms
+        per_second = row.samples_per_s if comparison.counts_samples else 1e3 / row.step_ms
         line = [
             name,
             milliseconds(row.step_ms),

@@ -78,7 +78,7 @@ def spread_words(run: LiveRun) -> str:
     if slowest.run.times is None or fastest.run.times is None:
         return ""
     if run.spread < _NOTABLE_SPREAD:
-        return "all ranks take the same time"
+        return "a step takes the same time on all ranks"
     return (
         f"rank {slowest.run.rank} takes {milliseconds(slowest.run.times.mean_ms)}, "
         f"{factor(run.spread)} times rank {fastest.run.rank}"

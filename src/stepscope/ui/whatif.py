@@ -65,16 +65,9 @@ def labels(settings: Sequence[Setting]) -> str:
     return " + ".join(label(setting) for setting in settings) or "no change"
 
 
-def samples_factor(prediction: Prediction) -> float:
-    """Samples per step with the change, over those without."""
-    if not prediction.baseline_ms:
-        return 1.0
-    return prediction.throughput_factor * prediction.predicted_ms / prediction.baseline_ms
-
-
 def saved_ms(prediction: Prediction) -> tuple[float, float, float]:
     """What the samples of one present step take less, with low and high."""
-    samples = samples_factor(prediction)
+    samples = prediction.samples_factor
     base = prediction.baseline_ms
     speedups = (prediction.speedup, prediction.speedup_low, prediction.speedup_high)
     saved, low, high = (base - base / (speedup * samples) for speedup in speedups)
@@ -105,7 +98,7 @@ def verdict(prediction: Prediction) -> str:
     if judge(prediction) == "no difference":
         return f"{change} would make no real difference (under {trimmed(percent(WORTH))}): {steps}"
     would = "would" if is_sure(prediction) else "would probably"
-    if abs(samples_factor(prediction) - 1) > 1e-6:
+    if prediction.changes_samples:
         throughput = f"{factor(prediction.throughput_factor)} times as many samples per second"
         return f"{change} {would} give {throughput}: a step of {steps}"
     return f"{change} {would} make this step {_describe_speedup(prediction.speedup)}: {steps}"

@@ -190,6 +190,27 @@ def test_gradient_accumulation_counts_the_blocks_of_one_pass(read, micro_batches
     assert transformer_activations(model, None).total_bytes == 32 * (2 * 2064 + 656)
 
 
+def _fetch(start):
+    return build.note(
+        "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start=start, dur=2
+    )
+
+
+@pytest.mark.parametrize(
+    ("fetches", "batches"),
+    [
+        (0, 2),  # the script makes its batches itself
+        (1, None),  # one batch is split into two, or read twice
+        (2, 2),
+        (3, 2),  # one of them comes from another loader
+    ],
+)
+def test_batches_of_a_step_are_passes_unless_the_loader_gave_fewer(read, fetches, batches):
+    events = [*_pass(100), *_pass(600), *(_fetch(10 * number) for number in range(fetches))]
+    calls = _calls(read, build.step(1, start=0, dur=1200), *events)
+    assert (calls.micro_batches, calls.batches_per_step) == (2, batches)
+
+
 def test_an_evaluation_after_backward_keeps_nothing_and_does_not_count(read):
     evaluation = [_moved(events, 500) for events in _transformer()]
     calls = _calls(read, build.step(1, start=0, dur=1000), *_pass(0), *evaluation, *evaluation)

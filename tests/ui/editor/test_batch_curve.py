@@ -74,6 +74,12 @@ def test_the_default_curve_spans_a_quarter_to_eight_times() -> None:
     assert [one.batch for one in batch_curve(CPU, batch=20)] == [5, 10, 20, 40, 80, 160]
 
 
+def test_a_step_of_several_batches_counts_the_samples_of_all() -> None:
+    (one,), (four,) = (batch_curve(CPU, (8,), batch=4, samples=samples) for samples in (4, 16))
+    assert four.samples_per_second == pytest.approx(4 * one.samples_per_second)
+    assert one.samples_per_second == pytest.approx(8 / one.step_ms * 1e3)
+
+
 def test_the_part_of_a_product_that_its_weights_cause() -> None:
     """2 FLOPs a weight and row against 16 FLOPs a byte: 32 rows cost what the weights do."""
     assert weights_share("[[32, 8], [16, 8], [16]]") == pytest.approx(0.5)

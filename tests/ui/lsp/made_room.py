@@ -81,7 +81,9 @@ def made_costs(
             share=ms / step_ms,
             kept_bytes=2_000_000,
             calls=2.0,
-            operators=(LineOperator(name="aten::mm", calls=2.0, ms=ms, shapes="[[8, 8], [8, 8]]"),),
+            operators=(
+                LineOperator(name="aten::mm", calls=2.0, ms=ms, shapes="[[8, 8], [8, 8], [], []]"),
+            ),
             kernels=(LineKernel(name="gemm", ms=ms),),
         )
         for number, ms in marked

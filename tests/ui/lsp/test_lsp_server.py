@@ -48,8 +48,8 @@ async def shows_and_patches(one: Editor, folder: Path) -> None:
     await one.command("profile", uri)
     hints = await one.until_hint(uri, "3.50 ms")
     assert hints == {
-        5: "3.50 ms · 35% · keeps 2.00 MB · 2.00 calls",
-        6: "5.50 ms · 55% · keeps 2.00 MB · 2.00 calls",
+        5: "3.50 ms · 35% · keeps 2.00 MB · 2 calls",
+        6: "5.50 ms · 55% · keeps 2.00 MB · 2 calls",
     }
     lenses = await one.lenses(uri)
     assert lenses[2].startswith("9.00 ms · 90% of the step")
@@ -64,6 +64,7 @@ async def shows_and_patches(one: Editor, folder: Path) -> None:
         "precision=bf16",
     ):
         assert words in hover
+    assert "| `aten::mm` | 2 | 3.50 ms | `[[8, 8], [8, 8]]` |" in hover
 
     # A comment above: the same program, one line further down.
     one.edit(uri, "# a comment\n" + SCRIPT)

@@ -190,7 +190,19 @@ def test_a_finding_without_a_place_stands_at_the_line_that_it_is_about() -> None
 
 def test_samples_are_the_scripts_own_number_where_the_first_dimension_cannot_be() -> None:
     number = BatchPlace(line=1, column=0, end_column=2, value=20, spelling="batch_size=")
-    assert samples_of_step(35, number) == 20  # 35 tokens of 20 samples
-    assert samples_of_step(80, number) == 80  # 20 on each of 4 devices, or 4 views of each
-    assert samples_of_step(35, None) == 35
-    assert samples_of_step(None, number) == 20
+
+    def samples(
+        seen: int | None, batches: int = 1, place: BatchPlace | None = number
+    ) -> int | None:
+        costs = LineCosts(lines=(), step_ms=1.0, batch=seen, batches_per_step=batches)
+        return samples_of_step(costs, place)
+
+    assert samples(35) == 20  # 35 tokens of 20 samples
+    assert samples(80) == 80  # 20 on each of 4 devices, or 4 views of each
+    assert samples(35, place=None) == 35
+    assert samples(None) == 20
+    assert samples(20, batches=4) == 80  # gradients of 4 batches accumulate
+    assert samples(5, batches=4) == 20  # the script divides its batch by 4
+    assert samples(35, batches=4) == 80
+    assert samples(35, batches=4, place=None) == 140
+    assert samples(None, batches=4, place=None) is None

@@ -33,6 +33,7 @@ _CONVOLUTIONS = tuple(
 _FED = ("aten::embedding", _LINEAR, *_CONVOLUTIONS)  # one of them meets the batch first
 _BYTES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 _NARROW = ("c10::Half", "c10::BFloat16")
+_FETCH = "enumerate(DataLoader)"  # torch marks every fetch
 
 
 class ShapedCall(msgspec.Struct, frozen=True):
@@ -63,6 +64,13 @@ class StepCalls(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[ShapedCall, ...]
     cast_bytes: int
     micro_batches: int = 1  # passes of this kind in the step
+    fetches: float = 0.0  # batches that a DataLoader gave, in a mean step of the trace
+
+    @property
+    def batches_per_step(self) -> int | None:
+        """None if passes share a batch: it may be split, or read again (adversarial training)."""
+        is_shared = 0 < round(self.fetches) < self.micro_batches
+        return None if is_shared else self.micro_batches
 
 
 def read_calls(trace: Trace, steps: Steps) -> StepCalls | None:
@@ -87,7 +95,23 @@ def read_calls(trace: Trace, steps: Steps) -> StepCalls | None:
     cast = _cast_bytes(trace, rows)
     rows = rows[outermost(enclosing(host, rows), host.name[rows])]
     alike = names.count(names[longest])
-    return StepCalls(calls=_decode(trace, rows), cast_bytes=cast, micro_batches=alike)
+    return StepCalls(
+        calls=_decode(trace, rows),
+        cast_bytes=cast,
+        micro_batches=alike,
+        fetches=_mean_fetches(trace, steps),
+    )
+
+
+def _mean_fetches(trace: Trace, steps: Steps) -> float:
+    if not steps.steps:
+        return 0.0
+    host = trace.host
+    annotation = host.kind == HostKind.ANNOTATION
+    fetch = rows_named(trace, host, annotation, lambda name: name.startswith(_FETCH))
+    first, last = steps.steps[0], steps.steps[-1]
+    inside = (host.start_ns >= first.start_ns) & (host.start_ns < last.start_ns + last.dur_ns)
+    return float((fetch & inside).sum()) / len(steps.steps)
 
 
 def _in_last_step(

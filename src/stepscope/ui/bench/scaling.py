@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from stepscope.bench.scaling import find_studies, with_straight_lines
 from stepscope.errors import StepscopeError
 from stepscope.records.prediction import Setting
-from stepscope.ui.whatif import samples_factor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +54,7 @@ def predict_points(study: ScalingStudy, bench: Bench) -> ScalingStudy:
             notes += prediction.refused
             points.append(point)
             continue
-        base = (first.samples_per_s or 0.0) * samples_factor(prediction)
+        base = (first.samples_per_s or 0.0) * prediction.samples_factor
         points.append(
             replace(
                 point,

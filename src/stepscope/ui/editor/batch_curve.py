@@ -21,12 +21,17 @@ FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 def batch_curve(
-    run: Path, batches: Iterable[int] | None = None, *, batch: int | None = None
+    run: Path,
+    batches: Iterable[int] | None = None,
+    *,
+    batch: int | None = None,
+    samples: int | None = None,
 ) -> tuple[BatchPoint, ...]:
     """What-if at each batch size, smallest first; without `batches`, a quarter to eight times.
 
-    `batch` is the measured one, for a run whose trace does not show it. Raises NotCapturedError
-    when it is not known, or when the step cannot be predicted.
+    `batch` is the measured one, for a run whose trace does not show it; `samples` are those of the
+    measured step of one rank, if they are not its batches as the trace shows them. Raises
+    NotCapturedError when the batch is not known, or when the step cannot be predicted.
     """
     from stepscope.ui.slowest_bench import open_slowest
     from stepscope.verify.track_record import history
@@ -35,12 +40,14 @@ def batch_curve(
     now = batch or measured_batch(bench)
     if now is None:
         raise NotCapturedError(f"{run} does not show its batch size: say which it was")
-    ranks = max(1, rank.world_size or 1)
+    calls = bench.context.calls
+    samples = samples or now * ((calls.batches_per_step if calls else None) or 1)
+    per_batch = max(1, rank.world_size or 1) * samples / now
     wanted = sorted({max(1, round(now * f)) for f in FACTORS} if batches is None else set(batches))
     if not wanted or wanted[0] < 1:
         raise UsageError("a batch has at least one sample")
     promises = history()
-    return tuple(_point(bench, now, one, ranks, promises) for one in wanted)
+    return tuple(_point(bench, now, one, per_batch, promises) for one in wanted)
 
 
 def measured_batch(bench: Bench) -> int | None:
@@ -51,26 +58,27 @@ def measured_batch(bench: Bench) -> int | None:
 
 
 def _point(
-    bench: Bench, now: int, batch: int, ranks: int, promises: Sequence[TrackedPromise]
+    bench: Bench, now: int, batch: int, per_batch: float, promises: Sequence[TrackedPromise]
 ) -> BatchPoint:
     from stepscope.ui.whatif import adjusted
 
     if batch == now:
-        return _as_point(bench.predict([]), batch, ranks)
+        return _as_point(bench.predict([]), batch, per_batch)
     setting = Setting(name="batch", value=f"x{batch / now:.9f}")
     prediction = bench.predict([setting])
     if not prediction.applied:
         raise NotCapturedError("; ".join(dict.fromkeys(prediction.refused)))
-    return _as_point(adjusted(prediction, promises), batch, ranks)
+    return _as_point(adjusted(prediction, promises), batch, per_batch)
 
 
-def _as_point(step: Prediction, batch: int, ranks: int) -> BatchPoint:
+def _as_point(step: Prediction, batch: int, per_batch: float) -> BatchPoint:
+    """`per_batch`: samples of all ranks' step over `batch`."""
     return BatchPoint(
         batch=batch,
         step_ms=step.predicted_ms,
         low_ms=step.low_ms,
         high_ms=step.high_ms,
-        samples_per_second=ranks * batch / step.predicted_ms * 1e3,
+        samples_per_second=per_batch * batch / step.predicted_ms * 1e3,
         peak_bytes=step.peak_bytes,
         peak_low_bytes=step.peak_low_bytes,
         peak_high_bytes=step.peak_high_bytes,

@@ -55,13 +55,16 @@ def line_costs_of(run: Path) -> LineCosts:
     memory = _decoded(folder / MEMORY, _MemoryFile)
     costs = cost_lines(read_trace(folder / TRACE), step_ms, _kept(memory))
     sources = _decoded(folder / SOURCES, _Sources)
+    largest = rank.memory.largest_batch if rank.memory is not None else None
     return replace(
         costs,
         verdict=explanation.verdict,
         peak_bytes=rank.memory.peak_bytes if rank.memory is not None else None,
         device=rank.device or rank.kind,
         run=str(run.absolute()),
-        batch=_batch(rank),
+        batch=largest.batch if largest is not None else None,
+        # Passes that share a batch count once: the loader gave one.
+        batches_per_step=(largest.batches_per_step if largest is not None else None) or 1,
         texts=sources.texts if sources is not None else {},
     )
 
@@ -74,11 +77,6 @@ def _rank_with_lines(
         if (Path(rank.path).parent / TRACE).is_file():
             return rank
     raise NotCapturedError(f"no rank next to {slowest.path} recorded lines of code")
-
-
-def _batch(rank: RankExplanation) -> int | None:
-    largest = rank.memory.largest_batch if rank.memory is not None else None
-    return largest.batch if largest is not None else None
 
 
 def _kept(memory: _MemoryFile | None) -> KeptBytes | None:

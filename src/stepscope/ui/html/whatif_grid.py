@@ -64,6 +64,7 @@ class WhatIfGrid:
     refused: tuple[str, ...]
     assumptions: dict[str, tuple[str, ...]]
     batch: int | None
+    samples: int | None  # of a step: several batches where gradients accumulate
     limit_bytes: int | None
     on_host: bool = False  # CPU only: nothing but communication runs next to the host
     left_out: tuple[str, ...] = ()  # controls that would make too many combinations
@@ -95,6 +96,7 @@ def lay_out(
         refused=tried.refused,
         assumptions={name: single.assumptions for name, single in known.items()},
         batch=bench.context.batch,
+        samples=bench.context.samples,
         limit_bytes=rank.memory.limit_bytes if rank.memory else None,
         on_host=bench.context.on_host,
         left_out=left_out,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.records.figures import interval, milliseconds, percent, significant, size
+from stepscope.records.figures import interval, mean_count, milliseconds, percent, size
 from stepscope.ui.lsp.program_text import syntax_tree
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _MOST_ROWS = 6
 _MOST_WHATIFS = 3
 _BLOCKS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.AsyncFor, ast.While)
 _STALE = "_Measured before the last edits; the code is another now._"
+_NO_TENSORS = re.compile(r"(, \[\])+\]$")
 _ESTIMATED = "_Estimated, not measured: operator times of the last run, shapes of this text._"
 
 
@@ -45,7 +47,7 @@ def hint_words(shown: ShownLine) -> str:
     if cost.kept_bytes:
         parts.append(f"keeps {about}{size(cost.kept_bytes)}")
     if cost.calls is not None and cost.calls > 1:
-        parts.append(f"{significant(cost.calls)} calls")
+        parts.append(f"{mean_count(cost.calls)} calls")
     words = " · ".join(parts)
     return f"was {words}" if shown.trust == "stale" else words
 
@@ -113,7 +115,7 @@ def _tables(cost: LineCost) -> Iterator[str]:
     yield _table(
         ("operator", "calls", "ms a step", "shapes"),
         [
-            (_code(one.name), significant(one.calls), milliseconds(one.ms), _code(one.shapes or ""))
+            (_code(one.name), mean_count(one.calls), milliseconds(one.ms), _shapes(one.shapes))
             for one in operators
         ],
     )
@@ -155,6 +157,11 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 def _cell(text: str) -> str:
     """Text of others inside a table: no row or column may begin in it."""
     return " ".join(text.replace("|", "\\|").split())
+
+
+def _shapes(shapes: str | None) -> str:
+    """Without the empty ones that stand for options after the last tensor."""
+    return _code(_NO_TENSORS.sub("]", shapes or ""))
 
 
 def _code(text: str) -> str:

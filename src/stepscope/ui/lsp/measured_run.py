@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec.structs import replace
 
 from stepscope.errors import StepscopeError
 from stepscope.records.gpu_comparison import GpuPrediction  # noqa: TC001  (for msgspec)
@@ -66,7 +65,7 @@ def read_measured_run(run: Path, script: Path) -> MeasuredRun:
         memory=memory.categories if memory is not None else {},
         peak_bytes=memory.peak_bytes if memory is not None else costs.peak_bytes,
         capacity_bytes=memory.limit_bytes if memory is not None else None,
-        batch=samples_of_step(costs.batch, place),
+        batch=samples_of_step(costs, place),
         batch_number=place.value if place is not None else None,
         curve=_curve(run, costs, place) if place is not None else (),
         gpus=step_on_gpus(run),
@@ -88,12 +87,15 @@ def _batch_place(script: Path, costs: LineCosts) -> BatchPlace | None:
     return batch_in_source(text, costs) if text is not None else None
 
 
-def samples_of_step(seen: int | None, place: BatchPlace | None) -> int | None:
-    """`seen` is the first dimension of the inputs. A script may multiply its number to get it; if
-    that cannot be, samples are another dimension, and the number says how many."""
+def samples_of_step(costs: LineCosts, place: BatchPlace | None) -> int | None:
+    """The measured batch is the first dimension of the inputs. A script may multiply its number to
+    get it, or divide its number among the batches of a step; if neither can be, samples are another
+    dimension, and the number says how many."""
+    seen, batches = costs.batch, costs.batches_per_step
     if place is None or (seen is not None and seen % place.value == 0):
-        return seen
-    return place.value
+        return seen * batches if seen is not None else None
+    is_divided = seen is not None and seen * batches == place.value
+    return place.value if is_divided else place.value * batches
 
 
 def _curve(run: Path, costs: LineCosts, place: BatchPlace) -> tuple[BatchPoint, ...]:
@@ -101,12 +103,9 @@ def _curve(run: Path, costs: LineCosts, place: BatchPlace) -> tuple[BatchPoint, 
     from stepscope.ui.editor.batch_curve import batch_curve
 
     batches = sorted({max(1, round(place.value * factor)) for factor in _FACTORS})
-    per_number = (samples_of_step(costs.batch, place) or place.value) / place.value
+    samples = samples_of_step(costs, place)
     with contextlib.suppress(StepscopeError):
-        return tuple(
-            replace(point, samples_per_second=point.samples_per_second * per_number)
-            for point in batch_curve(run, batches, batch=place.value)
-        )
+        return batch_curve(run, batches, batch=place.value, samples=samples)
     return ()
 
 

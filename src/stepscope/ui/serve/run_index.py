@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.errors import UnreadableInputError
-from stepscope.ui.serve.run_summary import RUNNING, RunSummary
+from stepscope.ui.serve.run_summary import BROKEN, FINISHED, RUNNING, RunSummary
 from stepscope.ui.words import one_line
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stepscope.ui.serve.runs_directory import ServedFolder
 
 _T = TypeVar("_T")
-VERSION = 1
+VERSION = 2
 _FILE = "index.sqlite"
 _BUSY_S = 10.0
 # Columns of the list that it can be sorted by.
@@ -146,8 +146,12 @@ class RunIndex:
     def keep_failure(self, run_id: str, stamp: str, why: str) -> None:
         """Explaining failed: say so, and do not try again until the folder changes."""
         run = self.find(run_id)
-        words = why if run is None or not run.problem else run.problem
-        self._keep(run_id, {"explained": stamp, "problem": words})
+        if run is None:
+            return
+        values = {"explained": stamp, "problem": run.problem or why}
+        if run.state == FINISHED and run.steps is None and not run.command:
+            values["state"] = BROKEN  # no command ended here: there were only traces to go by
+        self._keep(run_id, values)
 
     def _keep(self, run_id: str, values: dict[str, Any]) -> None:
         assignments = ", ".join(f"{name} = ?" for name in values)

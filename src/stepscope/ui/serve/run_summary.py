@@ -97,15 +97,16 @@ def _summarise_run(folder: Path) -> RunSummary:
     if is_damaged:
         state, problem = BROKEN, f"{RUN} cannot be read: damaged, or only half written"
     measured, why = _measured(folder)
+    if state == FINISHED and run.exit_code is None and measured is None:
+        state, problem = BROKEN, f"holds no step and does not say how it ended: {why}"
     facts = measured.facts if measured else {}
-    device = facts.get("device")
     low, mean, high = _mean_step(measured)
     return RunSummary(
         state=state,
         script=script_path(run.command or facts.get("argv") or (), run.folder),
         command=short_text(shlex.join(run.command or ())),
         started_unix=run.started_unix or _written(folder),
-        device=device_words(device) if measured else None,
+        device=device_words(facts["device"]) if "device" in facts else None,
         world_size=run.world_size or facts.get("world_size"),
         step_ms=mean,
         low_ms=low,

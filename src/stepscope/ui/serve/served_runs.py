@@ -79,7 +79,7 @@ class ServedRuns:
             raise NotCapturedError(f"{run.name} {run.problem}")
         folder = self.directory.folder_of(run.id)
         if folder is None:
-            raise GoneError(f"{run.name} has been removed, or cannot be read any more")
+            raise GoneError(f"the run {run.name} has been removed, or cannot be read any more")
         return folder
 
     def report(self, run: IndexedRun) -> Path:

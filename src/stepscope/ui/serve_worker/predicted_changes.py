@@ -15,7 +15,6 @@ from stepscope.ui.whatif import (
     judge,
     labels,
     prediction_json,
-    samples_factor,
     saved_ms,
     try_each,
     usual,
@@ -50,7 +49,7 @@ def predict_changes(
     return {
         "headline": headline(rank, before, about),
         "rows": [_row(one, before) for one in predictions],
-        "other_batch": any(samples_factor(one) != 1 for one in predictions),
+        "other_batch": any(one.changes_samples for one in predictions),
         "why": why(before, predictions[0], on_host=on_host) if wanted else "",
         "assumptions": list(predictions[0].assumptions) if wanted else [],
         "refused": list(dict.fromkeys(refused)),

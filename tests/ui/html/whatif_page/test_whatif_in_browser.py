@@ -51,9 +51,9 @@ def test_each_control_moves_the_number_to_exactly_the_predicted_one(
 def test_throughput_memory_and_who_decides_follow(page: Any, grid: WhatIfGrid) -> None:
     pick(page, grid, "batch=x2")
     expected = cell(grid, places_with(grid, "batch=x2"))
-    assert grid.batch is not None
+    assert grid.samples is not None
     assert expected["factor"] is not None
-    pace = grid.batch * 1000 / grid.before.baseline_ms * expected["factor"]
+    pace = grid.samples * 1000 / grid.before.baseline_ms * expected["factor"]
     assert page.locator('[data-out="pace"]').inner_text() == significant(pace)
     assert page.locator('[data-out="peak"]').inner_text() == "5.94 GB"
     assert page.locator('[data-out="decides"]').inner_text() == "the device"
@@ -143,8 +143,8 @@ def test_workers_links_and_buckets_move_all_numbers_beside_the_other_controls(
         low, high = re.findall(r"[\d.,]+\d", page.locator('[data-out="interval"]').inner_text())[:2]
         assert number(low) == pytest.approx(told.low_ms, rel=0.03)
         assert number(high) == pytest.approx(told.high_ms, rel=0.03)
-        assert grid.batch is not None
-        pace = grid.batch * 1000 / grid.before.baseline_ms * told.throughput_factor
+        assert grid.samples is not None
+        pace = grid.samples * 1000 / grid.before.baseline_ms * told.throughput_factor
         assert number(page.locator('[data-out="pace"]').inner_text()) == pytest.approx(
             pace, rel=0.01
         )

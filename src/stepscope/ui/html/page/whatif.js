@@ -185,10 +185,10 @@ export class WhatIf {
     return { peak: grown(peaks?.peak), peak_low: grown(peaks?.peak_low), peak_high: grown(peaks?.peak_high) };
   }
 
-  /** Samples a second of the whole job, where the batch is known. */
+  /** Samples a second of the whole job, where those of a step are known. */
   get rate() {
-    const { batch } = this.data;
-    return batch ? (batch * (this.scaling?.data.before ?? 1) * 1000) / this.now.step : 1;
+    const { samples } = this.data;
+    return samples ? (samples * (this.scaling?.data.before ?? 1) * 1000) / this.now.step : 1;
   }
 
   // ---- what is shown
@@ -250,15 +250,15 @@ export class WhatIf {
 
   /** @param {Predicted} then @param {boolean} changed */
   showNumbers(then, changed) {
-    const { batch, worth, decisive, onHost } = this.data;
+    const { samples, worth, decisive, onHost } = this.data;
     const change = 1 - 1 / then.factor;
     this.root.dataset.tone = !changed || Math.abs(change) < worth ? "none" : change > 0 ? "good" : "bad";
     this.write("step", milliseconds(then.step));
     this.write("interval", `a step, between ${significant(then.low)} and ${significant(then.high)} with 95%`);
     this.write("verdict", changed ? verdict(this.now, then, worth) : "The step as it is: move a control");
-    this.write("pace", batch ? significant(this.rate * then.factor) : `${factor(then.factor)}×`);
+    this.write("pace", samples ? significant(this.rate * then.factor) : `${factor(then.factor)}×`);
     const whose = this.scaling ? "of all workers; " : "";
-    this.write("pace-now", batch && changed ? `${whose}${significant(this.rate)} now` : batch ? "" : `${whose}over now`);
+    this.write("pace-now", samples && changed ? `${whose}${significant(this.rate)} now` : samples ? "" : `${whose}over now`);
     if (this.scaling) this.showExchange(then, this.scaling.data.before);
     this.showMemory(then, changed);
     const [who, why] = bottleneck(then, onHost, decisive);
@@ -329,7 +329,7 @@ export class WhatIf {
     const points = why ? [] : this.points("workers", this.placesWith("share", share));
     if (share !== this.places[at]) points.forEach((point) => { point.chosen = false; });
     const words = why || (points.length < 2 ? "There are fewer samples than workers." : "");
-    const unit = this.data.batch ? "samples a second" : "times now";
+    const unit = this.data.samples ? "samples a second" : "times now";
     this.out(name)?.replaceChildren(words || drawScaling(points, this.rate, unit, this.room));
   }
 

@@ -37,7 +37,7 @@ def gpus_view(comparison: GpuComparison) -> dict[str, Any]:
 def _row(comparison: GpuComparison, row: GpuPrediction, longest: float) -> dict[str, Any]:
     """Places are percentages of the track."""
     step, low, high = row.step_ms or 0.0, row.low_ms or 0.0, row.high_ms or 0.0
-    per_second = row.samples_per_s if comparison.batch else 1e3 / step
+    per_second = row.samples_per_s if comparison.counts_samples else 1e3 / step
     return {
         "gpu": row.gpu,
         "is_now": row.gpu == comparison.source_gpu,

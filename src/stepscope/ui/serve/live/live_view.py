@@ -29,7 +29,7 @@ from stepscope.ui.live_words import (
     window_items,
 )
 from stepscope.ui.run_words import how_often, phase_words, rank_name, stall_words
-from stepscope.ui.words import one_line, or_dash
+from stepscope.ui.words import STALLS, one_line, or_dash
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +51,10 @@ _STRETCHES = 160
 _MOST_STALLS = 5
 _MOST_LATE = 3
 _HIGHEST_TOP = 6.0  # median steps
+_MARKS: dict[str, str] = {
+    "window": "while a window was recorded",
+    **{cause: STALLS[cause][0].lower() for cause in STALL_CAUSES},
+}
 _BAD = frozenset({"failed", "killed", "seems to hang", "gone"})
 
 
@@ -123,6 +127,7 @@ class LiveView(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[str, ...] = ()
     lines: tuple[LiveLine, ...] = ()
     lines_top: ChartTop | None = None
+    mark_words: dict[str, str] = {}  # of the marks in the lines
     stretches: LiveStretches | None = None
     memory: list[int] = []  # bytes at the ends of the last steps that were asked
     memory_top: ChartTop | None = None
@@ -170,6 +175,7 @@ def live_view(
         stalls=_stalls(slowest) if slowest else (),
         changes=tuple(latest_changes(slowest)) if slowest else (),
         lines=lines,
+        mark_words=_mark_words(lines),
         lines_top=_top_ms([ms for line in lines for ms in line.ms]),
         stretches=_stretches(slowest) if slowest else None,
         memory=memory,
@@ -308,6 +314,11 @@ def _causes(series: StepSeries | None, numbers: NDArray[np.int64]) -> list[str]:
     places = np.searchsorted(series.number, numbers).clip(max=len(series.number) - 1)
     causes = np.where(series.number[places] == numbers, series.cause[places], -1)
     return [STALL_CAUSES[cause] if cause >= 0 else "" for cause in causes]
+
+
+def _mark_words(lines: Sequence[LiveLine]) -> dict[str, str]:
+    present = {mark for line in lines for mark in line.marks}
+    return {mark: words for mark, words in _MARKS.items() if mark in present}
 
 
 def _top_ms(values: Sequence[float] | NDArray[np.float64]) -> ChartTop | None:

@@ -13,7 +13,7 @@
  * @typedef {{
  *   status: string, tone: string, detail: string, has_ended: boolean, reload: boolean,
  *   facts: Fact[], phases: Part[], stalls: Part[], changes: string[], late: string[], notes: string[],
- *   lines: Line[], lines_top: Top | null, stretches: Stretches | null,
+ *   lines: Line[], lines_top: Top | null, mark_words: Record<string, string>, stretches: Stretches | null,
  *   memory: number[], memory_top: Top | null, rows: Row[], more_ranks: number, ranks: string,
  *   verdict: { verdict: string, findings: Finding[] } | null, explaining: boolean,
  *   window: { state: string, words: string } | null,
@@ -94,7 +94,7 @@
   const phaseBlock = block(grid, "A typical step, on the host");
   const phases = make("div", "live-bar", phaseBlock);
   const phaseList = make("ul", "live-list", phaseBlock);
-  const stallBlock = block(grid, "Stalls");
+  const stallBlock = block(grid, "Stalls and changes");
   const stallList = make("ul", "live-list", stallBlock);
   const changeList = make("ul", "live-list", stallBlock);
   const rankBlock = block(section, "Ranks");
@@ -143,10 +143,12 @@
 
   // Charts.
 
+  /** @param {number} steps */
+  const count = (steps) => steps.toLocaleString("en");
   /** @param {string} name */
   const colour = (name) => getComputedStyle(section).getPropertyValue(name).trim() || "#888";
   /** @param {string} mark */
-  const markColour = (mark) => colour(mark === "window" ? "--live-window" : `--live-${mark}`);
+  const markColour = (mark) => colour(`--live-${mark}`);
   /** @param {HTMLCanvasElement} canvas */
   const prepare = (canvas) => {
     const ratio = window.devicePixelRatio || 1;
@@ -179,8 +181,8 @@
 
   /** @type {number | null} */
   let place = null; // where the pointer is in the chart of the last steps
-  /** @param {Line[]} lines @param {Top} top */
-  const drawRecent = (lines, top) => {
+  /** @param {Line[]} lines @param {Top} top @param {Record<string, string>} markWords */
+  const drawRecent = (lines, top, markWords) => {
     const { pen, width, height } = prepare(recent);
     const shown = lines.filter((line) => line.ms.length);
     if (!shown.length) return;
@@ -201,28 +203,27 @@
       pen.strokeStyle = colour(`--live-line-${number % LINE_COLOURS}`);
       drawLine(pen, line.ms, (line.first - first) * step, step, height, top.value);
     });
-    const entries = shown.length > 1 ? shown.map((line, number) => [`live-line-${number % LINE_COLOURS}`, `rank ${line.rank}`]) : [];
-    if (shown.some((line) => line.marks.includes("window"))) entries.push(["live-line-window", "while a window was recorded"]);
-    fill(legend, entries, () => make("li"), (node, [name, words]) => {
-      node.className = name;
+    const ranks = shown.length > 1 ? shown.map((line, number) => [`line-${number % LINE_COLOURS}`, `rank ${line.rank}`]) : [];
+    fill(legend, [...ranks, ...Object.entries(markWords)], () => make("li"), (node, [name, words]) => {
+      node.style.setProperty("--live-line", `var(--live-${name})`);
       say(node, words);
     });
-    describe(shown, first, last, step, top);
+    describe(shown, first, last, step, top, markWords);
   };
-  /** @param {Line[]} lines @param {number} first @param {number} last @param {number} step @param {Top} top */
-  const describe = (lines, first, last, step, top) => {
+  /** @param {Line[]} lines @param {number} first @param {number} last @param {number} step @param {Top} top @param {Record<string, string>} markWords */
+  const describe = (lines, first, last, step, top, markWords) => {
     const chosen = place === null ? null : Math.min(last, first + Math.round(place / step));
     if (chosen === null) {
-      say(pointed, `steps ${first} to ${last} · full height ${top.words}`);
+      say(pointed, `steps ${count(first)} to ${count(last)} · full height ${top.words}`);
       return;
     }
     const words = lines.flatMap((line) => {
       const number = chosen - line.first;
       if (number < 0 || number >= line.ms.length) return [];
       const mark = line.marks[number];
-      return [`rank ${line.rank} ${line.ms[number]} ms${mark ? ` (${mark})` : ""}`];
+      return [`rank ${line.rank} ${line.ms[number]} ms${mark ? ` (${markWords[mark]})` : ""}`];
     });
-    say(pointed, `step ${chosen}: ${words.join(" · ")}`);
+    say(pointed, `step ${count(chosen)}: ${words.join(" · ")}`);
   };
   /** @param {HTMLCanvasElement} canvas @param {number[]} values @param {string[]} marks @param {string} name @param {Top} top */
   const drawBars = (canvas, values, marks, name, top) => {
@@ -270,11 +271,11 @@
     memoryBlock.hidden = !view.memory_top;
     phaseBlock.hidden = !view.phases.length;
     rankBlock.hidden = !view.rows.length;
-    if (view.lines_top) drawRecent(view.lines, view.lines_top);
+    if (view.lines_top) drawRecent(view.lines, view.lines_top, view.mark_words);
     if (view.stretches) {
       const { ms, marks, top, first, last } = view.stretches;
       drawBars(stretches, ms, marks, "--live-line-0", top);
-      say(span, `mean step, steps ${first} to ${last} · full height ${top.words}`);
+      say(span, `mean step, steps ${count(first)} to ${count(last)} · full height ${top.words}`);
     }
     if (view.memory_top) {
       drawBars(memory, view.memory, [], "--live-memory", view.memory_top);
@@ -291,6 +292,7 @@
     const waiting = view.explaining ? "the window is being explained" : "a verdict comes with the first window";
     say(sentence, last ? last.verdict : view.has_ended ? "" : waiting);
     verdict.classList.toggle("is-waiting", !last);
+    verdict.hidden = !sentence.textContent;
     fill(findings, last ? last.findings : [], () => make("li"), (node, finding) => {
       node.className = `is-${finding.severity}`;
       say(node, finding.summary);
