@@ -22,6 +22,9 @@ def linear_scan(decay: Tensor, inputs: Tensor, initial: Tensor | None = None) ->
     where it is the same for all of them."""
     if inputs.dim() < 1 or not len(inputs):
         raise ValueError(f"inputs are [steps, ...] with a step at least, not {list(inputs.shape)}")
+    _check_broadcast("decay", decay, inputs)
+    if initial is not None:
+        _check_broadcast("initial", initial, inputs[0])
     kind = torch.promote_types(decay.dtype, inputs.dtype)
     if initial is not None:
         kind = torch.promote_types(kind, initial.dtype)
@@ -31,6 +34,14 @@ def linear_scan(decay: Tensor, inputs: Tensor, initial: Tensor | None = None) ->
         decays.contiguous(), inputs.to(kind).contiguous(), start.expand_as(inputs[0]).contiguous()
     )
     return states
+
+
+def _check_broadcast(name: str, values: Tensor, target: Tensor) -> None:
+    places = zip(reversed(values.shape), reversed(target.shape), strict=False)
+    if values.dim() > target.dim() or any(mine not in (1, its) for mine, its in places):
+        raise ValueError(
+            f"{name} is {list(values.shape)}: it does not broadcast to {list(target.shape)}"
+        )
 
 
 @torch.library.custom_op("stepscope::linear_states", mutates_args=())

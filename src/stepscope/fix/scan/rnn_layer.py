@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stepscope.fix.scan import affine_maps
 from stepscope.fix.scan.second_derivative import refuse_second_derivative
-from stepscope.records.scan_costs import LARGEST_SIZE
+from stepscope.records.scan_costs import LARGEST_SIZE, fused_chunk, takes_two_launches
 
 PRECISIONS = ("fp32", "tf32x3", "tf32")
 _DOT = {"fp32": "ieee", "tf32x3": "tf32x3", "tf32": "tf32"}  # as Triton calls them
@@ -100,6 +100,17 @@ def _gradients(
     wants_inputs: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As the operator gives them; those of weights may be parts of one tensor."""
+    steps, batch, size = map(int, gradient.shape)
+    if _kernels_fit(gradient) and takes_two_launches(steps, size, inputs.shape[-1]):
+        from stepscope.fix.scan.device_size import multiprocessors
+        from stepscope.fix.scan.fused_kernels import layer_gradients
+
+        return layer_gradients(
+            gradient.contiguous(), states, inputs, initial, weight_input.contiguous(),
+            weight.contiguous(), tanh=tanh, precision=_dot(precision, size),
+            chunk=fused_chunk(steps, batch, multiprocessors(gradient.device)),
+            wants_inputs=wants_inputs,
+        )  # fmt: skip
     reached, left = backward_states(gradient, states, weight, tanh=tanh, precision=precision)
     of_inputs = reached @ weight_input if wants_inputs else inputs.new_empty(0)
     return of_inputs, left, *_of_weights(reached, states, inputs, initial, precision)
@@ -156,9 +167,16 @@ def backward_states(
             launch=launch_for(gradient.shape, gradient.device),
             precision=_dot(precision, gradient.shape[-1]),
         )
-    slope = 1 - states * states if tanh else (states > 0).to(states.dtype)
-    found: tuple[Tensor, Tensor] = affine_maps.backward_states(gradient, slope, weight)
-    return found
+    kind = _folded_in(states.dtype)
+    wide = states.to(kind)
+    slope = 1 - wide * wide if tanh else (wide > 0).to(kind)
+    reached, left = affine_maps.backward_states(gradient.to(kind), slope, weight.to(kind))
+    return reached.to(states.dtype), left.to(states.dtype)
+
+
+def _folded_in(kind: torch.dtype) -> torch.dtype:
+    """16 bits hold neither products of many Jacobians nor their powers of two."""
+    return torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
 
 
 def _dot(precision: str, size: int) -> str:
