@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stepscope.fix.scan.kernels import _rescale, _slope, _through
+from stepscope.fix.scan.kernels import _product, _rescale, _slope, _through
 from stepscope.fix.scan.weight_kernels import GradientSums
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _fold_and_chain(
             matrix = tl.dot(high, w_low, matrix, input_precision="tf32")
             matrix = tl.dot(high, w_high, matrix, input_precision="tf32")
         else:
-            matrix = tl.dot(scaled, w, input_precision=PRECISION)
+            matrix = _product(scaled, w, PRECISION)
         if back % 8 == 7:
             matrix, exponent = _rescale_map(matrix, exponent, rows, SIZE, PADDED)
         g, h = next_g, next_h
@@ -224,7 +224,7 @@ def layer_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of inputs (empty if not wanted), initial state, both weights and a bias; all
     contiguous, in fp32, the state and the features no larger than FUSED_SIZE. `precision` is the
-    fold's; the steps themselves are exact unless tf32 is asked for."""
+    fold's; the steps themselves are exact unless a short one is asked for."""
     steps, batch, size = gradient.shape
     features, chunks = inputs.shape[-1], triton.cdiv(steps, chunk)
     padded, wide = (max(16, triton.next_power_of_2(count)) for count in (size, features))
@@ -248,6 +248,6 @@ def layer_gradients(
         steps, batch, chunk, chunks, sums.of_input, sums.of_bias, sums.width,
         SIZE=size, PADDED=padded, FEATURES=features, WIDE=wide, SEQUENCES=_SEQUENCES,
         WANTS_INPUTS=wants_inputs, TANH=tanh,
-        PRECISION="tf32" if precision == "tf32" else "ieee", num_warps=_REPLAY_WARPS,
+        PRECISION="tf32" if precision in ("tf32", "bf16") else "ieee", num_warps=_REPLAY_WARPS,
     )  # fmt: skip
     return of_inputs, left, *sums.parts(partial.sum(0))

@@ -19,8 +19,8 @@ from stepscope.fix.scan import affine_maps
 from stepscope.fix.scan.second_derivative import refuse_second_derivative
 from stepscope.records.scan_costs import LARGEST_SIZE, fused_chunk, takes_two_launches
 
-PRECISIONS = ("fp32", "tf32x3", "tf32")
-_DOT = {"fp32": "ieee", "tf32x3": "tf32x3", "tf32": "tf32"}  # as Triton calls them
+PRECISIONS = ("fp32", "tf32x3", "tf32", "bf16")
+_DOT = {"fp32": "ieee", "tf32x3": "tf32x3", "tf32": "tf32", "bf16": "bf16"}  # as kernels call them
 _LARGEST_PLAIN = 64  # beyond, products without tensor cores take minutes to compile
 _NOT_ONE_PIECE = ".*not part of single contiguous chunk of memory"
 
@@ -122,7 +122,8 @@ def _of_weights(
     if _kernels_fit(reached):
         from stepscope.fix.scan.weight_kernels import weight_gradients
 
-        dot = _dot(precision, reached.shape[-1])
+        # A sum over all steps is no place for 16 bits.
+        dot = _dot("tf32" if precision == "bf16" else precision, reached.shape[-1])
         return weight_gradients(reached, states, initial, inputs, precision=dot)
     rows = reached.flatten(0, 1)
     before = torch.cat([initial.unsqueeze(0), states[:-1]]).flatten(0, 1)

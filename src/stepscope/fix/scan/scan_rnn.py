@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class ScanRNN(nn.Module):
     """Takes and gives what nn.RNN does. No subclass of it: torch.compile refuses those.
 
-    `precision` is that of the products in backward: "fp32", "tf32x3" (about as exact, on tensor
-    cores) or "tf32".
+    `precision` is that of a GPU's products in backward: "fp32", "tf32x3" (about as exact, on tensor
+    cores), "tf32" or "bf16".
     """
 
     def __init__(self, *arguments: Any, precision: str = "tf32x3", **options: Any) -> None:
