@@ -117,6 +117,7 @@ def layer_ways(shape: torch.Size, device: torch.device, chunk: int | None = None
         _FUSED: partial(gradients, chunk=best),
         "layer, two launches, chunk / 2": partial(gradients, chunk=max(1, best // 2)),
         "layer, two launches, chunk x 2": partial(gradients, chunk=best * 2),
+        "layer, two launches, 16 bits": partial(gradients, chunk=best, precision="fp16x3"),
         "layer, no tensor cores": partial(gradients, chunk=best, precision="ieee"),
     }
 

@@ -41,6 +41,7 @@ def test_backward_through_time(steps: int, batch: int, size: int, chunk: int, ta
         assert float((a - b).norm() / b.norm()) < 1e-6
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter multiplies bfloat16 as whole numbers")
 def test_products_of_16_bits_are_near() -> None:
     from stepscope.fix.scan.kernels import Launch, backward_states
 

@@ -74,13 +74,14 @@ def test_two_launches_are_the_chain_rule(
         reached @ weight_input.double() if wants_inputs else torch.empty(0, device=DEVICE),
         left, rows @ inputs.double().flatten(0, 1), rows @ before, rows.sum(1),
     ]  # fmt: skip
-    found = layer_gradients(
-        gradient, state, inputs, initial, weight_input, weight,
-        tanh=tanh, chunk=8, precision="tf32x3", wants_inputs=wants_inputs,
-    )  # fmt: skip
-    for a, b in zip(found, right, strict=True):
-        assert a.shape == b.shape
-        assert float((a - b).norm()) <= 1e-6 * float(b.norm())
+    for precision in ("tf32x3", "fp16x3"):
+        found = layer_gradients(
+            gradient, state, inputs, initial, weight_input, weight,
+            tanh=tanh, chunk=8, precision=precision, wants_inputs=wants_inputs,
+        )  # fmt: skip
+        for a, b in zip(found, right, strict=True):
+            assert a.shape == b.shape
+            assert float((a - b).norm()) <= 1e-6 * float(b.norm()), precision
 
 
 def measured(steps: int, separate: float, fused: float, error: float = 1e-7) -> dict[str, Any]:

@@ -47,6 +47,13 @@ def _tf32_parts(values):
 
 
 @triton.jit
+def _fp16_parts(values):
+    """22 bits of a number in two halves; the second has its own range."""
+    high = values.to(tl.float16)
+    return high, ((values - high.to(tl.float32)) * 2048.0).to(tl.float16)
+
+
+@triton.jit
 def _fold_and_chain(
     gradient, state, weight, matrices, exponents, offsets, entering, done,
     steps, batch, chunk, chunks,
@@ -57,11 +64,21 @@ def _fold_and_chain(
     inside = columns < SIZE
     within = (rows < SIZE)[:, None] & inside[None, :]
     w = tl.load(weight + rows[:, None] * SIZE + columns[None, :], mask=within, other=0.0)
-    w_high, w_low = _tf32_parts(w)
+    offset_is_a_row: tl.constexpr = SIZE < PADDED and PRECISION != "fp16x3"
+    shrunk = 0.0  # powers of two that a product of 16 bits leaves out of the weight
+    if PRECISION == "fp16x3":
+        # No number of a product is larger than the largest of its row, so 16 bits hold it.
+        norm = tl.maximum(tl.max(tl.sum(tl.abs(w), axis=0), axis=0), 1e-30)
+        shrunk = tl.ceil(tl.log2(norm))
+        w_high, w_low = _fp16_parts(w * tl.exp2(-shrunk))
+    else:
+        w_high, w_low = _tf32_parts(w)
     matrix = tl.where(rows[:, None] == columns[None, :], 1.0, 0.0)
     exponent = tl.zeros([PADDED], tl.float32)
     offset = tl.zeros([PADDED], tl.float32)
-    if SIZE < PADDED:
+    if PRECISION == "fp16x3":  # high in their range, so that eight steps may shrink it
+        matrix, exponent = matrix * 4096.0, exponent - 12.0
+    if offset_is_a_row:
         matrix = tl.where(within, matrix, 0.0)
         is_offset = tl.where(rows == SIZE, 1.0, 0.0)
     first = group * chunk
@@ -73,7 +90,7 @@ def _fold_and_chain(
         here = (earlier * batch + sequence).to(tl.int64) * SIZE + columns
         next_g, next_h = _load_steps(gradient, here, inside), _load_steps(state, here, inside)
         slope = tl.where(inside, _slope(h, TANH), 0.0)
-        if SIZE < PADDED:
+        if offset_is_a_row:
             scaled = matrix * slope[None, :] + is_offset[:, None] * (g * slope)[None, :]
         else:
             scaled = matrix * slope[None, :]
@@ -83,13 +100,20 @@ def _fold_and_chain(
             matrix = tl.dot(low, w_high, input_precision="tf32")
             matrix = tl.dot(high, w_low, matrix, input_precision="tf32")
             matrix = tl.dot(high, w_high, matrix, input_precision="tf32")
+        elif PRECISION == "fp16x3":
+            high, low = _fp16_parts(scaled)
+            small = tl.dot(high, w_low, tl.dot(low, w_high))
+            matrix = tl.dot(high, w_high, small / 2048.0)
         else:
             matrix = _product(scaled, w, PRECISION)
         if back % 8 == 7:
-            matrix, exponent = _rescale_map(matrix, exponent, rows, SIZE, PADDED)
+            matrix, exponent = _rescale_map(matrix, exponent, rows, SIZE, offset_is_a_row)
+            if PRECISION == "fp16x3":
+                matrix, exponent = matrix * 4096.0, exponent - 12.0
         g, h = next_g, next_h
-    matrix, exponent = _rescale_map(matrix, exponent, rows, SIZE, PADDED)
-    if SIZE < PADDED:
+    exponent += shrunk * (last - first + 1)
+    matrix, exponent = _rescale_map(matrix, exponent, rows, SIZE, offset_is_a_row)
+    if offset_is_a_row:
         offset = tl.sum(tl.where((rows == SIZE)[:, None], matrix, 0.0), axis=0)
     place = (group * batch + sequence).to(tl.int64)
     tl.store(
@@ -106,9 +130,9 @@ def _fold_and_chain(
 
 
 @triton.jit
-def _rescale_map(matrix, exponent, rows, SIZE: tl.constexpr, PADDED: tl.constexpr):
+def _rescale_map(matrix, exponent, rows, SIZE: tl.constexpr, OFFSET_IS_A_ROW: tl.constexpr):
     """The offset's row meets gradients that come later, so it stays as it is."""
-    if SIZE < PADDED:
+    if OFFSET_IS_A_ROW:
         scaled, power = _rescale(matrix, exponent)
         is_matrix = rows < SIZE
         return (
