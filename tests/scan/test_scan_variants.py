@@ -85,7 +85,7 @@ def test_two_launches_are_the_chain_rule(
 
 
 def measured(steps: int, separate: float, fused: float, error: float = 1e-7) -> dict[str, Any]:
-    names = ("layer, as shipped", "layer, two launches")
+    names = ("layer, by parts", "layer, two launches")
     return {
         "part": "layer",
         "steps": steps,

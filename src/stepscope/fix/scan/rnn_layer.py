@@ -111,6 +111,25 @@ def _gradients(
             chunk=fused_chunk(steps, batch, multiprocessors(gradient.device)),
             wants_inputs=wants_inputs,
         )  # fmt: skip
+    return gradients_by_parts(
+        gradient, states, inputs, initial, weight_input, weight,
+        tanh=tanh, precision=precision, wants_inputs=wants_inputs,
+    )  # fmt: skip
+
+
+def gradients_by_parts(
+    gradient: Tensor,
+    states: Tensor,
+    inputs: Tensor,
+    initial: Tensor,
+    weight_input: Tensor,
+    weight: Tensor,
+    *,
+    tanh: bool,
+    precision: str,
+    wants_inputs: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """First what reaches every state, then the gradients that follow from it."""
     reached, left = backward_states(gradient, states, weight, tanh=tanh, precision=precision)
     of_inputs = reached @ weight_input if wants_inputs else inputs.new_empty(0)
     return of_inputs, left, *_of_weights(reached, states, inputs, initial, precision)
