@@ -1,7 +1,12 @@
-"""Other ways to compute the scan's states, timed beside the shipped one: which one next?
+"""Other ways to go back through a layer, timed beside the shipped one: which one next?
 
-    python benchmarks/scan_variants.py --save variants.json [--seconds 55] [--steps 32768,4096,1024]
+    python benchmarks/scan_variants.py --save variants.json [--seconds 55] [--steps 1024,4096,32768]
+    python benchmarks/scan_variants.py --promote variants.json
     TRITON_INTERPRET=1 python benchmarks/scan_variants.py --tiny --save variants.json
+
+First the whole layer (states, weights, inputs), by a kernel for each part or in two launches; then
+the states alone. `--promote` writes the steps for which two launches won into
+src/stepscope/records/scan_costs.py: the product goes that way from then on.
 
 Every way is first compared with float64, then timed in turns with the others (median of rounds, on
 the host's clock, and the host's own time to launch it). Rows are saved one by one; a run that is
@@ -13,10 +18,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import statistics
 import sys
 import time
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,34 +39,87 @@ if TYPE_CHECKING:
 
     Way = Callable[..., Any]
 
-BATCH, SIZE = 16, 20
+BATCH, SIZE, FEATURES = 16, 20, 8
 ROUNDS, LEAST_S = 5, 0.01
+_COSTS = Path(__file__).parent.parent / "src/stepscope/records/scan_costs.py"
+_SEPARATE, _FUSED = "layer, by parts", "layer, two launches"
+_WORTH = 1.05
 _ALLOWED = 1e-5  # of the gradient: a way that is further from float64 is no candidate
 
 
 def main() -> None:
     options = _options()
+    if options.promote:
+        print(promote(json.loads(options.promote.read_text()), _COSTS))
+        return
     rows = json.loads(options.save.read_text()) if options.save and options.save.exists() else []
     end = time.monotonic() + options.seconds
     turns = shared_turns()
     alone = turns.alone if turns is not None else contextlib.nullcontext
-    known = {row["steps"] for row in rows}
-    for steps in (37,) if options.tiny else map(int, options.steps.split(",")):
-        if steps in known or time.monotonic() > end:
+    known = {(row["part"], row["steps"]) for row in rows}
+    lengths = (37,) if options.tiny else [int(word) for word in options.steps.split(",")]
+    for part, steps in product(("layer", "states"), lengths):
+        if (part, steps) in known or time.monotonic() > end:
             continue
-        rows.append(_measure(steps, options, alone))
+        rows.append(_measure(part, steps, options, alone))
         if options.save:
             options.save.write_text(json.dumps(rows, indent=1))
     print(table(rows))
 
 
+def promote(rows: list[dict[str, Any]], costs: Path) -> str:
+    """Write the range of steps for which two launches are faster, by 5% at least, than a kernel for
+    each part, and exact; nothing is measured between the lengths of the table."""
+    ratios = {
+        row["steps"]: row["ms"][_SEPARATE] / row["ms"][_FUSED]
+        for row in rows
+        if {_SEPARATE, _FUSED} <= row["ms"].keys() and row["error"][_FUSED] < _ALLOWED
+    }
+    if not ratios:
+        return "no row has both ways of a layer: nothing is changed"
+    won = [steps for steps, ratio in ratios.items() if ratio >= _WORTH]
+    between = [steps for steps in ratios if won and min(won) <= steps <= max(won)]
+    if len(between) > len(won):
+        return f"two launches win at {won} steps, but not at all between: choose by hand"
+    steps_range = (min(won), max(won)) if won else None
+    text, count = re.subn(
+        r"^(FUSED_STEPS: [^=]*=).*$", rf"\1 {steps_range}", costs.read_text(), flags=re.MULTILINE
+    )
+    if count != 1:
+        return f"{costs} has no line FUSED_STEPS: nothing is changed"
+    costs.write_text(text)
+    figures = ", ".join(f"{steps}: {ratio:.2f}x" for steps, ratio in sorted(ratios.items()))
+    return f"FUSED_STEPS = {steps_range} ({figures})"
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=55.0, help="start no row after this")
-    parser.add_argument("--steps", default="32768,4096,1024")
+    parser.add_argument("--steps", default="1024,4096,32768")
+    parser.add_argument("--promote", type=Path, help="measure nothing: put this table to use")
     parser.add_argument("--tiny", action="store_true", help="few steps, by Triton's interpreter")
     parser.add_argument("--save", type=Path, help="JSON; read first, written after every row")
     return parser.parse_args()
+
+
+def layer_ways(shape: torch.Size, device: torch.device, chunk: int | None = None) -> dict[str, Way]:
+    """Every way to compute all gradients of a layer; the first has a kernel for each part."""
+    from stepscope.fix.scan import fused_kernels, rnn_layer
+    from stepscope.fix.scan.device_size import multiprocessors
+    from stepscope.records import scan_costs
+
+    steps, batch, _ = shape
+    best = chunk or scan_costs.fused_chunk(steps, batch, multiprocessors(device))
+    exact = {"precision": "tf32x3", "wants_inputs": True}
+    gradients = partial(fused_kernels.layer_gradients, **exact)
+    return {
+        _SEPARATE: partial(rnn_layer.gradients_by_parts, **exact),
+        _FUSED: partial(gradients, chunk=best),
+        "layer, two launches, chunk / 2": partial(gradients, chunk=max(1, best // 2)),
+        "layer, two launches, chunk x 2": partial(gradients, chunk=best * 2),
+        "layer, two launches, 16 bits": partial(gradients, chunk=best, precision="fp16x3"),
+        "layer, no tensor cores": partial(gradients, chunk=best, precision="ieee"),
+    }
 
 
 def ways(shape: torch.Size, device: torch.device, chunk: int | None = None) -> dict[str, Way]:
@@ -87,20 +147,25 @@ def ways(shape: torch.Size, device: torch.device, chunk: int | None = None) -> d
     return made
 
 
-def _measure(steps: int, options: argparse.Namespace, alone: Any) -> dict[str, Any]:
+def _measure(part: str, steps: int, options: argparse.Namespace, alone: Any) -> dict[str, Any]:
     device = torch.device("cpu" if options.tiny else "cuda")
     batch, size = (3, 5) if options.tiny else (BATCH, SIZE)
     torch.manual_seed(0)
     gradient = torch.randn(steps, batch, size, device=device)
     state = torch.tanh(0.5 * torch.randn_like(gradient))
     weight = torch.linalg.qr(torch.randn(size, size, device=device))[0].contiguous()
-    given = (gradient, state, weight)
-    slope = 1 - state.double() ** 2
-    right = affine_maps.backward_states(gradient.double(), slope, weight.double(), 64)
-    row: dict[str, Any] = {"steps": steps, "batch": batch, "size": size, "ms": {}, "host_ms": {}}
-    row |= {"error": {}, "failed": {}}
+    given: tuple[torch.Tensor, ...] = (gradient, state, weight)
+    choose: Way = ways
+    if part == "layer":
+        inputs = torch.randn(steps, batch, FEATURES, device=device)
+        weight_input = torch.randn(size, FEATURES, device=device)
+        given = (gradient, state, inputs, state[0] / 2, weight_input, weight)
+        choose = layer_ways
+    right = _exact(*given)
+    row: dict[str, Any] = {"part": part, "steps": steps, "batch": batch, "size": size}
+    row |= {"ms": {}, "host_ms": {}, "error": {}, "failed": {}}
     ready: dict[str, Way] = {}
-    for name, way in ways(gradient.shape, device, 4 if options.tiny else None).items():
+    for name, way in choose(gradient.shape, device, 4 if options.tiny else None).items():
         try:
             row["error"][name] = max(
                 float((a - b).norm() / b.norm())
@@ -119,6 +184,18 @@ def _measure(steps: int, options: argparse.Namespace, alone: Any) -> dict[str, A
     for name, pairs in times.items():
         row["ms"][name], row["host_ms"][name] = map(statistics.median, zip(*pairs, strict=True))
     return row
+
+
+def _exact(gradient: torch.Tensor, state: torch.Tensor, *others: torch.Tensor) -> Any:
+    """In float64: what reaches the states and the first of them, or all gradients of a layer."""
+    g, h, *wide = (values.double() for values in (gradient, state, *others))
+    reached, left = affine_maps.backward_states(g, 1 - h * h, wide[-1], 64)
+    if len(wide) == 1:
+        return reached, left
+    inputs, initial, weight_input, _ = wide
+    rows, before = reached.flatten(0, 1), torch.cat([initial.unsqueeze(0), h[:-1]]).flatten(0, 1)
+    of_weights = rows.t() @ inputs.flatten(0, 1), rows.t() @ before, rows.sum(0)
+    return reached @ weight_input, left, *of_weights
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, float]:

@@ -51,6 +51,16 @@ def test_injected_and_as_a_patch(tmp_path: Path) -> None:
     assert values(scanned.losses) == pytest.approx(values(plain.losses), rel=1e-4)
 
 
+@pytest.mark.slow
+def test_parametrized_weights_are_scanned_too(tmp_path: Path) -> None:
+    made = "nn.RNN(3, 8, num_layers=2)"
+    script = SCRIPT.replace(made, f'nn.utils.parametrizations.orthogonal({made}, "weight_hh_l1")')
+    plain = run_injected(tmp_path, script, steps=6)
+    scanned = run_injected(tmp_path, script, "scan-backward", steps=6)
+    assert scanned.did == {"scan-backward": ["Net: backward through 1 nn.RNN by a scan"]}
+    assert values(scanned.losses) == pytest.approx(values(plain.losses), rel=1e-4)
+
+
 def values(losses: list[tuple[int, str]]) -> list[float]:
     return [float.fromhex(text) for _, text in losses]
 

@@ -60,3 +60,22 @@ def test_bad_shapes_and_second_derivatives_are_refused() -> None:
     )
     with pytest.raises(SecondDerivativeError):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("quiet", [0, 200])
+def test_products_overflow_where_no_state_does(quiet: int) -> None:
+    """Decays of 3 over 400 steps pass a float's range; the states are zero there, or were reset."""
+    decay = torch.full((600, 2), 3.0)
+    decay[400:] = 0.5
+    decay[410] = 0.0
+    inputs = torch.zeros(600, 2)
+    inputs[quiet] = 1e-30 if quiet else 0.0
+    inputs[350 + quiet // 4 :] = 1.0
+    decay[quiet + 20] = 0.0
+    expected, state = [], torch.zeros(2)
+    for a, b in zip(decay, inputs, strict=True):
+        state = a * state + b
+        expected.append(state)
+    right = torch.stack(expected)
+    assert right.isfinite().all()
+    torch.testing.assert_close(linear_scan(decay, inputs), right)

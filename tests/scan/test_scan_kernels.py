@@ -41,6 +41,19 @@ def test_backward_through_time(steps: int, batch: int, size: int, chunk: int, ta
         assert float((a - b).norm() / b.norm()) < 1e-6
 
 
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter multiplies bfloat16 as whole numbers")
+def test_products_of_16_bits_are_near() -> None:
+    from stepscope.fix.scan.kernels import Launch, backward_states
+
+    torch.manual_seed(0)
+    gradient = torch.randn(30, 2, 5, device=DEVICE)
+    state, weight = torch.tanh(torch.randn_like(gradient)), torch.eye(5, device=DEVICE) * 0.9
+    right = affine_maps.backward_states(gradient, 1 - state * state, weight)
+    ours = backward_states(gradient, state, weight, tanh=True, launch=Launch(8), precision="bf16")
+    for a, b in zip(ours, right, strict=True):
+        assert 1e-5 < float((a - b).norm() / b.norm()) < 2e-2
+
+
 @pytest.mark.parametrize(
     ("steps", "batch", "size", "features"),
     [(40, 3, 5, 4), (200, 2, 20, 70), (1, 1, 3, 1), (33, 17, 16, 130)],

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from stepscope.records.script_facts import ScriptFacts
 
 _MODULE = "stepscope.fix.scan"
+_PLAIN = ("RNN", "ParametrizedRNN")  # torch names it so when its weights are parametrized
 
 
 def fits(facts: ScriptFacts, value: str) -> str | None:
-    if not facts.modules.get("RNN"):
+    if not any(map(facts.modules.get, _PLAIN)):
         return "no module is an nn.RNN; there is no scan for LSTM and GRU (docs/scan.md)"
-    if "RNN" in facts.roots:
+    if any(name in facts.roots for name in _PLAIN):
         return "the script calls an nn.RNN itself: build a stepscope.fix.scan.ScanRNN in its place"
     if facts.compiled:
         return "the model is compiled: call scan_backward on it before torch.compile"
@@ -32,10 +33,13 @@ def apply(training: TrainingProcess, value: str) -> None:
     def convert(module: Any) -> None:
         from torch import nn
 
-        plain = sum(type(child) is nn.RNN for child in module.modules())
-        if plain and type(module) is not nn.RNN:
-            from stepscope.fix.scan import scan_backward
+        recurrent = [child for child in module.modules() if isinstance(child, nn.RNN)]
+        if not recurrent:
+            return
+        from stepscope.fix.scan.scan_rnn import is_plain_rnn, scan_backward
 
+        plain = sum(map(is_plain_rnn, recurrent))
+        if plain and not is_plain_rnn(module):
             scan_backward(module)
             tell(f"{type(module).__name__}: backward through {plain} nn.RNN by a scan")
 

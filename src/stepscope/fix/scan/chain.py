@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from stepscope.fix.scan.sparse_jacobians import transposed_jacobian
+from stepscope.fix.scan.second_derivative import refuse_second_derivative
+from stepscope.fix.scan.sparse_jacobians import transposed_jacobian, why_refused
 from stepscope.fix.scan.textbook import blelloch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -119,22 +120,36 @@ class ScanChain(nn.Module):
             given, value = [], sample.unsqueeze(0)
             for layer in self.layers:
                 given.append((layer, value.squeeze(0)))
-                value = layer(value)
+                value = _output(layer, value)
         return given
 
 
 def scan_chain(layers: nn.Sequential | Sequence[nn.Module]) -> ScanChain:
-    """Layers must treat the samples of a batch apart: no BatchNorm in training."""
-    chosen = list(layers)
+    """Layers must treat the samples of a batch apart, and none may be random: BatchNorm and Dropout
+    in eval only. An nn.Sequential inside of another counts as its layers."""
+    chosen = list(_in_one_line(layers))
     if not chosen:
         raise ValueError("scan_chain needs a layer at least")
-    for layer in chosen:
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            raise ValueError(
-                f"{type(layer).__name__} mixes the samples of a batch: fold it into its neighbour, "
-                "or leave it out of the chain"
-            )
     return ScanChain(chosen)
+
+
+def _in_one_line(layers: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    for layer in layers:
+        if type(layer) is nn.Sequential:
+            yield from _in_one_line(layer)
+        else:
+            yield layer
+
+
+def _output(layer: nn.Module, value: Tensor) -> Tensor:
+    """What the layer is given stays: its Jacobian is taken there."""
+    refused = why_refused(layer)
+    if refused:
+        raise ValueError(refused)
+    output = layer(value.clone() if getattr(layer, "inplace", False) else value)
+    if not isinstance(output, torch.Tensor):
+        raise ValueError(f"{type(layer).__name__} returns a {type(output).__name__}, not a tensor")
+    return output
 
 
 class _BackwardByScan(torch.autograd.Function):
@@ -142,19 +157,22 @@ class _BackwardByScan(torch.autograd.Function):
     def forward(ctx: Any, chain: ScanChain, inputs: Tensor, *_: Any) -> Tensor:
         values = [inputs]
         for layer in chain.layers:
-            values.append(layer(values[-1]))
+            values.append(_output(layer, values[-1]))
         ctx.chain = chain
         ctx.save_for_backward(*values)
         return values[-1]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            refuse_second_derivative()
         chain, values = ctx.chain, ctx.saved_tensors
         by_sample = [
             _sample_gradients(chain, [value[place] for value in values[:-1]], gradient[place])
             for place in range(len(gradient))
         ]
         reached = [torch.stack(rows) for rows in zip(*by_sample, strict=True)]  # inputs' first
+        reached = reached or [torch.zeros_like(value) for value in values[:-1]]  # no sample
         found: dict[int, Tensor] = {}
         for layer, given, arriving in zip(
             chain.layers, values[:-1], [*reached[1:], gradient], strict=True
@@ -188,7 +206,7 @@ def _add_parameter_gradients(
     if not parameters:
         return
     with torch.enable_grad():
-        output = layer(given.detach())
+        output = _output(layer, given.detach())
         gradients = torch.autograd.grad(output, parameters, arriving)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         found[id(parameter)] = found.get(id(parameter), 0) + gradient

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.fix.scan.rnn_layer import backward_states
+from stepscope.fix.scan.scan_rnn import ScanRNN
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,10 +47,20 @@ def gradient_horizon(
     """Of a plain RNN's layer that reaches furthest, for a gradient that enters at the last step.
 
     `inputs` is a batch as training has it. Several random gradients are sent back; what counts is
-    the largest of them, the batch and the layers.
+    the largest of them, the batch and the layers. Where the gradient grows out of the range of a
+    float on its way, every step counts.
     """
+    if not 0 < share < 1:
+        raise ValueError(f"share is between 0 and 1, not {share:g}")
+    if not isinstance(inputs, torch.Tensor):
+        raise ValueError(
+            f"inputs are a padded batch, a tensor, not a {type(inputs).__name__}: a sequence of "
+            "full length says how far its gradient reaches"
+        )
     with torch.no_grad():
         states = _states_by_layer(rnn, inputs, hx)
+    if not all(bool(layer.isfinite().all()) for layer, _ in states):
+        raise ValueError("the states are not all finite: look at the inputs and the forward pass")
     reach = max(
         _reach(layer, weight, rnn.nonlinearity == "tanh", share) for layer, weight in states
     )
@@ -64,6 +75,8 @@ def _reach(states: Tensor, weight: Tensor, tanh: bool, share: float) -> int:
         gradient[-1].normal_(generator=generator)
         reached, _ = backward_states(gradient, states, weight, tanh=tanh)
         largest = torch.maximum(largest, reached.flatten(1).abs().amax(1))
+    if not largest.isfinite().all():
+        return len(states)
     counts = (largest > share * largest.max()).nonzero()
     return len(states) - int(counts[0]) if len(counts) else 0
 
@@ -72,7 +85,5 @@ def _states_by_layer(
     rnn: nn.RNN | Any, inputs: Tensor, hx: Tensor | None
 ) -> list[tuple[Tensor, Tensor]]:
     """Every layer's states in the order of its own steps, with its recurrent weight."""
-    from stepscope.fix.scan.scan_rnn import ScanRNN
-
     model = rnn if isinstance(rnn, ScanRNN) else ScanRNN.of(rnn)
-    return model.states_by_layer(inputs, hx)
+    return model.states_by_layer(*model.batched(inputs, hx))

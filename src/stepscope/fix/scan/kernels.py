@@ -42,6 +42,14 @@ def _slope(state, TANH: tl.constexpr):
 
 
 @triton.jit
+def _product(left, right, PRECISION: tl.constexpr):
+    if PRECISION == "bf16":
+        return tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16))
+    else:
+        return tl.dot(left, right, input_precision=PRECISION)
+
+
+@triton.jit
 def _rescale(matrix, exponent):
     """Every row with its largest number between 1 and 2."""
     largest = tl.max(tl.abs(matrix), axis=1)
@@ -84,7 +92,7 @@ def _fold_steps(
         next_g = tl.load(gradient + following, mask=inside, other=0.0).to(tl.float32)
         next_h = tl.load(state + following, mask=inside, other=0.0).to(tl.float32)
         slope = tl.where(inside, _slope(h, TANH), 0.0)
-        matrix = tl.dot(matrix * slope[None, :], w, input_precision=PRECISION)
+        matrix = _product(matrix * slope[None, :], w, PRECISION)
         if block == 0:
             offset = tl.sum(((offset + g) * slope)[:, None] * w, axis=0)
         if back % 8 == 7:
@@ -124,7 +132,7 @@ def _fold_maps(
         its_exponent = tl.load(exponent_in + place * size + columns, mask=inside, other=0.0)
         largest = tl.max(tl.where(inside, its_exponent, float("-inf")), axis=0)
         scale = tl.where(inside, tl.exp2(its_exponent - largest), 0.0)
-        matrix = tl.dot(matrix * scale[None, :], its_matrix, input_precision=PRECISION)
+        matrix = _product(matrix * scale[None, :], its_matrix, PRECISION)
         matrix, exponent = _rescale(matrix, exponent + largest)
         if block == 0:
             its_offset = tl.load(offset_in + place * size + columns, mask=inside, other=0.0)
@@ -197,7 +205,7 @@ def _replay(
         next_h = tl.load(state + following, mask=inside, other=0.0).to(tl.float32)
         error = (row + g) * tl.where(inside, _slope(h, TANH), 0.0)
         tl.store(reached + here, error.to(reached.dtype.element_ty), mask=inside)
-        row = tl.dot(error, w, input_precision=PRECISION)
+        row = _product(error, w, PRECISION)
         g, h, here = next_g, next_h, following
     if group == 0:
         tl.store(left + offsets, row.to(left.dtype.element_ty), mask=inside)

@@ -41,10 +41,13 @@ def _store(values, here, real, imaginary, inside, COMPLEX: tl.constexpr):
 
 @triton.jit
 def _times(a, a_i, b, b_i, COMPLEX: tl.constexpr):
+    """Zero times what has overflowed is zero."""
     if COMPLEX:
-        return a * b - a_i * b_i, a * b_i + a_i * b
+        zero = ((a == 0) & (a_i == 0)) | ((b == 0) & (b_i == 0))
+        real, imaginary = a * b - a_i * b_i, a * b_i + a_i * b
+        return tl.where(zero, 0.0, real), tl.where(zero, 0.0, imaginary)
     else:
-        return a * b, a_i
+        return tl.where((a == 0) | (b == 0), 0.0, a * b), a_i
 
 
 @triton.jit

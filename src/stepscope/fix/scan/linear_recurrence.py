@@ -7,12 +7,17 @@ are combined at doubling distances inside a chunk (Hillis and Steele), and chunk
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from stepscope.fix.scan.second_derivative import refuse_second_derivative
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Times = Callable[[Tensor, Tensor], Tensor]
 
 _CHUNK = 64
 
@@ -22,6 +27,9 @@ def linear_scan(decay: Tensor, inputs: Tensor, initial: Tensor | None = None) ->
     where it is the same for all of them."""
     if inputs.dim() < 1 or not len(inputs):
         raise ValueError(f"inputs are [steps, ...] with a step at least, not {list(inputs.shape)}")
+    _check_broadcast("decay", decay, inputs)
+    if initial is not None:
+        _check_broadcast("initial", initial, inputs[0])
     kind = torch.promote_types(decay.dtype, inputs.dtype)
     if initial is not None:
         kind = torch.promote_types(kind, initial.dtype)
@@ -31,6 +39,14 @@ def linear_scan(decay: Tensor, inputs: Tensor, initial: Tensor | None = None) ->
         decays.contiguous(), inputs.to(kind).contiguous(), start.expand_as(inputs[0]).contiguous()
     )
     return states
+
+
+def _check_broadcast(name: str, values: Tensor, target: Tensor) -> None:
+    places = zip(reversed(values.shape), reversed(target.shape), strict=False)
+    if values.dim() > target.dim() or any(mine not in (1, its) for mine, its in places):
+        raise ValueError(
+            f"{name} is {list(values.shape)}: it does not broadcast to {list(target.shape)}"
+        )
 
 
 @torch.library.custom_op("stepscope::linear_states", mutates_args=())
@@ -69,7 +85,14 @@ def scan_pairs(decay: Tensor, inputs: Tensor) -> Tensor:
         from stepscope.fix.scan.linear_kernels import scan_pairs as by_kernels
 
         return by_kernels(decay, inputs)
-    return _by_chunks(decay, inputs)
+    states = _by_chunks(decay, inputs)
+    # Products of decays may overflow where no state does, because it is zero there.
+    return states if states.isfinite().all() else _by_chunks(decay, inputs, _zero_wins)
+
+
+def _zero_wins(decay: Tensor, state: Tensor) -> Tensor:
+    product = decay * state
+    return torch.where((decay == 0) | (state == 0), torch.zeros_like(product), product)
 
 
 def _kernels_fit(inputs: Tensor) -> bool:
@@ -78,27 +101,28 @@ def _kernels_fit(inputs: Tensor) -> bool:
     return inputs.is_cuda and inputs.dtype in (torch.float32, torch.complex64) and has_triton()
 
 
-def _by_chunks(decay: Tensor, inputs: Tensor) -> Tensor:
+def _by_chunks(decay: Tensor, inputs: Tensor, times: Times = torch.mul) -> Tensor:
     steps = len(inputs)
     if steps <= _CHUNK:
-        return _by_doubling(decay, inputs)[1]
+        return _by_doubling(decay, inputs, times)[1]
     extra = -steps % _CHUNK
     filling = inputs.new_zeros(extra, *inputs.shape[1:])
     parts = [torch.cat([values, filling]).unflatten(0, (-1, _CHUNK)) for values in (decay, inputs)]
     decays, states = (
-        part.transpose(0, 1) for part in _by_doubling(*(part.transpose(0, 1) for part in parts))
+        part.transpose(0, 1)
+        for part in _by_doubling(parts[0].transpose(0, 1), parts[1].transpose(0, 1), times)
     )
-    ends = _by_chunks(decays[:, -1], states[:, -1])
+    ends = _by_chunks(decays[:, -1], states[:, -1], times)
     entering = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]]).unsqueeze(1)
-    return (states + decays * entering).flatten(0, 1)[:steps]
+    return (states + times(decays, entering)).flatten(0, 1)[:steps]
 
 
-def _by_doubling(decay: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+def _by_doubling(decay: Tensor, inputs: Tensor, times: Times) -> tuple[Tensor, Tensor]:
     """Products of decays and states, over dimension 0."""
     reach = 1
     while reach < len(inputs):
-        states = inputs[reach:] + decay[reach:] * inputs[:-reach]
-        decays = decay[reach:] * decay[:-reach]
+        states = inputs[reach:] + times(decay[reach:], inputs[:-reach])
+        decays = times(decay[reach:], decay[:-reach])
         inputs = torch.cat([inputs[:reach], states])
         decay = torch.cat([decay[:reach], decays])
         reach *= 2

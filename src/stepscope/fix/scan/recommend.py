@@ -64,10 +64,22 @@ def recommend(
 ) -> ScanAdvice:
     """For one layer. Give `gradient_horizon(rnn, inputs)` too: where few steps matter, truncation
     beats both. Takes a second the first time."""
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     shape = RnnShape(steps, batch, size, size if features is None else features, nonlinearity)
+    _check(shape)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("there is no CUDA device to measure on")
     torch_ms, scan_ms = _times(shape, place)
     return _advice(torch_ms, scan_ms, horizon)
+
+
+def _check(shape: RnnShape) -> None:
+    for name in ("steps", "batch", "size", "features"):
+        value = getattr(shape, name)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is a whole number from 1 on, not {value!r}")
+    if shape.nonlinearity not in ("tanh", "relu"):
+        raise ValueError(f"nonlinearity is tanh or relu, not {shape.nonlinearity!r}")
 
 
 def _advice(torch_ms: float, scan_ms: float, horizon: GradientHorizon | None) -> ScanAdvice:

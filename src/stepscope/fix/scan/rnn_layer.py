@@ -17,10 +17,10 @@ from torch import Tensor
 
 from stepscope.fix.scan import affine_maps
 from stepscope.fix.scan.second_derivative import refuse_second_derivative
-from stepscope.records.scan_costs import LARGEST_SIZE
+from stepscope.records.scan_costs import LARGEST_SIZE, fused_chunk, takes_two_launches
 
-PRECISIONS = ("fp32", "tf32x3", "tf32")
-_DOT = {"fp32": "ieee", "tf32x3": "tf32x3", "tf32": "tf32"}  # as Triton calls them
+PRECISIONS = ("fp32", "tf32x3", "tf32", "bf16")
+_DOT = {"fp32": "ieee", "tf32x3": "tf32x3", "tf32": "tf32", "bf16": "bf16"}  # as kernels call them
 _LARGEST_PLAIN = 64  # beyond, products without tensor cores take minutes to compile
 _NOT_ONE_PIECE = ".*not part of single contiguous chunk of memory"
 
@@ -100,6 +100,36 @@ def _gradients(
     wants_inputs: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As the operator gives them; those of weights may be parts of one tensor."""
+    steps, batch, size = map(int, gradient.shape)
+    if _kernels_fit(gradient) and takes_two_launches(steps, size, inputs.shape[-1]):
+        from stepscope.fix.scan.device_size import multiprocessors
+        from stepscope.fix.scan.fused_kernels import layer_gradients
+
+        return layer_gradients(
+            gradient.contiguous(), states, inputs, initial, weight_input.contiguous(),
+            weight.contiguous(), tanh=tanh, precision=_dot(precision, size),
+            chunk=fused_chunk(steps, batch, multiprocessors(gradient.device)),
+            wants_inputs=wants_inputs,
+        )  # fmt: skip
+    return gradients_by_parts(
+        gradient, states, inputs, initial, weight_input, weight,
+        tanh=tanh, precision=precision, wants_inputs=wants_inputs,
+    )  # fmt: skip
+
+
+def gradients_by_parts(
+    gradient: Tensor,
+    states: Tensor,
+    inputs: Tensor,
+    initial: Tensor,
+    weight_input: Tensor,
+    weight: Tensor,
+    *,
+    tanh: bool,
+    precision: str,
+    wants_inputs: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """First what reaches every state, then the gradients that follow from it."""
     reached, left = backward_states(gradient, states, weight, tanh=tanh, precision=precision)
     of_inputs = reached @ weight_input if wants_inputs else inputs.new_empty(0)
     return of_inputs, left, *_of_weights(reached, states, inputs, initial, precision)
@@ -111,7 +141,8 @@ def _of_weights(
     if _kernels_fit(reached):
         from stepscope.fix.scan.weight_kernels import weight_gradients
 
-        dot = _dot(precision, reached.shape[-1])
+        # A sum over all steps is no place for 16 bits.
+        dot = _dot("tf32" if precision == "bf16" else precision, reached.shape[-1])
         return weight_gradients(reached, states, initial, inputs, precision=dot)
     rows = reached.flatten(0, 1)
     before = torch.cat([initial.unsqueeze(0), states[:-1]]).flatten(0, 1)
@@ -156,9 +187,16 @@ def backward_states(
             launch=launch_for(gradient.shape, gradient.device),
             precision=_dot(precision, gradient.shape[-1]),
         )
-    slope = 1 - states * states if tanh else (states > 0).to(states.dtype)
-    found: tuple[Tensor, Tensor] = affine_maps.backward_states(gradient, slope, weight)
-    return found
+    kind = _folded_in(states.dtype)
+    wide = states.to(kind)
+    slope = 1 - wide * wide if tanh else (wide > 0).to(kind)
+    reached, left = affine_maps.backward_states(gradient.to(kind), slope, weight.to(kind))
+    return reached.to(states.dtype), left.to(states.dtype)
+
+
+def _folded_in(kind: torch.dtype) -> torch.dtype:
+    """16 bits hold neither products of many Jacobians nor their powers of two."""
+    return torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
 
 
 def _dot(precision: str, size: int) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from stepscope.fix.refusal import RefusedError
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 class ScanRNN(nn.Module):
     """Takes and gives what nn.RNN does. No subclass of it: torch.compile refuses those.
 
-    `precision` is that of the products in backward: "fp32", "tf32x3" (about as exact, on tensor
-    cores) or "tf32".
+    `precision` is that of a GPU's products in backward: "fp32", "tf32x3" (about as exact, on tensor
+    cores), "tf32" or "bf16".
     """
 
     def __init__(self, *arguments: Any, precision: str = "tf32x3", **options: Any) -> None:
@@ -29,6 +30,8 @@ class ScanRNN(nn.Module):
     @classmethod
     def of(cls, rnn: nn.RNN, precision: str = "tf32x3") -> ScanRNN:
         """With the very parameters of an nn.RNN: its optimizer goes on."""
+        if not is_plain_rnn(rnn):
+            raise RefusedError(f"this takes an nn.RNN itself, not {_what_it_is(rnn)}")
         made = cls.__new__(cls)
         nn.Module.__init__(made)
         made._take(rnn, precision)
@@ -36,37 +39,86 @@ class ScanRNN(nn.Module):
         return made
 
     def _take(self, rnn: nn.RNN, precision: str) -> None:
+        """Weights that torch computes at every call (weight_norm, orthogonal) stay so: by hooks, or
+        by a parametrization."""
         if precision not in PRECISIONS:
             raise RefusedError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
         self.precision, self.nonlinearity = precision, rnn.nonlinearity
         self.input_size, self.hidden_size = rnn.input_size, rnn.hidden_size
         self.num_layers, self.bias, self.dropout = rnn.num_layers, rnn.bias, rnn.dropout
         self.batch_first, self.bidirectional = rnn.batch_first, rnn.bidirectional
-        for name, parameter in rnn.named_parameters():
+        for name, parameter in rnn.named_parameters(recurse=False):
             self.register_parameter(name, parameter)
+        for name, child in rnn.named_children():
+            self.add_module(name, child)
+        for name, registered in vars(rnn).items():
+            if "_hook" in name:  # the very dictionaries: their handles still remove them
+                setattr(self, name, registered)
 
     def flatten_parameters(self) -> None:
         """There is nothing to do; scripts call it on an nn.RNN."""
 
+    def reset_parameters(self) -> None:
+        """As nn.RNN does: uniform, by the size of the state."""
+        bound = self.hidden_size**-0.5
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """As nn.RNN lists them: of every layer and direction."""
+        endings = [
+            f"_l{layer}{back}"
+            for layer in range(self.num_layers)
+            for back in ("", "_reverse")[: 1 + self.bidirectional]
+        ]
+        return [self._weights(ending) for ending in endings]
+
+    def _weights(self, ending: str) -> list[Tensor]:
+        names = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()))
+        computed = self._modules.get("parametrizations", {})
+        return [
+            computed[name]() if name in computed else getattr(self, name)
+            for name in (kind + ending for kind in names)
+        ]
+
     def extra_repr(self) -> str:
-        return (
-            f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}, "
-            f"nonlinearity={self.nonlinearity!r}, precision={self.precision!r}"
+        usual: dict[str, Any] = {
+            "num_layers": 1,
+            "bias": True,
+            "batch_first": False,
+            "dropout": 0.0,
+        }
+        usual |= {"bidirectional": False, "nonlinearity": "tanh"}
+        told = [
+            f"{name}={getattr(self, name)!r}"
+            for name in usual
+            if getattr(self, name) != usual[name]
+        ]
+        return ", ".join(
+            [f"{self.input_size}, {self.hidden_size}", *told, f"precision={self.precision!r}"]
         )
 
     def forward(self, input: Any, hx: Tensor | None = None) -> Any:
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx)
         alone = input.dim() == 2
-        if alone:
-            input = input.unsqueeze(int(not self.batch_first))
-            hx = None if hx is None else hx.unsqueeze(1)
+        input, hx = self.batched(input, hx)
         steps = input.transpose(0, 1) if self.batch_first else input
         states, last = self._layers(steps, self._initial(steps, hx), lengths=None)
         states = states.transpose(0, 1) if self.batch_first else states
         if alone:
             return states.squeeze(int(not self.batch_first)), last.squeeze(1)
         return states, last
+
+    def batched(self, inputs: Tensor, hx: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """A sequence without a batch as a batch of one."""
+        if inputs.dim() != 2:
+            return inputs, hx
+        return (
+            inputs.unsqueeze(int(not self.batch_first)),
+            None if hx is None else hx.unsqueeze(1),
+        )
 
     def _forward_packed(self, packed: PackedSequence, hx: Tensor | None) -> Any:
         """The padding behind a sequence cannot reach what comes before it."""
@@ -91,8 +143,8 @@ class ScanRNN(nn.Module):
                 first, back = initial[layer * directions + direction], direction == 1
                 states, _ = self._one_way(steps, first, layer, back, None)
                 outputs.append(states)
-                ending = f"_l{layer}{'_reverse' if back else ''}"
-                found.append((_turned(states, back), getattr(self, f"weight_hh{ending}")))
+                weight = self._weights(f"_l{layer}{'_reverse' if back else ''}")[1]
+                found.append((_turned(states, back), weight))
             steps = torch.cat(outputs, -1)
         return found
 
@@ -131,9 +183,7 @@ class ScanRNN(nn.Module):
     def _one_way(
         self, values: Tensor, initial: Tensor, layer: int, reverse: bool, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        ending = f"_l{layer}{'_reverse' if reverse else ''}"
-        names = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if self.bias else ()))
-        weights = [getattr(self, name + ending) for name in names]
+        weights = self._weights(f"_l{layer}{'_reverse' if reverse else ''}")
         given = _reversed(values, lengths) if reverse else values
         states = _in_precision_of_weights(
             given, initial, [*weights, *[None] * (4 - len(weights))],
@@ -145,20 +195,46 @@ class ScanRNN(nn.Module):
 
 def scan_backward(model: nn.Module, precision: str = "tf32x3") -> nn.Module:
     """A ScanRNN in the place of an nn.RNN, or of every nn.RNN inside a model: same parameters."""
-    if type(model) is nn.RNN:
+    if not isinstance(model, nn.Module):
+        raise RefusedError(f"scan_backward takes a module, not a {type(model).__name__}")
+    if is_plain_rnn(model):
         return ScanRNN.of(model, precision)
-    replaced = 0
+    made: dict[nn.Module, ScanRNN] = {}  # a module that stands in two places stays one
     for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.RNN:
-                setattr(parent, name, ScanRNN.of(child, precision))
-                replaced += 1
-    if not replaced:
-        raise RefusedError(
-            f"there is no nn.RNN in {type(model).__name__}: the backward pass of LSTM and GRU, and "
-            "of cells that a script calls step by step, is not a scan here"
-        )
+        for name, child in parent._modules.items():
+            if child is not None and is_plain_rnn(child):
+                if child not in made:
+                    made[child] = ScanRNN.of(child, precision)
+                setattr(parent, name, made[child])
+    if not made:
+        raise RefusedError(_nothing_to_replace(model))
     return model
+
+
+def is_plain_rnn(module: nn.Module) -> TypeGuard[nn.RNN]:
+    """Whether it is an nn.RNN as torch has it; its weights may be parametrized. What a subclass of
+    a script's own does is not known."""
+    kind = type(module)
+    return (kind.__bases__[0] if is_parametrized(module) else kind) is nn.RNN
+
+
+def _what_it_is(model: Any) -> str:
+    name = type(model).__name__
+    if isinstance(model, nn.RNN):
+        return f"{name}, a subclass whose own code would be lost: build a ScanRNN in it"
+    if isinstance(model, nn.RNNBase):
+        return f"{name}: there is no scan for it (docs/scan.md)"
+    return name
+
+
+def _nothing_to_replace(model: nn.Module) -> str:
+    name, inside = type(model).__name__, list(model.modules())
+    if any(isinstance(one, ScanRNN) for one in inside):
+        return f"every nn.RNN in {name} goes back by a scan already"
+    recurrent = next((one for one in inside if isinstance(one, nn.RNNBase)), None)
+    if recurrent is not None:
+        return f"there is no plain nn.RNN in {name}, but {_what_it_is(recurrent)}"
+    return f"there is no nn.RNN in {name}; cells called step by step are not replaced"
 
 
 def _in_precision_of_weights(
@@ -166,6 +242,8 @@ def _in_precision_of_weights(
 ) -> Tensor:
     """Under autocast too: states that go around thousands of times are not rounded to 16 bits."""
     kind = weights[0].dtype
+    if values.dtype != kind and not torch.is_autocast_enabled(values.device.type):
+        raise ValueError(f"input is {values.dtype} and the weights are {kind}: convert one of them")
     with torch.autocast(values.device.type, enabled=False):
         return scanned_layer(
             values.to(kind).contiguous(), initial.to(kind).contiguous(), *weights, tanh, precision

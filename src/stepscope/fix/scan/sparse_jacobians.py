@@ -19,24 +19,42 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SAME = (nn.Flatten, nn.Identity, nn.Unflatten)
+_DROPOUTS = nn.modules.dropout._DropoutNd
+_BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 _BY_ELEMENT = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus)
 
 
 def transposed_jacobian(layer: nn.Module, sample: Tensor) -> Tensor | None:
     """At one sample, without its batch dimension. None: the layer only changes shapes."""
-    if isinstance(layer, _SAME) or (isinstance(layer, nn.Dropout) and not layer.training):
+    if isinstance(layer, (*_SAME, _DROPOUTS)):
         return None
     with torch.no_grad():
         made = _maker(layer)(layer, sample)
     return made.coalesce()
 
 
+def why_refused(layer: nn.Module) -> str | None:
+    """Why this layer, as it is set now, has no Jacobian of a single sample."""
+    name, batch_norm = type(layer).__name__, isinstance(layer, _BATCH_NORMS)
+    if batch_norm and (layer.training or layer.running_mean is None):
+        return (
+            f"{name} mixes the samples of a batch: call eval() on it, or fold it into a neighbour"
+        )
+    if layer.training and isinstance(layer, (_DROPOUTS, nn.RReLU)):
+        return f"{name} is random in training: call eval() on it, or leave it out of the chain"
+    if isinstance(layer, nn.Flatten) and layer.start_dim == 0:
+        return f"{name} with start_dim=0 mixes the samples of a batch"
+    return None
+
+
 def is_sparse_by_design(layer: nn.Module) -> bool:
-    return isinstance(layer, _SAME) or _maker(layer) is not _by_autograd
+    return isinstance(layer, (*_SAME, _DROPOUTS)) or _maker(layer) is not _by_autograd
 
 
 def _maker(layer: nn.Module) -> Callable[[Any, Tensor], Tensor]:
     if isinstance(layer, _BY_ELEMENT):
+        return _of_elements
+    if isinstance(layer, _BATCH_NORMS):  # in eval: a factor a channel
         return _of_elements
     return _MAKERS.get(type(layer), _by_autograd)
 
@@ -44,7 +62,8 @@ def _maker(layer: nn.Module) -> Callable[[Any, Tensor], Tensor]:
 def _of_elements(layer: nn.Module, sample: Tensor) -> Tensor:
     with torch.enable_grad():
         given = sample.detach().requires_grad_()
-        (slopes,) = torch.autograd.grad(layer(given.clone()).sum(), given)
+        outputs = layer(given.clone().unsqueeze(0))
+        (slopes,) = torch.autograd.grad(outputs.sum(), given)
     places = slopes.flatten().nonzero().squeeze(1)
     return _sparse(places, places, slopes.flatten()[places], (sample.numel(), sample.numel()))
 

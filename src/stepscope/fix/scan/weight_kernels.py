@@ -34,6 +34,30 @@ class WeightGradients(NamedTuple):
     bias: Tensor
 
 
+class GradientSums(NamedTuple):
+    """Where each gradient stands in a row of sums: the recurrent weight's first, each aligned."""
+
+    size: int
+    features: int
+    of_input: int
+    of_bias: int
+    width: int
+
+    @classmethod
+    def of(cls, size: int, features: int) -> GradientSums:
+        of_input = _aligned(size * size)
+        of_bias = of_input + _aligned(size * features)
+        return cls(size, features, of_input, of_bias, of_bias + _aligned(size))
+
+    def parts(self, total: Tensor) -> WeightGradients:
+        size, features = self.size, self.features
+        return WeightGradients(
+            total[self.of_input : self.of_input + size * features].view(size, features),
+            total[: size * size].view(size, size),
+            total[self.of_bias : self.of_bias + size],
+        )
+
+
 @triton.jit
 def _partial_sums(
     reached, state, initial, inputs, partial,
@@ -93,25 +117,18 @@ def weight_gradients(
     state and [steps, batch, features]; all contiguous, in fp32. They are parts of one tensor."""
     steps, batch, size = reached.shape
     rows, features = steps * batch, inputs.shape[-1]
-    of_input = _aligned(size * size)
-    of_bias = of_input + _aligned(size * features)
-    width = of_bias + _aligned(size)
+    sums = GradientSums.of(size, features)
     padded = max(16, triton.next_power_of_2(size))
     columns = max(padded, min(_COLUMNS, max(16, triton.next_power_of_2(features))))
     stretch = _stretch(rows, multiprocessors(reached.device))
-    partial = reached.new_empty(triton.cdiv(rows, stretch), width)
+    partial = reached.new_empty(triton.cdiv(rows, stretch), sums.width)
     _partial_sums[len(partial), 1 + triton.cdiv(features, columns)](
         reached, state, initial, inputs, partial,
-        rows, batch, size, features, stretch, of_input, of_bias, width,
+        rows, batch, size, features, stretch, sums.of_input, sums.of_bias, sums.width,
         ROWS=_ROWS, SIZE=padded, COLUMNS=columns, PRECISION=precision,
         num_warps=8 if padded * columns > 64 * 64 else 4,
     )  # fmt: skip
-    total = partial.sum(0)
-    return WeightGradients(
-        total[of_input : of_input + size * features].view(size, features),
-        total[: size * size].view(size, size),
-        total[of_bias : of_bias + size],
-    )
+    return sums.parts(partial.sum(0))
 
 
 def _aligned(numbers: int) -> int:

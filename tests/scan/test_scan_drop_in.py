@@ -1,0 +1,166 @@
+"""A ScanRNN in the place of an nn.RNN that a script has dressed up, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from stepscope.fix.refusal import RefusedError
+from stepscope.fix.scan import (
+    ScanRNN,
+    affine_maps,
+    gradient_horizon,
+    linear_scan,
+    recommend,
+    scan_backward,
+)
+from stepscope.fix.scan.rnn_layer import backward_states
+
+
+def gradients(model: nn.Module, inputs: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    model(inputs)[0].pow(2).sum().backward()
+    return [
+        parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
+    ]
+
+
+@pytest.mark.parametrize("name", ["orthogonal", "weight_norm"])
+def test_parametrized_weights_stay_parametrized(name: str) -> None:
+    torch.manual_seed(0)
+    plain = getattr(parametrizations, name)(nn.RNN(3, 4).double(), "weight_hh_l0")
+    inputs = torch.randn(9, 2, 3, dtype=torch.float64)
+    right = gradients(plain, inputs)
+    ours = scan_backward(plain)
+    assert isinstance(ours, ScanRNN)
+    for a, b in zip(gradients(ours, inputs), right, strict=True):
+        torch.testing.assert_close(a, b)
+    assert list(ours.state_dict()) == list(plain.state_dict())
+    torch.testing.assert_close(ours.all_weights[0][1], plain.weight_hh_l0)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_hooks_go_along() -> None:
+    """torch's first weight_norm is a hook that computes the weight before every call."""
+    torch.manual_seed(0)
+    plain = nn.utils.weight_norm(nn.RNN(3, 4), "weight_hh_l0")
+    calls: list[str] = []
+    handle = plain.register_forward_hook(lambda module, *_: calls.append(type(module).__name__))
+    inputs = torch.randn(9, 2, 3)
+    right = gradients(plain, inputs)
+    ours = scan_backward(nn.ModuleList([plain]))[0]
+    for a, b in zip(gradients(ours, inputs), right, strict=True):
+        torch.testing.assert_close(a, b)
+    handle.remove()
+    ours(inputs)
+    assert calls == ["RNN", "ScanRNN"]
+
+
+def test_a_module_in_two_places_stays_one() -> None:
+    model = nn.Module()
+    model.first = model.second = nn.RNN(3, 3)
+    scan_backward(model)
+    assert type(model.first) is ScanRNN
+    assert model.first is model.second
+
+
+def test_it_has_what_scripts_ask_of_an_rnn() -> None:
+    options: dict[str, Any] = {"num_layers": 2, "bidirectional": True, "batch_first": True}
+    plain, ours = nn.RNN(3, 4, **options), ScanRNN(3, 4, **options)
+    torch.manual_seed(5)
+    plain.reset_parameters()
+    torch.manual_seed(5)
+    ours.reset_parameters()
+    for a, b in zip(ours.all_weights, plain.all_weights, strict=True):
+        for x, y in zip(a, b, strict=True):
+            assert torch.equal(x, y)
+    assert repr(ours) == repr(plain).replace("RNN(", "ScanRNN(")[:-1] + ", precision='tf32x3')"
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_states_of_16_bits_go_back_in_32(kind: torch.dtype) -> None:
+    """Products of the Jacobians, and their powers of two, pass what 16 bits hold; the gradient,
+    which starts at the last step and comes to nothing, does not."""
+    torch.manual_seed(0)
+    weight, gradient = (1.3 * torch.eye(2)).to(kind), torch.zeros(1200, 1, 2, dtype=kind)
+    gradient[-1] = 1
+    states = torch.where(torch.arange(1200) < 600, 0.1, 0.9).view(-1, 1, 1).expand(-1, 1, 2)
+    states = states.to(kind).contiguous()
+    slope = 1 - states.double() ** 2
+    right, _ = affine_maps.backward_states(gradient.double(), slope, weight.double(), 1200)
+    found, _ = backward_states(gradient, states, weight, tanh=True)
+    assert found.dtype == kind
+    assert torch.equal(found, right.to(kind))
+
+
+def test_another_dtype_is_refused_but_under_autocast() -> None:
+    ours, inputs = ScanRNN(3, 4), torch.randn(5, 2, 3)
+    with pytest.raises(ValueError, match=r"torch\.float64 and the weights are torch\.float32"):
+        ours(inputs.double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert ours(inputs.bfloat16())[0].dtype == torch.float32
+
+
+class OwnRnn(nn.RNN):
+    """What it adds is not known."""
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (nn.Sequential(OwnRnn(3, 4)), "OwnRnn, a subclass"),
+        (nn.LSTM(3, 4), "there is no scan for it"),
+        (nn.Linear(3, 4), "no nn.RNN in Linear"),
+        (ScanRNN(3, 4), "by a scan already"),
+        ("model", "takes a module, not a str"),
+    ],
+)
+def test_what_cannot_be_replaced_is_refused(model: Any, why: str) -> None:
+    with pytest.raises(RefusedError, match=why):
+        scan_backward(model)
+
+
+def test_horizon_of_what_has_none() -> None:
+    inputs = torch.randn(30, 2, 3)
+    with pytest.raises(RefusedError, match="itself, not LSTM"):
+        gradient_horizon(nn.LSTM(3, 4), inputs)
+    with pytest.raises(ValueError, match="not all finite"):
+        gradient_horizon(nn.RNN(3, 4), inputs * float("nan"))
+    with pytest.raises(ValueError, match="not a PackedSequence"):
+        gradient_horizon(nn.RNN(3, 4), nn.utils.rnn.pack_sequence([inputs[:, 0]]))
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        gradient_horizon(nn.RNN(3, 4), inputs, share=2.0)
+
+
+def test_horizon_of_a_gradient_that_leaves_a_floats_range_is_everything() -> None:
+    rnn = nn.RNN(1, 2)
+    with torch.no_grad():
+        rnn.weight_hh_l0.copy_(2 * torch.eye(2))
+        for weight in (rnn.weight_ih_l0, rnn.bias_ih_l0, rnn.bias_hh_l0):
+            weight.zero_()
+    found = gradient_horizon(rnn, torch.zeros(200, 1, 1))
+    assert (found.steps, found.truncation_pays) == (200, False)
+
+
+def test_horizon_of_one_sequence() -> None:
+    rnn = nn.RNN(3, 4, batch_first=True)
+    inputs = torch.randn(40, 3)
+    assert gradient_horizon(rnn, inputs) == gradient_horizon(rnn, inputs.unsqueeze(0))
+
+
+@pytest.mark.parametrize("shape", [(0, 1, 1), (8, -1, 4), ("8", 1, 1), (8, 2, 0), (2.5, 4, 8)])
+def test_shapes_that_are_none(shape: Any) -> None:
+    with pytest.raises(ValueError, match="a whole number from 1 on"):
+        recommend(*shape)
+
+
+def test_decays_and_states_of_another_shape() -> None:
+    inputs = torch.randn(5, 2, 3)
+    with pytest.raises(ValueError, match=r"decay is \[4\]"):
+        linear_scan(torch.rand(4), inputs)
+    with pytest.raises(ValueError, match=r"initial is \[7\]"):
+        linear_scan(torch.rand(3), inputs, torch.zeros(7))
