@@ -20,6 +20,7 @@ from stepscope.fix.saved.node_patterns import (
     VIEW_NODES,
     NodePattern,
     all_nodes,
+    number_in,
     settled_node,
 )
 from stepscope.fix.saved.operators import plain_name
@@ -151,7 +152,7 @@ class _SettledCalls:
         self.nodes |= {node, *self._views_before(pattern)}
         self.epsilons += epsilon
         if numbers:
-            self.with_numbers[node] = replace(pattern, settings=(*pattern.settings, *numbers))
+            self.with_numbers[node] = replace(pattern, numbers=numbers)
         for argument, _, seen_as in found:
             if isinstance(argument, SourceArgument):
                 self._see(argument.source, seen_as)
@@ -190,7 +191,7 @@ class _SettledCalls:
         same = geometry == tensor.geometry
         return SourceArgument(key), None if same else tensor.geometry, seen_as
 
-    def _numbers(self, call: SeenCall, node: int) -> Iterator[tuple[str, Any]]:
+    def _numbers(self, call: SeenCall, node: int) -> Iterator[tuple[str, float]]:
         """Operands that are numbers; products keep them in their node, sums do not."""
         template = call.call.template
         if template.operator._overloadname != "Tensor":
@@ -200,8 +201,8 @@ class _SettledCalls:
                 continue
             number = None
             if plain_name(template.operator).rstrip("_") in NUMBER_OPERANDS:
-                number = getattr(self._pass.nodes[node], field, None)
-            if number is None or not bool(number == argument):
+                number = number_in(self._pass.nodes[node], field)
+            if number is None or number != argument:
                 raise _NotSettledError("a number that its node does not keep")
             yield field, number
 
