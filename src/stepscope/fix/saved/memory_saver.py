@@ -43,6 +43,10 @@ _MOST_PLANS = 8  # one for each combination of input shapes
 _MOST_DEVIATIONS = 3  # in a row: then that plan is given up
 _MOST_FAILED_PINS = 2  # then every operator is watched
 _NOTHING = frozenset[int]()
+# What `_start_over` sets.
+_OF_PASSES = frozenset(
+    ("_passes", "_depth", "_caller", "_handled", "_stack", "_watch", "_active", "_current")
+)
 
 
 @dataclass(slots=True)
@@ -107,8 +111,8 @@ class MemorySaver:
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model has a saver of its own, which records its own passes: what this one
         knows is tied to this model's tensors."""
-        kept = ("plan", "notes", "_model", "_target", "_dry_run", "_warmup", "_lossy", "_given")
-        return {name: getattr(self, name) for name in (*kept, "_hooked", "_handles")}
+        self._end_interrupted()
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_PASSES}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

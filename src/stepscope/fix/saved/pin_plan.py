@@ -301,16 +301,20 @@ class _Pinning:
         self, number: int, seen: SeenUse, held: CallResult, kept: PinnedUse
     ) -> PinnedUse:
         recomputed = replace(kept, action=RECOMPUTE, geometry=seen.tensor.geometry)
+        (call,) = (call for call in self._seen.calls if call.call is held.call)
         node = self._settled.node_of.get(id(held.call))
-        if node is None:
-            (call,) = (call for call in self._seen.calls if call.call is held.call)
-            return recomputed if self._is_watched(call) else kept
-        recomputed = replace(recomputed, computed=(node, held.slot))
-        if seen.tensor.maker is not None:
-            return recomputed if seen.tensor.maker[0] == node else kept
-        if seen.nodes_before - 1 == node:  # statistics of a norm, saved by its own node
-            return self._proven_use(number, seen, recomputed) or kept
-        return kept
+        if node is None and self._is_watched(call):
+            return recomputed
+        found = None
+        if node is not None:
+            recomputed = replace(recomputed, computed=(node, held.slot))
+            if seen.tensor.maker is not None:
+                found = recomputed if seen.tensor.maker[0] == node else None
+            elif seen.nodes_before - 1 == node:  # statistics of a norm, saved by its own node
+                found = self._proven_use(number, seen, recomputed)
+        if found is None:
+            self._lost.add(call.ordinal)
+        return found or kept
 
     def _proven_use(self, number: int, seen: SeenUse, use: PinnedUse) -> PinnedUse | None:
         """The node that saves it is known only from tensors that come later."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.records.figures import duration, interval, percent, size
+from stepscope.records.figures import duration, percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ class SavePromise:
         slower = percent(self.step_ns / max(1, self.step_ns_before) - 1)
         return (
             f"{of} goes from {size(self.peak_bytes_before)} to {size(self.peak_bytes)} "
-            f"({interval(self.peak_low_bytes / 1e6, self.peak_high_bytes / 1e6)} MB); a step takes "
+            f"({size(self.peak_low_bytes)} to {size(self.peak_high_bytes)}); a step takes "
             f"{duration(self.step_ns)} instead of {duration(self.step_ns_before)}, {slower} more "
             f"({duration(self.step_low_ns)} to {duration(self.step_high_ns)})."
         )
