@@ -133,6 +133,7 @@ def _residual(
         "step_promised": round(promised, 4),
         "step_measured": round(measured, 4),
         "step_residual": round(measured / promised, 4),
+        "extra_residual": round((measured - 1) / max(1e-9, promised - 1), 3),
         "bytes_promised": expected,
         "bytes_measured": held,
         "bytes_residual": None if held is None else round(held / max(1, expected), 4),
@@ -150,7 +151,7 @@ def quantiles(values: list[float]) -> tuple[float, float]:
 def summary(rows: list[Row]) -> str:
     lines = []
     for device in sorted({row["device"] for row in rows}):
-        for name in ("step_residual", "bytes_residual"):
+        for name in ("step_residual", "extra_residual", "bytes_residual"):
             found = [row[name] for row in rows if row["device"] == device and row.get(name)]
             if found:
                 low, high = quantiles(found)
