@@ -114,7 +114,8 @@ def measure(
     held = _HeldAfterForward(changed.model, device)
     if device.type == "cpu" and changed.saver is None:
         held.kept_bytes = _counted(step, changed.model)
-    step(WARM_UP + 2)
+    else:
+        step(WARM_UP + 2)
     held.remove()
     wait(device)
     reset_peak(device)
