@@ -1,9 +1,16 @@
-"""The table of save_memory_table.py in Markdown, and memory against time as a picture."""
+"""The table of save_memory_table.py in Markdown, and memory against time as a picture.
+
+python benchmarks/save_memory_report.py rows.json [--svg docs/save-memory.svg]
+"""
 
 from __future__ import annotations
 
+import argparse
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
+
+from save_memory_rows import saved_rows
 
 Row = dict[str, Any]
 _COLOURS = {
@@ -18,6 +25,19 @@ _COLOURS = {
     "compile, budget 0.7": "#93c5fd",
 }
 _PANEL, _GAP, _LEFT, _TOP, _ACROSS = 210, 34, 50, 60, 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows", type=Path, help="what save_memory_table.py --save wrote")
+    parser.add_argument("--svg", type=Path, help="draw memory against time here")
+    options = parser.parse_args()
+    if not options.rows.exists():
+        parser.error(f"{options.rows} is not there: save_memory_table.py --save writes it")
+    rows = saved_rows(options.rows)
+    print(markdown(rows))
+    if options.svg:
+        options.svg.write_text(pareto(rows))
 
 
 def markdown(rows: list[Row]) -> str:
@@ -91,11 +111,10 @@ def _beside(words: str, promised: float | None, measured: float | None) -> str:
 
 
 def pareto(rows: list[Row]) -> str:
-    """A panel for each training: step across, peak up, both against eager. Left and low is good."""
+    """A panel for each training: step across, memory up, both against eager. Left and low is good.
+    The memory is the step's peak; on a CPU, where torch keeps no account, what backward keeps."""
     panels = {
-        model: ways
-        for model, ways in _by_model(rows).items()
-        if ways.get("eager", {}).get("peak_bytes")
+        model: ways for model, ways in _by_model(rows).items() if _memory(ways.get("eager", {}))
     }
     lines = -(-len(panels) // _ACROSS)
     wide = _LEFT + _ACROSS * (_PANEL + _GAP)
@@ -113,6 +132,10 @@ def pareto(rows: list[Row]) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
+def _memory(row: Row) -> int | None:
+    return row.get("peak_bytes") or row.get("kept_bytes")
+
+
 def _legend() -> list[str]:
     parts = []
     for number, (way, colour) in enumerate(_COLOURS.items()):
@@ -124,10 +147,11 @@ def _legend() -> list[str]:
 
 def _panel(model: str, ways: dict[str, Row], x: float, y: float) -> list[str]:
     eager = ways["eager"]
+    kind = "peak" if eager.get("peak_bytes") else "kept"
     points = {
-        way: (row["ms"] / eager["ms"], row["peak_bytes"] / eager["peak_bytes"])
+        way: (row["ms"] / eager["ms"], memory / (_memory(eager) or 1))
         for way, row in ways.items()
-        if row.get("peak_bytes")
+        if (memory := _memory(row))
     }
     slowest = max(1.3, *(time for time, _ in points.values())) * 1.05
     fastest = min(0.9, *(time for time, _ in points.values())) * 0.97
@@ -140,7 +164,7 @@ def _panel(model: str, ways: dict[str, Row], x: float, y: float) -> list[str]:
         return round(y + _PANEL * (1 - peak / most), 1)
 
     parts = [
-        f'<text x="{x}" y="{y - 6}" font-weight="bold">{model}</text>',
+        f'<text x="{x}" y="{y - 6}" font-weight="bold">{model}: {kind}</text>',
         f'<rect x="{x}" y="{y}" width="{_PANEL}" height="{_PANEL}" fill="#fafafa" stroke="#ccc"/>',
         f'<path d="M{x} {up(1)}H{x + _PANEL}M{across(1)} {y}V{y + _PANEL}" stroke="#bbb" '
         'stroke-dasharray="3 3" fill="none"/>',
@@ -153,9 +177,13 @@ def _panel(model: str, ways: dict[str, Row], x: float, y: float) -> list[str]:
     ]
     for way, (time, peak) in points.items():
         colour = _COLOURS.get(way, "#999")
-        words = f"{way}: step {time:.3f}, peak {peak:.3f} of eager's"
+        words = f"{way}: step {time:.3f}, {kind} {peak:.3f} of eager's"
         parts.append(
             f'<circle cx="{across(time)}" cy="{up(peak)}" r="6" fill="{colour}" stroke="#fff">'
             f"<title>{words}</title></circle>"
         )
     return parts
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,7 @@
 
     python benchmarks/save_memory_table.py --save rows.json [--seconds 300] [--models resnet50,gpt2]
         [--ways "eager,ours 5%"] [--tiny]
-    python benchmarks/save_memory_table.py --save rows.json --print [--svg docs/save-memory.svg]
+    python benchmarks/save_memory_report.py rows.json [--svg docs/save-memory.svg]
 
 Every training in every way, in one process, one after the other. Rows are saved one by one: a run
 that is cut goes on where it ended, and what failed is written beside it. What `save_memory`
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import statistics
 import sys
 import time
@@ -40,25 +39,23 @@ from save_memory_models import (
     ours,
     sentence_step,
 )
-from save_memory_report import markdown, pareto
+from save_memory_report import markdown
+from save_memory_rows import measure_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from save_memory_models import Step
+    from save_memory_rows import Row
 
 STEPS, TINY_STEPS = 10, 2  # timed
+TWICE = "twice the batch"
 CAP_ROOM = 1.08  # the cap, over what the smaller batch reserves
 
 
 def main() -> None:
     options = _options()
-    rows = json.loads(options.save.read_text()) if options.save and options.save.exists() else []
-    if not options.print:
-        _measure_all(options, rows)
-    print(markdown(rows))
-    if options.svg:
-        options.svg.write_text(pareto(rows))
+    print(markdown(_measure_all(options)))
 
 
 def _options() -> argparse.Namespace:
@@ -69,36 +66,25 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="small models, also on a CPU")
     parser.add_argument("--no-cap", action="store_true", help="no rows with twice the batch")
     parser.add_argument("--save", type=Path, help="JSON; read first, written after every row")
-    parser.add_argument("--print", action="store_true", help="measure nothing")
-    parser.add_argument("--svg", type=Path)
     return parser.parse_args()
 
 
-def _measure_all(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    end = time.monotonic() + options.seconds
+def _measure_all(options: argparse.Namespace) -> list[Row]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
     turns = shared_turns()
     alone = turns.alone if turns is not None else contextlib.nullcontext
-    known = {(row["model"], row["way"]) for row in rows if "error" not in row}
-    for model, way in _wanted(options):
-        if time.monotonic() > end:
-            break
-        if (model, way) in known:
-            continue
-        began = time.monotonic()
+
+    def measured(cell: Row) -> Row:
         try:
-            row = _cap_row(device, options.tiny) if way == "twice the batch" else None
-            row = row or measure(model, WAYS[way], device, alone, tiny=options.tiny)
-        except Exception as error:
-            row = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
-        row = {"model": model, "way": way, **row, "took_s": round(time.monotonic() - began, 1)}
-        rows[:] = [one for one in rows if (one["model"], one["way"]) != (model, way)]
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        if options.save:
-            options.save.write_text(json.dumps(rows, indent=1))
-        _clean(device)
+            if cell["way"] == TWICE:
+                return _cap_row(device, options.tiny)
+            return measure(cell["model"], WAYS[cell["way"]], device, alone, tiny=options.tiny)
+        finally:
+            clean(device)
+
+    cells = ({"model": model, "way": way} for model, way in _wanted(options))
+    return measure_rows(cells, measured, path=options.save, seconds=options.seconds)
 
 
 def _wanted(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
@@ -108,7 +94,7 @@ def _wanted(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     for way in (way for way in ways if way not in COMPILED):
         yield from ((model, way) for model in models)
     if "seq2seq" in models and not options.no_cap and not options.ways:
-        yield ("seq2seq", "twice the batch")
+        yield ("seq2seq", TWICE)
     yield from ((model, way) for model in models for way in ways if way in COMPILED)
 
 
@@ -123,25 +109,31 @@ def measure(
     """One row; bytes are None where torch keeps no account of them."""
     changed = Changed(way)
     step = build(name, changed, device, tiny=tiny)
-    held = _HeldAfterForward(changed.model, device)
-    for number in range(WARM_UP + 3):
+    for number in range(WARM_UP + 2):
         step(number)
+    held = _HeldAfterForward(changed.model, device)
+    if device.type == "cpu" and changed.saver is None:
+        held.kept_bytes = _counted(step, changed.model)
+    else:
+        step(WARM_UP + 2)
     held.remove()
-    _wait(device)
-    _reset_peak(device)
+    wait(device)
+    reset_peak(device)
     with alone():
-        ms = [_timed(step, device) for _ in range(TINY_STEPS if tiny else STEPS)]
+        ms = [timed(step, device) for _ in range(TINY_STEPS if tiny else STEPS)]
         loss = step(0)
     row = {
         "ms": round(statistics.median(ms), 3),
         "ms_low": round(min(ms), 3),
         "ms_high": round(max(ms), 3),
-        "peak_bytes": _peak(device),
+        "peak_bytes": peak(device),
         "kept_bytes": held.kept_bytes,
         "loss": float(loss.detach()),
     }
     if changed.saver is not None:
         row |= _promised(changed.saver)
+        if device.type == "cpu":
+            row["kept_bytes"] = changed.saver.held_bytes or row.get("plan_saved_bytes")
     return row
 
 
@@ -185,13 +177,13 @@ def _cap_row(device: torch.device, tiny: bool) -> dict[str, Any]:
     small_ms = _steps_ms(step, device)
     reserved = torch.cuda.max_memory_reserved() if device.type == "cuda" else None
     del step, plain
-    _clean(device)
+    clean(device)
     if reserved is not None:
         total = torch.cuda.mem_get_info(device)[1]
         torch.cuda.set_per_process_memory_fraction(min(1.0, CAP_ROOM * reserved / total), device)
     try:
         eager = _try_larger(larger, device)
-        _clean(device)
+        clean(device)
         saved = _with_saver(shape, larger, device)
     finally:
         if reserved is not None:
@@ -226,34 +218,34 @@ def _with_saver(
     for number in range(WARM_UP + 2):
         step(number)
     del step
-    _clean(device)
+    clean(device)
     saver = changed.saver
     assert saver is not None
     optimizer = torch.optim.Adam(changed.model.parameters(), lr=1e-3)
-    _reset_peak(device)
+    reset_peak(device)
     ms = _steps_ms(sentence_step(changed.model, optimizer, larger), device)
-    return {"ms": ms, "peak_bytes": _peak(device), **_promised(saver)}
+    return {"ms": ms, "peak_bytes": peak(device), **_promised(saver)}
 
 
 def _steps_ms(step: Step, device: torch.device) -> float:
     for number in range(4):
         step(number)
-    _wait(device)
+    wait(device)
     return round(
         statistics.median(
-            _timed(step, device) for _ in range(TINY_STEPS if device.type == "cpu" else STEPS)
+            timed(step, device) for _ in range(TINY_STEPS if device.type == "cpu" else STEPS)
         ),
         3,
     )
 
 
-def _timed(step: Step, device: torch.device) -> float:
+def timed(step: Step, device: torch.device) -> float:
     """Two steps, so that the host may run ahead as it does in a training."""
-    _wait(device)
+    wait(device)
     began = time.perf_counter()
     step(0)
     step(1)
-    _wait(device)
+    wait(device)
     return (time.perf_counter() - began) / 2 * 1e3
 
 
@@ -281,21 +273,37 @@ class _HeldAfterForward:
             handle.remove()
 
 
-def _wait(device: torch.device) -> None:
+def _counted(step: Step, model: Any) -> int:
+    """What one step saves for backward, without parameters, where no allocator tells."""
+    owned = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in owned:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        step(0)
+    return sum(sizes.values())
+
+
+def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _peak(device: torch.device) -> int | None:
+def peak(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
-def _reset_peak(device: torch.device) -> None:
+def reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def _clean(device: torch.device) -> None:
+def clean(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -10,10 +10,8 @@ from stepscope.errors import UsageError
 from stepscope.fix.saved.compiled_saver import is_compiled, save_compiled
 from stepscope.fix.saved.encoding_names import LOSSY
 from stepscope.fix.saved.memory_saver import MemorySaver
+from stepscope.fix.saved.save_plan import SavePlan
 from stepscope.records.memory_targets import MemoryTarget, batch_factor, size_in_bytes
-
-if TYPE_CHECKING:
-    from stepscope.fix.saved.save_plan import SavePlan
 
 
 def save_memory(
@@ -41,7 +39,7 @@ def save_memory(
         raise UsageError(f"lossy={lossy!r}: pass one of {', '.join(LOSSY)}")
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model = model.module  # what DDP itself does differs from step to step
-    _check(model, reduce, max_slowdown, warmup)
+    _check(model, reduce, max_slowdown, warmup, plan)
     if is_compiled(model):
         others = {"budget": budget, "max_slowdown": max_slowdown, "batch": batch, "plan": plan}
         return save_compiled(model, reduce, {**others, "dry_run": dry_run or None, "lossy": lossy})
@@ -54,15 +52,23 @@ def save_memory(
     return MemorySaver(model, target, plan=plan, dry_run=dry_run, warmup=warmup, lossy=lossy)
 
 
-def _check(model: Any, reduce: float | None, max_slowdown: float | None, warmup: int) -> None:
+def _check(model: Any, reduce: Any, max_slowdown: Any, warmup: Any, plan: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"save_memory needs a torch.nn.Module, not {type(model).__name__}")
-    if reduce is not None and not 0 < reduce < 1:
-        raise UsageError(f"reduce={reduce}: pass a share between 0 and 1, such as 0.5")
-    if max_slowdown is not None and max_slowdown < 0:
-        raise UsageError(f"max_slowdown={max_slowdown}: pass a share of the step, such as 0.05")
-    if warmup < 0:
-        raise UsageError(f"warmup={warmup}: pass a number of passes, 0 or more")
+    if reduce is not None and not (_is_number(reduce) and 0 < reduce < 1):
+        raise UsageError(f"reduce={reduce!r}: pass a share between 0 and 1, such as 0.5")
+    if max_slowdown is not None and not (_is_number(max_slowdown) and max_slowdown >= 0):
+        raise UsageError(f"max_slowdown={max_slowdown!r}: pass a share of the step, such as 0.05")
+    if not isinstance(warmup, int) or warmup < 0:
+        raise UsageError(f"warmup={warmup!r}: pass a number of passes, 0 or more")
+    if plan is not None and not isinstance(plan, SavePlan):
+        raise UsageError(
+            f"plan= is a {type(plan).__name__}: pass a SavePlan; SavePlan.from_json(text) reads one"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
 
 
 def _bytes(budget: str | int) -> int:

@@ -27,7 +27,7 @@ from stepscope.fix.saved.selection import (
 )
 from stepscope.fix.saved.step_memory import StepMemory, step_memory
 from stepscope.fix.saved.step_record import HoldingOption
-from stepscope.records.figures import percent, size
+from stepscope.records.figures import duration, percent, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,10 +81,10 @@ def plan_step(record: StepRecord, target: MemoryTarget) -> PlannedStep:
     notes = []
     meets_target = limit is None or limit.allows(chosen)
     if limit is not None and not meets_target:
-        notes.append(limit.missed(chosen))
-    if chosen.memory.peak_bytes > _WORTH * plain.memory.peak_bytes:
+        notes.append(limit.missed(chosen, timed=most_ns is not None))
+    if not _is_worthwhile(chosen, plain):
         chosen = plain
-        notes.append(_why_nothing(plain, limit))
+        notes.append(_why_nothing(plain, limit, found, target))
     if any(is_lossy(option.encoding) for option in chosen.selection.encoded.values()):
         notes.append("Some values are rounded (lossy): results differ from plain training.")
     notes.extend(_advice(record, plain.memory.peak_bytes))
@@ -120,15 +120,13 @@ class _PeakLimit:
             self.backward_bytes is None or one.memory.peak_bytes <= self.backward_bytes
         )
 
-    def missed(self, one: _Candidate) -> str:
+    def missed(self, one: _Candidate, *, timed: bool) -> str:
         if self.step_bytes is not None and one.peak_bytes > self.step_bytes:
             most, least = self.step_bytes, one.peak_bytes
         else:
             most, least = self.backward_bytes or 0, one.memory.peak_bytes
-        return (
-            f"The target of {size(most)} is out of reach: {size(least)} is the least within the "
-            "time allowed."
-        )
+        within = " within the time allowed" if timed else ""
+        return f"The target of {size(most)} is out of reach: {size(least)} is the least{within}."
 
 
 def _limit(
@@ -152,10 +150,24 @@ def _limit(
     return _PeakLimit(step_bytes, backward_bytes)
 
 
-def _why_nothing(plain: _Candidate, limit: _PeakLimit | None) -> str:
+def _why_nothing(
+    plain: _Candidate, limit: _PeakLimit | None, found: list[_Candidate], target: MemoryTarget
+) -> str:
     if limit is not None and limit.step_bytes is not None and limit.allows(plain):
         return f"It fits as it is: {size(plain.peak_bytes)} of {size(limit.step_bytes)}."
+    worthwhile = [one for one in found if _is_worthwhile(one, plain)]
+    if worthwhile and target.max_slowdown is not None:
+        cheapest = min(worthwhile, key=lambda one: one.extra_ns)
+        return (
+            f"Nothing is worth it within {percent(target.max_slowdown)} of a step: "
+            f"{size(plain.memory.peak_bytes - cheapest.memory.peak_bytes)} less would take "
+            f"{duration(cheapest.extra_ns)}."
+        )
     return "Nothing here is cheap to recompute or compresses exactly."
+
+
+def _is_worthwhile(one: _Candidate, plain: _Candidate) -> bool:
+    return one.memory.peak_bytes <= _WORTH * plain.memory.peak_bytes
 
 
 def _candidate(

@@ -35,7 +35,7 @@ class CompiledSaver(MemorySaver):
             "keep, in graphs that are compiled from now on."
         ]
         self._model = model
-        self._passes = {}
+        self._start_over()
         self._share = share
         self._patches: list[Any] = []
         self._handles = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,12 @@ if TYPE_CHECKING:
 
 _MOST_PLANS = 8  # one for each combination of input shapes
 _MOST_DEVIATIONS = 3  # in a row: then that plan is given up
+_MOST_FAILED_PINS = 2  # then every operator is watched
 _NOTHING = frozenset[int]()
+# What `_start_over` sets.
+_OF_PASSES = frozenset(
+    ("_passes", "_depth", "_caller", "_handled", "_stack", "_watch", "_active", "_current")
+)
 
 
 @dataclass(slots=True)
@@ -58,6 +64,7 @@ class _KnownPass:
     report: PassReport | None = None
     counted: bool = False  # the report is of an ordinary pass
     deviations: int = 0  # in a row
+    failed_pins: int = 0  # pinned passes that differed, before any that did not
     given_up: bool = False
 
 
@@ -83,17 +90,33 @@ class MemorySaver:
         self._warmup = warmup
         self._lossy = lossy
         self._given = None if plan is None else FollowedPlan.of(plan)
-        self._passes: dict[Any, _KnownPass] = {}
-        self._depth = 0
-        self._stack: ExitStack | None = None
-        self._watch = StepWatch()
-        self._active: StepRecorder | PlanFollower | None = None
-        self._current: _KnownPass | None = None
+        self._start_over()
         self._hooked: set[Any] = set()
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._enters, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leaves, with_kwargs=True, always_call=True),
         ]
+
+    def _start_over(self) -> None:
+        """No pass has been seen, and none is under way."""
+        self._passes: dict[Any, _KnownPass] = {}
+        self._depth = 0
+        self._caller: Any = None  # the frame that runs the model's forward
+        self._handled: BaseException | None = None  # the error that was handled when it began
+        self._stack: ExitStack | None = None
+        self._watch = StepWatch()
+        self._active: StepRecorder | PlanFollower | None = None
+        self._current: _KnownPass | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the model has a saver of its own, which records its own passes: what this one
+        knows is tied to this model's tensors."""
+        self._end_interrupted()
+        return {name: value for name, value in self.__dict__.items() if name not in _OF_PASSES}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start_over()
 
     @property
     def held_bytes(self) -> int | None:
@@ -119,6 +142,7 @@ class MemorySaver:
         return self._watch.typical_ns(followed[-1].key, FOLLOWED) if followed else None
 
     def remove(self) -> None:
+        self._end_interrupted()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -127,7 +151,7 @@ class MemorySaver:
     def forward(self, *inputs: Any) -> Iterator[None]:
         """Around the model and the loss, where the loss keeps much itself; `inputs` tell batches
         of different shapes apart. Call backward outside."""
-        self._begin(inputs)
+        self._begin(inputs, None)
         try:
             yield
         except BaseException:
@@ -139,16 +163,20 @@ class MemorySaver:
 
     def _enters(self, module: Any, args: Any, kwargs: Any) -> None:
         del module
-        self._begin((args, kwargs))
+        if not torch.compiler.is_compiling():
+            self._begin((args, kwargs), sys._getframe(1))
 
-    def _leaves(self, module: Any, *passed: Any) -> None:
-        """Called without keyword arguments where forward raised."""
-        del module
-        completed = len(passed) == 3
-        self._end(passed[2] if completed else None, failed=not completed)
+    def _leaves(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """Torch also calls this where forward raised, while it handles the error."""
+        del module, args, kwargs
+        if not torch.compiler.is_compiling():
+            self._end(output, failed=sys.exc_info()[1] is not self._handled)
 
-    def _begin(self, inputs: Any) -> None:
+    def _begin(self, inputs: Any, caller: Any) -> None:
+        self._end_interrupted()
         self._depth += 1
+        if self._depth == 1:
+            self._caller, self._handled = caller, sys.exc_info()[1]
         if self._depth > 1 or not torch.is_grad_enabled() or not self._may_act():
             return
         known = self._known(inputs)
@@ -181,6 +209,12 @@ class MemorySaver:
             else:
                 self._stack.enter_context(self._active)
 
+    def _end_interrupted(self) -> None:
+        """Ctrl-C ends a pass without torch calling any hook."""
+        if self._caller is not None and not _is_running(self._caller):
+            self._depth = 1
+            self._end(None, failed=True)
+
     def _follower(self, known: _KnownPass, followed: FollowedPlan) -> PlanFollower:
         if known.pinned is not None:
             count = not known.counted
@@ -191,10 +225,14 @@ class MemorySaver:
 
     def _end(self, output: Any, *, failed: bool = False) -> None:
         self._depth -= 1
-        if self._depth or self._stack is None:
+        if self._depth:
             return
         active, known, stack = self._active, self._current, self._stack
-        self._active = self._current = self._stack = None
+        self._active = self._current = self._stack = self._caller = self._handled = None
+        if stack is None:
+            return
+        if isinstance(active, PinnedFollower):
+            active.stop_watching()
         stack.close()
         if isinstance(active, (StepRecorder, PinningFollower)):
             active.detach()
@@ -204,7 +242,7 @@ class MemorySaver:
             self._plan(active.finish(output), known)
         elif isinstance(active, PlanFollower):
             report = active.finish()
-            self._followed(known, report)
+            self._followed(known, active, report)
             if report.deviation is not None:
                 return
             if isinstance(active, PinningFollower):
@@ -265,19 +303,29 @@ class MemorySaver:
                 known.readings.append((held.number, allocated))
         return recorder.unpack(held)
 
-    def _followed(self, known: _KnownPass, report: PassReport) -> None:
+    def _followed(self, known: _KnownPass, active: PlanFollower, report: PassReport) -> None:
         if report.deviation is None:
             known.deviations = 0
             return
         known.pinned = None  # the next pass pins it again
         known.deviations += 1
         self._note(f"a pass differed from the recorded one, the rest was kept: {report.deviation}")
+        if isinstance(active, PinnedFollower) and not known.counted:
+            self._watch_all_after_failed_pins(known)
         if known.deviations >= _MOST_DEVIATIONS:
             known.given_up = True
             self._note(
                 f"{_MOST_DEVIATIONS} passes in a row differed: everything is kept from now on for "
                 "inputs of these shapes. The model's operators change from pass to pass"
             )
+
+    def _watch_all_after_failed_pins(self, known: _KnownPass) -> None:
+        """Some operators save other tensors when they are watched (CTC's loss does): such a plan
+        holds in every watched pass and in no other."""
+        known.failed_pins += 1
+        if known.failed_pins >= _MOST_FAILED_PINS:
+            known.must_watch = known.counted = True
+            self._note("unwatched passes differ from watched ones: all operators are watched")
 
     def _known(self, inputs: Any) -> _KnownPass | None:
         key = (self._model.training, _shapes(inputs), _autocast_state())
@@ -303,8 +351,6 @@ class MemorySaver:
         return not self._dry_run and followed.plan.changes_something()
 
     def _may_act(self) -> bool:
-        if torch.compiler.is_compiling():
-            return False
         if torch._C._are_functorch_transforms_active():
             self._note("torch.func transforms allow no hooks: everything is kept inside them")
             return False
@@ -323,6 +369,14 @@ class MemorySaver:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def _is_running(frame: Any) -> bool:
+    """Whether it is one of those that called this."""
+    current: Any = sys._getframe(1)
+    while current is not None and current is not frame:
+        current = current.f_back
+    return current is not None
 
 
 def _device(model: torch.nn.Module) -> torch.device:

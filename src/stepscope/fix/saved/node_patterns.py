@@ -103,6 +103,7 @@ class NodePattern:
     settings: tuple[tuple[str, Any], ...]
     sizes: tuple[Any, ...] | None  # of the results, where the settings leave them open
     edges: tuple[Edge, ...]
+    numbers: tuple[tuple[str, float], ...] = ()  # operands, by the field that keeps them
 
     @classmethod
     def of(cls, node: Any, first: int) -> NodePattern:
@@ -126,8 +127,19 @@ class NodePattern:
         return (
             _one_name(node.name()) == self.name
             and all(getattr(node, setting) == value for setting, value in self.settings)
+            and all(number_in(node, field) == value for field, value in self.numbers)
             and (self.sizes is None or _sizes(node) == self.sizes)
         )
+
+
+def number_in(node: Any, field: str) -> float | None:
+    """The number that an operator was given; None where it was a tensor. Torch wraps numbers as
+    tensors; `tolist` is no operator, which a dispatch mode would be handed the bare number for."""
+    kept = getattr(node, field, None)
+    if not isinstance(kept, torch.Tensor) or kept.dim() or kept.device.type != "cpu":
+        return None
+    number: float = kept.tolist()
+    return number
 
 
 def _one_name(name: str) -> str:

@@ -20,6 +20,7 @@ from stepscope.fix.saved.node_patterns import (
     VIEW_NODES,
     NodePattern,
     all_nodes,
+    number_in,
     settled_node,
 )
 from stepscope.fix.saved.operators import plain_name
@@ -151,7 +152,7 @@ class _SettledCalls:
         self.nodes |= {node, *self._views_before(pattern)}
         self.epsilons += epsilon
         if numbers:
-            self.with_numbers[node] = replace(pattern, settings=(*pattern.settings, *numbers))
+            self.with_numbers[node] = replace(pattern, numbers=numbers)
         for argument, _, seen_as in found:
             if isinstance(argument, SourceArgument):
                 self._see(argument.source, seen_as)
@@ -190,7 +191,7 @@ class _SettledCalls:
         same = geometry == tensor.geometry
         return SourceArgument(key), None if same else tensor.geometry, seen_as
 
-    def _numbers(self, call: SeenCall, node: int) -> Iterator[tuple[str, Any]]:
+    def _numbers(self, call: SeenCall, node: int) -> Iterator[tuple[str, float]]:
         """Operands that are numbers; products keep them in their node, sums do not."""
         template = call.call.template
         if template.operator._overloadname != "Tensor":
@@ -200,8 +201,8 @@ class _SettledCalls:
                 continue
             number = None
             if plain_name(template.operator).rstrip("_") in NUMBER_OPERANDS:
-                number = getattr(self._pass.nodes[node], field, None)
-            if number is None or not bool(number == argument):
+                number = number_in(self._pass.nodes[node], field)
+            if number is None or number != argument:
                 raise _NotSettledError("a number that its node does not keep")
             yield field, number
 
@@ -300,16 +301,20 @@ class _Pinning:
         self, number: int, seen: SeenUse, held: CallResult, kept: PinnedUse
     ) -> PinnedUse:
         recomputed = replace(kept, action=RECOMPUTE, geometry=seen.tensor.geometry)
+        (call,) = (call for call in self._seen.calls if call.call is held.call)
         node = self._settled.node_of.get(id(held.call))
-        if node is None:
-            (call,) = (call for call in self._seen.calls if call.call is held.call)
-            return recomputed if self._is_watched(call) else kept
-        recomputed = replace(recomputed, computed=(node, held.slot))
-        if seen.tensor.maker is not None:
-            return recomputed if seen.tensor.maker[0] == node else kept
-        if seen.nodes_before - 1 == node:  # statistics of a norm, saved by its own node
-            return self._proven_use(number, seen, recomputed) or kept
-        return kept
+        if node is None and self._is_watched(call):
+            return recomputed
+        found = None
+        if node is not None:
+            recomputed = replace(recomputed, computed=(node, held.slot))
+            if seen.tensor.maker is not None:
+                found = recomputed if seen.tensor.maker[0] == node else None
+            elif seen.nodes_before - 1 == node:  # statistics of a norm, saved by its own node
+                found = self._proven_use(number, seen, recomputed)
+        if found is None:
+            self._lost.add(call.ordinal)
+        return found or kept
 
     def _proven_use(self, number: int, seen: SeenUse, use: PinnedUse) -> PinnedUse | None:
         """The node that saves it is known only from tensors that come later."""

@@ -383,10 +383,14 @@ class PinnedFollower(PlanFollower):
         for table in (self._sources, self._calls, self._waiting, self._unproven):
             table.clear()
 
-    def finish(self) -> PassReport:
+    def stop_watching(self) -> None:
+        """Also in the middle of a module, where an interrupt ended the pass."""
         if self._watching:
             self._watching.clear()
             self.__exit__(None, None, None)
+
+    def finish(self) -> PassReport:
+        self.stop_watching()
         if self.report.deviation is None:
             made = nodes_made() - self._first
             if self._packed != len(self._pinned.uses) or made != self._pinned.nodes:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _MOST_SEGMENTS = 64
 _LEAST_IN_SEGMENT = 8  # operators
 _PRICES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # times the step's bytes for the step's time
+_NEVER = 1e6  # bytes for a nanosecond: nothing is worth that
+_ENDS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the operators
 _HALVINGS = 4
 _PARTS = 6  # a limit is met to a 64th of the operators
 _PRICED_SEGMENTS = 3  # segmentations that are tried at every price
@@ -80,6 +82,8 @@ def _priced(
 
     rising = [(0.0, free), *((price, at(price)) for price in _PRICES)]
     found = [one for _, one in rising]
+    if fits is None and most_ns is None:
+        found += [_one_end(record, score, segments, part) for part in _ENDS]
     limits: list[Callable[[C], bool]] = []
     if most_ns is not None:
         limits.append(lambda one: one.extra_ns <= most_ns)
@@ -91,6 +95,16 @@ def _priced(
                 found += _between(at, low, high, len(record.operators), beyond)
                 break
     return found
+
+
+def _one_end(
+    record: StepRecord, score: Callable[[ValueSelection], C], segments: int, part: float
+) -> C:
+    """Recompute at the end of the pass only: what is made again for its beginning is there when
+    backward has freed most, and may be a peak of its own. Times do not matter here, so the least
+    memory is the least on a busy machine, too."""
+    late = (round(part * len(record.operators)), 0.0)
+    return score(select(record, bytes_per_ns=_NEVER, segments=segments, late=late))
 
 
 def _between(

@@ -272,7 +272,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         ]
         record = StepRecord(
             operators=tuple(calls),
-            values=tuple(self._values.with_options(self._trials.options(self._uses))),
+            values=tuple(self._values.with_options(self._trials.options(self._uses, calls))),
             uses=tuple(self._uses),
             on_host=self._device.type == "cpu",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -17,14 +18,20 @@ from stepscope.fix.saved.operator_clock import OperatorClock
 from stepscope.fix.saved.step_record import HoldingOption
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from stepscope.fix.saved.encodings.encoded import Encoded
-    from stepscope.fix.saved.step_record import SavedUse
+    from stepscope.fix.saved.step_record import RecordedCall, SavedUse
 
 _LEAST_BYTES = 1 << 10  # smaller values are not worth a search
-# Backward compares these values with exact sums of them: they are never rounded.
-_PRECISE = re.compile(r"Attention|Rnn|Lstm|Gru|LogSoftmax|Loss")
+# Their backward changes little when a value does. Others compare values (amax asks which element is
+# the largest: none, once rounded) or divide by them (which may then be zero): never rounded.
+_TOLERANT = re.compile(
+    r"^(?:(?:Slow|Thnn|Mkldnn|Cudnn|Miopen)?Conv|Addmm|Mm|Bmm|Baddbmm|Linear|MkldnnLinear|Mv|Mul|Addcmul"
+    r"|Relu|LeakyRelu|Gelu|Silu|Sigmoid|Tanh|Elu|Hardswish|Hardsigmoid|Hardtanh|Mish|Softplus|Softmax"
+    r"|PreluKernel|Glu|Exp|Sin|Cos|\w*Norm)(?:olution|Depthwise)?(?:[23]D)?Backward\d*$"
+)
+_NORM = re.compile(r"(?:Batch|Layer|Group|Rms)Norm")
 _OUTCOME_ELEMENTS = 1 << 20  # one size stands for all: the cost is the same per element
 
 
@@ -86,9 +93,11 @@ class EncodingTrials:
         trial = _Trial(value, spec, kind, flat.numel(), encoded.size_bytes, exact)
         self._trials.append(trial)
 
-    def options(self, uses: Iterable[SavedUse]) -> dict[int, tuple[HoldingOption, ...]]:
+    def options(
+        self, uses: Sequence[SavedUse], calls: Sequence[RecordedCall]
+    ) -> dict[int, tuple[HoldingOption, ...]]:
         """By value. The cost of one size is the least that was measured for it."""
-        precise = {use.value for use in uses if _PRECISE.search(use.consumer)}
+        precise = precise_values(uses, calls)
         costs: dict[tuple[str, torch.dtype, int], float] = {}
         for trial, took_ns in zip(self._trials, self._clock.took_ns(), strict=True):
             cost = took_ns / trial.numel
@@ -102,6 +111,34 @@ class EncodingTrials:
                     HoldingOption(encoding=trial.spec, held_bytes=trial.held_bytes, cost_ns=cost_ns)
                 )
         return {value: tuple(options) for value, options in found.items()}
+
+
+def precise_values(uses: Sequence[SavedUse], calls: Sequence[RecordedCall]) -> set[int | None]:
+    """Those that may not be rounded: somebody depends on their exact content, or on that of a value
+    that can be recomputed from them."""
+    precise = {use.value for use in uses if not _is_tolerant(use.consumer)}
+    for call in reversed(calls):
+        if call.refusal is None and not precise.isdisjoint(call.outputs):
+            precise.update(call.inputs)
+    return precise | _statistics(uses)
+
+
+def _is_tolerant(consumer: str) -> bool:
+    is_norm = "Norm" in consumer
+    return bool(_TOLERANT.match(consumer)) and (not is_norm or bool(_NORM.search(consumer)))
+
+
+def _statistics(uses: Sequence[SavedUse]) -> set[int | None]:
+    """Of norms: all that a node saves but the largest, its input."""
+    by_node: defaultdict[int, list[SavedUse]] = defaultdict(list)
+    for use in uses:
+        if use.order is not None and _NORM.search(use.consumer):
+            by_node[use.order].append(use)
+    found: set[int | None] = set()
+    for saved in by_node.values():
+        largest = max(saved, key=lambda use: math.prod(use.shape))
+        found.update(use.value for use in saved if use is not largest)
+    return found
 
 
 def _there_and_back(spec: str, tensor: torch.Tensor) -> tuple[Encoded | None, torch.Tensor | None]:
