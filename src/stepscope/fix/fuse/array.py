@@ -192,7 +192,7 @@ class ModelArray(nn.Module):
         own = self._models[model].state_dict()
         return {name: value.detach().clone() for name, value in own.items()}
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """`state_dict(3)` is `state_of(3)`; all models' state is `checkpoint()`."""
         if len(args) == 1 and isinstance(args[0], int) and not kwargs:
             return self.state_of(args[0])

@@ -60,18 +60,24 @@ class _Comparison:
         self._paths = {
             id(module): path for model in (one, other) for path, module in model.named_modules()
         }
-        self._seen: set[tuple[int, int]] = set()
+        self._known: dict[tuple[int, int], bool] = {}
 
     def are_same(self, a: Any, b: Any) -> bool:
-        if a is b or (id(a), id(b)) in self._seen:
+        if a is b:
             return True
         if isinstance(a, nn.Module):  # parts of the models are compared by themselves
-            return self._paths.get(id(a), "?") == self._paths.get(id(b), "!")
+            return bool(self._paths.get(id(a), "?") == self._paths.get(id(b), "!"))
         if type(a) is not type(b):
             return False
         if isinstance(a, torch.Tensor):
             return bool(a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b))
-        self._seen.add((id(a), id(b)))
+        pair = id(a), id(b)
+        if pair not in self._known:
+            self._known[pair] = True  # until shown otherwise: objects may hold each other
+            self._known[pair] = self._have_same_parts(a, b)
+        return self._known[pair]
+
+    def _have_same_parts(self, a: Any, b: Any) -> bool:
         ours, theirs = _parts(a), _parts(b)
         if ours is None or theirs is None:
             return _are_equal(a, b)
