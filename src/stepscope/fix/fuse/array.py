@@ -41,7 +41,7 @@ from stepscope.fix.fuse.ledger import answers, recording
 from stepscope.fix.fuse.model_streams import Draws, Streams, draws_together
 from stepscope.fix.fuse.new_tensors import OwnDraws
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
-from stepscope.fix.fuse.rules import stack_results
+from stepscope.fix.fuse.rules import stack_input
 from stepscope.fix.fuse.stacked import Stacked, stack_in_place
 
 if TYPE_CHECKING:
@@ -114,13 +114,7 @@ class ModelArray(nn.Module):
 
     def stack(self, value: Any) -> Any:
         """A list with one tensor for each model becomes a Stacked; all else stays as it is."""
-        if isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor):
-            if isinstance(value[0], Stacked):
-                return value
-            if len(value) != len(self):
-                raise UsageError(f"{len(value)} tensors for {len(self)} models: one each is needed")
-            return stack_results(list(value))
-        return value
+        return stack_input(value, len(self))
 
     def drawing_as(self, model: int) -> AbstractContextManager[None]:
         """Meanwhile torch draws this model's random numbers, for what is its own, such as data."""
@@ -146,8 +140,7 @@ class ModelArray(nn.Module):
     def without_gradient(self) -> dict[str, list[bool]]:
         """Weights that a model's code left out while another's did not: where each model's stays
         as it is, as its optimizer would find no gradient there alone."""
-        stacks = dict(self.named_parameters()) if self._alone else {}
-        return left_out(stacks, self._stacks, self._alone, self._reached)
+        return left_out(dict(self.named_parameters()), self._stacks, self._alone, self._reached)
 
     def graph(self, step: Callable[..., Any]) -> CapturedStep:
         """A whole step, which ends with `array.step()`, as one CUDA graph; see captured.py."""
@@ -298,6 +291,9 @@ class ModelArray(nn.Module):
     @contextmanager
     def _computing(self) -> Iterator[None]:
         """Meanwhile rules find this array's random numbers and choices, and note what they do."""
+        if self._streams.are_used:
+            yield
+            return
         with recording(self._ledger), self._streams.used(), self._chooser.used():
             with OwnDraws(len(self)):
                 yield
@@ -403,9 +399,9 @@ class ModelArray(nn.Module):
             self._proven.add((path, self.training))
         return result
 
-    def _compute_alone(self, path: str, *inputs: Any) -> Any:
+    def _compute_alone(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parts = self._models, self._template[0], self._streams
-        return compute_alone(*parts, path, *inputs, self._reached)
+        return compute_alone(*parts, path, args, kwargs, self._reached)
 
     def changing(self, path: str = "") -> tuple[dict[str, torch.Tensor], list[Any]]:
         """What a forward pass may change before it fails: buffers and random numbers."""
@@ -422,6 +418,7 @@ class ModelArray(nn.Module):
     ) -> None:
         """What `changing` gave, for all models or these."""
         chosen = range(len(self)) if models is None else models
+        keep_replaced_buffers(self._buffers_of_template)
         with torch.no_grad():
             for name, values in before[0].items():
                 for model in chosen:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from stepscope.errors import StepscopeError
 from stepscope.fix.fuse.new_tensors import as_drawn_alone
 from stepscope.fix.fuse.rules import stack_results
-from stepscope.fix.fuse.stacked import NotFusableError, Stacked, of_model
-from stepscope.fix.memory_meters import is_out_of_memory
+from stepscope.fix.fuse.stacked import NotFusableError, Stacked, is_final, of_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
 
     from stepscope.fix.fuse.model_streams import Streams
 
-_OWN_ERRORS: WeakSet[Exception] = WeakSet()  # raised by one model's own code
+_OWN = "_raised_by_one_model"  # an error of the model's code itself
 
 
 def compute_alone(
@@ -49,7 +46,7 @@ def compute_alone(
             except NotFusableError:
                 raise
             except Exception as error:
-                _OWN_ERRORS.add(error)
+                vars(error)[_OWN] = True
                 raise
             results.append(result)
         for name, value in tensors.items():  # a buffer that the code replaced
@@ -60,9 +57,7 @@ def compute_alone(
 
 def may_compute_alone(error: Exception) -> bool:
     """Whether each model may succeed where all at once did not."""
-    if isinstance(error, StepscopeError) or is_out_of_memory(error):
-        return False
-    return error not in _OWN_ERRORS
+    return not is_final(error) and _OWN not in vars(error)
 
 
 def reason_of(error: Exception) -> str:
@@ -80,8 +75,10 @@ def left_out(
 ) -> dict[str, list[bool]]:
     """Stacks of which backward reached some models' weights and not others': True where not. All
     modules that hold such a stack compute alone."""
+    found: dict[str, list[bool]] = {}
     roots = tuple(f"{path}." if path else "" for path in alone)
-    found = {}
+    if not roots:
+        return found
     for name, stack in stacks.items():
         paths = [path for path, one in by_path.items() if one is stack]
         if stack.grad is not None and all(path.startswith(roots) for path in paths):

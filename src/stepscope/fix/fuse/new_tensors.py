@@ -39,7 +39,7 @@ class OwnDraws(TorchFunctionMode):
         note(func.__name__, "one by one")
         drawn = []
         for model in range(self._count):
-            with streams().of(model):
+            with streams().of(model), as_drawn_alone():
                 drawn.append(func(*args, **kwargs))
         return Stacked(torch.stack(drawn), self._count)
 

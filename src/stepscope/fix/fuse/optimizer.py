@@ -78,6 +78,7 @@ class ArrayOptimizer:
                     self._step_some(group, rest, going, self._counts + going)
                 elif rest:
                     self._step_group(self._weight_step(group, rest), group)
+            self._count_apart_what_waits()
             if going is not None:
                 self._same_count = False
             self._counts += 1 if going is None else going.to(self._counts.device)
@@ -138,11 +139,22 @@ class ArrayOptimizer:
             own["lr"] = step.settings["lr"][model].float()
         return own
 
+    def _count_apart_what_waits(self) -> None:
+        """Weights that have no gradient in this step: they are behind the others from now on."""
+        for name, state in self._states.items():
+            if _COUNT not in state and self._array.get_parameter(name).grad is None:
+                state[_COUNT] = self._counts.clone()
+
     def _step_by_own_count(
         self, group: int, name: str, going: torch.Tensor | None, left_out: list[bool] | None
     ) -> None:
         """A weight that some model left out in some step: each counts its own steps of it."""
         count = self._states[name].setdefault(_COUNT, self._counts.clone())
+        if going is None and left_out is None:
+            count += 1
+            assert self._update is not None
+            self._update(self._weight_step(group, [name])._replace(count=count))
+            return
         active = torch.ones(len(self.optimizers), dtype=torch.bool)
         if left_out is not None:
             active &= ~torch.tensor(left_out)
@@ -246,7 +258,7 @@ class ArrayOptimizer:
         if self._update is not None:
             own = dict(self._array[model].named_parameters())
             for name, state in self._states.items():
-                if not state:
+                if not state.keys() - {_COUNT}:
                     continue
                 parts = {kind: value[model].clone() for kind, value in state.items()}
                 count = parts.pop(_COUNT, self._counts[model])

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from stepscope.errors import StepscopeError
 from stepscope.fix.fuse.ledger import note
+from stepscope.fix.memory_meters import is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -164,6 +166,14 @@ class Stacked(torch.Tensor):
         if func is torch.ops.aten.detach.default:
             return args[0]
         raise NotFusableError(f"{func} was called below torch's functions")
+
+
+def is_final(error: Exception) -> bool:
+    """Whether another way of computing would not help: memory is short, the user is told what to
+    change, or a checkpointed module was computed as far as backward needs."""
+    if isinstance(error, StepscopeError) or is_out_of_memory(error):
+        return True
+    return type(error).__name__ == "_StopRecomputationError"
 
 
 def stack_in_place(windows: Sequence[torch.Tensor]) -> torch.Tensor:

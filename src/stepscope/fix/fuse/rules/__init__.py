@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from stepscope.errors import StepscopeError
+from stepscope.errors import UsageError
 from stepscope.fix.fuse.ledger import note
 from stepscope.fix.fuse.model_streams import drawing_as
 from stepscope.fix.fuse.rules.registry import RULES, draws, writes
-from stepscope.fix.fuse.stacked import NotFusableError, Stacked, all_common
-from stepscope.fix.memory_meters import is_out_of_memory
+from stepscope.fix.fuse.stacked import NotFusableError, Stacked, all_common, is_final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -70,7 +69,7 @@ def compute(
 
 def _pass_on(error: Exception) -> None:
     """Another way would not help."""
-    if isinstance(error, NotFusableError | StepscopeError) or is_out_of_memory(error):
+    if isinstance(error, NotFusableError) or is_final(error):
         raise error
 
 
@@ -131,6 +130,17 @@ def one_by_one(
     return stack_results(results)
 
 
+def stack_input(value: Any, count: int) -> Any:
+    """A list with one tensor for each model as a Stacked; all else as it is."""
+    if not isinstance(value, list | tuple) or not value:
+        return value
+    if not isinstance(value[0], torch.Tensor) or isinstance(value[0], Stacked):
+        return value
+    if len(value) != count:
+        raise UsageError(f"{len(value)} tensors for {count} models: one each is needed")
+    return stack_results(value)
+
+
 def stack_results(results: Sequence[Any], apart: bool = False) -> Any:
     """One structure with a Stacked where each model's has a tensor. `apart`: what cannot be stacked
     becomes a list with every model's."""
@@ -180,13 +190,17 @@ Stacked.compute = staticmethod(compute)
 _apply_alone = vars(torch.autograd.Function)["apply"].__func__
 
 
-def _apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """torch asks no tensor before it runs a function with a backward of its own, and would see no
     gradients here: models compute it each, or by vmap where it allows that."""
-    if any(isinstance(value, Stacked) for value in args):
-        own = partial(_apply_alone, cls)
-        return compute(own, f"{cls.__name__}.apply", args, kwargs)
-    return _apply_alone(cls, *args, **kwargs)
+    if not any(isinstance(value, Stacked) for value in args):
+        return _apply_alone(cls, *args, **kwargs)
+    own, name = partial(_apply_alone, cls), f"{cls.__name__}.apply"
+    has_rule = cls.generate_vmap_rule or cls.vmap is not torch.autograd.Function.vmap
+    if has_rule or all_common(args, kwargs):
+        return compute(own, name, args, kwargs)
+    note(name, "one by one")
+    return one_by_one(own, args, kwargs)
 
 
 torch.autograd.Function.apply = classmethod(_apply)
