@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from twins import Trained, assert_same, train_both
 
 from stepscope.errors import UsageError
-from stepscope.fix.fuse import fuse
+from stepscope.fix.fuse import ArrayScaler, Stacked, fuse
 
 
 def rows() -> tuple[torch.Tensor]:
@@ -326,3 +326,53 @@ def test_clipping_says_what_is_missing() -> None:
     array.backward(array(torch.randn(3, 4)).mean())
     with pytest.raises(UsageError, match="3 limits for 2 models"):
         array.clip_grad_norm_([1.0, 2.0, 3.0])
+
+
+def test_models_come_and_go_with_scaler_and_schedulers() -> None:
+    models = [nn.Linear(4, 1) for _ in range(3)]
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in models]
+    plans = [torch.optim.lr_scheduler.StepLR(one, 1) for one in optimizers]
+    array, scaler = fuse(models, optimizers, plans), ArrayScaler(3)
+
+    def step() -> None:
+        loss = array(torch.ones(3, 4)).square().mean()
+        array.zero_grad()
+        array.backward(scaler.scale(loss))
+        scaler.step(array)
+        scaler.update()
+        array.step_schedulers()
+
+    step()
+    assert array.evict(-1) is models[2]
+    assert [array[place] for place in range(len(array))] == models[:2]
+    with pytest.raises(UsageError, match=r"scaler\.evict"):
+        step()
+    scaler.evict(2)
+    new = nn.Linear(4, 1)
+    array.admit(new, torch.optim.SGD(new.parameters(), lr=0.1))  # without a scheduler
+    scaler.admit()
+    step()
+    array.resume(array.checkpoint())
+    rates = [one.param_groups[0]["lr"] for one in array.optimizer.optimizers]
+    assert rates == pytest.approx([0.001, 0.001, 0.1])
+    for place in (3, -4):
+        with pytest.raises(UsageError, match="there is no model"):
+            array.evict(place)
+
+
+def test_losses_can_be_printed() -> None:
+    array = fuse([nn.Linear(1, 1) for _ in range(2)])
+    array.load(0, {"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)})
+    array.load(1, {"weight": torch.tensor([[3.0]]), "bias": torch.zeros(1)})
+    loss = array(torch.ones(4, 1)).mean()
+    assert f"{loss:.1f}" == "[2.0, 3.0]"
+    assert f"{loss}" == "Stacked(2 models, shape=(), dtype=torch.float32)"
+
+
+def test_stacked_inputs_fit_the_array() -> None:
+    array = fuse([nn.Linear(4, 1) for _ in range(2)])
+    batches = torch.randn(2, 5, 4)
+    apart = array([batches[0], batches[1]])
+    torch.testing.assert_close(array(Stacked(batches, 2)).front(), apart.front())
+    with pytest.raises(UsageError, match="a Stacked of 3 models for an array of 2"):
+        array(Stacked(torch.randn(3, 5, 4), 3))

@@ -76,6 +76,13 @@ def check_lengths(count: int, **given: Sequence[Any]) -> None:
             raise UsageError(f"{len(values)} {name} for {count} models: give one for each")
 
 
+def place_of(model: int, count: int) -> int:
+    """UsageError unless there is such a model; from the end, if it is negative."""
+    if not -count <= model < count:
+        raise UsageError(f"there is no model {model}: this array has {count}")
+    return model % count
+
+
 def make_template(model: nn.Module) -> nn.Module:
     """The model's code and settings without its tensors, which come from the stacks."""
     with torch.no_grad():

@@ -29,6 +29,7 @@ from stepscope.fix.fuse.architecture import (
     keep_replaced_buffers,
     leave_stacks,
     make_template,
+    place_of,
     refresh_flat_weights,
 )
 from stepscope.fix.fuse.captured import CapturedStep
@@ -37,7 +38,7 @@ from stepscope.fix.fuse.clipping import clip_each
 from stepscope.fix.fuse.compiled import CompiledFunction, check_can_compile
 from stepscope.fix.fuse.differences import settle
 from stepscope.fix.fuse.each_alone import compute_alone, left_out, may_compute_alone, reason_of
-from stepscope.fix.fuse.ledger import answers, recording
+from stepscope.fix.fuse.ledger import answers, recording, times_by_way
 from stepscope.fix.fuse.model_streams import Draws, Streams, draws_together
 from stepscope.fix.fuse.new_tensors import OwnDraws
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
@@ -155,7 +156,8 @@ class ModelArray(nn.Module):
     def step_schedulers(self, metrics: Sequence[float] | None = None) -> None:
         """Every model's scheduler; `metrics` are one for each, where they take one."""
         for model, scheduler in enumerate(self._schedulers):
-            scheduler.step(metrics[model]) if metrics is not None else scheduler.step()
+            if scheduler is not None:
+                scheduler.step(*(() if metrics is None else (metrics[model],)))
 
     def clip_grad_norm_(self, most: float | Sequence[float]) -> torch.Tensor:
         """Each model's gradient on its own; returns every model's norm before."""
@@ -208,6 +210,7 @@ class ModelArray(nn.Module):
         """Take one model out of the array; the others go on, and memory shrinks."""
         if len(self) == 1:
             raise UsageError("the last model cannot leave its array")
+        model = place_of(model, len(self))
         gone = self._models[model]
         kept = [number for number in range(len(self)) if number != model]
         if self.optimizer is not None:
@@ -242,7 +245,7 @@ class ModelArray(nn.Module):
         return {
             "models": [self.state_of(model) for model in range(len(self))],
             "optimizer": self.optimizer.checkpoint() if self.optimizer is not None else None,
-            "schedulers": [copy.deepcopy(one.state_dict()) for one in self._schedulers],
+            "schedulers": [copy.deepcopy(one and one.state_dict()) for one in self._schedulers],
             "random": [list(states) for states in self._streams.states],
         }
 
@@ -255,17 +258,15 @@ class ModelArray(nn.Module):
         if self.optimizer is not None:
             self.optimizer.resume(saved["optimizer"])
         for scheduler, state in zip(self._schedulers, saved["schedulers"], strict=True):
-            scheduler.load_state_dict(state)
+            if scheduler is not None:
+                scheduler.load_state_dict(state)
         self._streams.states = [list(states) for states in saved["random"]]
 
     def report(self) -> dict[str, Any]:
         """How each function was computed so far, and which modules compute one by one."""
-        ways: dict[str, dict[str, int]] = {}
-        for (name, way), times in sorted(self._ledger.items()):
-            ways.setdefault(way, {})[name] = times
         return {
             "models": len(self),
-            "functions": ways,
+            "functions": times_by_way(self._ledger),
             "one_by_one": dict(self._alone),
             "choices": self._chooser.choices(),
         }

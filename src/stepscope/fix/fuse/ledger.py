@@ -30,3 +30,11 @@ def note(name: str, way: str) -> None:
 def answers(ledger: Counter[tuple[str, str]]) -> int:
     """How often code asked for a value in which all models agreed."""
     return sum(times for (_, way), times in ledger.items() if way == "agreed")
+
+
+def times_by_way(ledger: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    """How often each function was computed in each way."""
+    ways: dict[str, dict[str, int]] = {}
+    for (name, way), times in sorted(ledger.items()):
+        ways.setdefault(way, {})[name] = times
+    return ways

@@ -82,6 +82,12 @@ class Stacked(torch.Tensor):
     def __repr__(self, **_: Any) -> str:
         return f"Stacked({self.count} models, shape={tuple(self.shape)}, dtype={self.dtype})"
 
+    def __format__(self, form: str) -> str:
+        """One number for each model, where each has one."""
+        if not form or self.numel() != 1:
+            return repr(self)
+        return "[" + ", ".join(format(one.item(), form) for one in self.each()) + "]"
+
     # What rules and models ask for most is answered here: torch would go through
     # __torch_function__ for each.
 

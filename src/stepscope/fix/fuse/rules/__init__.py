@@ -132,6 +132,8 @@ def one_by_one(
 
 def stack_input(value: Any, count: int) -> Any:
     """A list with one tensor for each model as a Stacked; all else as it is."""
+    if isinstance(value, Stacked) and value.count != count:
+        raise UsageError(f"a Stacked of {value.count} models for an array of {count}")
     if not isinstance(value, list | tuple) or not value:
         return value
     if not isinstance(value[0], torch.Tensor) or isinstance(value[0], Stacked):
