@@ -172,7 +172,7 @@ def alone(setup: Setup, _: int = 1, *, compiled: bool = False, graphed: bool = F
     nets = setup.nets(0)
     trained = [AloneNet(net, setup.optimizer(net, 0), setup) for net in nets]
     batch = setup.batch(0)
-    if graphed:
+    if graphed and setup.device.type == "cuda":
         for net in trained:
             for group in net._optimizer.param_groups:
                 group["capturable"] = True

@@ -29,6 +29,8 @@ def test_the_first_cells_are_resnet_with_the_most_models_in_bf16() -> None:
     first = cells[: len(WAYS) - 1]
     assert {(one.case, one.dtype) for one in first} == {("resnet-18", "bf16")}
     assert {one.models for one in first} == {1, 32}  # serial ways train one model
+    goal = ["fused+compile+graph", "serial compiled+graphed", "fused+graph"]
+    assert [one.way for one in first[:3]] == goal
     assert {one.case for one in cells} == set(CASES)
     assert FuseCell("dcgan", "fp32", "fused", 8) in cells
 

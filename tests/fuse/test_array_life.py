@@ -168,7 +168,7 @@ def test_models_that_are_not_alike_are_refused() -> None:
         UsageError, match=r"model 1 is not built like model 0: 0.weight is \[9, 3, 3, 3\]"
     ):
         fuse([net(8), net(9)])
-    with pytest.raises(UsageError, match="1 is a Sigmoid, not ReLU"):
+    with pytest.raises(UsageError, match="1 is a Sigmoid, not a ReLU"):
         fuse([nn.Sequential(nn.Linear(2, 2), one) for one in (nn.ReLU(), nn.Sigmoid())])
     with pytest.raises(UsageError, match="given twice"):
         fuse([net()] * 2)

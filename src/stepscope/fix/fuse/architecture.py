@@ -1,5 +1,4 @@
-"""Whether models are of one architecture, which settings each has of its own, and the template
-whose code computes for all."""
+"""Whether models are of one architecture, and the template whose code computes for all."""
 
 from __future__ import annotations
 
@@ -8,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from stepscope.errors import UsageError
-from stepscope.fix.fuse.rules.dropout import PerModel
+from stepscope.fix.fuse.stacked import Stacked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_SETTINGS = (bool, int, float, str, tuple, type(None))
+    from collections.abc import Sequence
 
 
 def check_alike(models: Sequence[nn.Module]) -> None:
@@ -34,16 +31,28 @@ def check_alike(models: Sequence[nn.Module]) -> None:
                 raise UsageError(
                     f"model {number} is not built like model 0: {name} is {there}, not {here}"
                 )
-        for (path, a), (_, b) in zip(models[0].named_modules(), model.named_modules(), strict=True):
-            if type(a) is not type(b):
-                kinds = f"{type(b).__name__}, not {type(a).__name__}"
-                raise UsageError(f"model {number} is not built like model 0: {path} is a {kinds}")
+        kinds, others = _kinds(models[0]), _kinds(model)
+        for path in {**kinds, **others}:
+            if kinds.get(path) is not others.get(path):
+                here, there = (_kind_words(one.get(path)) for one in (kinds, others))
+                raise UsageError(
+                    f"model {number} is not built like model 0: "
+                    f"{path or 'it'} is {there}, not {here}"
+                )
 
 
 def describe(model: nn.Module) -> tuple[Any, ...]:
     """Equal for models that can be in one array."""
-    kinds = tuple((path, type(module)) for path, module in model.named_modules())
-    return kinds, tuple(_tensors(model).items())
+    return tuple(_kinds(model).items()), tuple(_tensors(model).items())
+
+
+def _kinds(model: nn.Module) -> dict[str, type]:
+    """Classes by path; a parametrization makes a class for every module, which says nothing."""
+    return {path: type_before_parametrizations(module) for path, module in model.named_modules()}
+
+
+def _kind_words(kind: type | None) -> str:
+    return "missing" if kind is None else f"a {kind.__name__}"
 
 
 def _tensors(model: nn.Module) -> dict[str, tuple[Any, ...]]:
@@ -60,43 +69,6 @@ def _words(facts: tuple[Any, ...] | None) -> str:
     return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {device}"
 
 
-def differing_settings(
-    models: Sequence[nn.Module],
-) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
-    """Module, attribute and every model's value, where they differ."""
-    for path, module in models[0].named_modules():
-        others = [model.get_submodule(path) for model in models]
-        for name, value in vars(module).items():
-            if name.startswith("_") or not isinstance(value, _SETTINGS):
-                continue
-            values = tuple(getattr(other, name, None) for other in others)
-            if any(one != value for one in values):
-                yield path, name, values
-
-
-def settle(template: nn.Module, models: Sequence[nn.Module]) -> dict[str, str]:
-    """Give the template what differs from model to model: dropout's share as a PerModel. Returns
-    the modules that must compute one by one, and why."""
-    alone: dict[str, str] = {}
-    for path, name, values in differing_settings(models):
-        module = template.get_submodule(path)
-        if isinstance(module, _DROPOUTS) and name == "p":
-            module.p = PerModel(values)
-        elif name != "training":
-            alone[path] = f"{name} differs from model to model"
-    return alone
-
-
-def loose_tensors(model: nn.Module) -> list[str]:
-    """Attributes that hold a tensor which is neither parameter nor buffer: all models share it."""
-    return [
-        f"{path}.{name}".lstrip(".")
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, torch.Tensor)
-    ]
-
-
 def check_lengths(count: int, **given: Sequence[Any]) -> None:
     """UsageError unless each is empty or has one value for each model."""
     for name, values in given.items():
@@ -104,10 +76,19 @@ def check_lengths(count: int, **given: Sequence[Any]) -> None:
             raise UsageError(f"{len(values)} {name} for {count} models: give one for each")
 
 
+def place_of(model: int, count: int) -> int:
+    """UsageError unless there is such a model; from the end, if it is negative."""
+    if not -count <= model < count:
+        raise UsageError(f"there is no model {model}: this array has {count}")
+    return model % count
+
+
 def make_template(model: nn.Module) -> nn.Module:
     """The model's code and settings without its tensors, which come from the stacks."""
     with torch.no_grad():
-        memo = {id(one): one for one in (*model.parameters(), *model.buffers())}
+        loose = (value for module in model.modules() for value in vars(module).values())
+        kept = (one for one in loose if isinstance(one, torch.Tensor))
+        memo = {id(one): one for one in (*model.parameters(), *model.buffers(), *kept)}
         return copy.deepcopy(model, memo)
 
 
@@ -122,3 +103,16 @@ def leave_stacks(model: nn.Module) -> None:
     """Give a model tensors of its own."""
     for one in (*model.parameters(), *model.buffers()):
         one.data = one.data.clone()
+
+
+def keep_replaced_buffers(buffers: Sequence[tuple[dict[str, Any], str, Stacked]]) -> None:
+    """Where the template's code assigned to a buffer, its values go to the models' own."""
+    for held, name, stacked in buffers:
+        new = held[name]
+        if new is stacked:
+            continue
+        held[name] = stacked
+        if isinstance(new, torch.Tensor):
+            values = new.front() if isinstance(new, Stacked) else new
+            with torch.no_grad():
+                stacked.physical.copy_(values)

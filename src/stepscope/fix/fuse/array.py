@@ -16,7 +16,7 @@ import copy
 from collections import Counter
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,25 +26,28 @@ from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import (
     check_alike,
     check_lengths,
+    keep_replaced_buffers,
     leave_stacks,
     make_template,
+    place_of,
     refresh_flat_weights,
-    settle,
 )
 from stepscope.fix.fuse.captured import CapturedStep
-from stepscope.fix.fuse.choose import Choose, Chooser
+from stepscope.fix.fuse.choose import Choose, Chooser, usual_choice
+from stepscope.fix.fuse.clipping import clip_each
 from stepscope.fix.fuse.compiled import CompiledFunction, check_can_compile
-from stepscope.fix.fuse.ledger import recording
-from stepscope.fix.fuse.model_streams import Streams
+from stepscope.fix.fuse.differences import settle
+from stepscope.fix.fuse.each_alone import compute_alone, left_out, may_compute_alone, reason_of
+from stepscope.fix.fuse.ledger import answers, recording, times_by_way
+from stepscope.fix.fuse.model_streams import Draws, Streams, draws_together
+from stepscope.fix.fuse.new_tensors import OwnDraws
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
-from stepscope.fix.fuse.rules import stack_results
-from stepscope.fix.fuse.stacked import NotFusableError, Stacked, of_model, stack_in_place
+from stepscope.fix.fuse.rules import stack_input
+from stepscope.fix.fuse.stacked import Stacked, stack_in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
-
-Draws = Literal["own", "together"]
 
 
 class ModelArray(nn.Module):
@@ -67,21 +70,16 @@ class ModelArray(nn.Module):
         check_lengths(len(models), optimizers=optimizers, schedulers=schedulers, seeds=seeds or ())
         self._models = tuple(models)  # a tuple: not this module's children
         self._schedulers = list(schedulers)
-        if draws not in ("own", "together"):
-            raise UsageError(f'draws is "own" or "together", not {draws!r}')
-        self._streams = Streams(seeds or [None] * len(models), draws == "together")
+        self._streams = Streams(seeds or [None] * len(models), draws_together(draws))
         if random is not None:
             self._streams.states = [list(states) for states in random]
-        if choose is None:
-            on_cuda = any(one.device.type == "cuda" for one in models[0].parameters())
-            choose = "measure" if on_cuda else "rules"
-        if choose not in ("measure", "rules"):
-            raise UsageError(f'choose is "measure" or "rules", not {choose!r}')
-        self._chooser = Chooser(choose)
+        self._chooser = Chooser(choose or usual_choice(models[0]))
         self._ledger: Counter[tuple[str, str]] = Counter()
         self._stacks: dict[str, torch.Tensor] = {}
+        self._buffers_of_template: list[tuple[dict[str, Any], str, Stacked]] = []
+        self._reached: set[tuple[int, int]] = set()  # weights with a gradient, of modules alone
         self._alone: dict[str, str] = {}
-        self._proven: set[str] = set()
+        self._proven: set[tuple[str, bool]] = set()  # modules and modes
         self._template = (make_template(models[0]),)
         self._join(in_place=in_place)
         self.optimizer = ArrayOptimizer(self, optimizers) if optimizers else None
@@ -91,7 +89,7 @@ class ModelArray(nn.Module):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Each argument is one tensor that all models share, or a list with one for each model, or
         a Stacked; the result is Stacked."""
-        given = self._shared([self.stack(one) for one in inputs])
+        given = self.arguments(inputs)
         known = self._shared({name: self.stack(one) for name, one in named.items()})
         with self._computing():
             return self._template[0](*given, **known)
@@ -103,8 +101,7 @@ class ModelArray(nn.Module):
 
     def arguments(self, inputs: tuple[Any, ...]) -> list[Any]:
         """Every tensor in these as a Stacked."""
-        stacked: list[Any] = self._shared([self.stack(one) for one in inputs])
-        return stacked
+        return list(self._shared([self.stack(one) for one in inputs]))
 
     def stacked_tensors(self) -> list[Stacked]:
         """All that the template's modules hold."""
@@ -118,13 +115,7 @@ class ModelArray(nn.Module):
 
     def stack(self, value: Any) -> Any:
         """A list with one tensor for each model becomes a Stacked; all else stays as it is."""
-        if isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor):
-            if isinstance(value[0], Stacked):
-                return value
-            if len(value) != len(self):
-                raise UsageError(f"{len(value)} tensors for {len(self)} models: one each is needed")
-            return stack_results(list(value))
-        return value
+        return stack_input(value, len(self))
 
     def drawing_as(self, model: int) -> AbstractContextManager[None]:
         """Meanwhile torch draws this model's random numbers, for what is its own, such as data."""
@@ -143,6 +134,15 @@ class ModelArray(nn.Module):
             raise UsageError("this array was fused without optimizers: fuse(models, optimizers)")
         self.optimizer.step(skipped)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._reached.clear()
+
+    def without_gradient(self) -> dict[str, list[bool]]:
+        """Weights that a model's code left out while another's did not: where each model's stays
+        as it is, as its optimizer would find no gradient there alone."""
+        return left_out(dict(self.named_parameters()), self._stacks, self._alone, self._reached)
+
     def graph(self, step: Callable[..., Any]) -> CapturedStep:
         """A whole step, which ends with `array.step()`, as one CUDA graph; see captured.py."""
         return CapturedStep(step, [self])
@@ -156,19 +156,12 @@ class ModelArray(nn.Module):
     def step_schedulers(self, metrics: Sequence[float] | None = None) -> None:
         """Every model's scheduler; `metrics` are one for each, where they take one."""
         for model, scheduler in enumerate(self._schedulers):
-            scheduler.step(metrics[model]) if metrics is not None else scheduler.step()
+            if scheduler is not None:
+                scheduler.step(*(() if metrics is None else (metrics[model],)))
 
     def clip_grad_norm_(self, most: float | Sequence[float]) -> torch.Tensor:
         """Each model's gradient on its own; returns every model's norm before."""
-        stacks = [stack for stack in self.parameters() if stack.grad is not None]
-        squares = [stack.grad.flatten(1).square().sum(1) for stack in stacks]
-        norms = torch.stack(squares).sum(0).sqrt()
-        limits = torch.as_tensor(most, dtype=norms.dtype, device=norms.device)
-        factors = (limits / (norms + 1e-6)).clamp(max=1.0)
-        for stack in stacks:
-            assert stack.grad is not None
-            stack.grad.mul_(factors.reshape(-1, *(1,) * (stack.dim() - 1)))
-        return norms
+        return clip_each(list(self.parameters()), most)
 
     def train(self, mode: bool = True) -> ModelArray:
         super().train(mode)
@@ -194,6 +187,18 @@ class ModelArray(nn.Module):
         own = self._models[model].state_dict()
         return {name: value.detach().clone() for name, value in own.items()}
 
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """`state_dict(3)` is `state_of(3)`; all models' state is `checkpoint()`."""
+        if len(args) == 1 and isinstance(args[0], int) and not kwargs:
+            return self.state_of(args[0])
+        raise UsageError("state_dict(i) is one model's; all models' is array.checkpoint()")
+
+    def optimizer_state_of(self, model: int) -> dict[str, Any]:
+        """A plain state dict of the model's own optimizer."""
+        if self.optimizer is None:
+            raise UsageError("this array was fused without optimizers: fuse(models, optimizers)")
+        return copy.deepcopy(self.optimizer.export(model))
+
     def export(self, model: int) -> nn.Module:
         """A copy of one model with tensors of its own."""
         return copy.deepcopy(self._models[model])
@@ -205,6 +210,7 @@ class ModelArray(nn.Module):
         """Take one model out of the array; the others go on, and memory shrinks."""
         if len(self) == 1:
             raise UsageError("the last model cannot leave its array")
+        model = place_of(model, len(self))
         gone = self._models[model]
         kept = [number for number in range(len(self)) if number != model]
         if self.optimizer is not None:
@@ -236,11 +242,10 @@ class ModelArray(nn.Module):
 
     def checkpoint(self) -> dict[str, Any]:
         """What training goes on from: weights, optimizers, schedulers, random numbers."""
-        every = range(len(self))
         return {
-            "models": [self.state_of(model) for model in every],
+            "models": [self.state_of(model) for model in range(len(self))],
             "optimizer": self.optimizer.checkpoint() if self.optimizer is not None else None,
-            "schedulers": [copy.deepcopy(one.state_dict()) for one in self._schedulers],
+            "schedulers": [copy.deepcopy(one and one.state_dict()) for one in self._schedulers],
             "random": [list(states) for states in self._streams.states],
         }
 
@@ -253,17 +258,15 @@ class ModelArray(nn.Module):
         if self.optimizer is not None:
             self.optimizer.resume(saved["optimizer"])
         for scheduler, state in zip(self._schedulers, saved["schedulers"], strict=True):
-            scheduler.load_state_dict(state)
+            if scheduler is not None:
+                scheduler.load_state_dict(state)
         self._streams.states = [list(states) for states in saved["random"]]
 
     def report(self) -> dict[str, Any]:
         """How each function was computed so far, and which modules compute one by one."""
-        ways: dict[str, dict[str, int]] = {}
-        for (name, way), times in sorted(self._ledger.items()):
-            ways.setdefault(way, {})[name] = times
         return {
             "models": len(self),
-            "functions": ways,
+            "functions": times_by_way(self._ledger),
             "one_by_one": dict(self._alone),
             "choices": self._chooser.choices(),
         }
@@ -289,8 +292,13 @@ class ModelArray(nn.Module):
     @contextmanager
     def _computing(self) -> Iterator[None]:
         """Meanwhile rules find this array's random numbers and choices, and note what they do."""
-        with recording(self._ledger), self._streams.used(), self._chooser.used():
+        if self._streams.are_used:
             yield
+            return
+        with recording(self._ledger), self._streams.used(), self._chooser.used():
+            with OwnDraws(len(self)):
+                yield
+            keep_replaced_buffers(self._buffers_of_template)
 
     def _shared(self, values: Any) -> Any:
         """Every other tensor in these is one that all models have in common."""
@@ -305,10 +313,11 @@ class ModelArray(nn.Module):
     def _join(self, *, in_place: bool = False) -> None:
         """Stack all models' tensors, and make the models' own windows into the stacks."""
         template = self._template[0]
-        self._alone |= settle(template, self._models)
+        if settle(template, self._models):
+            self._proven.clear()
         for name in list(self._parameters):
             del self._parameters[name]
-        self._stacks = {}
+        self._stacks, self._buffers_of_template = {}, []
         made: dict[int, torch.Tensor] = {}
         for path, module in self._models[0].named_modules():
             for kind in ("_parameters", "_buffers"):
@@ -319,7 +328,10 @@ class ModelArray(nn.Module):
                     if id(first) not in made:
                         made[id(first)] = self._stack_one(full, path, kind, name, in_place)
                     stacked = Stacked(made[id(first)], len(self))
-                    getattr(template.get_submodule(path), kind)[name] = stacked
+                    held = getattr(template.get_submodule(path), kind)
+                    held[name] = stacked
+                    if kind == "_buffers":
+                        self._buffers_of_template.append((held, name, stacked))
         for path, module in template.named_modules():
             refresh_flat_weights(module)
             if "forward" not in vars(module):
@@ -368,19 +380,29 @@ class ModelArray(nn.Module):
 
     def _compute(self, path: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One module of the template: for all models at once, or else one by one."""
+        if not self._streams.are_used:  # a checkpointed module, computed again for backward
+            with self._computing(), self._streams.repeating():
+                return self._compute(path, forward, *args, **kwargs)
         if path in self._alone:
             return self._compute_alone(path, args, kwargs)
-        if path in self._proven:
+        if (path, self.training) in self._proven:
             return forward(*args, **kwargs)
-        before = self.changing(path)
+        before, asked = self.changing(path), answers(self._ledger)
         try:
             result = forward(*args, **kwargs)
-        except NotFusableError as error:
+        except Exception as error:
+            if not may_compute_alone(error):
+                raise
             self.undo(before)
-            self._alone[path] = str(error)
+            self._alone[path] = reason_of(error)
             return self._compute_alone(path, args, kwargs)
-        self._proven.add(path)
+        if answers(self._ledger) == asked:  # else the models may disagree the next time
+            self._proven.add((path, self.training))
         return result
+
+    def _compute_alone(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        parts = self._models, self._template[0], self._streams
+        return compute_alone(*parts, path, args, kwargs, self._reached)
 
     def changing(self, path: str = "") -> tuple[dict[str, torch.Tensor], list[Any]]:
         """What a forward pass may change before it fails: buffers and random numbers."""
@@ -397,36 +419,13 @@ class ModelArray(nn.Module):
     ) -> None:
         """What `changing` gave, for all models or these."""
         chosen = range(len(self)) if models is None else models
+        keep_replaced_buffers(self._buffers_of_template)
         with torch.no_grad():
             for name, values in before[0].items():
                 for model in chosen:
                     self._stacks[name][model].copy_(values[model])
         for model in chosen:
             self._streams.states[model] = list(before[1][model])
-
-    def _compute_alone(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        results = []
-        for number, model in enumerate(self._models):
-            module = model.get_submodule(path)
-            own_args, own_kwargs = tree_map(partial(of_model, number), (args, kwargs))
-            tensors = self._own_tensors(module, path, number)
-            with self._streams.of(number):
-                results.append(torch.func.functional_call(module, tensors, own_args, own_kwargs))
-        return stack_results(results)
-
-    def _own_tensors(self, module: nn.Module, path: str, number: int) -> dict[str, torch.Tensor]:
-        """Slices of the stacks, so that gradients reach them."""
-        names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
-        names += [name for name, _ in module.named_buffers(remove_duplicate=False)]
-        template = self._template[0].get_submodule(path)
-        slices = {}
-        for name in names:
-            owner, _, last = name.rpartition(".")
-            place = template.get_submodule(owner)
-            held = place._parameters.get(last)
-            stacked: Any = held if held is not None else place._buffers[last]
-            slices[name] = stacked.physical[number]
-        return slices
 
 
 def fuse(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
+from stepscope.errors import UsageError
 from stepscope.fix.choice_cache import ChoiceCache
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Chooser:
     """The choices of one array."""
 
     def __init__(self, how: Choose) -> None:
+        if how not in ("measure", "rules"):
+            raise UsageError(f'choose is "measure" or "rules", not {how!r}')
         self._how = how
         self._caches: dict[torch.device, ChoiceCache] = {}
         self._known: dict[tuple[Any, ...], str] = {}
@@ -92,6 +95,12 @@ class Chooser:
 
 def _words(key: tuple[Any, ...]) -> str:
     return " ".join(str(part).replace("torch.", "") for part in key)
+
+
+def usual_choice(model: torch.nn.Module) -> Choose:
+    """Measuring pays where a step is short and trained often: on a GPU."""
+    on_cuda = any(one.device.type == "cuda" for one in model.parameters())
+    return "measure" if on_cuda else "rules"
 
 
 def chooser() -> Chooser:

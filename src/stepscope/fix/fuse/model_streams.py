@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from stepscope.errors import UsageError
 from stepscope.fix.random_states import restore, states_now
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
+Draws = Literal["own", "together"]
 _current: list[Streams] = []
 
 
@@ -25,6 +27,7 @@ class Streams:
 
     def __init__(self, seeds: Sequence[int | None], together: bool = False) -> None:
         self.together = together
+        self._repeats = False
         self.states: list[list[Any]] = [_started(seed) for seed in seeds]
 
     @contextmanager
@@ -33,6 +36,11 @@ class Streams:
         if self.together:
             yield
             return
+        if self._repeats:
+            raise UsageError(
+                "a checkpointed part of the model draws random numbers, which must be the same "
+                'when it is computed again: fuse(..., draws="together")'
+            )
         outer = states_now()
         restore(self.states[model])
         try:
@@ -41,6 +49,19 @@ class Streams:
             self.states[model] = states_now()
             restore(outer)
 
+    @property
+    def are_used(self) -> bool:
+        return bool(_current) and _current[-1] is self
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Meanwhile something is computed a second time; only torch's own stream can do that."""
+        self._repeats = True
+        try:
+            yield
+        finally:
+            self._repeats = False
+
     @contextmanager
     def used(self) -> Iterator[None]:
         _current.append(self)
@@ -48,6 +69,12 @@ class Streams:
             yield
         finally:
             _current.pop()
+
+
+def draws_together(draws: Draws) -> bool:
+    if draws not in ("own", "together"):
+        raise UsageError(f'draws is "own" or "together", not {draws!r}')
+    return draws == "together"
 
 
 def streams() -> Streams:

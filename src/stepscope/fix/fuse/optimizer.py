@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 State = dict[str, torch.Tensor]
+_COUNT = "step"  # in a state: each model's own, where they differ from weight to weight
 
 
 class StackedModels(Protocol):
     """An array: its stacks by name, its models by number."""
 
     def get_parameter(self, name: str) -> torch.Tensor: ...
+
+    def without_gradient(self) -> dict[str, list[bool]]: ...
 
     def __getitem__(self, model: int) -> Any: ...
 
@@ -61,13 +64,24 @@ class ArrayOptimizer:
             self._step_each(skipped)
             return
         self.prepare()
+        some = bool(skipped) and any(skipped or ())
+        going = torch.tensor([not one for one in skipped or ()]) if some else None
+        left_out = self._array.without_gradient()
         with torch.no_grad():
-            if skipped and any(skipped):
-                self._step_some([not one for one in skipped])
-            else:
-                self._counts += 1
-                for group, names in self._names_by_group().items():
-                    self._step_group(self._weight_step(group, names), group)
+            for group, names in self._names_by_group().items():
+                own = [name for name in names if name in left_out or _COUNT in self._states[name]]
+                for name in own:
+                    self._step_by_own_count(group, name, going, left_out.get(name))
+                rest = [name for name in names if name not in own]
+                if rest and going is not None:
+                    going = going.to(self._counts.device)
+                    self._step_some(group, rest, going, self._counts + going)
+                elif rest:
+                    self._step_group(self._weight_step(group, rest), group)
+            self._count_apart_what_waits()
+            if going is not None:
+                self._same_count = False
+            self._counts += 1 if going is None else going.to(self._counts.device)
 
     def prepare(self) -> None:
         """All that a step needs from the host: settings, copied to the device if they changed."""
@@ -104,7 +118,7 @@ class ArrayOptimizer:
         settings = self._columns.of(group)
         used = {name for name in settings if self._columns.is_used(group, name)}
         states = [self._states[name] for name in names]
-        return WeightStep(stacks, gradients, states, settings, used, self._counts)
+        return WeightStep(stacks, gradients, states, settings, used, self._counts + 1)
 
     def _step_group(self, step: WeightStep, group: int) -> None:
         assert self._update is not None
@@ -125,27 +139,49 @@ class ArrayOptimizer:
             own["lr"] = step.settings["lr"][model].float()
         return own
 
-    def _step_some(self, active: list[bool]) -> None:
-        """All are computed; those that skip get their old values back."""
-        self._same_count = False
-        going = torch.tensor(active, device=self._counts.device)
-        self._counts += going
-        for group, names in self._names_by_group().items():
-            step = self._weight_step(group, names)
-            masks = [going.reshape(-1, *(1,) * (one.dim() - 1)) for one in step.weights]
-            old = [stack.detach().clone() for stack in step.weights]
-            before = [
-                {name: value.clone() for name, value in state.items()} for state in step.states
-            ]
-            gradients = [
-                torch.where(mask, one, 0) for mask, one in zip(masks, step.gradients, strict=True)
-            ]
+    def _count_apart_what_waits(self) -> None:
+        """Weights that have no gradient in this step: they are behind the others from now on."""
+        for name, state in self._states.items():
+            if _COUNT not in state and self._array.get_parameter(name).grad is None:
+                state[_COUNT] = self._counts.clone()
+
+    def _step_by_own_count(
+        self, group: int, name: str, going: torch.Tensor | None, left_out: list[bool] | None
+    ) -> None:
+        """A weight that some model left out in some step: each counts its own steps of it."""
+        count = self._states[name].setdefault(_COUNT, self._counts.clone())
+        if going is None and left_out is None:
+            count += 1
             assert self._update is not None
-            self._update(step._replace(gradients=gradients, count=self._counts.clamp(min=1)))
-            for place, mask in enumerate(masks):
-                stack, state = step.weights[place], step.states[place]
-                stack.copy_(torch.where(mask, stack, old[place]))
-                for name, value in state.items():
+            self._update(self._weight_step(group, [name])._replace(count=count))
+            return
+        active = torch.ones(len(self.optimizers), dtype=torch.bool)
+        if left_out is not None:
+            active &= ~torch.tensor(left_out)
+        if going is not None:
+            active &= going.cpu()
+        active = active.to(count.device)
+        count += active
+        self._step_some(group, [name], active, count)
+
+    def _step_some(
+        self, group: int, names: list[str], going: torch.Tensor, count: torch.Tensor
+    ) -> None:
+        """All are computed; those that stay get their old values back."""
+        step = self._weight_step(group, names)
+        masks = [going.reshape(-1, *(1,) * (one.dim() - 1)) for one in step.weights]
+        old = [stack.detach().clone() for stack in step.weights]
+        before = [{name: value.clone() for name, value in state.items()} for state in step.states]
+        gradients = [
+            torch.where(mask, one, 0) for mask, one in zip(masks, step.gradients, strict=True)
+        ]
+        assert self._update is not None
+        self._update(step._replace(gradients=gradients, count=count.clamp(min=1)))
+        for place, mask in enumerate(masks):
+            stack, state = step.weights[place], step.states[place]
+            stack.copy_(torch.where(mask, stack, old[place]))
+            for name, value in state.items():
+                if name != _COUNT:
                     former = before[place].get(name)
                     value.copy_(torch.where(mask, value, 0 if former is None else former))
 
@@ -222,11 +258,12 @@ class ArrayOptimizer:
         if self._update is not None:
             own = dict(self._array[model].named_parameters())
             for name, state in self._states.items():
-                if not state:
+                if not state.keys() - {_COUNT}:
                     continue
                 parts = {kind: value[model].clone() for kind, value in state.items()}
+                count = parts.pop(_COUNT, self._counts[model])
                 if type(optimizer) is not torch.optim.SGD:
-                    parts["step"] = self._counts[model].cpu().float()
+                    parts["step"] = count.cpu().float()
                 optimizer.state[own[name.replace("/", ".")]] = parts
         whole: dict[str, Any] = optimizer.state_dict()
         return whole

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepscope.errors import UsageError
 from stepscope.fix.fuse.stacked import Stacked
 
 if TYPE_CHECKING:
@@ -32,14 +33,34 @@ class ArrayScaler:
         backoff: float = 0.5,
         interval: int = 2000,
     ) -> None:
+        self._first_scale = first_scale
         self.scales = torch.full((models,), first_scale)
         self._growth, self._backoff, self._interval = growth, backoff, interval
         self._good = torch.zeros(models, dtype=torch.long)
         self._overflowed = torch.zeros(models, dtype=torch.bool)
         self._unscaled = False
 
+    def evict(self, model: int) -> None:
+        """The model has left the array."""
+        self._keep([place for place in range(len(self.scales)) if place != model])
+
+    def admit(self) -> None:
+        """A model has joined the array, at the end."""
+        self.scales = torch.cat([self.scales, torch.tensor([self._first_scale])])
+        self._good = torch.cat([self._good, self._good.new_zeros(1)])
+        self._overflowed = torch.cat([self._overflowed, self._overflowed.new_zeros(1)])
+
+    def _keep(self, places: list[int]) -> None:
+        self.scales, self._good = self.scales[places], self._good[places]
+        self._overflowed = self._overflowed[places]
+
     def scale(self, loss: Stacked) -> Stacked:
         """Each model's loss times its own scale."""
+        if loss.count != len(self.scales):
+            raise UsageError(
+                f"this scaler has {len(self.scales)} models, the loss {loss.count}: call "
+                "scaler.evict(i) or scaler.admit() with the array's"
+            )
         return Stacked(loss.front() * self.scales.to(loss.device), loss.count)
 
     def unscale_(self, array: ModelArray) -> None:

@@ -96,8 +96,8 @@ class SettingColumns:
 def _by_name(groups: list[dict[str, Any]]) -> dict[str, Values]:
     named: dict[str, Values] = {}
     for name in groups[0]:
-        if name in ("params", "param_names"):
-            continue
+        if name in ("params", "param_names") or any(name not in group for group in groups):
+            continue  # a scheduler leaves notes of its own in some groups
         values = [group[name] for group in groups]
         for place, part in enumerate(_LISTS.get(name, ())):
             named[part] = [value[place] for value in values]

@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from stepscope.errors import StepscopeError
+from stepscope.fix.fuse.ledger import note
+from stepscope.fix.memory_meters import is_out_of_memory
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -33,6 +37,8 @@ _ONE_VALUE = {
     "item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__",
     "__contains__", "__iter__", "nonzero", "unique", "masked_select", "equal", "allclose",
 }  # fmt: skip
+
+_ONE_NUMBER = {"item", "tolist", "__bool__", "__float__", "__int__", "__index__"}
 
 
 class NotFusableError(Exception):
@@ -76,6 +82,12 @@ class Stacked(torch.Tensor):
     def __repr__(self, **_: Any) -> str:
         return f"Stacked({self.count} models, shape={tuple(self.shape)}, dtype={self.dtype})"
 
+    def __format__(self, form: str) -> str:
+        """One number for each model, where each has one."""
+        if not form or self.numel() != 1:
+            return repr(self)
+        return "[" + ", ".join(format(one.item(), form) for one in self.each()) + "]"
+
     # What rules and models ask for most is answered here: torch would go through
     # __torch_function__ for each.
 
@@ -118,6 +130,11 @@ class Stacked(torch.Tensor):
         batch = self.physical.shape[1]
         return self.physical.transpose(0, 1).reshape(batch, -1, *self.physical.shape[3:])
 
+    def separate(self) -> None:
+        """Give each model a tensor of its own, where all share one."""
+        if self.common is not None:
+            self.physical, self.common = self.physical.clone(), None
+
     def of(self, model: int) -> torch.Tensor:
         """One model's tensor."""
         return self.front()[model]
@@ -143,7 +160,9 @@ class Stacked(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if name in _ONE_VALUE and not all_common(args, kwargs):
-            raise NotFusableError(f"{name} asks for the values of one model")
+            return _agreed(func, name, args, kwargs)
+        if name == "backward":
+            return args[0].front().backward(*(args[1:] or (torch.ones_like(args[0].front()),)))
         return cls.compute(func, name, args, kwargs)
 
     @classmethod
@@ -153,6 +172,14 @@ class Stacked(torch.Tensor):
         if func is torch.ops.aten.detach.default:
             return args[0]
         raise NotFusableError(f"{func} was called below torch's functions")
+
+
+def is_final(error: Exception) -> bool:
+    """Whether another way of computing would not help: memory is short, the user is told what to
+    change, or a checkpointed module was computed as far as backward needs."""
+    if isinstance(error, StepscopeError) or is_out_of_memory(error):
+        return True
+    return type(error).__name__ == "_StopRecomputationError"
 
 
 def stack_in_place(windows: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -176,6 +203,19 @@ def of_model(number: int, value: Any) -> Any:
     return value.of(number) if isinstance(value, Stacked) else value
 
 
+def _agreed(
+    func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """The values of one model are asked for: those of all, if they are the same."""
+    stacked = [value for value in (*args, *kwargs.values()) if isinstance(value, Stacked)]
+    if name in _ONE_NUMBER and stacked and stacked[0].numel() == 1:
+        values = [func(one) for one in stacked[0].front().reshape(-1).detach().cpu()]
+        if all(value == values[0] for value in values):
+            note(name, "agreed")
+            return values[0]
+    raise NotFusableError(f"{name} asks for the values of one model: result.of(i) has them")
+
+
 def all_common(*values: Any) -> bool:
     """Whether every tensor of the array in these is one that all models share."""
     for value in values:
@@ -196,8 +236,11 @@ def _read_property(func: Any, args: Sequence[Any]) -> Any:
     if name in _TELLS:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args)
-    if name in ("T", "mT"):
-        return tensor.transpose(-1, -2) if tensor.dim() > 1 else tensor
+    if name in ("T", "mT", "H", "mH"):
+        turned = tensor.transpose(-1, -2) if tensor.dim() > 1 else tensor
+        return turned.conj() if name.endswith("H") and tensor.is_complex() else turned
+    if name == "real" and not tensor.is_complex():
+        return tensor
     if name == "data":
         return Stacked(tensor.physical.data, tensor.count, tensor.order)
     if name in ("requires_grad", "is_leaf", "grad_fn"):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from stepscope.errors import UsageError
 from stepscope.fix.fuse.ledger import note
 from stepscope.fix.fuse.model_streams import drawing_as
-from stepscope.fix.fuse.rules.registry import RULES, draws
-from stepscope.fix.fuse.stacked import NotFusableError, Stacked, all_common
+from stepscope.fix.fuse.rules.registry import RULES, draws, writes
+from stepscope.fix.fuse.stacked import NotFusableError, Stacked, all_common, is_final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,24 +43,43 @@ def compute(
     if all_common(args, kwargs) and not draws(name, kwargs):
         note(name, "once")
         return _compute_once(func, args, kwargs)
+    if writes(name):
+        _give_room(args)
     rule = RULES.get(name)
     if rule is not None:
-        result = rule(func, *args, **kwargs)
+        try:
+            result = rule(func, *args, **kwargs)
+        except Exception as error:
+            _pass_on(error)
+            result = NotImplemented  # what is wrong with the call, if anything, each model says
         if result is not NotImplemented:
             note(name, "fused")
             return result
     if name not in _ONE_BY_ONE:
         try:
             result = _by_vmap(func, args, kwargs)
-        except NotFusableError:
-            raise
-        except Exception:
-            pass
+        except Exception as error:
+            _pass_on(error)
         else:
             note(name, "vmap")
             return result
     note(name, "one by one")
     return one_by_one(func, args, kwargs, name in _ONE_BY_ONE or draws(name, kwargs))
+
+
+def _pass_on(error: Exception) -> None:
+    """Another way would not help."""
+    if isinstance(error, NotFusableError) or is_final(error):
+        raise error
+
+
+def _give_room(args: Sequence[Any]) -> None:
+    """What is written to needs a place for each model."""
+    first = args[0]
+    if isinstance(first, Stacked):
+        first.separate()
+    elif isinstance(first, torch.Tensor):
+        raise NotFusableError("a tensor without models is written to")
 
 
 def _compute_once(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -108,18 +130,57 @@ def one_by_one(
     return stack_results(results)
 
 
-def stack_results(results: Sequence[Any]) -> Any:
-    """One structure with a Stacked where each model's has a tensor."""
+def stack_input(value: Any, count: int) -> Any:
+    """A list with one tensor for each model as a Stacked; all else as it is."""
+    if isinstance(value, Stacked) and value.count != count:
+        raise UsageError(f"a Stacked of {value.count} models for an array of {count}")
+    if not isinstance(value, list | tuple) or not value:
+        return value
+    if not isinstance(value[0], torch.Tensor) or isinstance(value[0], Stacked):
+        return value
+    if len(value) != count:
+        raise UsageError(f"{len(value)} tensors for {count} models: one each is needed")
+    return stack_results(value)
+
+
+def stack_results(results: Sequence[Any], apart: bool = False) -> Any:
+    """One structure with a Stacked where each model's has a tensor. `apart`: what cannot be stacked
+    becomes a list with every model's."""
     flat, shapes = zip(*(tree_flatten(result) for result in results), strict=True)
-    together = []
-    for values in zip(*flat, strict=True):
-        if isinstance(values[0], torch.Tensor):
-            if any(value.shape != values[0].shape for value in values):
-                raise NotFusableError("the models' results differ in shape")
-            together.append(Stacked(torch.stack(values), len(values)))
-        else:
-            together.append(values[0])
+    if any(shape != shapes[0] for shape in shapes):
+        if apart:
+            return list(results)
+        raise NotFusableError("the models' results differ in structure")
+    together = [_stack_values(values, apart) for values in zip(*flat, strict=True)]
     return tree_unflatten(together, shapes[0])
+
+
+def _stack_values(values: tuple[Any, ...], apart: bool) -> Any:
+    first = values[0]
+    if any(isinstance(value, Stacked) for value in values):
+        raise NotFusableError("one model's code got tensors of all models")
+    if isinstance(first, torch.Tensor):
+        alike = all(value.shape == first.shape for value in values)
+        if alike:
+            return Stacked(torch.stack(values), len(values))
+        differs = "shape"
+    elif _holds_tensors(first):  # a dataclass or the like
+        parts = stack_results([vars(value) for value in values], apart)
+        together = copy.copy(first)
+        vars(together).update(parts)
+        return together
+    else:
+        if not isinstance(first, int | float | str) or all(value == first for value in values):
+            return first
+        differs = f"values such as {first!r}"
+    if apart:
+        return list(values)
+    raise NotFusableError(f"the models' results differ in {differs}")
+
+
+def _holds_tensors(value: Any) -> bool:
+    held = tree_leaves(getattr(value, "__dict__", {}))
+    return any(isinstance(one, torch.Tensor) for one in held)
 
 
 def _wrapped(value: Any, count: int) -> Any:
@@ -127,3 +188,21 @@ def _wrapped(value: Any, count: int) -> Any:
 
 
 Stacked.compute = staticmethod(compute)
+
+_apply_alone = vars(torch.autograd.Function)["apply"].__func__
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """torch asks no tensor before it runs a function with a backward of its own, and would see no
+    gradients here: models compute it each, or by vmap where it allows that."""
+    if not any(isinstance(value, Stacked) for value in args):
+        return _apply_alone(cls, *args, **kwargs)
+    own, name = partial(_apply_alone, cls), f"{cls.__name__}.apply"
+    has_rule = cls.generate_vmap_rule or cls.vmap is not torch.autograd.Function.vmap
+    if has_rule or all_common(args, kwargs):
+        return compute(own, name, args, kwargs)
+    note(name, "one by one")
+    return one_by_one(own, args, kwargs)
+
+
+torch.autograd.Function.apply = classmethod(_apply)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from stepscope.fix.fuse.choose import WayToChoose, chooser
+from stepscope.fix.fuse.rules.filters import as_filters, channels_last, precision_of_autocast
 from stepscope.fix.fuse.rules.pointwise import product, product_in_channels, shared_product
 from stepscope.fix.fuse.rules.registry import front_of, rule_for
 from stepscope.fix.fuse.rules.taps import each_dimension, useful_taps
@@ -131,10 +132,11 @@ class _Convolution(NamedTuple):
 
     def _grouped(self, pictures: Any, weight: Any, bias: Any = None, last: bool = False) -> Stacked:
         given, groups = self._channels(pictures)
-        filters = weight.flatten(0, 1)
         if last:
             given = given.contiguous(memory_format=_LAST[given.dim()])
-            filters = filters.contiguous(memory_format=_LAST[given.dim()])
+            filters = as_filters(channels_last(weight, precision_of_autocast(weight)))
+        else:
+            filters = weight.flatten(0, 1)
         flat = None if bias is None else bias.reshape(-1)
         made = self.func(given, filters, flat, self.stride, self.padding, self.dilation, groups)
         return Stacked(made, self.models, "channel")
@@ -212,12 +214,14 @@ def convolve_transposed(
     if not isinstance(weight, Stacked) or input.dim() != weight.dim():
         return NotImplemented
     count = weight.count
-    filters = weight.front().flatten(0, 1)
+    own = weight.front()
     flat = None if bias is None else front_of(bias, count).reshape(-1)
     pictures = _channels(input, count)
     if pictures.dim() > 3 and _is_half_on_cuda(pictures):
-        last = _LAST[pictures.dim()]
-        pictures, filters = (one.contiguous(memory_format=last) for one in (pictures, filters))
+        pictures = pictures.contiguous(memory_format=_LAST[pictures.dim()])
+        filters = as_filters(channels_last(own, precision_of_autocast(own)))
+    else:
+        filters = own.flatten(0, 1)
     made = func(pictures, filters, flat, stride, padding, output_padding, groups * count, dilation)
     return Stacked(made, count, "channel")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stepscope.fix.fuse.rules.registry import count_of, rule_for
+from stepscope.fix.fuse.rules.registry import count_of, rule_for, writes
 from stepscope.fix.fuse.stacked import Stacked
 
 _NAMES = [
@@ -28,7 +28,6 @@ _NAMES = [
     "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__mod__", "__floordiv__", "__iadd__",
     "__isub__", "__imul__", "__itruediv__", "requires_grad",
 ]  # fmt: skip
-_IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__"}
 
 
 @rule_for(*_NAMES, *(f"{name}_" for name in _NAMES if not name.startswith("__")))
@@ -52,15 +51,10 @@ def elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     if isinstance(first, Stacked) and result is first.physical:
         return first
     together = Stacked(result, count_of(*stacked), "channel" if keep else "front")
-    if isinstance(first, Stacked) and _is_in_place(func):
+    if isinstance(first, Stacked) and writes(func.__name__):
         first.physical, first.order = together.physical, together.order
         return first
     return together
-
-
-def _is_in_place(func: Any) -> bool:
-    name: str = func.__name__
-    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 
 def _all_by_channel(tensors: list[Any], stacked: list[Stacked]) -> bool:

@@ -22,6 +22,11 @@ DRAWING = {
     "fractional_max_pool2d", "fractional_max_pool3d",
 }  # fmt: skip
 
+_WRITING = {
+    "__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
+    "__ipow__", "__iand__", "__ior__", "__ixor__",
+}  # fmt: skip
+
 
 def rule_for(*names: str) -> Callable[[Rule], Rule]:
     """`rule(func, *args, **kwargs)` gets what was called; NotImplemented leaves it to vmap."""
@@ -38,6 +43,11 @@ def rule_for(*names: str) -> Callable[[Rule], Rule]:
 def draws(name: str, arguments: dict[str, Any]) -> bool:
     """Whether the function draws random numbers, of which each model has its own."""
     return name in DRAWING or bool(arguments.get("dropout_p"))
+
+
+def writes(name: str) -> bool:
+    """Whether the function changes its first argument."""
+    return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
 
 
 def count_of(*values: Any) -> int:

@@ -135,6 +135,8 @@ def pick(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 def join(func: Any, tensors: Any, dim: int = 0, *, axis: int | None = None) -> Any:
     values = list(tensors)
     dim = dim if axis is None else axis
+    if func.__name__ != "stack":  # torch leaves out what is empty, whatever its dimensions
+        values = [value for value in values if value.shape != (0,)] or values
     ndim = max(value.dim() for value in values) + (func.__name__ == "stack")
     count, place = count_of(*values), positive(dim, ndim)
     joins = torch.stack if func.__name__ == "stack" else torch.cat

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
+from stepscope.fix.fuse.rules.filters import channels_last, precision_of_autocast
 from stepscope.fix.fuse.rules.pointwise import multiply_rows
 from stepscope.fix.fuse.rules.taps import each_dimension
 
@@ -71,11 +72,9 @@ def convolve_unfolded(
     )
     last = pictures.movedim(1, -1)
     last = last.reshape(*last.shape[:-1], models, channels)
-    kind = last.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        last, weight = last.to(dtype), weight.to(dtype)
-    made = _Unfolded.apply(last, weight, window)
+    last = last.to(precision_of_autocast(last))
+    filters = channels_last(weight, precision_of_autocast(weight))
+    made = _Unfolded.apply(last, filters, window)
     if bias is not None:
         made = made + bias.to(made.dtype)
     whole: torch.Tensor = made.reshape(*made.shape[:-2], models * outputs).movedim(-1, 1)
@@ -83,7 +82,7 @@ def convolve_unfolded(
 
 
 class _Unfolded(torch.autograd.Function):
-    """[batch, *sizes, models, channels] and [models, outputs, channels, *kernel]."""
+    """[batch, *sizes, models, channels] and [models, outputs, *kernel, channels]."""
 
     @staticmethod
     def forward(
@@ -115,8 +114,7 @@ def _convolved(last: torch.Tensor, weight: torch.Tensor, window: _KernelWindow) 
 
 def _as_matrices(weight: torch.Tensor) -> torch.Tensor:
     """[models, outputs, kernel * channels], in the order of rows."""
-    models, outputs = weight.shape[:2]
-    return weight.movedim(2, -1).reshape(models, outputs, -1)
+    return weight.flatten(2)
 
 
 def _weight_gradient(
@@ -125,16 +123,15 @@ def _weight_gradient(
     rows = window.rows(last)
     flat = gradient.reshape(-1, *gradient.shape[-2:])
     made = torch.bmm(flat.permute(1, 2, 0), rows.transpose(0, 1))
-    models, outputs, channels, *kernel = weight.shape
-    return made.reshape(models, outputs, *kernel, channels).movedim(-1, 2)
+    return made.reshape(weight.shape)
 
 
 def _input_gradient(
     gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: _KernelWindow
 ) -> torch.Tensor:
     if all(step == 1 for step in window.stride):
-        spatial = tuple(range(3, weight.dim()))
-        turned = weight.flip(spatial).transpose(1, 2)
+        spatial = tuple(range(2, weight.dim() - 1))
+        turned = weight.flip(spatial).transpose(1, -1)
         return _convolved(gradient, turned, window.turned())
     return _added_by_tap(gradient, last, weight, window)
 
