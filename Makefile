@@ -96,7 +96,7 @@ torch-versions:
 	for version in $(TORCH_VERSIONS); do \
 		$(PYTHON) -m venv .venv-torch-$$version && \
 		.venv-torch-$$version/bin/pip install -q --disable-pip-version-check torch==$$version setuptools -e . && \
-		.venv-torch-$$version/bin/python benchmarks/compile_overhead.py --rounds 1 --steps 30 --explain \
+		.venv-torch-$$version/bin/python benchmarks/compile_overhead.py --model mlp --rounds 1 --steps 30 --explain \
 		|| exit 1; done
 
 format: $(VENV)/installed
