@@ -134,7 +134,17 @@ def test_gradients_of_a_convolution_are_two_kernels() -> None:
         name="aten::convolution_backward",
         shapes=[image, image, weight, [], [], [], [], [], [], [], []],
         dtypes=["float"] * 3 + ["ScalarList"] * 8,
-        concrete=["", "", "", "[8]", *["[1, 1]"] * 3, "False", "[0, 0]", "1", "[True, True, False]"],
+        concrete=[
+            "",
+            "",
+            "",
+            "[8]",
+            *["[1, 1]"] * 3,
+            "False",
+            "[0, 0]",
+            "1",
+            "[True, True, False]",
+        ],
     )
     cost = price_capture((backward,))
     assert cost is not None

@@ -46,6 +46,8 @@ _CONTAINER = re.compile(
     r"^(?:nccl|gloo|mpi|ucc):|^c10d::|^_c10d_functional::|^record_param_comms$|^ProfilerStep|"
     r"^torch::distributed::|^torch\.distributed\."
 )
+# Torch's own marks while it compiles; what they enclose computes nothing for the training.
+_COMPILING = re.compile(r" \(dynamo_timed\)$|^dynamo$|^entire_(?:frame|backward)_compile$")
 # Autograd's nodes of functions outside PyTorch: FLOPs as a multiple of the forward pass's, and the
 # part that recomputes. Attention: five products for the forward's two, one of them recomputed.
 BACKWARD_OF = {
@@ -167,6 +169,10 @@ def _families(trace: Trace, is_operator: NDArray[np.bool_]) -> NDArray[np.int8]:
     families: NDArray[np.int8] = np.where(
         is_operator, family.take(trace.host.name), np.int8(_PLAIN)
     )
+    compiling = rows_named(trace, trace.host, is_operator, _COMPILING.search)
+    if compiling.any():
+        foreign = np.flatnonzero(families == _FOREIGN)
+        families[foreign[nearest_of(trace.host, compiling, foreign) >= 0]] = _PLAIN
     return families
 
 
