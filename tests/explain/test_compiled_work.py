@@ -205,6 +205,19 @@ def test_one_gap_in_which_the_host_lost_its_core_does_not_count(read: Read) -> N
     assert found.breaks[0].cost_ms == pytest.approx(usual.breaks[0].cost_ms)
 
 
+def test_breaks_without_a_cost_are_named_after_the_others(read: Read) -> None:
+    """Torch has given up compiling what follows: there is no second graph."""
+    given_up = replace(BREAK, place=replace(LINE, line=9), regions=("1/0",))
+    marks = [step(n, start=200.0 * n, dur=200) for n in range(3)]
+    steps = [event for n in range(3) for event in broken_step(200.0 * n)]
+    record = CompilerRecord(breaks=(given_up, BREAK))
+    rank = explain_analysis(analysed(read, record, *marks, *steps))
+    (finding,) = [finding for finding in rank.findings if finding.id == "graph-breaks"]
+    assert [place.line for place in finding.where] == [7, 9]
+    assert finding.summary.startswith("1 line ")
+    assert finding.evidence[1] == "train.py:9 in forward: cost not known; Tensor.item()"
+
+
 def test_torchs_marks_while_it_compiles_hide_no_products(read: Read) -> None:
     compiling = [
         op("_compile.compile_inner (dynamo_timed)", start=10, dur=50),
