@@ -154,6 +154,16 @@ def lstm(*, tiny: bool) -> CompiledCase:
     return _words(WordLSTM(words, width), words, batch, length)
 
 
+def mlp(*, tiny: bool) -> CompiledCase:
+    """Few kernels: versions of torch that compile each one by itself are done in seconds."""
+    width, batch = (64, 16) if tiny else (4096, 8192)
+    layers = nn.Sequential(
+        nn.Linear(width, 2 * width), nn.GELU(), nn.LayerNorm(2 * width), nn.Linear(2 * width, width)
+    )
+    labels = torch.randint(0, width, (batch,))
+    return CompiledCase(LossOf(layers), (torch.randn(batch, width), labels))
+
+
 MODELS: dict[str, Callable[..., CompiledCase]] = {
     "resnet50": resnet50,
     "gpt2": gpt2,
@@ -162,6 +172,7 @@ MODELS: dict[str, Callable[..., CompiledCase]] = {
     "bert": bert,
     "vit": vit,
     "lstm": lstm,
+    "mlp": mlp,
 }
 
 

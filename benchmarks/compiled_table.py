@@ -5,7 +5,8 @@
     python benchmarks/compiled_table.py --save rows.json --print
 
 Each row is one training, run under `stepscope run`. Before the profiler's window the training times
-its own steps; FLOPs are counted by torch in an eager step; memory is the driver's count beyond the
+its own steps; FLOPs are counted by torch in an eager step (MFU leaves out what fused attention
+computes again in backward, as ours does); memory is the driver's count beyond the
 context. MFU, peak, parts, findings and the explained share of the device's time come from
 `stepscope explain`. Rows are saved one by one: a run that is cut goes on where it ended. The most
 telling rows come first. `--tiny` is for a machine without a GPU: eager and default only.
@@ -17,6 +18,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,6 +53,7 @@ def main() -> int:
         return _train(options)
     rows = json.loads(options.save.read_text()) if options.save and options.save.exists() else []
     if not options.print:
+        rows = [row for row in rows if "error" not in row]  # tried again
         _measure_all(options, rows)
     print(markdown(rows))
     return 0
@@ -124,17 +127,31 @@ def _run_row(options: argparse.Namespace, row: dict[str, Any]) -> dict[str, Any]
         ours = [sys.executable, "-m", "stepscope", "run", "--no-explain", "--out", str(out)]
         paths = [str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        done = subprocess.run(
-            [*ours, *window, "--", *own],
-            capture_output=True,
-            text=True,
-            timeout=_ROW_S,
-            env=environment,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr[-500:])
+        code, errors = _run_to_end([*ours, *window, "--", *own], environment, Path(folder))
+        if code:
+            raise RuntimeError(errors[-500:])
         measured = json.loads(facts.read_text())
         return measured | _explained(out, measured)
+
+
+def _run_to_end(command: list[str], environment: dict[str, str], folder: Path) -> tuple[int, str]:
+    """Exit code and stderr; after the time limit the training and its compilers are ended too."""
+    errors = folder / "stderr.txt"
+    with errors.open("wb") as stderr:
+        child = subprocess.Popen(
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            code = child.wait(_ROW_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            raise
+    return code, errors.read_text(errors="replace")
 
 
 def _explained(out: Path, measured: dict[str, Any]) -> dict[str, Any]:
@@ -143,10 +160,10 @@ def _explained(out: Path, measured: dict[str, Any]) -> dict[str, Any]:
     rank = explain_job(out, cache=False).ranks[0]
     efficiency, memory, compiled = rank.efficiency, rank.memory, rank.compiled
     parts = sum(part.ms for part in rank.budget.parts) if rank.budget.step_ms else None
-    counted = efficiency.model_flops if efficiency else None
+    counted = efficiency.hardware_flops if efficiency else None
     timeline = rank.timeline
     pieces = timeline.compute_ns + timeline.exposed_comm_ns + timeline.exposed_memory_ns
-    mfu = _ratio(measured["eager_flops"], measured["bare_ms"] / 1e3)
+    mfu = _ratio(measured["model_flops"], measured["bare_ms"] / 1e3)
     return {
         "mfu": efficiency.mfu if efficiency else None,
         "expected_mfu": mfu / efficiency.peak_flops
@@ -193,11 +210,17 @@ def _train(options: argparse.Namespace) -> int:
     model, batch = BUILDERS[options.only](tiny=options.tiny)
     model.to(device)
     batch = tuple(one.to(device) for one in batch)
-    cast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+    cast = torch.autocast(
+        device.type,
+        torch.bfloat16,
+        enabled=precision == "bf16",
+        cache_enabled=options.ways != "graphed callables",  # torch refuses to capture the cache
+    )
     with FlopCounterMode(display=False) as counter, cast:
         model(*batch).backward()
     model.zero_grad()
     flops = counter.get_total_flops()
+    recomputed = _recomputed(counter.get_flop_counts().get("Global", {}))
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -217,15 +240,30 @@ def _train(options: argparse.Namespace) -> int:
     facts = {
         "bare_ms": bare_ms,
         "eager_flops": flops,
+        "model_flops": flops - recomputed,
         "allocated_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
         "reserved_bytes": torch.cuda.memory_reserved() if on_gpu else None,
-        "driver_bytes": _driver_bytes(device) - context if on_gpu else None,
+        "driver_bytes": _driver_bytes(device) - context + torch.cuda.memory_reserved()
+        if on_gpu
+        else None,
         "device": torch.cuda.get_device_name() if on_gpu else "cpu",
         "torch": torch.__version__,
         "alone": turns is None,  # otherwise other processes' memory is in the driver's count
     }
     options.worker.write_text(json.dumps(facts))
     return 0
+
+
+def _recomputed(by_operator: dict[Any, int]) -> int:
+    """Fused attention computes its scores again in backward: one of five products there."""
+    names = {str(operator): flops for operator, flops in by_operator.items()}
+    return sum(
+        flops // 5
+        for name, flops in names.items()
+        if "attention" in name
+        and name.partition(".")[2].startswith(("_scaled", "_flash", "_eff"))
+        and "backward" in name
+    )
 
 
 def _wait(device: Any) -> None:
@@ -236,7 +274,7 @@ def _wait(device: Any) -> None:
 
 
 def _driver_bytes(device: Any) -> int:
-    """In use on the device, with the libraries' own workspaces loaded."""
+    """In use on the device, with the libraries' own workspaces loaded, without torch's segments."""
     import torch
 
     if device.type != "cuda":
@@ -245,7 +283,7 @@ def _driver_bytes(device: Any) -> int:
     torch.mm(small, small)
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
-    return total - free
+    return total - free - torch.cuda.memory_reserved()
 
 
 def _stepper(way: str, model: Any, batch: Any, cast: Any, *, on_gpu: bool) -> Callable[[], Any]:

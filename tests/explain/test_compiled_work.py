@@ -190,6 +190,45 @@ def compilation(region: str, seconds: float, **more: Any) -> Compilation:
     return Compilation(region=region, function="forward", place=LINE, seconds=seconds, **more)
 
 
+def test_one_gap_in_which_the_host_lost_its_core_does_not_count(read: Read) -> None:
+    steps = [event for n in range(5) for event in broken_step(200.0 * n)]
+    marks = [step(n, start=200.0 * n, dur=200) for n in range(5)]
+    usual = explain_compiled(analysed(read, CompilerRecord(breaks=(BREAK,)), *marks, *steps))
+    late = broken_step(1000.0)
+    late[0][0]["dur"] += 20
+    for event in (event for part in late[3:] for event in part):  # from the second graph on
+        event["ts"] += 20
+    events = (*marks, step(5, start=1000, dur=200), *steps, *late)
+    found = explain_compiled(analysed(read, CompilerRecord(breaks=(BREAK,)), *events))
+    assert usual is not None
+    assert found is not None
+    assert found.breaks[0].cost_ms == pytest.approx(usual.breaks[0].cost_ms)
+
+
+def test_breaks_without_a_cost_are_named_after_the_others(read: Read) -> None:
+    """Torch has given up compiling what follows: there is no second graph."""
+    given_up = replace(BREAK, place=replace(LINE, line=9), regions=("1/0",))
+    marks = [step(n, start=200.0 * n, dur=200) for n in range(3)]
+    steps = [event for n in range(3) for event in broken_step(200.0 * n)]
+    record = CompilerRecord(breaks=(given_up, BREAK))
+    rank = explain_analysis(analysed(read, record, *marks, *steps))
+    (finding,) = [finding for finding in rank.findings if finding.id == "graph-breaks"]
+    assert [place.line for place in finding.where] == [7, 9]
+    assert finding.summary.startswith("1 line ")
+    assert finding.evidence[1] == "train.py:9 in forward: cost not known; Tensor.item()"
+
+
+def test_torchs_marks_while_it_compiles_hide_no_products(read: Read) -> None:
+    compiling = [
+        op("_compile.compile_inner (dynamo_timed)", start=10, dur=50),
+        op("entire_frame_compile", start=11, dur=40),
+        op("code_gen", start=12, dur=20),
+    ]
+    rank = explain_analysis(analysed(read, None, step(0, start=0, dur=100), *compiling))
+    assert rank.efficiency is not None
+    assert rank.efficiency.unknown_share == 0
+
+
 def test_guards_on_one_value_are_one_guard() -> None:
     every = [
         compilation("0/0", 5.0, cached=False),

@@ -105,6 +105,43 @@ def test_the_training_computes_the_same(captures: tuple[GraphCaptures, type[Fake
     assert torch.equal(recorded, torch.nn.functional.softmax(given * 2, dim=-1))
 
 
+def test_compiled_functions_stay_compiled_inside_a_capture(
+    captures: tuple[GraphCaptures, type[FakeGraph]], tmp_path: Path
+) -> None:
+    """Dynamo runs functions uncompiled below a dispatch mode, unless the mode says otherwise."""
+    found, graph = captures
+    runs = []
+
+    def backend(module: Any, _inputs: Any) -> Any:
+        def compiled(*args: Any) -> Any:
+            runs.append(len(args))
+            return module(*args)
+
+        return compiled
+
+    function = torch.compile(lambda x: torch.relu(x @ x) * 2, backend=backend)
+    given = torch.ones(4, 4)
+    function(given)
+    with graph():
+        function(given)
+    assert len(runs) == 2
+    (capture,) = written(found, tmp_path)
+    assert "aten::mm" in [one.name for one in capture.operators]
+
+
+def test_without_a_way_to_keep_functions_compiled_nothing_is_recorded(
+    captures: tuple[GraphCaptures, type[FakeGraph]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, graph = captures
+    monkeypatch.setattr("stepscope.measure.graph_captures.has_compiled", lambda: True)
+    monkeypatch.delattr("torch.utils._python_dispatch.TorchDispatchMode.ignore_compile_internals")
+    with graph():
+        torch.ones(2)
+    assert written(found, tmp_path) == ()
+
+
 def test_an_error_inside_a_capture_passes_and_ends_the_recording(
     captures: tuple[GraphCaptures, type[FakeGraph]], tmp_path: Path
 ) -> None:

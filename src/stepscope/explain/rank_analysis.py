@@ -120,7 +120,7 @@ class RankAnalysis:
     @cached_property
     def costs(self) -> Costs:
         graphs = self.inputs.compiler.graphs if self.inputs.compiler else ()
-        return count_costs(self.trace, self.work, self.steps, graphs)
+        return count_costs(self.trace, self.work, self.steps, graphs, self.inputs.captures)
 
     @cached_property
     def steady_steps(self) -> Chosen:

@@ -4,7 +4,9 @@ A replay launches kernels without operators. What made them is seen only once, w
 captured inside `torch.cuda.graph`, by the script or by make_graphed_callables. A dispatch mode
 notes each operator's name and arguments there, as values of Python: it reads no memory, allocates
 nothing on the device and never waits for it. The compiler captures its own graphs: their operators
-are in compiler.jsonl, and no mode is put around compiled code.
+are in compiler.jsonl, and no mode is put around them. Compiled functions inside a capture of the
+script's run as they are: the mode sees the library's calls of their code. Versions of torch that
+would run them uncompiled below a mode record nothing once something was compiled.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.after_import import when_imported
 from stepscope.measure.attached import replace
-from stepscope.measure.dynamo import surrounds
+from stepscope.measure.dynamo import has_compiled, surrounds
 from stepscope.measure.folder import GRAPHS, note_unwritten
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.writer import append_lines
@@ -74,7 +76,7 @@ class GraphCaptures:
 
     @never_raise
     def _begin(self, graph: Any) -> None:
-        if not self.is_wanted or self._count >= MOST_CAPTURES:
+        if not self.is_wanted or self._count >= MOST_CAPTURES or _would_run_uncompiled():
             return
         self._count += 1
         rows: list[Row] = []
@@ -107,6 +109,13 @@ class GraphCaptures:
             note_unwritten(GRAPHS, error)
 
 
+def _would_run_uncompiled() -> bool:
+    """Whether this version of torch runs compiled functions uncompiled below any mode."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    return has_compiled() and not hasattr(TorchDispatchMode, "ignore_compile_internals")
+
+
 def _recorder(rows: list[Row]) -> Any:
     """A mode that notes operators and changes nothing."""
     import torch
@@ -116,6 +125,11 @@ def _recorder(rows: list[Row]) -> Any:
 
     class RecordOperators(TorchDispatchMode):  # type: ignore[misc]
         supports_higher_order_operators = True  # they run as without a mode
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            """Dynamo runs compiled functions uncompiled below a mode that does not say so."""
+            return True
 
         def __torch_dispatch__(
             self, func: Any, _types: Any, args: Any = (), kwargs: Any = None

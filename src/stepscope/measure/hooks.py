@@ -22,6 +22,7 @@ from stepscope.measure.dynamo import (
     surrounds,
     untraced,
 )
+from stepscope.measure.graph_steps import watch_graph_steps
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.rare_phases import watch_rare_phases
 from stepscope.measure.step_notes import ENTER, EXHAUSTED, FETCH, FETCHED, LEAVE, NO_BATCH
@@ -42,6 +43,7 @@ def install(session: Session) -> None:
     _watch_engine(session)
     _watch_data_loader(session)
     _watch_grad_scaler(session)
+    watch_graph_steps(session)
     _watch_process_groups(session)
     _watch_profilers(session)
     watch_rare_phases(session)
@@ -208,10 +210,10 @@ def _watch_grad_scaler(session: Session) -> None:
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():
                 return original(self, optimizer, *args, **kwargs)
-            before = session.optimizer_calls
+            before = session.optimizers.calls
             result = original(self, optimizer, *args, **kwargs)
-            if session.optimizer_calls == before:
-                session.step_was_skipped()
+            if session.optimizers.calls == before:
+                session.step_was_seen(skipped=True)
             return result
 
         replace(module.GradScaler, "step", step)

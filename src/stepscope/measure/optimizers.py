@@ -18,6 +18,7 @@ class Optimizers:
 
     def __init__(self) -> None:
         self.calls = 0
+        self.capturing = False  # a CUDA graph records what is called: nothing trains
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._latest: Callable[[], Any] = lambda: None
         self._running: list[Any] = []  # inside each other
@@ -27,7 +28,7 @@ class Optimizers:
         return bool(self._running)
 
     def begins(self, optimizer: Any) -> bool:
-        """True for an outermost step."""
+        """True for an outermost step that trains."""
         self._running = _still_running(self._running)
         self._running.append(optimizer)
         if len(self._running) > 1:
@@ -36,14 +37,14 @@ class Optimizers:
         if self._latest() is not optimizer:
             self._latest = weakref.ref(optimizer)
             self.known.add(optimizer)
-        return True
+        return not self.capturing
 
     def ends(self) -> bool:
-        """True for an outermost step."""
+        """True for an outermost step that trained."""
         if not self._running:
             return False
         self._running.pop()
-        return not self._running
+        return not self._running and not self.capturing
 
 
 def trained_parameters(optimizers: Iterable[Any]) -> list[Any]:

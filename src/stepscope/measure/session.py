@@ -77,7 +77,7 @@ class Session:
         self._comms = Comms()
         self.compiler = CompilerLog()
         self._load = HostLoadMeter()
-        self._optimizers = Optimizers()
+        self.optimizers = Optimizers()
         self.thread = get_ident()  # the one that trains; 0 once closed
         self._alone = True  # no other thread trains
         self._pid = os.getpid()
@@ -103,10 +103,6 @@ class Session:
         self._due = self._next_due(0)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
-
-    @property
-    def optimizer_calls(self) -> int:
-        return self._optimizers.calls
 
     @never_raise
     def torch_is_here(self) -> None:
@@ -142,7 +138,7 @@ class Session:
         if self.phases_wanted:
             self._special.pass_begins(roots)
         # A closure's passes are its optimizer's.
-        if self.passes is not None and not self._optimizers.stepping:
+        if self.passes is not None and not self.optimizers.stepping:
             self._ask_passes(roots)
         return True
 
@@ -162,7 +158,7 @@ class Session:
         if self.passes_ended == 1:
             processes.record(self.settings.folder, processes.BACKWARD)
         if self.passes is not None:
-            if not self._optimizers.stepping:
+            if not self.optimizers.stepping:
                 self._end_pass()
         elif self.settings.step_on == "backward":
             self.step_ends()
@@ -186,7 +182,7 @@ class Session:
         try:
             if not self._is_training_thread():
                 return None
-            if not self._optimizers.begins(optimizer):
+            if not self.optimizers.begins(optimizer):
                 return None
             self.notes.append((ENTER, perf_counter_ns(), "optimizer"))
             if self.phases_wanted:
@@ -200,7 +196,7 @@ class Session:
 
     def after_optimizer(self, optimizer: Any) -> None:
         try:
-            if get_ident() != self.thread or not self._optimizers.ends():
+            if get_ident() != self.thread or not self.optimizers.ends():
                 return
             self.notes.append((LEAVE, perf_counter_ns(), "optimizer"))
             if self.phases_wanted:
@@ -242,11 +238,12 @@ class Session:
             self._step_ends()
 
     @never_raise
-    def step_was_skipped(self) -> None:
+    def step_was_seen(self, *, skipped: bool = False) -> None:
+        """Without a call of an optimizer: a CUDA graph replayed it, or a scaler `skipped` it."""
         if self._steps_on_optimizer and get_ident() == self.thread:
             self.passes = None
-            self._skipped += 1
-            self._step_ends(skipped=True)
+            self._skipped += skipped
+            self._step_ends(skipped=skipped)
 
     @never_raise
     def group_ends(self) -> None:
@@ -295,7 +292,7 @@ class Session:
 
     def _act(self, parts: RankParts) -> None:
         """The time this takes lies between two steps and belongs to neither."""
-        self._load.pause(self.number, self._optimizers.known)
+        self._load.pause(self.number, self.optimizers.known)
         self._end_special_step(parts)
         parts.look_at_others(self.number, disturbed=self._windows.running is not None)
         self._due = min(self._next_due(self.number + 1), parts.due(self.number + 1))
@@ -325,7 +322,7 @@ class Session:
 
     def _begin_special_step(self) -> None:
         if self._alone and self._choice.traced and self._windows.running is None:
-            self._special.begin(self.number, self._schedule, self._optimizers.known, self.settings)
+            self._special.begin(self.number, self._schedule, self.optimizers.known, self.settings)
             self.phases_wanted = self.ranges is not None or self._special.mark is not None
 
     def _open_window(self, parts: RankParts, planned: PlannedWindow) -> None:
@@ -390,7 +387,7 @@ class Session:
     @never_raise
     def _read_job_layout(self) -> None:
         """Read the job's layout while its process groups exist."""
-        job = self._comms.describe(trained_parameters(self._optimizers.known))
+        job = self._comms.describe(trained_parameters(self.optimizers.known))
         self._job = job if self._choice.traced else brief_layout(job)
 
     @never_raise

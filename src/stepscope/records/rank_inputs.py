@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from stepscope.records.compiled import CompilerRecord
+    from stepscope.records.compiled import CapturedGraph, CompilerRecord
     from stepscope.records.host_load import HostLoad
     from stepscope.records.host_steps import HostStepTimes
     from stepscope.records.job import RankFolder
@@ -45,6 +45,7 @@ class RankInputs(msgspec.Struct, frozen=True, kw_only=True):
     host_steps: tuple[HostStepTimes, ...] = ()  # those in which the host never waited
     samples: StackSamples | None = None  # stacks outside windows, with their steps
     compiler: CompilerRecord | None = None  # what torch.compile did
+    captures: tuple[CapturedGraph, ...] = ()  # CUDA graphs of the script, in order
     calibrations: tuple[Profile, ...] = ()  # of the rank's host and kind, newest first
 
     @property

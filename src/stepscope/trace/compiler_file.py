@@ -33,7 +33,8 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]
 # `4/1: s.flag == 1.0     # h = s.block(h) * s.flag  # train.py:21 in forward`, and a stack below it
 _GUARD = re.compile(r"^(?:\d+/\d+:\s*)?(?P<guard>.*?)(?:\s{2,}#.*|\s+#\s.*)?$")
 _STACK_LINE = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.M)
-_COMMENT_LINE = re.compile(r"#\s(?P<file>\S+):(?P<line>\d+) in (?P<function>\S+)\s*$", re.M)
+# In brackets is a line of torch's own: `# (_dynamo/output_graph.py:3375 in remove_graphargs)`.
+_COMMENT_LINE = re.compile(r"#\s(?P<file>[^\s(]\S*):(?P<line>\d+) in (?P<function>\S+)\s*$", re.M)
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(?P<function>.+)_at_\d+$")
 
 

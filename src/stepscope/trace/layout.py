@@ -10,7 +10,7 @@ from stepscope.records.saved_memory import FILE as SAVED_MEMORY
 ENDINGS = (".json", ".json.gz", ".json.zst", ".sqlite")
 # The files that capture writes next to a rank's trace and `explain` reads; see is_side_file.
 SIDE_FILES = (TAIL, "clock.json", "links.json", "rank.json", "comms.jsonl", "memory.json")
-_MORE_SIDE_FILES = ("samples.json", "compiler.jsonl", SAVED_MEMORY)
+_MORE_SIDE_FILES = ("samples.json", "compiler.jsonl", "graphs.jsonl", SAVED_MEMORY)
 # What else stepscope writes into its folders.
 _OTHER_FILES = (
     *("run.json", "lines.json", "probe.json", "script.json", "trial.json", "losses.json"),

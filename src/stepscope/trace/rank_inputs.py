@@ -59,6 +59,7 @@ def read_rank_inputs(
 
 def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> RankInputs:
     """The readers of these files are loaded here: most bare traces need none of them."""
+    from stepscope.trace.captures_file import read_captures
     from stepscope.trace.compiler_file import read_compiler_record
     from stepscope.trace.decode import Oddities
     from stepscope.trace.measured_steps import STEPS
@@ -75,7 +76,8 @@ def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> Rank
     steps = read_step_columns(path.parent, oddities)
     samples, sample_notes = read_stack_samples(path.parent)
     compiler, compiler_notes = read_compiler_record(path.parent)
-    others = (*oddities.notes, *sample_notes, *compiler_notes)
+    captures, capture_notes = read_captures(path.parent)
+    others = (*oddities.notes, *sample_notes, *compiler_notes, *capture_notes)
     return RankInputs(
         trace=trace,
         steps=steps,
@@ -85,6 +87,7 @@ def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> Rank
         memory=_read_memory(path.parent, steps, others, options.memory_limit),
         samples=samples,
         compiler=compiler,
+        captures=captures,
         calibrations=_find_calibrations(trace, folder),
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.call_tree import group
 from stepscope.explain.compiled.graph_calls import (
     DYNAMO_REGION,
     find_all_graph_calls,
@@ -109,7 +110,11 @@ def _broken_pairs(trace: Trace, calls: GraphCalls) -> tuple[Int64s, Int64s, Int6
 
 
 def _sum_by_region(analysis: RankAnalysis, calls: GraphCalls) -> dict[str, tuple[int, float]]:
-    """How often graphs of a region were followed by another one inside it, and the time between."""
+    """How often graphs of a region were followed by another one inside it, and the time between.
+
+    Between the same two graphs the median counts: a gap in which the host lost its core, or the
+    profiler wrote out its events, says nothing about the break.
+    """
     trace = analysis.trace
     before, after, region = _broken_pairs(trace, calls)
     if not len(before):
@@ -117,12 +122,15 @@ def _sum_by_region(analysis: RankAnalysis, calls: GraphCalls) -> dict[str, tuple
     host = trace.host
     between = _between(analysis, calls, before, after)
     between += _backward_gaps(analysis, calls, before, after)
-    codes, which = np.unique(host.name[region], return_inverse=True)
+    names = (host.name[region], host.name[calls.rows[before]], host.name[calls.rows[after]])
+    first, which, count = group(*names)
     sums: dict[str, tuple[int, float]] = {}
-    for number, code in enumerate(codes.tolist()):
-        match = DYNAMO_REGION.match(trace.strings[code])
-        same = which == number
-        sums[match[1] if match else ""] = (int(same.sum()), float(between[same].sum()))
+    for number, place in zip(range(count), first.tolist(), strict=True):
+        match = DYNAMO_REGION.match(trace.strings[host.name[region[place]]])
+        name = match[1] if match else ""
+        gaps = between[which == number]
+        times, ns = sums.get(name, (0, 0.0))
+        sums[name] = (times + len(gaps), ns + len(gaps) * float(np.median(gaps)))
     return sums
 
 

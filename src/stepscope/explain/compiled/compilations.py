@@ -36,7 +36,12 @@ def _frame(one: Compilation) -> str:
 def _recompiled(same: Sequence[Compilation]) -> Recompiled:
     again = [one for one in same if one.again]
     named = next((one for one in same if one.function), same[0])
-    guards = Counter((_shared(one.guard), one.guard_place) for one in again if one.guard)
+    places = {_shared(one.guard): one.guard_place for one in reversed(again) if one.guard_place}
+    guards = Counter(
+        (guard, one.guard_place or places.get(guard))
+        for one in again
+        if (guard := _shared(one.guard))
+    )
     return Recompiled(
         function=named.function or "not known",
         place=named.place,

@@ -26,13 +26,14 @@ def find(evidence: RankEvidence) -> Finding | None:
         return _without_cost(evidence, breaks)
     cost_ms = sum(one.cost_ms or 0.0 for one in ran)
     share = min(1.0, cost_ms / step_ms)
+    named = [*ran, *(one for one in breaks if one not in ran)][:_MOST]
     return RULE.finding(
         share=share,
         summary=f"{counted(len(ran), 'line')} that torch.compile cannot trace "
         f"{'splits' if len(ran) == 1 else 'split'} the model: that costs "
         f"{evidence.step_ms(share)}.",
-        evidence=tuple(_describe(one) for one in ran[:_MOST]),
-        where=tuple(one.place for one in ran if one.place is not None)[:_MOST],
+        evidence=tuple(_describe(one) for one in named),
+        where=tuple(one.place for one in named if one.place is not None),
         remedies=(remedies.NO_BREAKS.offer(_advice(ran[0])),),
     )
 
@@ -57,8 +58,8 @@ def _describe(one: BreakCost) -> str:
     where = "a line that was not recorded"
     if one.place is not None:
         where = f"{PurePath(one.place.file).name}:{one.place.line} in {one.place.function}"
-    cost = f" {milliseconds(one.cost_ms)};" if one.cost_ms is not None else ""
-    return f"{where}:{cost} {one.reason}"
+    cost = milliseconds(one.cost_ms) if one.cost_ms is not None else "cost not known"
+    return f"{where}: {cost}; {one.reason}"
 
 
 def _advice(one: BreakCost) -> str:

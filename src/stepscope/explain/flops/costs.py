@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.flops.captured_graphs import LaunchColumns, fill_replays
 from stepscope.explain.flops.compiled import PREFIX
 from stepscope.explain.flops.compiled_regions import RegionColumns, fill_regions
 from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER, UNKNOWN
@@ -16,7 +17,12 @@ from stepscope.explain.flops.kernel_names import read_name
 from stepscope.explain.flops.lists import launching_rows, list_bytes
 from stepscope.explain.flops.memory_bound import VIEWS
 from stepscope.explain.flops.phases import find_phases, find_recomputed
-from stepscope.explain.flops.replayed import HostOperators, join_replays
+from stepscope.explain.flops.replayed import (
+    HostOperators,
+    find_unjoined,
+    join_replays,
+    split_replays,
+)
 from stepscope.explain.flops.signatures import price, summable
 from stepscope.explain.steps import find_steps
 from stepscope.explain.work import find_work, rows_named
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
     from stepscope.explain.flops.call import Call
     from stepscope.explain.flops.signatures import Signatures
     from stepscope.explain.work import Work
-    from stepscope.records.compiled import CompiledGraph
+    from stepscope.records.compiled import CapturedGraph, CompiledGraph
     from stepscope.records.explanation import Steps
     from stepscope.records.trace import Trace
 
@@ -40,6 +46,8 @@ _CONTAINER = re.compile(
     r"^(?:nccl|gloo|mpi|ucc):|^c10d::|^_c10d_functional::|^record_param_comms$|^ProfilerStep|"
     r"^torch::distributed::|^torch\.distributed\."
 )
+# Torch's own marks while it compiles; what they enclose computes nothing for the training.
+_COMPILING = re.compile(r" \(dynamo_timed\)$|^dynamo$|^entire_(?:frame|backward)_compile$")
 # Autograd's nodes of functions outside PyTorch: FLOPs as a multiple of the forward pass's, and the
 # part that recomputes. Attention: five products for the forward's two, one of them recomputed.
 BACKWARD_OF = {
@@ -80,8 +88,10 @@ def count_costs(
     work: Work | None = None,
     steps: Steps | None = None,
     graphs: tuple[CompiledGraph, ...] = (),
+    captures: tuple[CapturedGraph, ...] = (),
 ) -> Costs:
-    """Each distinct call is parsed and priced once. `graphs` are those that capture recorded."""
+    """Each distinct call is parsed and priced once. `graphs` and `captures` are the compiled graphs
+    and the CUDA graphs that capture recorded."""
     host = trace.host
     work = work or find_work(trace)
     steps = steps or find_steps(trace, work)
@@ -106,12 +116,22 @@ def count_costs(
         fill_regions(trace, graphs, columns)
     own = _find_operators(trace, is_operator, answering)
     launched = _ran(trace, own)
-    operator, replayed, call_part = _add_replays(
-        trace,
-        HostOperators(
-            is_operator=is_operator, answering=answering, signature=signature, operator=own
-        ),
+    known = HostOperators(
+        is_operator=is_operator, answering=answering, signature=signature, operator=own
     )
+    operator, replayed, call_part = _add_replays(trace, known)
+    if captures and not work.on_host:
+        unjoined = find_unjoined(trace, known, replayed)
+        launches = LaunchColumns(
+            flops=flops,
+            again=again,
+            counted=counted,
+            answering=answering,
+            dtype=dtype,
+            operator=operator,
+            call_part=call_part,
+        )
+        replayed |= fill_replays(trace, split_replays(trace, unjoined), captures, launches)
     counted &= launched | launching_rows(trace, operator)
     phases = find_phases(trace, steps)
     recomputed = np.zeros(len(host), np.bool_)
@@ -149,6 +169,10 @@ def _families(trace: Trace, is_operator: NDArray[np.bool_]) -> NDArray[np.int8]:
     families: NDArray[np.int8] = np.where(
         is_operator, family.take(trace.host.name), np.int8(_PLAIN)
     )
+    compiling = rows_named(trace, trace.host, is_operator, _COMPILING.search)
+    if compiling.any():
+        foreign = np.flatnonzero(families == _FOREIGN)
+        families[foreign[nearest_of(trace.host, compiling, foreign) >= 0]] = _PLAIN
     return families
 
 
@@ -226,7 +250,7 @@ def _add_replays(
     replays = join_replays(trace, known)
     if replays is None:
         events = len(trace.device)
-        return known.operator, np.zeros(events, np.bool_), np.zeros(events)
+        return known.operator.copy(), np.zeros(events, np.bool_), np.zeros(events)
     replayed = replays.operator >= 0
     return np.where(replayed, replays.operator, known.operator), replayed, replays.call_part
 

@@ -52,17 +52,31 @@ class HostOperators(msgspec.Struct, frozen=True, kw_only=True):
 def join_replays(trace: Trace, known: HostOperators) -> Replays | None:
     """None if the trace has no replay that could be joined."""
     device = trace.device
-    wanted = find_replayed(trace)
+    wanted = _find_wanted(trace, known)
     if not wanted.any():
         return None
-    # What runs inside a compiled region is that region's.
-    around = np.maximum(known.operator, 0)
-    wanted &= ~((known.operator >= 0) & known.answering[around]) if len(trace.host) else wanted
     operator = np.full(len(device), ABSENT, np.int32)
     call_part = np.zeros(len(device))
     _join_recordings(trace, known, wanted, operator, call_part)
     _join_likes(trace, known, wanted & (operator < 0), operator, call_part)
     return Replays(operator=operator, call_part=call_part) if (operator >= 0).any() else None
+
+
+def _find_wanted(trace: Trace, known: HostOperators) -> Bools:
+    """Replayed events; what runs inside a compiled region is that region's."""
+    wanted = find_replayed(trace)
+    if len(trace.host):
+        around = np.maximum(known.operator, 0)
+        wanted &= ~((known.operator >= 0) & known.answering[around])
+    return wanted
+
+
+def find_unjoined(trace: Trace, known: HostOperators, joined: Bools) -> Bools:
+    """The events of replays with a product that was joined to no operator."""
+    wanted = _find_wanted(trace, known)
+    missing = trace.device.correlation[_find_products(trace, wanted & ~joined)]
+    unjoined: Bools = wanted & np.isin(trace.device.correlation, missing)
+    return unjoined
 
 
 def _join_recordings(
@@ -78,7 +92,7 @@ def _join_recordings(
         return
     device = trace.device
     product = _find_products(trace, wanted)
-    for rows in _split_replays(trace, wanted):
+    for rows in split_replays(trace, wanted):
         if len(np.unique(device.stream[rows])) > 1:
             continue
         kinds = np.array([_CODES.get(DeviceKind(kind), 0) for kind in device.kind[rows].tolist()])
@@ -117,7 +131,7 @@ def _find_recordings(trace: Trace) -> Iterator[tuple[Indices, NDArray[np.int64]]
             yield rows[inside], kinds[inside]
 
 
-def _split_replays(trace: Trace, wanted: Bools) -> Iterator[Indices]:
+def split_replays(trace: Trace, wanted: Bools) -> Iterator[Indices]:
     """The events of each replay, in order of their start."""
     rows = np.flatnonzero(wanted)
     rows = rows[np.argsort(trace.device.correlation[rows], kind="stable")]

@@ -1,0 +1,197 @@
+"""CUDA graphs that the script captured: what their replays compute.
+
+The capture was long before the trace. Capture of the run noted its operators, in order, without
+their kernels; the trace has the kernels of each replay, without operators. Both are told apart by
+their contents, and kinds of replays are joined to kinds of captures by their products: as many of
+them, and in the same order. The FLOPs of a capture are given to the graph's launch, divided among
+the kernels that multiply.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from stepscope.explain.flops.call import Call
+from stepscope.explain.flops.compiled import PREFIX
+from stepscope.explain.flops.cost import MATMUL_LIKE
+from stepscope.explain.flops.dtypes import dtype_code
+from stepscope.explain.flops.kernel_names import read_name
+from stepscope.explain.flops.signatures import LARGEST, price_call
+from stepscope.explain.work import rows_named
+from stepscope.records.trace import ABSENT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from stepscope.explain.arrays import Bools, Indices, Int8s, Int32s, Int64s
+    from stepscope.records.compiled import CapturedGraph, CapturedOperator
+    from stepscope.records.trace import Trace
+
+_CLOSE = math.log(1.5)  # of numbers of products, where the order says which capture it is
+_SAME = math.log(1.1)  # where it does not
+
+
+class CaptureCost(msgspec.Struct, frozen=True, kw_only=True):
+    """One replay of a capture."""
+
+    products: tuple[float, ...]  # FLOPs of each kernel that multiplies, in order
+    again: int  # of their sum, what recomputes the forward pass
+    dtype: int  # of most of it; code of DTYPES
+
+    @property
+    def flops(self) -> int:
+        return round(sum(self.products))
+
+
+class LaunchColumns(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns of host rows that a graph's launches fill in, and two of device events."""
+
+    flops: Int64s
+    again: Int64s
+    counted: Bools
+    answering: Bools
+    dtype: Int8s
+    operator: Int32s  # per device event: the launch that stands for its operators
+    call_part: NDArray[np.float64]  # per device event: its part of the launch's FLOPs
+
+
+def price_capture(operators: Iterable[CapturedOperator]) -> CaptureCost | None:
+    """None if a product has sizes that are not known."""
+    products: list[float] = []
+    by_dtype: Counter[int] = Counter()
+    again = 0
+    for one in operators:
+        if one.name not in MATMUL_LIKE:
+            continue
+        cost = price_call(Call(one.name, one.shapes, one.dtypes, one.concrete))
+        if cost.flops < 0:
+            return None
+        kernels = _count_kernels(one)
+        products += [cost.flops / kernels] * kernels
+        by_dtype[dtype_code(one.dtypes)] += cost.flops
+        again += cost.again
+    if sum(products) >= LARGEST:  # damaged shapes
+        return None
+    dtype = max(by_dtype, key=by_dtype.__getitem__, default=ABSENT)
+    return CaptureCost(products=tuple(products), again=again, dtype=dtype)
+
+
+_CONVOLUTION_BACKWARD, _MASK = "aten::convolution_backward", 10
+
+
+def _count_kernels(operator: CapturedOperator) -> int:
+    """Gradients of a convolution's input and weight are computed one after the other."""
+    if operator.name != _CONVOLUTION_BACKWARD or len(operator.concrete) <= _MASK:
+        return 1
+    input_and_weight = operator.concrete[_MASK].split(",")[:2]
+    return max(1, sum("True" in one for one in input_and_weight))
+
+
+def fill_replays(
+    trace: Trace, replays: Iterable[Indices], captures: Sequence[CapturedGraph], to: LaunchColumns
+) -> Bools:
+    """Give replays that were joined to nothing else what their captures compute.
+
+    `replays` are the events of each, in order of their start. Returns which events were joined.
+    """
+    joined = np.zeros(len(trace.device), np.bool_)
+    product = rows_named(
+        trace, trace.device, np.ones(len(trace.device), np.bool_), _is_library_product
+    )
+    costs = list(_distinct_costs(captures))
+    kinds = list(_find_kinds(trace, replays, product))
+    matches = _match_kinds([len(kind.products[0]) for kind in kinds], costs)
+    for kind, number in zip(kinds, matches, strict=True):
+        cost = costs[number] if number is not None else None
+        if cost is not None:
+            _fill_kind(trace, kind, cost, to)
+            joined[np.concatenate(kind.products)] = True
+    return joined
+
+
+class _ReplayKind(NamedTuple):
+    """Replays with the same kernels."""
+
+    launch: int  # host row of the first launch that was recorded
+    products: list[Indices]  # the events of each replay that multiply, in order
+
+
+def _find_kinds(trace: Trace, replays: Iterable[Indices], product: Bools) -> Iterator[_ReplayKind]:
+    """In the order of their first replay; without one whose launch was recorded, the trace may
+    have begun in the middle of it."""
+    device = trace.device
+    kinds: dict[bytes, list[Indices]] = {}
+    for rows in replays:
+        names = np.stack((device.name[rows], device.grid[rows]))
+        kinds.setdefault(names.tobytes(), []).append(rows)
+    for same in kinds.values():
+        launches = np.concatenate([device.launch[rows[:1]] for rows in same])
+        if (launches >= 0).any():
+            launch = int(launches[launches >= 0][0])
+            yield _ReplayKind(launch, [rows[product[rows]] for rows in same])
+
+
+def _is_library_product(name: str) -> bool:
+    """Products that Inductor wrote itself were no operators when the graph was captured."""
+    return read_name(name).product and not name.startswith(PREFIX)
+
+
+def _distinct_costs(captures: Sequence[CapturedGraph]) -> Iterator[CaptureCost | None]:
+    """Layers of one kind are captured one by one, and their replays look the same."""
+    seen: set[bytes] = set()
+    for capture in captures:
+        key = msgspec.json.encode(capture)
+        if key not in seen:
+            seen.add(key)
+            yield price_capture(capture.operators)
+
+
+def _match_kinds(counts: Sequence[int], costs: Sequence[CaptureCost | None]) -> list[int | None]:
+    """For each kind of replay, by its number of products: the capture, or None.
+
+    A step replays graphs in the order of their captures, so as many kinds are joined in order.
+    Otherwise only one capture may have about as many products.
+    """
+    sizes = [None if cost is None else len(cost.products) for cost in costs]
+    if len(counts) == len(sizes):
+        pairs = zip(counts, sizes, strict=True)
+        if all(_distance(count, size) <= _CLOSE for count, size in pairs):
+            return list(range(len(counts)))
+    matches: list[int | None] = []
+    for count in counts:
+        alike = [n for n, size in enumerate(sizes) if _distance(count, size) <= _SAME]
+        exact = [n for n in alike if sizes[n] == count] or alike
+        flops = {cost.flops for n in exact if (cost := costs[n]) is not None}
+        matches.append(exact[0] if len(flops) == 1 else None)
+    return matches
+
+
+def _distance(count: int, size: int | None) -> float:
+    if size is None or (count == 0) != (size == 0):
+        return math.inf
+    return abs(math.log(max(count, 1) / max(size, 1)))
+
+
+def _fill_kind(trace: Trace, kind: _ReplayKind, cost: CaptureCost, to: LaunchColumns) -> None:
+    """Replays whose launches were not recorded have that of another replay of the kind."""
+    for rows in kind.products:
+        own = trace.device.launch[rows[:1]]
+        row = int(own[0]) if len(own) and own[0] >= 0 else kind.launch
+        to.flops[row], to.again[row], to.dtype[row] = cost.flops, cost.again, cost.dtype
+        to.counted[row] = to.answering[row] = True
+        to.operator[rows] = row
+        to.call_part[rows] = _shares(trace.device.dur_ns[rows], cost)
+
+
+def _shares(dur_ns: Int64s, cost: CaptureCost) -> NDArray[np.float64]:
+    """One by one where there are as many kernels as expected, else by their time."""
+    weights = np.array(cost.products) if len(cost.products) == len(dur_ns) else dur_ns
+    total = float(weights.sum())
+    return weights / total if total else np.full(len(dur_ns), 1 / max(1, len(dur_ns)))

@@ -1,0 +1,152 @@
+"""Replays of CUDA graphs, joined to the operators that capture noted when they were captured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stepscope.explain.efficiency import measure_efficiency
+from stepscope.explain.flops.captured_graphs import price_capture
+from stepscope.explain.rank_analysis import RankAnalysis
+from stepscope.records.compiled import CapturedGraph, CapturedOperator
+from stepscope.records.explanation import StepTime
+from stepscope.records.rank_inputs import RankInputs
+
+from ..build import Events, graph, kernel, op, step
+
+if TYPE_CHECKING:
+    from stepscope.records.efficiency import Efficiency
+
+    from ..conftest import Read
+
+GEMM = "nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT"
+OTHER_GEMM = "nvjet_sm90_tst_96x64_64x8_2x4_h_bz_NTN"
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>"
+TRITON = "triton_tem_fused_mm_0"
+BF16 = "c10::BFloat16"
+
+
+def product(size: int, name: str = "aten::mm") -> CapturedOperator:
+    shapes = [[size, size], [size, size]]
+    return CapturedOperator(name=name, shapes=shapes, dtypes=[BF16] * 2, concrete=["", ""])
+
+
+def capture(*sizes: int) -> CapturedGraph:
+    add = CapturedOperator(name="aten::add", shapes=[[8]], dtypes=[BF16], concrete=[""])
+    return CapturedGraph(operators=(*(product(size) for size in sizes), add))
+
+
+def replay(at: float, *names: str) -> Events:
+    """Kernels of 10 µs each."""
+    kernels = [kernel(name, start=at + 5 + 12 * n, dur=10) for n, name in enumerate(names)]
+    return graph(kernels, launched_at=at + 1)
+
+
+def analysed(read: Read, captures: tuple[CapturedGraph, ...], *events: Events) -> RankAnalysis:
+    trace = read(*events, device="NVIDIA H200")
+    return RankAnalysis(RankInputs(trace=trace, captures=captures))
+
+
+def efficiency(analysis: RankAnalysis) -> Efficiency:
+    found = measure_efficiency(analysis, StepTime(profiled=0.1))
+    assert found is not None
+    return found
+
+
+def whole_steps(*names: str) -> list[Events]:
+    """Three steps that each replay one graph."""
+    events = [step(n, start=100.0 * n, dur=100) for n in range(3)]
+    return [*events, *(replay(100.0 * n, *names) for n in range(3))]
+
+
+def test_a_whole_step_has_the_flops_of_its_capture(read: Read) -> None:
+    analysis = analysed(read, (capture(1024, 512),), *whole_steps(GEMM, ADD, OTHER_GEMM))
+    found = efficiency(analysis)
+    assert found.model_flops == 2 * 1024**3 + 2 * 512**3
+    assert found.unknown_share == 0
+    assert found.mfu == pytest.approx(found.model_flops / 989.5e12 / 100e-6)
+    assert [use.dtype for use in found.by_dtype] == ["bf16"]
+    assert found.by_dtype[0].device_ns == 20_000
+
+
+def test_kernels_share_the_flops_in_the_order_of_the_capture(read: Read) -> None:
+    costs = analysed(read, (capture(1024, 512),), *whole_steps(GEMM, ADD, OTHER_GEMM)).costs
+    flops = costs.flops[costs.operator] * costs.call_part
+    assert flops[:3] == pytest.approx([2 * 1024**3, 0, 2 * 512**3])
+
+
+def test_more_kernels_than_products_share_the_flops_by_their_time(read: Read) -> None:
+    captures = (capture(1024, 512),)
+    found = analysed(read, captures, *whole_steps(GEMM, GEMM, OTHER_GEMM))
+    assert found.costs.call_part[:3] == pytest.approx([1 / 3] * 3)
+    assert efficiency(found).model_flops == 2 * 1024**3 + 2 * 512**3
+
+
+def test_layers_captured_one_by_one_are_told_apart_by_their_order(read: Read) -> None:
+    """Two alike, one other: forward and backward of each, the backward in reverse order."""
+    forward = [capture(1024), capture(1024), capture(512)]
+    backward = [capture(512, 512), capture(1024, 1024), capture(1024, 1024)]
+    events: list[Events] = []
+    for n in range(3):
+        at = 400.0 * n
+        events.append(step(n, start=at, dur=400))
+        for number, names in enumerate(
+            ((GEMM,), (GEMM,), (OTHER_GEMM,), (OTHER_GEMM,) * 2, (GEMM,) * 2, (GEMM,) * 2)
+        ):
+            events.append(replay(at + 60 * number, *names))
+    found = efficiency(analysed(read, (*forward, *backward), *events))
+    assert found.model_flops == 6 * 2 * 1024**3 + 3 * 2 * 512**3
+
+
+def test_a_capture_that_is_not_replayed_leaves_the_others_joined(read: Read) -> None:
+    captures = (capture(1024, 1024, 1024), capture(512))
+    assert efficiency(analysed(read, captures, *whole_steps(GEMM))).model_flops == 2 * 512**3
+
+
+def test_replays_that_could_be_several_captures_stay_unknown(read: Read) -> None:
+    found = efficiency(analysed(read, (capture(1024), capture(512)), *whole_steps(GEMM)))
+    assert found.unknown_share == 1
+    assert not found.model_flops
+
+
+def test_what_the_compiler_multiplies_itself_stays_unknown(read: Read) -> None:
+    found = efficiency(analysed(read, (capture(1024),), *whole_steps(GEMM, TRITON)))
+    assert found.model_flops == 2 * 1024**3
+    assert found.unknown_share == pytest.approx(0.5)
+
+
+def test_products_joined_to_a_capture_are_not_joined_to_likes_too(read: Read) -> None:
+    eager = op("aten::add", start=-50, dur=10, shapes=[[8]], dtypes=[BF16])
+    eager += kernel(ADD, start=-40, dur=5, launched_at=-45)
+    found = efficiency(analysed(read, (capture(1024),), eager, *whole_steps(GEMM, ADD)))
+    assert found.model_flops == 2 * 1024**3
+
+
+def test_a_capture_with_unknown_shapes_is_not_priced() -> None:
+    lost = CapturedOperator(name="aten::mm", shapes=[[], []], dtypes=["", ""], concrete=["", ""])
+    assert price_capture((product(8), lost)) is None
+
+
+def test_gradients_of_a_convolution_are_two_kernels() -> None:
+    image, weight = [2, 8, 16, 16], [8, 8, 3, 3]
+    backward = CapturedOperator(
+        name="aten::convolution_backward",
+        shapes=[image, image, weight, [], [], [], [], [], [], [], []],
+        dtypes=["float"] * 3 + ["ScalarList"] * 8,
+        concrete=[
+            "",
+            "",
+            "",
+            "[8]",
+            *["[1, 1]"] * 3,
+            "False",
+            "[0, 0]",
+            "1",
+            "[True, True, False]",
+        ],
+    )
+    cost = price_capture((backward,))
+    assert cost is not None
+    assert len(cost.products) == 2
+    assert cost.flops == 2 * 2 * 2 * 16 * 16 * 8 * 8 * 9
