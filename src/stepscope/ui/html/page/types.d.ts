@@ -234,6 +234,7 @@ interface WhatIfData {
   scalingAxes: Axis[];
   cells: Record<string, (number | null)[]>;
   batch: number | null;
+  samples: number | null; // of a step: several batches where gradients accumulate
   limit: number | null;
   onHost: boolean;
   assumptions: Record<string, string[]>;
