@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep")
+_BACKWARD_NODE = re.compile(r"autograd::engine::evaluate_function")
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 
@@ -83,13 +84,15 @@ def _cycle_edges(steps: tuple[Step, ...], trace: Trace, work: Work) -> tuple[int
     """The start of each step's first work; on the CPU, the steps' starts and the last end.
 
     A last step that launched nothing, because the window closed, is left out; on the CPU, one
-    without the optimizer step that all others have: the training ended there.
+    without the optimizer step that all others have: the training ended there. The optimizer's step
+    may be compiled, and leave no mark: then the backward pass counts.
     """
     none = np.empty(0, np.int64)
     if work.on_host:
         last = steps[-1]
         edges = np.array([s.start_ns for s in steps] + [last.start_ns + last.dur_ns], np.int64)
-        if _lacks_only_last(steps, _marked(trace, _OPTIMIZER_STEP)):
+        updates = _marked(trace, _OPTIMIZER_STEP) or _marked(trace, _BACKWARD_NODE)
+        if _lacks_only_last(steps, updates):
             edges = edges[:-1]
         return 0, edges if (np.diff(edges) > 0).all() else none
     launch = launches_of(trace, work)

@@ -14,12 +14,13 @@ from stepscope.explain.compiled.compilations import (
 from stepscope.explain.compiled.graph_kernels import share_known
 from stepscope.explain.compiled.regions import time_regions
 from stepscope.records.compiled import CompiledWork, CompilerRecord
+from stepscope.trace.compiler_file import COMPILED_AUTOGRAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.records.compiled import RegionTime
+    from stepscope.records.compiled import CompiledGraph, RegionTime
 
 _MOSTLY = 0.5  # of the step: advice to compile comes too late
 _BARE = "the compiler's own records were not captured: record with `stepscope run`"
@@ -64,3 +65,10 @@ def _notes(record: CompilerRecord, regions: tuple[RegionTime, ...]) -> Iterator[
             "graphs were not captured: this version of torch keeps no text of them, or they were "
             "compiled before the capture began"
         )
+    if any(_is_of_compiled_autograd(graph) for graph in record.graphs):
+        yield "torch keeps no source lines of backward passes that compiled autograd compiles"
+
+
+def _is_of_compiled_autograd(graph: CompiledGraph) -> bool:
+    places = any(operator.place for operator in graph.operators)
+    return (graph.region or "").startswith(COMPILED_AUTOGRAD) and not places
