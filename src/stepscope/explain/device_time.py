@@ -35,7 +35,7 @@ def sum_device_time(trace: Trace, work: Work, costs: Costs | None = None) -> Dev
     """
     host = trace.host
     nothing = np.zeros(len(host), np.int64)
-    calls = 1.0 - find_recorded(trace)
+    calls = (~find_recorded(trace)).astype(np.float64)
     if work.on_host or not len(host):
         return DeviceTime(direct=nothing, inclusive=nothing, backward=nothing, calls=calls)
     launch = trace.device.launch[work.rows]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stepscope.records.quality import Note
 
 COMPILER = "compiler.jsonl"
-COMPILED_AUTOGRAD = "!"  # how the ids of its compilations begin; its graphs are backward passes
+_COMPILED_AUTOGRAD = "!"  # how the ids of its compilations begin; its graphs are backward passes
 _MAX_LINE_BYTES = 24 << 20
 _MAX_TEXT_BYTES = 64 << 20  # of one graph, unpacked
 _LineNumber = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
@@ -95,7 +95,7 @@ def _graph(row: _CompilerLine, key: str, oddities: Oddities) -> CompiledGraph:
     return CompiledGraph(
         key=key,
         region=row.compile_id,
-        backward=bool(row.backward) or (row.compile_id or "").startswith(COMPILED_AUTOGRAD),
+        backward=bool(row.backward) or (row.compile_id or "").startswith(_COMPILED_AUTOGRAD),
         devices=tuple(row.devices),
         not_graphed=row.not_graphed,
         operators=read_graph(operators),

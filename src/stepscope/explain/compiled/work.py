@@ -14,7 +14,6 @@ from stepscope.explain.compiled.compilations import (
 from stepscope.explain.compiled.graph_kernels import share_known
 from stepscope.explain.compiled.regions import time_regions
 from stepscope.records.compiled import CompiledWork, CompilerRecord
-from stepscope.trace.compiler_file import COMPILED_AUTOGRAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,10 +64,12 @@ def _notes(record: CompilerRecord, regions: tuple[RegionTime, ...]) -> Iterator[
             "graphs were not captured: this version of torch keeps no text of them, or they were "
             "compiled before the capture began"
         )
-    if any(_is_of_compiled_autograd(graph) for graph in record.graphs):
-        yield "torch keeps no source lines of backward passes that compiled autograd compiles"
+    if any(_lacks_lines(graph) for graph in record.graphs):
+        yield (
+            "torch keeps no source lines of what compiled autograd compiles, nor of a container "
+            "such as nn.Sequential that is compiled itself"
+        )
 
 
-def _is_of_compiled_autograd(graph: CompiledGraph) -> bool:
-    places = any(operator.place for operator in graph.operators)
-    return (graph.region or "").startswith(COMPILED_AUTOGRAD) and not places
+def _lacks_lines(graph: CompiledGraph) -> bool:
+    return bool(graph.operators) and not any(operator.place for operator in graph.operators)

@@ -1,8 +1,8 @@
 """Kernels of a graph's replay, joined to the operators of its recording by their order.
 
-Products are the anchors: where a replay has as many of them as its recording, they are the same, one
-by one. Between two products, kernels and operators of one kind are joined in order where there are
-as many of both, or where one operator launched them all. What is not sure stays unknown.
+Products are the anchors: where a replay has as many of them as its recording, they are the same,
+one by one. Between two products, kernels and operators of one kind are joined in order where there
+are as many of both, or as many stretches of both. What is not sure stays unknown.
 """
 
 from __future__ import annotations
@@ -18,13 +18,26 @@ from stepscope.records.trace import ABSENT
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-_LIST = "list of tensors"
 _MEMSET = "memset"
 # Kind: operators, and kernels that they launch; the first match counts.
 _KINDS = tuple(
     (kind, re.compile(operators), re.compile(kernels))
     for kind, operators, kernels in (
-        (_LIST, r"_foreach_|_fused_(?:adam|adamw|sgd|adagrad)_", r"multi_tensor_apply"),
+        ("fused update", r"_fused_(?:adam|adamw|sgd|adagrad)", r"multi_tensor_apply.*fused"),
+        ("list addcmul", r"_foreach_addcmul", r"multi_tensor_apply.*pointwiseop.*multiplies"),
+        ("list addcdiv", r"_foreach_addcdiv", r"multi_tensor_apply.*pointwiseop.*divides"),
+        ("list lerp", r"_foreach_lerp", r"multi_tensor_apply.*lerp"),
+        ("list add", r"_foreach_add", r"multi_tensor_apply.*plus<"),
+        ("list sub", r"_foreach_sub", r"multi_tensor_apply.*minus<"),
+        ("list mul", r"_foreach_mul", r"multi_tensor_apply.*multiplies"),
+        ("list div", r"_foreach_div", r"multi_tensor_apply.*divides"),
+        ("list pow", r"_foreach_pow", r"multi_tensor_apply.*power"),
+        ("list neg", r"_foreach_neg", r"multi_tensor_apply.*negate"),
+        ("list reciprocal", r"_foreach_reciprocal", r"multi_tensor_apply.*reciprocal"),
+        ("list sqrt", r"_foreach_sqrt", r"multi_tensor_apply.*sqrt"),
+        ("list norm", r"_foreach_norm", r"lpnorm|multi_tensor_apply.*norm"),
+        ("list copy", r"_foreach_copy", r"multi_tensor_apply.*copy"),
+        ("list", r"_foreach_", r"multi_tensor_apply"),
         ("layer norm backward", r"layer_norm_backward", r"layer_norm_grad|gammabeta|layernormback"),
         ("layer norm", r"layer_norm", r"layer_?norm|rowwisemoments"),
         ("batch norm", r"batch_norm", r"batch_?norm|::bn_[fb]w|cudnn.*bn_"),
@@ -60,6 +73,11 @@ _KINDS = tuple(
         ("fill", r"zero|fill_?$|full|ones", r"fillfunctor"),
         ("mean", r"mean$", r"meanops"),
         ("sum", r"sum$", r"sum_functor"),
+        ("addcmul", r"::addcmul", r"addcmul"),
+        ("addcdiv", r"::addcdiv", r"addcdiv"),
+        ("lerp", r"::lerp", r"lerp"),
+        ("negate", r"::neg_?$", r"neg_kernel"),
+        ("reciprocal", r"::reciprocal_?$", r"reciprocal"),
         ("add", r"::(?:add|sub|rsub)_?$", r"functor_add|add_?functor"),
         ("multiply", r"::(?:mul|div)_?$", r"mul_?functor|div_?functor|div_true"),
         ("power", r"::pow_?$", r"pow_"),
@@ -75,6 +93,14 @@ _KINDS = tuple(
         ("triangle", r"::tri[lu]_?$", r"triu_tril|tri[lu]"),
     )
 )
+# Lists whose tensors cannot share a kernel are computed one by one.
+_ONE_BY_ONE = {
+    "multiply": ("list div", "list mul"),
+    "add": ("list add", "list sub"),
+    "power": ("list pow",),
+    "copy": ("list copy",),
+    "sqrt": ("list sqrt",),
+}
 # Operators with kernels of several kinds.
 _SEVERAL = {
     "aten::nll_loss_backward": ("fill", "loss"),
@@ -143,20 +169,37 @@ def _join_between(
     operators: Sequence[str],
     kernels: Sequence[str],
 ) -> None:
-    """Kind by kind; what one operator launched several of, in runs of the same kernel."""
+    """Kind by kind: one by one where there are as many of both, else by stretches."""
     kinds = [(place, kind) for place in places for kind in operator_kinds(operators[place])]
     by_kind = _grouped(*zip(*kinds, strict=True)) if kinds else {}
     for kind, mine in _grouped(events, [kernel_kind(kernels[one]) for one in events]).items():
-        candidates = by_kind.get(kind, [])
-        runs = [[one] for one in mine]
-        if kind == _LIST or len(mine) != len(candidates) > 1:
-            runs = [list(run) for _, run in groupby(mine, key=lambda one: kernels[one])]
-        if len(candidates) == 1:
-            runs = [mine]
-        if len(runs) == len(candidates):
-            for run, place in zip(runs, candidates, strict=True):
-                for one in run:
-                    found[one] = place
+        others = (by_kind.get(other, []) for other in _ONE_BY_ONE.get(str(kind), ()))
+        candidates = by_kind.get(kind) or next((some for some in others if some), [])
+        if len(candidates) == 1 or len(candidates) == len(mine):
+            _spread(found, mine, candidates)
+            continue
+        order = {place: number for number, place in enumerate(places)}
+        runs = _stretches(mine, mine)
+        groups = _stretches(candidates, [order[place] for place in candidates])
+        if len(runs) == len(groups):
+            for run, group in zip(runs, groups, strict=True):
+                _spread(found, run, group)
+
+
+def _spread(found: list[int], events: Sequence[int], places: Sequence[int]) -> None:
+    """Each operator gets as many kernels; nothing where they cannot be divided so."""
+    each, rest = divmod(len(events), len(places))
+    if not rest:
+        for number, event in enumerate(events):
+            found[event] = places[number // each]
+
+
+def _stretches(items: Sequence[int], numbers: Sequence[int]) -> list[list[int]]:
+    """Items whose numbers follow each other without a gap."""
+    keyed = [
+        (number - at, item) for at, (number, item) in enumerate(zip(numbers, items, strict=True))
+    ]
+    return [[item for _, item in run] for _, run in groupby(keyed, key=lambda one: one[0])]
 
 
 def _grouped(items: Sequence[int], keys: Sequence[Hashable]) -> dict[Hashable, list[int]]:

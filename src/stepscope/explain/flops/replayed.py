@@ -2,9 +2,10 @@
 
 A replay has no operators. If the trace saw the graph's recording, its launches are in the order of
 the replay's kernels. If capture of the run noted the recording's operators, kernels are joined to
-them by kind and order where the match is sure. Otherwise a kernel is like one that an operator launched elsewhere in the
-trace (an eager warm-up, another step) if name and grid are the same; where such kernels come from
-calls with different shapes, these must repeat in the replay's order, or the operator stays unknown.
+them by kind and order where the match is sure. Otherwise a kernel is like one that an operator
+launched elsewhere in the trace (an eager warm-up, another step) if name and grid are the same;
+where such kernels come from calls with different shapes, these must repeat in the replay's order,
+or the operator stays unknown.
 """
 
 from __future__ import annotations
