@@ -2,8 +2,8 @@
 
 A replay launches kernels without operators. What made them is seen only once, while the graph is
 captured inside `torch.cuda.graph`, by the script or by make_graphed_callables. A dispatch mode
-notes each operator's name and arguments there, as values of Python: it reads no memory, allocates
-nothing on the device and never waits for it. The compiler captures its own graphs: their operators
+notes each operator's name, arguments and source line there, as values of Python: it reads no
+memory, allocates nothing on the device and never waits for it. The compiler captures its own graphs: their operators
 are in compiler.jsonl, and no mode is put around them. Compiled functions inside a capture of the
 script's run as they are: the mode sees the library's calls of their code. Versions of torch that
 would run them uncompiled below a mode record nothing once something was compiled.
@@ -38,8 +38,6 @@ _MODE = "_stepscope_records"  # attribute of a `torch.cuda.graph` while it captu
 
 Row = tuple[str, list[Any], list[str], list[str], bool]
 Where = tuple[str, int, str]  # file, line, function
-_OPTIMIZERS = f"{os.sep}torch{os.sep}optim{os.sep}"
-_LIBRARY = (f"{os.sep}torch{os.sep}", f"stepscope{os.sep}measure{os.sep}")
 _MOST_DEPTH = 200
 
 
@@ -201,7 +199,7 @@ def _add_place(rows: CaptureRows, forward: dict[int, Where], node: Any) -> None:
     if node is not None:
         rows.places[-1] = forward.get(node._sequence_nr())
         return
-    place, rows.in_optimizer[-1] = _find_place(sys._getframe(2))
+    place, rows.in_optimizer[-1] = _find_place(sys._getframe(1))
     rows.places[-1] = place
     if place is not None and len(forward) < MOST_OPERATORS:
         number = _last_number()
@@ -219,17 +217,27 @@ def _last_number() -> int | None:
 
 def _find_place(frame: Any) -> tuple[Where | None, bool]:
     """The innermost line outside torch, and whether an optimizer's step lies in between."""
+    torchs, optimizers, ours = _library_folders()
     in_optimizer = False
     for _ in range(_MOST_DEPTH):
         if frame is None:
             break
         code = frame.f_code
-        if _OPTIMIZERS in code.co_filename:
-            in_optimizer = True
-        elif not any(part in code.co_filename for part in _LIBRARY):
-            return (code.co_filename, frame.f_lineno, code.co_name), in_optimizer
+        file = code.co_filename
+        in_optimizer = in_optimizer or file.startswith(optimizers)
+        if not file.startswith((torchs, ours, "<")):
+            return (file, frame.f_lineno, code.co_name), in_optimizer
         frame = frame.f_back
     return None, in_optimizer
+
+
+@functools.cache
+def _library_folders() -> tuple[str, str, str]:
+    """Of torch, of its optimizers, and our own."""
+    import torch
+
+    folder = str(torch.__file__).rpartition(os.sep)[0] + os.sep
+    return folder, f"{folder}optim{os.sep}", __file__.rpartition(os.sep)[0] + os.sep
 
 
 def _dtype(tensor: Any) -> str:
