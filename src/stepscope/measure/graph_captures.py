@@ -3,10 +3,11 @@
 A replay launches kernels without operators. What made them is seen only once, while the graph is
 captured inside `torch.cuda.graph`, by the script or by make_graphed_callables. A dispatch mode
 notes each operator's name, arguments and source line there, as values of Python: it reads no
-memory, allocates nothing on the device and never waits for it. The compiler captures its own graphs: their operators
-are in compiler.jsonl, and no mode is put around them. Compiled functions inside a capture of the
-script's run as they are: the mode sees the library's calls of their code. Versions of torch that
-would run them uncompiled below a mode record nothing once something was compiled.
+memory, allocates nothing on the device and never waits for it. The compiler captures its own
+graphs: their operators are in compiler.jsonl, and no mode is put around them. Compiled functions
+inside a capture of the script's run as they are: the mode sees the library's calls of their code.
+Versions of torch that would run them uncompiled below a mode record nothing once something was
+compiled.
 """
 
 from __future__ import annotations

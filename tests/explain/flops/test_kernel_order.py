@@ -51,10 +51,15 @@ def test_workspaces_and_reductions_belong_to_their_product() -> None:
 
 
 def test_what_is_not_sure_stays_unknown() -> None:
-    """Three copies of two operators apart from each other, and a kernel of an unknown kind."""
+    """Three copies of two operators, and a kernel of an unknown kind."""
+    found = joined("mm _to_copy _to_copy add", GEMM, COPY, COPY, COPY, ADD, UNKNOWN)
+    assert found == [0, -1, -1, -1, 3, -1]
+
+
+def test_what_is_known_bounds_what_is_not() -> None:
     found = joined("mm _to_copy add _to_copy", GEMM, COPY, COPY, ADD, COPY, UNKNOWN)
     assert found == [0, 1, 1, 2, 3, -1]
-    assert joined("mm _to_copy add _to_copy", GEMM, COPY, COPY, COPY, ADD) == [0, -1, -1, -1, 2]
+    assert joined("mm _to_copy add _to_copy", GEMM, COPY, COPY, COPY, ADD) == [0, 1, 1, 1, 2]
 
 
 def test_a_fill_may_be_another_operators_first_kernel() -> None:

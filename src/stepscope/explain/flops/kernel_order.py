@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 _MEMSET = "memset"
+_COPY = "copy"
+_ROUNDS = 4
 # Kind: operators, and kernels that they launch; the first match counts.
 _KINDS = tuple(
     (kind, re.compile(operators), re.compile(kernels))
@@ -69,7 +71,7 @@ _KINDS = tuple(
             r"gather_kernel|indexselect|index_elementwise|index_kernel|index_get",
         ),
         ("cat", r"cat$|stack$", r"catarray"),
-        ("copy", r"copy_?$|clone$|contiguous$", r"copy_kernel|copy_device|memcpy"),
+        (_COPY, r"copy_?$|clone$|contiguous$", r"copy_kernel|copy_device|memcpy"),
         ("fill", r"zero|fill_?$|full|ones", r"fillfunctor"),
         ("mean", r"mean$", r"meanops"),
         ("sum", r"sum$", r"sum_functor"),
@@ -78,7 +80,7 @@ _KINDS = tuple(
         ("lerp", r"::lerp", r"lerp"),
         ("negate", r"::neg_?$", r"neg_kernel"),
         ("reciprocal", r"::reciprocal_?$", r"reciprocal"),
-        ("add", r"::(?:add|sub|rsub)_?$", r"functor_add|add_?functor"),
+        ("add", r"::(?:add|sub|rsub)_?$", r"functor(?:onself)?_add|add_?functor"),
         ("multiply", r"::(?:mul|div)_?$", r"mul_?functor|div_?functor|div_true"),
         ("power", r"::pow_?$", r"pow_"),
         ("tanh", r"::tanh_?$", r"tanh"),
@@ -101,13 +103,15 @@ _ONE_BY_ONE = {
     "copy": ("list copy",),
     "sqrt": ("list sqrt",),
 }
-# Operators with kernels of several kinds.
+# Operators with kernels of several kinds; those of a product, without the product itself.
 _SEVERAL = {
     "aten::nll_loss_backward": ("fill", "loss"),
     "aten::nll_loss2d_backward": ("fill", "loss"),
     "aten::select_backward": ("fill", "copy"),
     "aten::slice_backward": ("fill", "copy"),
     "aten::embedding_dense_backward": ("fill", "embedding backward"),
+    "aten::_scaled_dot_product_efficient_attention_backward": ("multiply", "sum"),
+    "aten::_efficient_attention_backward": ("multiply", "sum"),
 }
 # Kernels that prepare a product, and kernels that finish one.
 _PREPARES = re.compile(r"dot_do_o|nchwtonhwc|computeoffsets|im2col|convert_?tensor|tensortransform")
@@ -147,19 +151,37 @@ def join_by_order(
         return found
     for event, place in zip(products, anchors, strict=True):
         found[event] = place
-    events = (ABSENT, *products, len(kernels))
-    places = (ABSENT, *anchors, len(operators))
-    for (event, next_event), (place, next_place) in zip(
-        pairwise(events), pairwise(places), strict=True
-    ):
-        between = [
-            one
-            for one in range(place + 1, next_place)
-            if operators[one] not in VIEWS and not is_product[one]
-        ]
-        _join_between(found, range(event + 1, next_event), between, operators, kernels)
+    works = [
+        name not in VIEWS and not count for name, count in zip(operators, is_product, strict=True)
+    ]
+    for _ in range(_ROUNDS):  # what was joined bounds what was not
+        before = found.count(ABSENT)
+        _join_round(found, works, operators, kernels)
+        if found.count(ABSENT) == before:
+            break
     _give_helpers(found, kernels)
     return found
+
+
+def _join_round(
+    found: list[int], works: Sequence[bool], operators: Sequence[str], kernels: Sequence[str]
+) -> None:
+    """Between kernels that are known already; operators run in the order of their recording."""
+    known = [(event, place) for event, place in enumerate(found) if place >= 0]
+    edges = [(ABSENT, ABSENT), *known, (len(kernels), len(operators))]
+    used = set(found)
+    for (event, place), (next_event, next_place) in pairwise(edges):
+        events = range(event + 1, next_event)
+        if events:
+            inside = range(place + 1, next_place)
+            between = [one for one in inside if works[one] and one not in used]
+            if next_place < len(operators) and operators[next_place] in _SEVERAL:
+                between.append(next_place)  # some of its kernels come before the one that is known
+            _join_between(found, events, between, operators, kernels)
+            if not between and next_place < len(operators) and works[next_place]:
+                for one in events:  # an operator first copies what is not contiguous
+                    if kernel_kind(kernels[one]) == _COPY:
+                        found[one] = next_place
 
 
 def _join_between(
