@@ -1,8 +1,8 @@
 """What CUDA graphs recorded, as rows of the trace: operators, their phases and their source lines.
 
 A capture of the run noted the operators of every graph, long before the trace began. They become
-host rows of a thread of their own that ends where the trace begins, a nanosecond each: as if the
-profiler had been on. So kernels of a replay can be joined to operators like all others.
+host rows of a thread of their own right before the trace, without a duration: as if the profiler
+had been on. So kernels of a replay can be joined to operators like all others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RECORDED = "recorded by CUDA graphs"  # the thread's name
 _STEP_MARK = "Optimizer.step#recorded"
-_NS = 1  # of an operator
+_NS = 1  # from one operator to the next
 
 
 class GraphRecording(NamedTuple):
@@ -39,7 +39,6 @@ class _Row(NamedTuple):
     kind: HostKind
     name: str
     start: int  # in places of operators
-    length: int
     parent: int = ABSENT
     operator: CapturedOperator | None = None
 
@@ -64,21 +63,19 @@ def _add_rows(rows: list[_Row], operators: Sequence[CapturedOperator], before: i
     places: list[int] = []
     at = rows[-1].start + 1 if rows else 0
     for stepping, phase in groupby(operators, key=lambda one: one.optimizer):
-        in_phase = list(phase)
         mark = ABSENT
         if stepping:
             mark = before + len(rows)
-            rows.append(_Row(HostKind.ANNOTATION, _STEP_MARK, at, len(in_phase)))
-        for place, run in groupby(in_phase, key=lambda one: one.place):
-            in_line = list(run)
+            rows.append(_Row(HostKind.ANNOTATION, _STEP_MARK, at))
+        for place, in_line in groupby(phase, key=lambda one: one.place):
             parent = mark
             if place is not None:
                 parent = before + len(rows)
                 name = f"{place.file}({place.line}): {place.function or '<module>'}"
-                rows.append(_Row(HostKind.PYTHON, name, at, len(in_line), mark))
+                rows.append(_Row(HostKind.PYTHON, name, at, mark))
             for one in in_line:
                 places.append(before + len(rows))
-                rows.append(_Row(HostKind.OPERATOR, one.name, at, 1, parent, one))
+                rows.append(_Row(HostKind.OPERATOR, one.name, at, parent, one))
                 at += 1
     return places
 
@@ -110,7 +107,7 @@ def _extend(trace: Trace, rows: Sequence[_Row]) -> Trace:
         "name": [texts.code(row.name) for row in rows],
         "thread": [len(trace.threads)] * len(rows),
         "start_ns": [first_ns + _NS * row.start for row in rows],
-        "dur_ns": [_NS * row.length for row in rows],
+        "dur_ns": [0] * len(rows),
         "parent": [row.parent for row in rows],
         "forward_thread": [int(row.operator is not None and row.operator.backward) for row in rows],
     }
