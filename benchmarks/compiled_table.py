@@ -9,7 +9,7 @@ its own steps; FLOPs are counted by torch in an eager step (MFU leaves out what 
 computes again in backward, as ours does); memory is the driver's count beyond the
 context. MFU, peak, parts, findings and the explained share of the device's time come from
 `stepscope explain`. Rows are saved one by one: a run that is cut goes on where it ended. The most
-telling rows come first. `--tiny` is for a machine without a GPU: eager and default only.
+telling rows come first. `--tiny` is for a machine without a GPU: eager and default in fp32 only.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=400, help="start no row after this")
     parser.add_argument("--only", default=",".join(MODELS), help="models, by comma")
     parser.add_argument("--ways", help="by comma; all: " + ", ".join(WAYS))
-    parser.add_argument("--precisions", default=",".join(PRECISIONS))
+    parser.add_argument("--precisions", help="by comma; all: " + ", ".join(PRECISIONS))
     parser.add_argument("--save", type=Path, help="JSON; read first, written after every row")
     parser.add_argument("--print", action="store_true", help="measure nothing")
     parser.add_argument("--tiny", action="store_true", help="small shapes, for a CPU")
@@ -81,7 +81,10 @@ def plan(options: argparse.Namespace) -> list[tuple[str, str, str]]:
     )
     slow = [way for way in ways if way.startswith("max-autotune")]
     fast = [way for way in ways if way not in slow]
-    precisions, models = options.precisions.split(","), options.only.split(",")
+    precisions = options.precisions.split(",") if options.precisions else PRECISIONS
+    if options.tiny and not options.precisions:  # most CPUs take seconds for a product in bf16
+        precisions = ("fp32",)
+    models = options.only.split(",")
     order = [(way, precision) for precision, way in product(precisions, fast)]
     order += [(way, precision) for precision, way in product(precisions, slow)]
     return [(model, way, precision) for way, precision in order for model in models]

@@ -9,10 +9,12 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.call_tree import Levels
+from stepscope.explain.graph_recordings import find_recorded
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from stepscope.explain.arrays import Int64s
+    from stepscope.explain.arrays import Floats, Int64s
+    from stepscope.explain.flops import Costs
     from stepscope.explain.work import Work
     from stepscope.records.trace import Trace
 
@@ -23,15 +25,24 @@ class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
     direct: Int64s  # launched by exactly this call
     inclusive: Int64s  # launched by it or by anything inside it
     backward: Int64s  # launched by the backward of it or of anything inside it
+    calls: Floats  # one, and those that CUDA graphs replay; a graph's recording is none
 
 
-def sum_device_time(trace: Trace, work: Work) -> DeviceTime:
-    """Sum device durations onto host rows; all zero when the CPU is the device."""
+def sum_device_time(trace: Trace, work: Work, costs: Costs | None = None) -> DeviceTime:
+    """Sum device durations onto host rows; all zero when the CPU is the device.
+
+    What a CUDA graph replays counts for the operator that it was joined to, not for its launch.
+    """
     host = trace.host
     nothing = np.zeros(len(host), np.int64)
+    calls = (~find_recorded(trace)).astype(np.float64)
     if work.on_host or not len(host):
-        return DeviceTime(direct=nothing, inclusive=nothing, backward=nothing)
+        return DeviceTime(direct=nothing, inclusive=nothing, backward=nothing, calls=calls)
     launch = trace.device.launch[work.rows]
+    if costs is not None:
+        replayed = costs.replayed[work.rows]
+        launch = np.where(replayed, costs.operator[work.rows], launch)
+        np.add.at(calls, launch[replayed], costs.call_part[work.rows[replayed]])
     linked = launch >= 0
     direct = nothing.copy()
     np.add.at(direct, launch[linked], trace.device.dur_ns[work.rows[linked]])
@@ -40,6 +51,7 @@ def sum_device_time(trace: Trace, work: Work) -> DeviceTime:
         direct=direct,
         inclusive=levels.inclusive(direct),
         backward=_sum_backward(trace, direct, levels),
+        calls=calls,
     )
 
 

@@ -88,7 +88,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
         graphs=has_graphs(trace),
     )
     efficiency = measure_efficiency(analysis, step_ms)
-    device_time = sum_device_time(trace, work)
+    device_time = sum_device_time(trace, work, analysis.costs)
     kernels = list_kernels(trace, work, steps)
     launches = describe_launches(trace, work)
     copies = list_copies(trace, work)

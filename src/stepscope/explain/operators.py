@@ -24,7 +24,7 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
     """Longest device time first, then longest own host time."""
     host = trace.host
     is_operator = host.kind == HostKind.OPERATOR
-    rows = np.flatnonzero(is_operator)
+    rows = np.flatnonzero(is_operator & (device.calls > 0))
     if not len(rows):
         return ()
     above = enclosing(host, rows)
@@ -32,7 +32,7 @@ def list_operators(trace: Trace, device: DeviceTime) -> tuple[Operator, ...]:
     own_device = _own_device(host, is_operator, device.direct)[rows]
     first, inverse, count = group(host.name[rows], host.shapes[rows], host.dtypes[rows])
     outer = outermost(above, inverse)
-    calls = np.bincount(inverse, minlength=count)
+    calls = np.rint(np.bincount(inverse, weights=device.calls[rows], minlength=count)).astype(int)
     host_total = sum_by(inverse, np.where(outer, host.dur_ns[rows], 0), count)
     host_self = sum_by(inverse, own_host, count)
     device_total = sum_by(inverse, np.where(outer, device.inclusive[rows], 0), count)

@@ -12,6 +12,7 @@ from stepscope.explain.budget import step_time
 from stepscope.explain.collective_calls import list_calls
 from stepscope.explain.flops import count_costs
 from stepscope.explain.flops.pieces import choose, cut
+from stepscope.explain.graph_recordings import add_recordings
 from stepscope.explain.idle import watch_host
 from stepscope.explain.memory.model import read_calls
 from stepscope.explain.rank_steps import measure_rank_steps
@@ -51,7 +52,7 @@ class RankAnalysis:
 
     def __init__(self, inputs: RankInputs) -> None:
         self.inputs = inputs
-        self.trace = inputs.trace
+        self.trace, self.recordings = add_recordings(inputs.trace, inputs.captures)
         self._results: dict[Callable[[RankAnalysis], Any], Any] = {}
 
     def compute_once(self, function: Callable[[RankAnalysis], _T]) -> _T:
@@ -120,7 +121,7 @@ class RankAnalysis:
     @cached_property
     def costs(self) -> Costs:
         graphs = self.inputs.compiler.graphs if self.inputs.compiler else ()
-        return count_costs(self.trace, self.work, self.steps, graphs, self.inputs.captures)
+        return count_costs(self.trace, self.work, self.steps, graphs, self.recordings)
 
     @cached_property
     def steady_steps(self) -> Chosen:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep")
+_BACKWARD_NODE = re.compile(r"autograd::engine::evaluate_function")
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 
@@ -73,23 +74,26 @@ def _with_cycles(source: str, steps: tuple[Step, ...], trace: Trace, work: Work)
     )
 
 
-def _lacks_only_last(steps: tuple[Step, ...], updates: tuple[Step, ...]) -> bool:
-    """Whether every step but the last holds one of these."""
-    held = set(step_of(steps, np.array([one.start_ns for one in updates], np.int64)).tolist())
-    return len(steps) > 1 and held - {-1} == set(range(len(steps) - 1))
+def _lacks_in_last(steps: tuple[Step, ...], updates: tuple[Step, ...]) -> bool:
+    """Whether the last step holds fewer of these than every other."""
+    which = step_of(steps, np.array([one.start_ns for one in updates], np.int64))
+    held = np.bincount(which[which >= 0], minlength=len(steps))
+    return len(steps) > 1 and bool(held[-1] < held[:-1].min())
 
 
 def _cycle_edges(steps: tuple[Step, ...], trace: Trace, work: Work) -> tuple[int, Int64s]:
     """The start of each step's first work; on the CPU, the steps' starts and the last end.
 
     A last step that launched nothing, because the window closed, is left out; on the CPU, one
-    without the optimizer step that all others have: the training ended there.
+    with fewer optimizer steps than all others: the training ended there. The optimizer's step may
+    be compiled, and leave no mark: then the backward pass counts.
     """
     none = np.empty(0, np.int64)
     if work.on_host:
         last = steps[-1]
         edges = np.array([s.start_ns for s in steps] + [last.start_ns + last.dur_ns], np.int64)
-        if _lacks_only_last(steps, _marked(trace, _OPTIMIZER_STEP)):
+        updates = _marked(trace, _OPTIMIZER_STEP) or _marked(trace, _BACKWARD_NODE)
+        if _lacks_in_last(steps, updates):
             edges = edges[:-1]
         return 0, edges if (np.diff(edges) > 0).all() else none
     launch = launches_of(trace, work)

@@ -2,11 +2,12 @@
 
 A replay launches kernels without operators. What made them is seen only once, while the graph is
 captured inside `torch.cuda.graph`, by the script or by make_graphed_callables. A dispatch mode
-notes each operator's name and arguments there, as values of Python: it reads no memory, allocates
-nothing on the device and never waits for it. The compiler captures its own graphs: their operators
-are in compiler.jsonl, and no mode is put around them. Compiled functions inside a capture of the
-script's run as they are: the mode sees the library's calls of their code. Versions of torch that
-would run them uncompiled below a mode record nothing once something was compiled.
+notes each operator's name, arguments and source line there, as values of Python: it reads no
+memory, allocates nothing on the device and never waits for it. The compiler captures its own
+graphs: their operators are in compiler.jsonl, and no mode is put around them. Compiled functions
+inside a capture of the script's run as they are: the mode sees the library's calls of their code.
+Versions of torch that would run them uncompiled below a mode record nothing once something was
+compiled.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import os
 import sys
 import threading
 import zlib
@@ -36,14 +38,26 @@ _COMPILERS = "cudagraph_trees.py"
 _MODE = "_stepscope_records"  # attribute of a `torch.cuda.graph` while it captures
 
 Row = tuple[str, list[Any], list[str], list[str], bool]
+Where = tuple[str, int, str]  # file, line, function
+_MOST_DEPTH = 200
+
+
+class CaptureRows:
+    """What one capture recorded, in order."""
+
+    def __init__(self) -> None:
+        self.operators: list[Row] = []
+        self.places: list[Where | None] = []
+        self.in_optimizer: list[bool] = []
 
 
 class GraphCaptures:
     """Collects until there is a rank folder to write to."""
 
     def __init__(self) -> None:
-        self._finished: list[list[Row]] = []
+        self._finished: list[CaptureRows] = []
         self._count = 0
+        self._forward: dict[int, Where] = {}  # autograd's number of a forward operator: its line
         self._lock = threading.Lock()
         self.is_wanted = True  # without a trace nothing could be joined to the operators
 
@@ -79,8 +93,8 @@ class GraphCaptures:
         if not self.is_wanted or self._count >= MOST_CAPTURES or _would_run_uncompiled():
             return
         self._count += 1
-        rows: list[Row] = []
-        mode = _recorder(rows)
+        rows = CaptureRows()
+        mode = _recorder(rows, self._forward)
         mode.__enter__()
         setattr(graph, _MODE, (mode, rows))
 
@@ -92,7 +106,7 @@ class GraphCaptures:
             return
         mode, rows = recorded
         mode.__exit__(None, None, None)
-        if rows and not failed:
+        if rows.operators and not failed:
             with self._lock:
                 self._finished.append(rows)
 
@@ -116,7 +130,7 @@ def _would_run_uncompiled() -> bool:
     return has_compiled() and not hasattr(TorchDispatchMode, "ignore_compile_internals")
 
 
-def _recorder(rows: list[Row]) -> Any:
+def _recorder(rows: CaptureRows, forward: dict[int, Where]) -> Any:
     """A mode that notes operators and changes nothing."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -136,8 +150,10 @@ def _recorder(rows: list[Row]) -> Any:
         ) -> Any:
             kwargs = kwargs or {}
             result = func(*args, **kwargs)
-            if len(rows) < MOST_OPERATORS:
-                _add_row(rows, func, args, kwargs, in_backward() is not None)
+            if len(rows.operators) < MOST_OPERATORS:
+                node = in_backward()
+                _add_row(rows.operators, func, args, kwargs, node is not None)
+                _add_place(rows, forward, node)
             return result
 
     return RecordOperators()
@@ -173,11 +189,77 @@ def _add_row(
     rows.append((name, shapes, dtypes, concrete, backward))
 
 
+@never_raise
+def _add_place(rows: CaptureRows, forward: dict[int, Where], node: Any) -> None:
+    """Backward operators have the line of the forward operator with their node's number."""
+    missing = len(rows.operators) - len(rows.places)
+    if missing != 1:  # the operator could not be described
+        return
+    rows.places.append(None)
+    rows.in_optimizer.append(False)
+    if node is not None:
+        rows.places[-1] = forward.get(node._sequence_nr())
+        return
+    place, rows.in_optimizer[-1] = _find_place(sys._getframe(1))
+    rows.places[-1] = place
+    if place is not None and len(forward) < MOST_OPERATORS:
+        number = _last_number()
+        if number is not None:
+            forward.setdefault(number, place)
+
+
+def _last_number() -> int | None:
+    """Of the node that autograd made last: an operator's own is made before it runs."""
+    import torch
+
+    following = getattr(torch.autograd, "_get_sequence_nr", None)
+    return None if following is None else following() - 1
+
+
+def _find_place(frame: Any) -> tuple[Where | None, bool]:
+    """The innermost line outside torch, and whether an optimizer's step lies in between."""
+    torchs, optimizers, ours = _library_folders()
+    in_optimizer = False
+    for _ in range(_MOST_DEPTH):
+        if frame is None:
+            break
+        code = frame.f_code
+        file = code.co_filename
+        in_optimizer = in_optimizer or file.startswith(optimizers)
+        if not file.startswith((torchs, ours, "<")):
+            return (file, frame.f_lineno, code.co_name), in_optimizer
+        frame = frame.f_back
+    return None, in_optimizer
+
+
+@functools.cache
+def _library_folders() -> tuple[str, str, str]:
+    """Of torch, of its optimizers, and our own."""
+    import torch
+
+    folder = str(torch.__file__).rpartition(os.sep)[0] + os.sep
+    return folder, f"{folder}optim{os.sep}", __file__.rpartition(os.sep)[0] + os.sep
+
+
 def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _packed(rows: list[Row]) -> dict[str, Any]:
-    text = json.dumps(rows, separators=(",", ":"))
-    data = base64.b64encode(zlib.compress(text.encode("utf-8", "replace"), 6)).decode()
-    return {"what": "capture", "count": len(rows), "operators": data}
+def _packed(rows: CaptureRows) -> dict[str, Any]:
+    places = {place: number for number, place in enumerate(dict.fromkeys(rows.places))}
+    where = {
+        "places": list(places),
+        "at": [places[place] for place in rows.places],
+        "optimizer": rows.in_optimizer,
+    }
+    return {
+        "what": "capture",
+        "count": len(rows.operators),
+        "operators": _pack(rows.operators),
+        "where": _pack(where),
+    }
+
+
+def _pack(value: Any) -> str:
+    text = json.dumps(value, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode("utf-8", "replace"), 6)).decode()

@@ -53,6 +53,8 @@ class CapturedOperator(msgspec.Struct, frozen=True, kw_only=True):
     dtypes: list[str]
     concrete: list[str]
     backward: bool = False
+    optimizer: bool = False  # inside an optimizer's step
+    place: Place | None = None  # of a backward operator: the line of its forward
 
 
 class CapturedGraph(msgspec.Struct, frozen=True, kw_only=True):

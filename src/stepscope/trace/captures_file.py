@@ -8,8 +8,10 @@ import zlib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from stepscope.records.compiled import CapturedGraph, CapturedOperator
+from stepscope.records.place import Place
 from stepscope.trace.decode import Oddities
 from stepscope.trace.regular_files import LineFile
 from stepscope.trace.side_files import read_row_batches
@@ -38,6 +40,7 @@ _DTYPES = {
     "complex64": "c10::complex<float>",
     "complex128": "c10::complex<double>",
 }
+_LineNumber = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
 _Row = tuple[str, list[Any], list[str], list[str], bool]
 
 
@@ -45,6 +48,15 @@ class _CaptureLine(msgspec.Struct, frozen=True, kw_only=True):
     what: str = ""
     count: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)] = 0
     operators: str = ""
+    where: str = ""  # older captures have no lines
+
+
+class _CaptureLines(msgspec.Struct, frozen=True, kw_only=True):
+    """The source line of each operator, and whether an optimizer's step ran it."""
+
+    places: list[tuple[str, _LineNumber, str] | None] = []
+    at: list[int] = []
+    optimizer: list[bool] = []
 
 
 def read_captures(folder: Path) -> tuple[tuple[CapturedGraph, ...], tuple[Note, ...]]:
@@ -58,13 +70,35 @@ def read_captures(folder: Path) -> tuple[tuple[CapturedGraph, ...], tuple[Note, 
 
 def _capture(line: _CaptureLine, oddities: Oddities) -> CapturedGraph:
     try:
-        data = zlib.decompressobj()
-        text = data.decompress(base64.b64decode(line.operators, validate=True), _MAX_TEXT_BYTES)
-        rows = msgspec.json.decode(text, type=list[_Row])
+        rows = msgspec.json.decode(_unpacked(line.operators), type=list[_Row])
+        where = _CaptureLines()
+        if line.where:
+            where = msgspec.json.decode(_unpacked(line.where), type=_CaptureLines)
+        operators = tuple(_operator(*row) for row in rows)
+        return CapturedGraph(operators=_with_lines(operators, where))
     except (binascii.Error, ValueError, zlib.error, msgspec.MsgspecError) as error:
         oddities.add("a capture's operators", str(error))
         return CapturedGraph()
-    return CapturedGraph(operators=tuple(_operator(*row) for row in rows))
+
+
+def _unpacked(text: str) -> bytes:
+    data = zlib.decompressobj()
+    return data.decompress(base64.b64decode(text, validate=True), _MAX_TEXT_BYTES)
+
+
+def _with_lines(
+    operators: tuple[CapturedOperator, ...], where: _CaptureLines
+) -> tuple[CapturedOperator, ...]:
+    if len(where.at) != len(operators) or len(where.optimizer) != len(operators):
+        return operators
+    places = [
+        None if one is None else Place(file=one[0], line=one[1], function=one[2])
+        for one in where.places
+    ]
+    return tuple(
+        replace(one, place=places[at] if 0 <= at < len(places) else None, optimizer=stepping)
+        for one, at, stepping in zip(operators, where.at, where.optimizer, strict=True)
+    )
 
 
 def _operator(

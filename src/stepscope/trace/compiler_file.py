@@ -9,6 +9,7 @@ import zlib
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from stepscope.records.compiled import Compilation, CompiledGraph, CompilerRecord, GraphBreak
 from stepscope.records.place import Place
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from stepscope.records.quality import Note
 
 COMPILER = "compiler.jsonl"
+_COMPILED_AUTOGRAD = "!"  # how the ids of its compilations begin; its graphs are backward passes
 _MAX_LINE_BYTES = 24 << 20
 _MAX_TEXT_BYTES = 64 << 20  # of one graph, unpacked
 _LineNumber = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
@@ -93,7 +95,7 @@ def _graph(row: _CompilerLine, key: str, oddities: Oddities) -> CompiledGraph:
     return CompiledGraph(
         key=key,
         region=row.compile_id,
-        backward=bool(row.backward),
+        backward=bool(row.backward) or (row.compile_id or "").startswith(_COMPILED_AUTOGRAD),
         devices=tuple(row.devices),
         not_graphed=row.not_graphed,
         operators=read_graph(operators),
@@ -188,10 +190,21 @@ def _guard(reason: str | None) -> tuple[str | None, Place | None]:
 def _breaks(rows: list[_CompilerLine]) -> tuple[GraphBreak, ...]:
     """One for each line and reason, however often it was compiled."""
     found: dict[tuple[str, str, int], list[_CompilerLine]] = {}
-    for row in rows:
+    for row in (_explained(row, rows) for row in rows):
         file, line, _ = row.frames[-1] if row.frames else ("", 0, "")
         found.setdefault((_headline(row.reason), file, line), []).append(row)
     return tuple(_break(reason, same) for (reason, _, _), same in found.items())
+
+
+def _explained(row: _CompilerLine, rows: list[_CompilerLine]) -> _CompilerLine:
+    """Dynamo gives no reason where a frame stops at a call that broke inside: that break has it."""
+    if not (row.reason or "").startswith(_NO_REASON) or not row.frames:
+        return row
+    at = tuple(row.frames[-1][:2])
+    for other in rows:
+        if at in [tuple(frame[:2]) for frame in other.frames[:-1]]:
+            return replace(row, reason=other.reason, frames=other.frames)
+    return row
 
 
 def _break(reason: str, rows: list[_CompilerLine]) -> GraphBreak:
@@ -207,11 +220,13 @@ def _break(reason: str, rows: list[_CompilerLine]) -> GraphBreak:
     )
 
 
-_JUMP = "generic_jump"
+_JUMP, _NO_REASON = "generic_jump", "step_unsupported"
 
 
 def _headline(reason: str | None) -> str:
     first = (reason or "not known").strip(" '\n").split("\n", 1)[0].rstrip(".")
+    if first.startswith(_NO_REASON):
+        return "dynamo cannot trace this line"
     return "a branch that depends on a tensor's value" if first.startswith(_JUMP) else first
 
 

@@ -24,7 +24,8 @@ _FRAGMENT = re.compile(r"^#\s+%(\w+)\s.*call_function\[")
 _DEFINED = re.compile(r"^(triton_\w+|cpp_fused_\w+) = async_compile\.")
 _CPP_BEGINS = re.compile(r'^extern "C"\s+void\s+\w+\(')
 _TRITON_BEGINS = re.compile(r"^def (triton_\w+)\((.*)\):")
-_PARAMETER = re.compile(r"(\w+)\s*(?:,|\)|:|$)")
+_ANNOTATED = re.compile(r"(?<!:):(?!:)")
+_PARAMETER = re.compile(r"(\w+)$")
 _CALLED = re.compile(
     r"^\s*(?:(\w+) = )?((?:triton|cpp|multi_kernel)_\w+(?:\.run)?|extern_kernels\.\w+|"
     r"torch\.ops\.[\w.]+|"
@@ -200,8 +201,8 @@ def _tensor(argument: str) -> str | None:
 
 
 def _names_of_parameters(text: str) -> tuple[str, ...]:
-    """Of a C++ or Python signature."""
-    names = (_PARAMETER.search(one.split(":")[0].strip()) for one in split_arguments(text))
+    """Of a C++ signature, where a type may be `at::BFloat16*`, or a Python one."""
+    names = (_PARAMETER.search(_ANNOTATED.split(one)[0].strip()) for one in split_arguments(text))
     return tuple(name[1] for name in names if name)
 
 

@@ -200,5 +200,7 @@ def _outside(analysis: RankAnalysis, pieces: KernelPieces) -> tuple[int, int, in
     operator = np.maximum(operator, analysis.costs.operator[rows])
     everywhere = np.ones(len(trace.device), np.bool_)
     by_name = rows_named(trace, trace.device, everywhere, split_fused_name)[rows]
-    python = nearest_of(host, host.kind == HostKind.PYTHON, launch)
+    costs = analysis.costs
+    made = np.where(costs.replayed[rows], costs.operator[rows], launch)
+    python = nearest_of(host, host.kind == HostKind.PYTHON, made)
     return int(ns.sum()), int(ns[(operator >= 0) | by_name].sum()), int(ns[python >= 0].sum())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.records.compiled import RegionTime
+    from stepscope.records.compiled import CompiledGraph, RegionTime
 
 _MOSTLY = 0.5  # of the step: advice to compile comes too late
 _BARE = "the compiler's own records were not captured: record with `stepscope run`"
@@ -64,3 +64,12 @@ def _notes(record: CompilerRecord, regions: tuple[RegionTime, ...]) -> Iterator[
             "graphs were not captured: this version of torch keeps no text of them, or they were "
             "compiled before the capture began"
         )
+    if any(_lacks_lines(graph) for graph in record.graphs):
+        yield (
+            "torch keeps no source lines of what compiled autograd compiles, nor of a container "
+            "such as nn.Sequential that is compiled itself"
+        )
+
+
+def _lacks_lines(graph: CompiledGraph) -> bool:
+    return bool(graph.operators) and not any(operator.place for operator in graph.operators)

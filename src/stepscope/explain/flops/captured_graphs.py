@@ -3,8 +3,8 @@
 The capture was long before the trace. Capture of the run noted its operators, in order, without
 their kernels; the trace has the kernels of each replay, without operators. Both are told apart by
 their contents, and kinds of replays are joined to kinds of captures by their products: as many of
-them, and in the same order. The FLOPs of a capture are given to the graph's launch, divided among
-the kernels that multiply.
+them, and in the same order. Kernels get their operators where the order is sure. Otherwise the
+FLOPs of a capture are given to the graph's launch, divided among the kernels that multiply.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from stepscope.explain.flops.compiled import PREFIX
 from stepscope.explain.flops.cost import MATMUL_LIKE
 from stepscope.explain.flops.dtypes import dtype_code
 from stepscope.explain.flops.kernel_names import read_name
+from stepscope.explain.flops.kernel_order import join_by_order
 from stepscope.explain.flops.signatures import LARGEST, price_call
 from stepscope.explain.work import rows_named
 from stepscope.records.trace import ABSENT
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.arrays import Bools, Indices, Int8s, Int32s, Int64s
-    from stepscope.records.compiled import CapturedGraph, CapturedOperator
+    from stepscope.explain.graph_recordings import GraphRecording
+    from stepscope.records.compiled import CapturedOperator
     from stepscope.records.trace import Trace
 
 _CLOSE = math.log(1.5)  # of numbers of products, where the order says which capture it is
@@ -73,7 +75,7 @@ def price_capture(operators: Iterable[CapturedOperator]) -> CaptureCost | None:
         cost = price_call(Call(one.name, one.shapes, one.dtypes, one.concrete))
         if cost.flops < 0:
             return None
-        kernels = _count_kernels(one)
+        kernels = _count_products(one)
         products += [cost.flops / kernels] * kernels
         by_dtype[dtype_code(one.dtypes)] += cost.flops
         again += cost.again
@@ -86,33 +88,50 @@ def price_capture(operators: Iterable[CapturedOperator]) -> CaptureCost | None:
 _CONVOLUTION_BACKWARD, _MASK = "aten::convolution_backward", 10
 
 
-def _count_kernels(operator: CapturedOperator) -> int:
-    """Gradients of a convolution's input and weight are computed one after the other."""
+def _count_products(operator: CapturedOperator) -> int:
+    """How many of an operator's kernels multiply. Gradients of a convolution's input and weight are
+    computed one after the other."""
+    if operator.name not in MATMUL_LIKE:
+        return 0
     if operator.name != _CONVOLUTION_BACKWARD or len(operator.concrete) <= _MASK:
         return 1
     input_and_weight = operator.concrete[_MASK].split(",")[:2]
     return max(1, sum("True" in one for one in input_and_weight))
 
 
+def join_kinds(
+    trace: Trace, replays: Sequence[Indices], recordings: Sequence[GraphRecording]
+) -> Iterator[tuple[Indices, Int32s]]:
+    """The events of each replay of a known recording, and the host row of each one's operator."""
+    for kind, recording, _ in _match_replays(trace, replays, recordings):
+        names = [trace.strings[code] for code in trace.device.name[kind.replays[0]].tolist()]
+        places = join_by_order(
+            [one.name for one in recording.operators],
+            [_count_products(one) for one in recording.operators],
+            names,
+            [_is_library_product(name) for name in names],
+        )
+        found = np.array(places, np.int64)
+        of_rows = np.where(found >= 0, recording.rows[found], ABSENT).astype(np.int32)
+        if (found >= 0).any():
+            for rows in kind.replays:
+                yield rows, of_rows
+
+
 def fill_replays(
-    trace: Trace, replays: Iterable[Indices], captures: Sequence[CapturedGraph], to: LaunchColumns
+    trace: Trace,
+    replays: Iterable[Indices],
+    recordings: Sequence[GraphRecording],
+    to: LaunchColumns,
 ) -> Bools:
     """Give replays that were joined to nothing else what their captures compute.
 
     `replays` are the events of each, in order of their start. Returns which events were joined.
     """
     joined = np.zeros(len(trace.device), np.bool_)
-    product = rows_named(
-        trace, trace.device, np.ones(len(trace.device), np.bool_), _is_library_product
-    )
-    costs = list(_distinct_costs(captures))
-    kinds = list(_find_kinds(trace, replays, product))
-    matches = _match_kinds([len(kind.products[0]) for kind in kinds], costs)
-    for kind, number in zip(kinds, matches, strict=True):
-        cost = costs[number] if number is not None else None
-        if cost is not None:
-            _fill_kind(trace, kind, cost, to)
-            joined[np.concatenate(kind.products)] = True
+    for kind, _, cost in _match_replays(trace, replays, recordings):
+        _fill_kind(trace, kind, cost, to)
+        joined[np.concatenate(kind.products)] = True
     return joined
 
 
@@ -120,7 +139,25 @@ class _ReplayKind(NamedTuple):
     """Replays with the same kernels."""
 
     launch: int  # host row of the first launch that was recorded
-    products: list[Indices]  # the events of each replay that multiply, in order
+    replays: list[Indices]  # the events of each replay, in order
+    products: list[Indices]  # those that multiply
+
+
+def _match_replays(
+    trace: Trace, replays: Iterable[Indices], recordings: Sequence[GraphRecording]
+) -> Iterator[tuple[_ReplayKind, GraphRecording, CaptureCost]]:
+    if not recordings:
+        return
+    product = rows_named(
+        trace, trace.device, np.ones(len(trace.device), np.bool_), _is_library_product
+    )
+    costs = [price_capture(one.operators) for one in recordings]
+    kinds = list(_find_kinds(trace, replays, product))
+    matches = _match_kinds([len(kind.products[0]) for kind in kinds], costs)
+    for kind, number in zip(kinds, matches, strict=True):
+        cost = costs[number] if number is not None else None
+        if number is not None and cost is not None:
+            yield kind, recordings[number], cost
 
 
 def _find_kinds(trace: Trace, replays: Iterable[Indices], product: Bools) -> Iterator[_ReplayKind]:
@@ -135,22 +172,12 @@ def _find_kinds(trace: Trace, replays: Iterable[Indices], product: Bools) -> Ite
         launches = np.concatenate([device.launch[rows[:1]] for rows in same])
         if (launches >= 0).any():
             launch = int(launches[launches >= 0][0])
-            yield _ReplayKind(launch, [rows[product[rows]] for rows in same])
+            yield _ReplayKind(launch, same, [rows[product[rows]] for rows in same])
 
 
 def _is_library_product(name: str) -> bool:
     """Products that Inductor wrote itself were no operators when the graph was captured."""
     return read_name(name).product and not name.startswith(PREFIX)
-
-
-def _distinct_costs(captures: Sequence[CapturedGraph]) -> Iterator[CaptureCost | None]:
-    """Layers of one kind are captured one by one, and their replays look the same."""
-    seen: set[bytes] = set()
-    for capture in captures:
-        key = msgspec.json.encode(capture)
-        if key not in seen:
-            seen.add(key)
-            yield price_capture(capture.operators)
 
 
 def _match_kinds(counts: Sequence[int], costs: Sequence[CaptureCost | None]) -> list[int | None]:

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
     from stepscope.explain.flops.call import Call
     from stepscope.explain.flops.signatures import Signatures
+    from stepscope.explain.graph_recordings import GraphRecording
     from stepscope.explain.work import Work
-    from stepscope.records.compiled import CapturedGraph, CompiledGraph
+    from stepscope.records.compiled import CompiledGraph
     from stepscope.records.explanation import Steps
     from stepscope.records.trace import Trace
 
@@ -88,10 +89,10 @@ def count_costs(
     work: Work | None = None,
     steps: Steps | None = None,
     graphs: tuple[CompiledGraph, ...] = (),
-    captures: tuple[CapturedGraph, ...] = (),
+    recordings: tuple[GraphRecording, ...] = (),
 ) -> Costs:
-    """Each distinct call is parsed and priced once. `graphs` and `captures` are the compiled graphs
-    and the CUDA graphs that capture recorded."""
+    """Each distinct call is parsed and priced once. `graphs` and `recordings` are the compiled
+    graphs and the CUDA graphs that capture recorded."""
     host = trace.host
     work = work or find_work(trace)
     steps = steps or find_steps(trace, work)
@@ -119,8 +120,8 @@ def count_costs(
     known = HostOperators(
         is_operator=is_operator, answering=answering, signature=signature, operator=own
     )
-    operator, replayed, call_part = _add_replays(trace, known)
-    if captures and not work.on_host:
+    operator, replayed, call_part = _add_replays(trace, known, recordings)
+    if recordings and not work.on_host:
         unjoined = find_unjoined(trace, known, replayed)
         launches = LaunchColumns(
             flops=flops,
@@ -131,7 +132,7 @@ def count_costs(
             operator=operator,
             call_part=call_part,
         )
-        replayed |= fill_replays(trace, split_replays(trace, unjoined), captures, launches)
+        replayed |= fill_replays(trace, split_replays(trace, unjoined), recordings, launches)
     counted &= launched | launching_rows(trace, operator)
     phases = find_phases(trace, steps)
     recomputed = np.zeros(len(host), np.bool_)
@@ -244,10 +245,10 @@ def _find_operators(
 
 
 def _add_replays(
-    trace: Trace, known: HostOperators
+    trace: Trace, known: HostOperators, recordings: tuple[GraphRecording, ...]
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], NDArray[np.float64]]:
     """The operator of every device event, which of them are replays, and their parts of a call."""
-    replays = join_replays(trace, known)
+    replays = join_replays(trace, known, recordings)
     if replays is None:
         events = len(trace.device)
         return known.operator.copy(), np.zeros(events, np.bool_), np.zeros(events)

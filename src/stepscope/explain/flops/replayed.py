@@ -1,9 +1,11 @@
 """Kernels that CUDA graphs replay, joined to the operators that made them.
 
 A replay has no operators. If the trace saw the graph's recording, its launches are in the order of
-the replay's kernels. Otherwise a kernel is like one that an operator launched elsewhere in the
-trace (an eager warm-up, another step) if name and grid are the same; where such kernels come from
-calls with different shapes, these must repeat in the replay's order, or the operator stays unknown.
+the replay's kernels. If capture of the run noted the recording's operators, kernels are joined to
+them by kind and order where the match is sure. Otherwise a kernel is like one that an operator
+launched elsewhere in the trace (an eager warm-up, another step) if name and grid are the same;
+where such kernels come from calls with different shapes, these must repeat in the replay's order,
+or the operator stays unknown.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.flops.captured_graphs import join_kinds
 from stepscope.explain.flops.kernel_names import read_name
 from stepscope.explain.graph_replays import find_replayed
 from stepscope.explain.work import named, one_of, rows_named
@@ -20,11 +23,12 @@ from stepscope.records.trace import ABSENT, DeviceKind, HostKind
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from stepscope.explain.arrays import Bools, Indices, Int32s
+    from stepscope.explain.graph_recordings import GraphRecording
     from stepscope.records.trace import Trace
 
 _BEGINS, _ENDS = one_of("streambegincapture"), one_of("streamendcapture")
@@ -49,7 +53,9 @@ class HostOperators(msgspec.Struct, frozen=True, kw_only=True):
     operator: Int32s  # per device event
 
 
-def join_replays(trace: Trace, known: HostOperators) -> Replays | None:
+def join_replays(
+    trace: Trace, known: HostOperators, recordings: Sequence[GraphRecording] = ()
+) -> Replays | None:
     """None if the trace has no replay that could be joined."""
     device = trace.device
     wanted = _find_wanted(trace, known)
@@ -58,6 +64,11 @@ def join_replays(trace: Trace, known: HostOperators) -> Replays | None:
     operator = np.full(len(device), ABSENT, np.int32)
     call_part = np.zeros(len(device))
     _join_recordings(trace, known, wanted, operator, call_part)
+    product = _find_products(trace, wanted)
+    rest = list(split_replays(trace, wanted & (operator < 0)))
+    for rows, of_rows in join_kinds(trace, rest, recordings):
+        operator[rows] = of_rows
+        call_part[rows] = _share_calls(of_rows, product[rows])
     _join_likes(trace, known, wanted & (operator < 0), operator, call_part)
     return Replays(operator=operator, call_part=call_part) if (operator >= 0).any() else None
 

@@ -1,0 +1,81 @@
+"""Kernels of a replay and operators of its recording, joined by kind and order."""
+
+from __future__ import annotations
+
+from stepscope.explain.flops.kernel_order import join_by_order
+
+GEMM = "nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT"
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>"
+COPY = "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda("
+FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>"
+NORM = "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>"
+NORM_GRAD = "void at::native::(anonymous namespace)::layer_norm_grad_input_kernel_vectorized<"
+NORM_WEIGHT = "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float"
+MEMSET = "Memset (Device)"
+SPLIT = "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float"
+DIV = "void at::native::elementwise_kernel<128, 2, at::native::binary_internal::DivFunctor<float>"
+UNKNOWN = "some_library_kernel"
+
+
+def lists(functor: str) -> str:
+    return f"void at::native::multi_tensor_apply_kernel<at::native::{functor}<float>, float>"
+
+
+def joined(operators: str, *kernels: str) -> list[int]:
+    names = [f"aten::{word}" for word in operators.split()]
+    products = [int(name in ("aten::mm", "aten::addmm")) for name in names]
+    return join_by_order(names, products, kernels, [name == GEMM for name in kernels])
+
+
+def test_products_are_anchors_and_the_rest_follows_by_kind() -> None:
+    operators = "native_layer_norm t mm add _to_copy mm add"
+    assert joined(operators, NORM, GEMM, ADD, COPY, GEMM, ADD) == [0, 2, 3, 4, 5, 6]
+
+
+def test_another_number_of_products_joins_nothing() -> None:
+    assert joined("mm add mm", GEMM, ADD) == [-1, -1]
+
+
+def test_one_operator_may_launch_several_kernels() -> None:
+    operators = "mm native_layer_norm_backward add"
+    assert joined(operators, GEMM, NORM_GRAD, NORM_WEIGHT, ADD) == [0, 1, 1, 2]
+
+
+def test_kernels_between_two_of_one_operator_are_its_own() -> None:
+    operators = "mm native_layer_norm_backward"
+    assert joined(operators, GEMM, NORM_GRAD, UNKNOWN, NORM_WEIGHT) == [0, 1, 1, 1]
+
+
+def test_workspaces_and_reductions_belong_to_their_product() -> None:
+    assert joined("mm add mm", GEMM, SPLIT, ADD, MEMSET, GEMM) == [0, 0, 1, 2, 2]
+
+
+def test_what_is_not_sure_stays_unknown() -> None:
+    """Three copies of two operators, and a kernel of an unknown kind."""
+    found = joined("mm _to_copy _to_copy add", GEMM, COPY, COPY, COPY, ADD, UNKNOWN)
+    assert found == [0, -1, -1, -1, 3, -1]
+
+
+def test_what_is_known_bounds_what_is_not() -> None:
+    found = joined("mm _to_copy add _to_copy", GEMM, COPY, COPY, ADD, COPY, UNKNOWN)
+    assert found == [0, 1, 1, 2, 3, -1]
+    assert joined("mm _to_copy add _to_copy", GEMM, COPY, COPY, COPY, ADD) == [0, 1, 1, 1, 2]
+
+
+def test_a_fill_may_be_another_operators_first_kernel() -> None:
+    nll = "void at::native::nll_loss_backward_reduce_cuda_kernel_2d<float, long>"
+    assert joined("mm fill_ nll_loss_backward", GEMM, FILL, FILL, nll) == [0, 1, 2, 2]
+
+
+def test_lists_of_an_optimizer_are_told_apart_by_their_stretches() -> None:
+    """As torch's capturable Adam: the same list operator comes several times, two in a row."""
+    operators = (
+        "mm _foreach_mul_ _foreach_lerp_ _foreach_mul_ _foreach_pow _foreach_pow _foreach_div_ "
+        "_foreach_add_ _foreach_div_ _foreach_addcdiv_"
+    )
+    mul, lerp = lists("BinaryOpScalarFunctor, std::multiplies"), lists("LerpFunctor")
+    power, plus = lists("reverse_power_functor"), lists("BinaryOpScalarFunctor, std::plus")
+    addcdiv = lists("PointwiseOpScalarFunctor<3>, std::divides")
+    kernels = [GEMM, mul, mul, lerp, lerp, mul, mul, *[power] * 4, *[DIV] * 3, plus, *[DIV] * 3]
+    found = joined(operators, *kernels, addcdiv)
+    assert found == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 6, 7, 8, 8, 8, 9]
