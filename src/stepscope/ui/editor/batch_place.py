@@ -166,7 +166,7 @@ def _of_argument(call: ast.Call) -> Iterator[_Number]:
     """argparse: the default of --batch-size."""
     constants = [one.value for one in call.args if isinstance(one, ast.Constant)]
     flags = [value for value in constants if isinstance(value, str)]
-    if not any(_is_batch(flag.lstrip("-")) for flag in flags):
+    if not any(is_batch_name(flag.lstrip("-")) for flag in flags):
         return
     for keyword in call.keywords:
         if keyword.arg == "default" and _is_size(keyword.value):
@@ -193,13 +193,19 @@ def _of_defaults(arguments: ast.arguments) -> Iterator[_Number]:
 
 
 def _of_name(name: str, value: ast.expr, rank: int, suffix: str = "") -> Iterator[_Number]:
-    if _is_batch(name) and _is_size(value):
+    if is_batch_name(name) and _is_size(value):
         yield _Number(rank, value, f"{name}{suffix}")  # type: ignore[arg-type]
 
 
-def _is_batch(name: str) -> bool:
+def is_batch_name(name: str) -> bool:
+    """Whether something of this name is the size of a training batch."""
     plain = name.replace("-", "_").lower()
     return bool(_NAME.search(plain)) and not _NOT_TRAINING.search(plain)
+
+
+def is_not_for_training(section: str) -> bool:
+    """Whether settings under this heading are those of an evaluation."""
+    return bool(_NOT_TRAINING.search(section.replace("-", "_").lower()))
 
 
 def _is_size(value: ast.expr) -> bool:
