@@ -131,6 +131,14 @@ def test_a_tune_shows_its_trials(serve, root):
     assert "frame-ancestors 'self'" in report.headers["content-security-policy"]
 
 
+def test_trials_of_a_tune_that_goes_on_are_not_listed(serve, root):
+    add_run(root, "tuned/baseline")
+    add_run(root, "tuned/trials/0001-baseline")
+    add_run(root, "trials/mine")
+    (root / "tuned" / "journal.jsonl").write_text("{}\n")
+    assert set(ids(serve())) == {"tuned/baseline", "trials/mine"}
+
+
 def test_what_cannot_be_read_is_said_in_the_frame(serve, root):
     add_run(root, "bare")
     client = serve()

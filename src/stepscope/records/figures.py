@@ -133,6 +133,13 @@ def relative_interval(low: float, high: float) -> str:
     return f"{signed_percent(low)} to {signed_percent(high)}"
 
 
+def change_marks(shares: Sequence[float]) -> list[str]:
+    """Changes on one scale, all in percent or all in times: -4.2%, 0, +12.3%; 1x, 1.8x, 470x."""
+    if max(shares) >= _MANY_TIMES - 1:
+        return [f"{factor(1 + share)}x" if share else "1x" for share in shares]
+    return [signed_percent(share) if share else "0" for share in shares]
+
+
 def longer_or_shorter(change: float, longer: str = "longer", shorter: str = "shorter") -> str:
     """What a change does to a time: 36% longer, 4.2% shorter, 28 times as long."""
     if change >= _MANY_TIMES - 1:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from stepscope.records.figures import (
+    change_marks,
     milliseconds,
     percent,
     relative_change,
@@ -70,8 +71,9 @@ def draw_interval(low: float, value: float, high: float, width: int) -> tuple[st
     line[place(0.0)] = "│"
     line[place(low)], line[place(high)], line[place(value)] = "├", "┤", "●"
     labels = [" "] * width
-    for share in (value, low, high, 0.0):
-        _label(labels, place(share), "0" if share == 0 else relative_change(share))
+    marked = (value, low, high, 0.0)
+    for share, mark in zip(marked, change_marks(marked), strict=True):
+        _label(labels, place(share), mark)
     return "".join(line), "".join(labels).rstrip()
 
 
