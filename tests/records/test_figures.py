@@ -41,6 +41,21 @@ def test_changes_carry_their_sign() -> None:
     assert figures.signed_percent(-0.364) == "-36%"
     assert figures.signed_percent(0.0) == "0%"
     assert figures.signed_percent(0.0043) == "+0.43%"
+
+
+def test_many_times_as_much_is_not_written_as_percent() -> None:
+    assert figures.relative_change(-0.364) == "-36%"
+    assert figures.relative_change(1.99) == "+199%"
+    assert figures.relative_change(2.0) == "3.0 times"
+    assert figures.relative_change(28.26) == "29 times"
+    assert figures.relative_interval(-0.04, 1.5) == "-4.0% to +150%"
+    assert figures.relative_interval(0.82, 469.26) == "1.8 to 470 times"
+    assert figures.relative_interval(-0.5, 4.0) == "0.50 to 5.0 times"
+    assert figures.change_marks([28.26, 0.82, 469.26, 0.0]) == ["29x", "1.8x", "470x", "1x"]
+    assert figures.change_marks([0.05, -0.04, 0.2, 0.0]) == ["+5.0%", "-4.0%", "+20%", "0"]
+    assert figures.longer_or_shorter(28.26) == "29 times as long"
+    assert figures.longer_or_shorter(0.364) == "36% longer"
+    assert figures.longer_or_shorter(-0.9, longer="more", shorter="less") == "90% less"
     assert figures.unsigned_percent(-0.0043) == "0.43%"
     assert figures.signed(1.234) == "+1.23"
     assert figures.signed(-45.67) == "-45.7"

@@ -116,6 +116,9 @@ def test_a_change_that_cannot_be_made_is_a_sentence_without_markup(serve, root):
         answer = client.get(f"/runs/{ids(client)[name]}/predictions", params=query)
         assert answer.status_code in (400, 422)
         assert "<img" not in answer.text
+        shown = {"sec-fetch-dest": "empty"}
+        path = f"/runs/{ids(client)[name]}/predictions"
+        assert client.get(path, params=query, headers=shown).status_code == 200
         page = client.get(f"/runs/{ids(client)[name]}/whatif", params=query).text
         assert "<img" not in page
 
@@ -128,11 +131,21 @@ def test_a_tune_shows_its_trials(serve, root):
     assert "frame-ancestors 'self'" in report.headers["content-security-policy"]
 
 
+def test_trials_of_a_tune_that_goes_on_are_not_listed(serve, root):
+    add_run(root, "tuned/baseline")
+    add_run(root, "tuned/trials/0001-baseline")
+    add_run(root, "trials/mine")
+    (root / "tuned" / "journal.jsonl").write_text("{}\n")
+    assert set(ids(serve())) == {"tuned/baseline", "trials/mine"}
+
+
 def test_what_cannot_be_read_is_said_in_the_frame(serve, root):
     add_run(root, "bare")
     client = serve()
-    answer = client.get(f"/runs/{ids(client)['bare']}/report", headers={"sec-fetch-dest": "iframe"})
-    assert answer.status_code == 422
+    path = f"/runs/{ids(client)['bare']}/report"
+    assert client.get(path).status_code == 422
+    answer = client.get(path, headers={"sec-fetch-dest": "iframe"})
+    assert answer.status_code == 200
     assert "no trace" in answer.text
     assert "frame-ancestors 'self'" in answer.headers["content-security-policy"]
 

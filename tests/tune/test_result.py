@@ -148,6 +148,9 @@ def test_a_command_that_is_over_the_limit_itself_is_named() -> None:
 
 def test_gains_and_losses_in_words() -> None:
     assert gain_words(Gain(value=0.12, low=0.11, high=0.135)) == "saves 12.0% (11.0% to 13.5%)"
-    assert gain_words(Gain(value=-3.29, low=-3.57, high=-3.04)) == "329% slower (304% to 357%)"
+    assert (
+        gain_words(Gain(value=-3.29, low=-3.57, high=-3.04))
+        == "4.3 times as long (4.0 to 4.6 times)"
+    )
     wide = gain_words(Gain(value=-0.1, low=-9.0, high=0.3))
     assert wide == "10.0% slower (over 100% slower to 30% shorter)"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.ui.tune.journal import JOURNAL, TRIALS
+from stepscope.trace.tune_files import JOURNAL, TRIALS
 
 pytest.importorskip("torch")
 

@@ -16,6 +16,8 @@ from benches import bench_for
 from measured import read_measured_steps
 from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError, UsageError
 from stepscope.predict.whatifs import WHATIFS
+from stepscope.records import remedies
+from stepscope.records.explanation import Finding
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import Delivery, Promise, Workload
 from stepscope.trace.read import read_trace
@@ -30,6 +32,7 @@ from stepscope.ui.whatif import (
     saved_ms,
     verdict,
     why,
+    with_offered,
 )
 from stepscope.verify import record_file, track_record
 
@@ -377,6 +380,21 @@ def test_without_a_change_the_usual_ones_are_tried_and_ranked(whatif: Any) -> No
     assert "verdict  torch.compile would make this step" in printed
     names = [line.split()[0] for line in printed.splitlines() if " ms " in line and "x " in line]
     assert names[1:] == [each["settings"][0] for each in body["tried"]]
+
+
+def test_what_findings_offer_is_tried_after_the_usual_changes() -> None:
+    usual = [Setting(name="batch", value="x2"), Setting(name="threads", value="1")]
+    finding = Finding(
+        id="too-many-threads",
+        title="",
+        share=0.4,
+        severity="high",
+        summary="",
+        evidence=(),
+        remedies=(remedies.THREADS.offer(), remedies.ONE_THREAD.offer()),
+    )
+    tried = with_offered(usual, [finding])
+    assert list(map(str, tried)) == ["batch=x2", "threads=1", "threads=fit"]
 
 
 def test_list_names_every_what_if(whatif: Any) -> None:

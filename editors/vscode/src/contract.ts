@@ -35,6 +35,14 @@ export interface Batch {
   readonly points: readonly BatchPoint[];
 }
 
+/** The number that sets the batch size, in another file than the script: it is not dragged. */
+export interface BatchElsewhere {
+  readonly uri: string;
+  readonly line: number;
+  readonly name: string;
+  readonly value: number;
+}
+
 /** A part of the step's time or of the memory at its peak. */
 export interface Block {
   readonly name: string;
@@ -65,6 +73,7 @@ export interface Panel {
   readonly peakBytes: number | null;
   readonly capacityBytes: number | null;
   readonly batch: Batch | null;
+  readonly batchElsewhere: BatchElsewhere | null;
   readonly time: readonly Block[];
   readonly memory: readonly Block[];
   readonly gpus: readonly GpuRow[];
@@ -126,6 +135,13 @@ function readBatch(value: unknown): Batch | null {
   return { value: number, line, points };
 }
 
+function readBatchElsewhere(value: unknown): BatchElsewhere | null {
+  if (value === null || value === undefined) return null;
+  const place = fields(value, "the panel's batchElsewhere");
+  const [uri, line, name, number] = [text(place["uri"]), wholeLine(place["line"]), text(place["name"]), positive(place["value"])];
+  return uri === null || line === null || name === null || number === null ? null : { uri, line, name, value: number };
+}
+
 /** Deeper than this, a block's children are left out: no program nests so far, but a broken one may. */
 const DEEPEST = 64;
 
@@ -173,6 +189,7 @@ export function readPanel(value: unknown): Panel {
     peakBytes: positive(panel["peakBytes"]),
     capacityBytes: positive(panel["capacityBytes"]),
     batch: readBatch(panel["batch"]),
+    batchElsewhere: readBatchElsewhere(panel["batchElsewhere"]),
     time: list(panel["time"]).map((block) => readBlock(block, "ms")).filter(present),
     memory: list(panel["memory"]).map((block) => readBlock(block, "bytes")).filter(present),
     gpus: list(panel["gpus"]).map(readGpu).filter(present),

@@ -9,9 +9,9 @@ import { StepscopeServer } from "./client";
 import { OPEN_REPORT, PROFILE, PROFILE_ON_SAVE, SET_BATCH, SETTINGS_SECTION, STOP } from "./contract";
 import { findPython } from "./interpreter";
 import type { PageMessage, Shown } from "./messages";
-import { statusWords } from "./model/words";
+import { fileName, statusWords } from "./model/words";
 import { reportHtml } from "./pageHtml";
-import { PanelFollower, fileName } from "./panelFollower";
+import { PanelFollower } from "./panelFollower";
 import { PanelViewProvider } from "./panelView";
 import { pythonChoice, type PythonChoice } from "./pythonChoice";
 

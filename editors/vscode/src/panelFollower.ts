@@ -2,6 +2,7 @@
 
 import { readChanged, readLive, readPanel, type Live, type Panel } from "./contract";
 import type { Shown } from "./messages";
+import { fileName } from "./model/words";
 
 export interface FollowerOptions {
   /** `stepscope/panel` of one document. */
@@ -99,15 +100,5 @@ export class PanelFollower {
 
   private tell(): void {
     this.options.show(this.shown);
-  }
-}
-
-/** The last part of a document's address. */
-export function fileName(uri: string): string {
-  const last = uri.slice(uri.lastIndexOf("/") + 1);
-  try {
-    return decodeURIComponent(last);
-  } catch {
-    return last;
   }
 }

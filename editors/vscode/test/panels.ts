@@ -17,7 +17,7 @@ export const point = (batch: number): Record<string, number> => {
 export const rawPanel = (changes: Record<string, unknown> = {}): Record<string, unknown> => ({
   state: "measured", verdict: "The host launches work too slowly.", stepMs: 42, lowMs: 40.1, highMs: 43.8,
   samplesPerSecond: 762, peakBytes: 4.2e8, capacityBytes: 8e8,
-  batch: { value: 32, line: 11, points: [8, 16, 32, 64, 128].map(point) },
+  batch: { value: 32, line: 11, points: [8, 16, 32, 64, 128].map(point) }, batchElsewhere: null,
   time: [
     { name: "forward", ms: 14, share: 1 / 3, uri: SCRIPT, line: 20, children: [
       { name: "attention", ms: 9, share: 0.21, uri: SCRIPT, line: 30, children: [] },

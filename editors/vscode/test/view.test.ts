@@ -180,6 +180,19 @@ test("without a batch in the code there are figures and the reason", () => {
   assert.equal(find("dd").textContent, "762 samples/s");
 });
 
+test("a batch in another file is named, and a button shows it", () => {
+  const { body, sent, show, find } = page();
+  const place = { uri: "file:///home/someone/conf/train.yaml", line: 6, name: "batch_size", value: 32 };
+  show(panel({ batch: null, batchElsewhere: place }));
+  assert.equal(body.querySelector("[role=slider]"), null);
+  assert.match(find(".note").textContent, /cannot be dragged: batch_size 32 in line 7 of train\.yaml\./);
+  const shows = [...body.querySelectorAll("button")].find((one) => one.textContent === "Show the batch size") ?? assert.fail("no button");
+  shows.click();
+  assert.deepEqual(sent, [{ kind: "jump", uri: place.uri, line: 6 }]);
+  show(panel({ batch: null, batchElsewhere: { ...place, line: -1 } }));
+  assert.match(find(".note").textContent, /No batch size was found/);
+});
+
 test("a block jumps to its line, by click and by Enter", () => {
   const { body, sent, show, press } = page();
   show(panel());

@@ -5,9 +5,8 @@ import { test } from "node:test";
 
 import { readLive, type Block } from "../src/contract";
 import { findPython, whyEnded } from "../src/interpreter";
-import { blockTip, gpuTable, liveWords, milliseconds, ofCapacity, perSecond, size, statusWords, stepWords, withInterval } from "../src/model/words";
+import { blockTip, fileName, gpuTable, liveWords, milliseconds, ofCapacity, perSecond, size, statusWords, stepWords, withInterval } from "../src/model/words";
 import { pageHtml, reportHtml } from "../src/pageHtml";
-import { fileName } from "../src/panelFollower";
 import { SCRIPT, panel } from "./panels";
 
 test("an interval names its unit once", () => {

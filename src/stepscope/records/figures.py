@@ -17,6 +17,7 @@ _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _RATES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _WHOLE = ("ns", "B")  # nobody measures a part of one
+_MANY_TIMES = 3.0  # nobody can picture 2826% more
 _LONG = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
 
 
@@ -118,6 +119,32 @@ def signed_percent(change: float) -> str:
 def unsigned_percent(change: float) -> str:
     """How large a change is, in the same digits: 36%, 4.2%, 0.43%."""
     return signed_percent(abs(change)).lstrip("+")
+
+
+def relative_change(change: float) -> str:
+    """-36%, +12.3%; from three times as much on, how many times: 28 times."""
+    return f"{factor(1 + change)} times" if change >= _MANY_TIMES - 1 else signed_percent(change)
+
+
+def relative_interval(low: float, high: float) -> str:
+    """Both ends alike: -4.2% to +12.3%; 1.8 to 470 times."""
+    if high >= _MANY_TIMES - 1:
+        return f"{factor(1 + low)} to {factor(1 + high)} times"
+    return f"{signed_percent(low)} to {signed_percent(high)}"
+
+
+def change_marks(shares: Sequence[float]) -> list[str]:
+    """Changes on one scale, all in percent or all in times: -4.2%, 0, +12.3%; 1x, 1.8x, 470x."""
+    if max(shares) >= _MANY_TIMES - 1:
+        return [f"{factor(1 + share)}x" if share else "1x" for share in shares]
+    return [signed_percent(share) if share else "0" for share in shares]
+
+
+def longer_or_shorter(change: float, longer: str = "longer", shorter: str = "shorter") -> str:
+    """What a change does to a time: 36% longer, 4.2% shorter, 28 times as long."""
+    if change >= _MANY_TIMES - 1:
+        return f"{factor(1 + change)} times as long"
+    return f"{unsigned_percent(change)} {longer if change > 0 else shorter}"
 
 
 def difference(share: float) -> str:

@@ -106,6 +106,15 @@ class BatchPlace(msgspec.Struct, frozen=True, kw_only=True):
     also: tuple[tuple[int, int, int], ...] = ()  # line, column, end: the same number, said again
 
 
+class BatchElsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """The number that sets the batch size, in another file than the script."""
+
+    file: str
+    line: int  # from 1
+    name: str  # as it is called there, such as batch_size
+    value: int
+
+
 class BatchPoint(msgspec.Struct, frozen=True, kw_only=True):
     """The step at one batch size, as predicted."""
 

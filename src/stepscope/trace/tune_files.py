@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stepscope.records.applied_remedy import RunOrigin
 
 TUNE = "tune.json"
+JOURNAL, TRIALS = "journal.jsonl", "trials"  # there from the first trial on
 BASELINE = "baseline"  # the traced run that a tune starts with
 _MOST_FOLDERS = 2000  # looked into for a tune.json
 _MOST_TUNES = 48  # read, the newest first

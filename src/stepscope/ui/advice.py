@@ -20,7 +20,17 @@ from stepscope.records.explanation import Advice
 from stepscope.records.figures import milliseconds, percent, significant, trimmed
 from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
-from stepscope.ui.whatif import WORTH, judge, labels, make_bench, saved_ms, try_each, usual, verdict
+from stepscope.ui.whatif import (
+    WORTH,
+    judge,
+    labels,
+    make_bench,
+    saved_ms,
+    try_each,
+    usual,
+    verdict,
+    with_offered,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -101,17 +111,11 @@ def _try_changes(bench: Bench, rank: RankExplanation, draw: bool) -> RankAdvice:
 
 
 def _list_changes(bench: Bench, findings: Iterable[Finding]) -> list[Setting]:
-    """The usual changes, and those that the findings' remedies stand for."""
-    asked_for = {
-        setting
-        for finding in findings
-        for remedy in finding.remedies
-        for setting in settings_for_remedy(remedy.id)
-    }
-    usual_changes = [
+    """The usual changes and those offered; what only saves memory is tried if it is offered."""
+    for_time = [
         change for change in usual(bench) if change.value not in WHATIFS[change.name].saves_memory
     ]
-    return [*usual_changes, *sorted(asked_for.difference(usual_changes), key=str)]
+    return with_offered(for_time, findings)
 
 
 def _predicts(setting: str, remedy: Remedy) -> bool:

@@ -9,8 +9,11 @@ from msgspec import to_builtins
 from stepscope.records.applied_remedy import RunOrigin
 from stepscope.records.figures import (
     interval,
+    longer_or_shorter,
     milliseconds,
     percent,
+    relative_change,
+    relative_interval,
     signed,
     signed_percent,
     significant,
@@ -34,10 +37,6 @@ _SMALLEST_NAMED = 0.0001  # nobody asks about a smaller change
 
 def comparison_answer(comparison: Comparison) -> Answer:
     return Answer(verdict=_verdict(comparison), why=_why(comparison), next=_next(comparison))
-
-
-def change_interval(low: float, high: float) -> str:
-    return f"{signed_percent(low)} to {signed_percent(high)}"
 
 
 def steps_words(comparison: Comparison) -> str:
@@ -70,7 +69,7 @@ def median_words(comparison: Comparison) -> str:
         return ""
     return (
         f"median {significant(step.a_ms)} -> {milliseconds(step.b_ms)}, "
-        f"{signed_percent(step.change)} ({change_interval(step.low, step.high)})"
+        f"{relative_change(step.change)} ({relative_interval(step.low, step.high)})"
     )
 
 
@@ -143,20 +142,23 @@ def _promise(kept: TrackedPromise | None) -> dict[str, Any] | None:
 
 
 def _verdict(comparison: Comparison) -> str:
-    ends = change_interval(comparison.low, comparison.high)
+    ends = relative_interval(comparison.low, comparison.high)
     bounds = f"{percent(comparison.confidence)} interval {ends}"
     a, b = significant(comparison.a_ms), significant(comparison.b_ms)
     if comparison.verdict == "no difference seen":
-        change = signed_percent(comparison.change)
+        change = relative_change(comparison.change)
         return f"No difference seen: {a} and {b} ms a step, {change} ({bounds})."
-    more = "less" if comparison.verdict == "faster" else "more"
     step = comparison.median
     if step is not None and comparison.low <= 0 <= comparison.high:
         typical = f"{significant(step.a_ms)} -> {milliseconds(step.b_ms)}"
-        size, ends = unsigned_percent(step.change), change_interval(step.low, step.high)
-        return f"B's typical step is {comparison.verdict}: {typical}, {size} {more} ({ends})."
-    size = unsigned_percent(comparison.change)
-    return f"B is {comparison.verdict}: {a} -> {b} ms a step, {size} {more} ({bounds})."
+        size, ends = _more_or_less(step.change), relative_interval(step.low, step.high)
+        return f"B's typical step is {comparison.verdict}: {typical}, {size} ({ends})."
+    size = _more_or_less(comparison.change)
+    return f"B is {comparison.verdict}: {a} -> {b} ms a step, {size} ({bounds})."
+
+
+def _more_or_less(change: float) -> str:
+    return longer_or_shorter(change, longer="more", shorter="less")
 
 
 def _why(comparison: Comparison) -> str:
@@ -167,7 +169,7 @@ def _why(comparison: Comparison) -> str:
         if not comparison.steps_low <= 0 <= comparison.steps_high:
             reasons.append(
                 "these two runs differ by "
-                f"{change_interval(comparison.steps_low, comparison.steps_high)}, but so may two "
+                f"{relative_interval(comparison.steps_low, comparison.steps_high)}, but so may two "
                 "starts of one command"
             )
     elif changed := _changed_words(comparison):
@@ -219,12 +221,12 @@ def _typical_words(comparison: Comparison) -> str:
     if step.verdict == comparison.verdict:
         if comparison.verdict == "no difference seen" or not comparison.low <= 0 <= comparison.high:
             return ""
-        ends = change_interval(comparison.low, comparison.high)
-        return f"stalls leave the mean step open: {signed_percent(comparison.change)} ({ends})"
+        ends = relative_interval(comparison.low, comparison.high)
+        return f"stalls leave the mean step open: {relative_change(comparison.change)} ({ends})"
     if step.verdict == "no difference seen":
         return "the typical step (median) shows no difference"
-    change = unsigned_percent(step.change)
-    return f"the typical step (median) is {step.verdict} by {change}, the mean may be chance"
+    change = longer_or_shorter(step.change)
+    return f"the typical step (median) is {change}, the mean may be chance"
 
 
 def _largest_words(rows: Iterable[tuple[str, float]], step_ms: float) -> str:

@@ -168,7 +168,13 @@ def _hold_to_ms(
 def _hold_to_baseline(
     item: pytest.Item, budget: Mapping[str, Any], measured: Callable[[], StepRounds]
 ) -> StepRounds:
-    from stepscope.records.figures import milliseconds, signed_percent, trimmed, unsigned_percent
+    from stepscope.records.figures import (
+        milliseconds,
+        relative_change,
+        relative_interval,
+        trimmed,
+        unsigned_percent,
+    )
     from stepscope.ui.step_baseline import read_baseline, save_step, step_here, unlike_machine
     from stepscope.verify.step_rounds import rounds_change, summarise_rounds
 
@@ -192,13 +198,13 @@ def _hold_to_baseline(
         change = rounds_change(base.rounds_ms, tries[-1].rounds_ms)
         value, low, high = (math.expm1(x) for x in (change.value, change.low, change.high))
         if low <= share:
-            words = f"{signed_percent(value)} against the baseline, {allowed} allowed"
+            words = f"{relative_change(value)} against the baseline, {allowed} allowed"
             _note(item, tries[-1], words)
             return tries[-1]
         if len(tries) == _TRIES:
             pytest.fail(
-                f"the step takes {_words(tries[-1])}: {signed_percent(value)} "
-                f"({signed_percent(low)} to {signed_percent(high)}) against the baseline's "
+                f"the step takes {_words(tries[-1])}: {relative_change(value)} "
+                f"({relative_interval(low, high)}) against the baseline's "
                 f"{milliseconds(then.ms)}, surely more than the {allowed} that are allowed"
                 f"{_tried(tries)}\nTo accept it as the new baseline: {how}",
                 pytrace=False,

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.predict.whatif import Bench
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
 from stepscope.records.figures import (
     factor,
     interval,
@@ -27,10 +27,10 @@ from stepscope.ui.together import promise_json
 from stepscope.verify.track_record import adjust, learn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.records.explanation import RankExplanation
+    from stepscope.records.explanation import Finding, RankExplanation
     from stepscope.records.job import Job
     from stepscope.records.promise import TrackedPromise
 
@@ -271,6 +271,17 @@ def usual(bench: Bench) -> list[Setting]:
         and (context.stalls_ns or not whatif.needs_every_step)
         and (context.memory or value not in whatif.saves_memory)
     ]
+
+
+def with_offered(changes: Sequence[Setting], findings: Iterable[Finding]) -> list[Setting]:
+    """The changes, then those that the findings' remedies stand for."""
+    offered = {
+        setting
+        for finding in findings
+        for remedy in finding.remedies
+        for setting in settings_for_remedy(remedy.id)
+    }
+    return [*changes, *sorted(offered.difference(changes), key=str)]
 
 
 def try_each(

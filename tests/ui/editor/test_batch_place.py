@@ -52,6 +52,9 @@ def found(text: str, batch: int | None = 64) -> str | None:
         ),
         ("x = torch.randn(64, 3)", "x = torch.randn(<64>, 3)"),
         ("x = torch.randint(0, 9, (64, 3))", "x = torch.randint(0, 9, (<64>, 3))"),
+        ("N = 64\nx, y = torch.randn(N, 3), torch.zeros(N)", "N = <64>"),
+        ("PER_STEP = 64\nload(batch_size=PER_STEP)", "PER_STEP = <64>"),
+        ("PER_STEP = 64\nloader = DataLoader(ds, PER_STEP)", "PER_STEP = <64>"),
         ("größe = 'ä'; batch_size = 64", "größe = 'ä'; batch_size = <64>"),
         ("batch_size = 0x40", "batch_size = <0x40>"),
     ],
@@ -63,6 +66,9 @@ def test_every_way_to_write_it(text: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        "N = 64\nH = 64\nx, w = torch.randn(N, 3), torch.zeros(H, H)",
+        "N = 64\nN = N * 2\nx = torch.randn(N, 3)",
+        "N = 64\ndef make(N): return torch.randn(N, 3)",
         "eval_batch_size = 64",
         "num_batches = 64",
         "n_batches = 64",

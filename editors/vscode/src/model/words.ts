@@ -72,6 +72,14 @@ const MOST_IN_TIP = 12;
 export const ofCapacity = (text: string, capacityBytes: number | null): string =>
   capacityBytes === null ? text : `${text} of ${size(capacityBytes)}`;
 
+/** Why the batch cannot be dragged, and where it can be changed. */
+export function whyNoBars(panel: Panel): string {
+  if (panel.batch !== null) return "No other batch size can be predicted yet: profile the script first.";
+  const place = panel.batchElsewhere;
+  if (place === null) return "No batch size was found in the code: there is nothing to drag.";
+  return `The batch size stands in another file, so it cannot be dragged: ${place.name} ${place.value} in line ${place.line + 1} of ${fileName(place.uri)}. Change it there and profile again.`;
+}
+
 export interface GpuWords {
   readonly gpu: string;
   readonly step: string;
@@ -103,3 +111,13 @@ export function statusWords({ panel, live, problem }: Pick<Shown, "panel" | "liv
 
 /** VS Code draws $(name) as an icon; a script's words are only words. */
 const withoutIcons = (text: string): string => text.replaceAll("$(", "$ (");
+
+/** The last part of a document's address. */
+export function fileName(uri: string): string {
+  const last = uri.slice(uri.lastIndexOf("/") + 1);
+  try {
+    return decodeURIComponent(last);
+  } catch {
+    return last;
+  }
+}

@@ -2,7 +2,7 @@
 
 import type { Live, Panel } from "../contract";
 import type { PageMessage, Shown } from "../messages";
-import { gpuTable, liveWords, milliseconds, ofCapacity, perSecond, size, stateWords, stepWords, type Unit } from "../model/words";
+import { gpuTable, liveWords, milliseconds, ofCapacity, perSecond, size, stateWords, stepWords, type Unit, whyNoBars } from "../model/words";
 import { BatchBars } from "./bars";
 import { breakdown } from "./breakdown";
 import { button, element, section } from "./elements";
@@ -80,7 +80,7 @@ export class PanelView {
     return [
       this.verdict(script, panel),
       panel.error === null ? null : element("p", "problem", panel.error),
-      panel.batch !== null && panel.batch.points.length > 1 ? this.batchBars(panel) : metrics(panel),
+      panel.batch !== null && panel.batch.points.length > 1 ? this.batchBars(panel) : this.metrics(panel),
       this.blocks("Run time", "ms", panel),
       this.blocks("Memory at the peak", "bytes", panel),
       gpus(panel),
@@ -104,6 +104,19 @@ export class PanelView {
     return this.bars.root;
   }
 
+  /** Throughput and memory as they are, where there is nothing to drag. */
+  private metrics(panel: Panel): HTMLElement | null {
+    const rows: [string, string][] = [];
+    if (panel.samplesPerSecond !== null) rows.push(["Throughput", perSecond(panel.samplesPerSecond)]);
+    if (panel.peakBytes !== null) rows.push(["Peak memory", ofCapacity(size(panel.peakBytes), panel.capacityBytes)]);
+    if (rows.length === 0) return null;
+    const list = element("dl", "", ...rows.flatMap(([name, value]) => [element("dt", "", name), element("dd", "", value)]));
+    const place = panel.batch === null ? panel.batchElsewhere : null;
+    const parts: Node[] = [list, element("p", "note", whyNoBars(panel))];
+    if (place !== null) parts.push(button("Show the batch size", () => this.send({ kind: "jump", uri: place.uri, line: place.line }), "secondary"));
+    return section("Now", ...parts);
+  }
+
   private blocks(title: string, unit: Unit, panel: Panel): HTMLElement | null {
     return breakdown({
       title, unit,
@@ -116,17 +129,6 @@ export class PanelView {
       },
     });
   }
-}
-
-/** Throughput and memory as they are, where no batch size was found in the code. */
-function metrics(panel: Panel): HTMLElement | null {
-  const rows: [string, string][] = [];
-  if (panel.samplesPerSecond !== null) rows.push(["Throughput", perSecond(panel.samplesPerSecond)]);
-  if (panel.peakBytes !== null) rows.push(["Peak memory", ofCapacity(size(panel.peakBytes), panel.capacityBytes)]);
-  if (rows.length === 0) return null;
-  const why = panel.batch === null ? "No batch size was found in the code: there is nothing to drag." : "No other batch size can be predicted yet: profile the script first.";
-  const list = element("dl", "", ...rows.flatMap(([name, value]) => [element("dt", "", name), element("dd", "", value)]));
-  return section("Now", list, element("p", "note", why));
 }
 
 function gpus(panel: Panel): HTMLElement | null {

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 OWN_PHASES = ("data", "forward", "optimizer", "other")  # in which a rank waits for no other
 _LEAST_SHARE, _LEAST_MS = 0.05, 0.2  # of the typical step; noise is smaller
+_FEWEST_STEPS = 10  # steady ones: of fewer, one long step decides the mean
 
 
 class LongPhase(NamedTuple):
@@ -28,8 +29,8 @@ class LongPhase(NamedTuple):
 
 
 def find_late_ranks(ranks: Sequence[LiveRank]) -> tuple[LongPhase, ...]:
-    """The latest first; ranks without steady steps do not count."""
-    known = [rank for rank in ranks if rank.phases_ms]
+    """The latest first; ranks with few steady steps do not count."""
+    known = [rank for rank in ranks if rank.phases_ms and _steady_steps(rank) >= _FEWEST_STEPS]
     if len(known) < 2:
         return ()
     typical_ms = max(sum(rank.phases_ms.values()) for rank in known)
@@ -42,6 +43,10 @@ def find_late_ranks(ranks: Sequence[LiveRank]) -> tuple[LongPhase, ...]:
         if (extra := rank.phases_ms.get(phase, 0.0) - ms) > least
     ]
     return tuple(sorted(late, key=lambda one: -one.extra_ms))
+
+
+def _steady_steps(rank: LiveRank) -> int:
+    return rank.run.times.steps if rank.run.times is not None else 0
 
 
 def _usual_ms(ranks: Sequence[LiveRank], phase: str) -> float:

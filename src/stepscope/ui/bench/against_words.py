@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.bench.against import moved_part
-from stepscope.records.figures import milliseconds, signed, signed_percent, unsigned_percent
+from stepscope.records.figures import (
+    milliseconds,
+    relative_change,
+    relative_interval,
+    signed,
+    unsigned_percent,
+)
 from stepscope.records.words import counted
 from stepscope.ui.answer import Answer
 from stepscope.ui.bench.words import row_name
@@ -32,7 +38,7 @@ def interval_words(change: WorkloadChange) -> str:
     """+4.2% to +6.1%; a dash where nothing was compared."""
     if change.low is None or change.high is None:
         return "-"
-    return f"{signed_percent(change.low)} to {signed_percent(change.high)}"
+    return relative_interval(change.low, change.high)
 
 
 def moved_words(change: WorkloadChange) -> str:
@@ -60,7 +66,7 @@ def _verdict(comparison: BenchComparison) -> str:
 
 
 def _named_change(change: WorkloadChange) -> str:
-    return f"{row_name(change)} {signed_percent(change.change or 0.0)}"
+    return f"{row_name(change)} {relative_change(change.change or 0.0)}"
 
 
 def _why(comparison: BenchComparison) -> str:

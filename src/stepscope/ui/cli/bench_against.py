@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope.errors import NotCapturedError, SlowerError, UsageError
-from stepscope.records.figures import trimmed, unsigned_percent
+from stepscope.records.figures import relative_change, trimmed, unsigned_percent
 from stepscope.ui.cli.compare import parse_share
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def stop_if_slower(comparison: BenchComparison, fail_on_slower: float | None) ->
     alarms = slower_by(comparison, fail_on_slower)
     if alarms:
         listed = ", ".join(
-            f"{row_name(change)} by {unsigned_percent(change.change or 0.0)}" for change in alarms
+            f"{row_name(change)} {relative_change(change.change or 0.0)}" for change in alarms
         )
         allowed = trimmed(unsigned_percent(fail_on_slower))
         raise SlowerError(

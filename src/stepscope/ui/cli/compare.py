@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope.errors import SlowerError, UsageError
-from stepscope.records.figures import unsigned_percent
+from stepscope.records.figures import longer_or_shorter, unsigned_percent
 from stepscope.records.words import counted
 from stepscope.ui.cli.options import (
     check_html,
@@ -203,9 +203,9 @@ def conclude(
         print_comparison(comparison, top=top, report=html)
     if fail_on_slower is not None and comparison.low > fail_on_slower:
         sys.stdout.flush()
-        change, least = unsigned_percent(comparison.change), unsigned_percent(comparison.low)
+        change, least = longer_or_shorter(comparison.change), longer_or_shorter(comparison.low)
         raise SlowerError(
-            f"B is slower by {change}, at least {least}: more than the "
+            f"B's step is {change}, at least {least}: more than the "
             f"{unsigned_percent(fail_on_slower)} that --fail-on-slower allows"
         )
 

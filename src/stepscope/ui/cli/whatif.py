@@ -181,10 +181,19 @@ def _predict_usual(
     bench: Bench, rank: RankExplanation, about: str, *, path: str, as_json: bool
 ) -> None:
     from stepscope.ui.answer import Answer
-    from stepscope.ui.whatif import headline, judge, prediction_json, try_each, usual, verdict, why
+    from stepscope.ui.whatif import (
+        headline,
+        judge,
+        prediction_json,
+        try_each,
+        usual,
+        verdict,
+        why,
+        with_offered,
+    )
     from stepscope.verify.track_record import history
 
-    tried = try_each(bench, usual(bench), history())
+    tried = try_each(bench, with_offered(usual(bench), rank.findings), history())
     if not tried.predictions:
         raise NotCapturedError(f"{path}: nothing can be predicted: {'; '.join(tried.refused)}")
     if as_json:

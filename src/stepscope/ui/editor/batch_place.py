@@ -23,7 +23,11 @@ _NOT_TRAINING = re.compile(r"eval|val(?:id)?(?:ation)?(?:_|$)|test|num|infer|pre
 _CREATES_INPUT = frozenset({"randn", "rand", "randint", "zeros", "ones", "empty", "full"})
 _LOADER = "DataLoader"
 _NAMED = 1  # a DataLoader's, an argument's default, a name of its own
-_SIZE = 4  # the least sure: a number that only equals the measured batch
+_SIZE = 4  # less sure: a number that only equals the measured batch
+_NAMED_SIZE = 5  # the least sure: such a number behind a name that may be of anything
+
+
+Literals = dict[str, ast.Constant]  # by the names of which each is the only value
 
 
 class _Number(NamedTuple):
@@ -50,7 +54,10 @@ def batch_in_source(text: str, costs: LineCosts | None) -> BatchPlace | None:
     candidates.sort(key=lambda one: (one.rank, one.node.lineno, one.node.col_offset))
     best, *others = candidates
     if best.rank == _SIZE:  # inputs and targets are created with the same number
-        return _place(text, best, [one for one in others if one.node.value == best.node.value])
+        again = [one for one in others if one.rank == _SIZE and one.node.value == best.node.value]
+        return _place(text, best, again)
+    if best.rank == _NAMED_SIZE and any(one.node is not best.node for one in others):
+        return None  # the width of a layer may equal the batch
     return _place(text, best, [])
 
 
@@ -121,9 +128,10 @@ def _spot(lines: list[str], node: ast.Constant) -> tuple[int, int, int]:
 
 
 def _candidates(tree: ast.Module, measured: int | None) -> Iterator[_Number]:
+    literals = _only_values(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            yield from _of_call(node, measured)
+            yield from _of_call(node, measured, literals)
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 yield from _of_target(target, node.value)
@@ -137,20 +145,50 @@ def _candidates(tree: ast.Module, measured: int | None) -> Iterator[_Number]:
                     yield from _of_name(key.value, value, 3)
 
 
-def _of_call(call: ast.Call, measured: int | None) -> Iterator[_Number]:
+def _only_values(tree: ast.Module) -> Literals:
+    """The numbers behind names that are bound once in the whole script."""
+    bound = [
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    ]
+    parameters = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    return {
+        target.id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+        and _is_size(node.value)
+        and bound.count(target.id) == 1
+        and target.id not in parameters
+    }
+
+
+def _literal(value: ast.expr | None, literals: Literals) -> ast.expr | None:
+    """The number itself where a name stands for it."""
+    return literals.get(value.id, value) if isinstance(value, ast.Name) else value
+
+
+def _of_call(call: ast.Call, measured: int | None, literals: Literals) -> Iterator[_Number]:
     name = _called(call)
     for keyword in call.keywords:
         if keyword.arg is not None:
             rank = 0 if name == _LOADER else 2
-            yield from _of_name(keyword.arg, keyword.value, rank, suffix="=")
-    if name == _LOADER and len(call.args) > 1 and _is_size(call.args[1]):
-        yield _Number(0, call.args[1], "the batch size of a DataLoader")  # type: ignore[arg-type]
+            value = _literal(keyword.value, literals)
+            yield from _of_name(keyword.arg, value or keyword.value, rank, suffix="=")
+    if name == _LOADER and len(call.args) > 1:
+        size = _literal(call.args[1], literals)
+        if isinstance(size, ast.Constant) and _is_size(size):
+            yield _Number(0, size, "the batch size of a DataLoader")
     if name == "add_argument":
         yield from _of_argument(call)
     if name in _CREATES_INPUT and measured is not None:
-        first = _first_size(call)
+        written = _first_size(call)
+        first = _literal(written, literals)
         if isinstance(first, ast.Constant) and _is_size(first) and first.value == measured:
-            yield _Number(_SIZE, first, f"the first size of {name}")
+            rank = _SIZE if first is written else _NAMED_SIZE
+            yield _Number(rank, first, f"the first size of {name}")
 
 
 def _first_size(call: ast.Call) -> ast.expr | None:
@@ -166,7 +204,7 @@ def _of_argument(call: ast.Call) -> Iterator[_Number]:
     """argparse: the default of --batch-size."""
     constants = [one.value for one in call.args if isinstance(one, ast.Constant)]
     flags = [value for value in constants if isinstance(value, str)]
-    if not any(_is_batch(flag.lstrip("-")) for flag in flags):
+    if not any(is_batch_name(flag.lstrip("-")) for flag in flags):
         return
     for keyword in call.keywords:
         if keyword.arg == "default" and _is_size(keyword.value):
@@ -193,13 +231,19 @@ def _of_defaults(arguments: ast.arguments) -> Iterator[_Number]:
 
 
 def _of_name(name: str, value: ast.expr, rank: int, suffix: str = "") -> Iterator[_Number]:
-    if _is_batch(name) and _is_size(value):
+    if is_batch_name(name) and _is_size(value):
         yield _Number(rank, value, f"{name}{suffix}")  # type: ignore[arg-type]
 
 
-def _is_batch(name: str) -> bool:
+def is_batch_name(name: str) -> bool:
+    """Whether something of this name is the size of a training batch."""
     plain = name.replace("-", "_").lower()
     return bool(_NAME.search(plain)) and not _NOT_TRAINING.search(plain)
+
+
+def is_not_for_training(section: str) -> bool:
+    """Whether settings under this heading are those of an evaluation."""
+    return bool(_NOT_TRAINING.search(section.replace("-", "_").lower()))
 
 
 def _is_size(value: ast.expr) -> bool:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.records.figures import milliseconds, signed_percent, significant
+from stepscope.records.figures import milliseconds, relative_change, significant
 from stepscope.ui.bench.against_words import interval_words, moved_words
 from stepscope.ui.bench.words import speed_words
 from stepscope.ui.words import one_line
@@ -97,7 +97,7 @@ def _against(comparison: BenchComparison, measured: Mapping[str, WorkloadResult]
 def _change(row: WorkloadChange) -> _Change | None:
     if row.change is None:
         return None
-    words = signed_percent(row.change)
+    words = relative_change(row.change)
     lines = [f"{row.verdict}: {words} ({interval_words(row)})"]
     if row.base_ms is not None and row.now_ms is not None:
         lines.append(f"{milliseconds(row.base_ms)} before, {milliseconds(row.now_ms)} now")

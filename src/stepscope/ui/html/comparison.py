@@ -9,6 +9,7 @@ from stepscope.records.explanation import Budget, Part
 from stepscope.records.figures import (
     milliseconds,
     percent,
+    relative_interval,
     signed_percent,
     significant,
     size,
@@ -128,7 +129,7 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
     if comparison.slow_steps is not None:
         slow = comparison.slow_steps
         times = f"{significant(slow.a_ms)} -> {milliseconds(slow.b_ms)}"
-        ends = f"{signed_percent(slow.low)} to {signed_percent(slow.high)}"
+        ends = relative_interval(slow.low, slow.high)
         facts.append(("Slow steps, 95th percentile", f"{times} ({ends})"))
     if comparison.a_peak_bytes is not None and comparison.b_peak_bytes is not None:
         peaks = f"{size(comparison.a_peak_bytes)} -> {size(comparison.b_peak_bytes)}"

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from stepscope.records.figures import milliseconds, percent, signed_percent, significant
+from stepscope.records.figures import (
+    milliseconds,
+    percent,
+    relative_change,
+    relative_interval,
+    significant,
+)
 from stepscope.records.words import sentence
 from stepscope.ui.comparison import phases_and_rest, row_name
 from stepscope.ui.html.svg import circle, line, rect, text
@@ -80,8 +86,8 @@ def draw_change(low: float, value: float, high: float) -> Markup:
         rect("band", scale.at(low), 48, scale.wide(low, high), 24),
         line("line", scale.at(low), scale.at(high), 60, 60),
         circle("dot", middle, 60, 5),
-        text("tick strong", middle, 36, signed_percent(value)),
-        text("tick", "50%", 148, f"{signed_percent(low)} to {signed_percent(high)}"),
+        text("tick strong", middle, 36, relative_change(value)),
+        text("tick", "50%", 148, relative_interval(low, high)),
     ]
     return _svg(156, "".join(marks), "The change and its interval", A_COLOR)
 

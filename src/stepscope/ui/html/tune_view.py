@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.records.figures import interval, milliseconds, signed_percent, size
+from stepscope.records.figures import interval, milliseconds, relative_change, size
 from stepscope.records.tuning import FAILED, NOT_KNOWN, TriedConfiguration, TuneResult
 from stepscope.ui.words import one_line, or_dash
 
@@ -155,7 +155,7 @@ def _bar(trial: TriedConfiguration, baseline_ms: float, longest: float, *, tone:
         whisker=ends,
         promised=None if promise is None else at(promise),
         step=milliseconds(step),
-        change="" if tone == "baseline" else signed_percent(step / baseline_ms - 1),
+        change="" if tone == "baseline" else relative_change(step / baseline_ms - 1),
         title=title,
     )
 
@@ -168,7 +168,7 @@ def _row(trial: TriedConfiguration, result: TuneResult) -> TuneRow:
         promised=or_dash(trial.predicted_ms, milliseconds),
         measured=or_dash(trial.measured_ms, milliseconds),
         between=_between(trial),
-        change=or_dash(change, signed_percent),
+        change=or_dash(change, relative_change),
         memory=or_dash(trial.peak_bytes, size),
         parity=trial.parity or "-",
         parity_hint=trial.parity_detail or PARITY_WORDS.get(trial.parity, ""),

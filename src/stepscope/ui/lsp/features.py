@@ -18,7 +18,10 @@ from stepscope.ui.lsp.rebased_change import text_lines
 from stepscope.ui.lsp.script_server import ScriptServer, path_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stepscope.records.line_costs import BatchPlace, BatchPoint
+    from stepscope.ui.lsp.measured_run import MeasuredRun
     from stepscope.ui.lsp.script_state import ScriptState
     from stepscope.ui.lsp.work_room import WorkRoom
 
@@ -196,13 +199,19 @@ async def _set_batch(server: ScriptServer, state: ScriptState, wanted: Any) -> d
         raise StepscopeError(f"{state.script.name} was not measured yet: profile it first")
     place = batch_now(state.measured.costs, state.script, text)
     if place is None:
-        raise StepscopeError(f"{state.script.name} has no number that sets the batch size")
+        raise StepscopeError(_no_number(state.script, state.measured))
     batch = _wanted_batch(state.measured.curve, wanted)
     edits = _number_edits(server, text, place, batch)
     workspace_edit = server.edits().of_edits({state.script: edits})
     params = types.ApplyWorkspaceEditParams(workspace_edit, label=f"batch size {batch}")
     result = await server.workspace_apply_edit_async(params)
     return {"batch": batch, "applied": result.applied}
+
+
+def _no_number(script: Path, measured: MeasuredRun) -> str:
+    place = measured.batch_elsewhere
+    there = f"; {place.name} in line {place.line} of {place.file} does" if place is not None else ""
+    return f"{script.name} has no number that sets the batch size{there}"
 
 
 def _wanted_batch(curve: tuple[BatchPoint, ...], wanted: Any) -> int:

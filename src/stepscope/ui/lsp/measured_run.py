@@ -10,7 +10,11 @@ import msgspec
 
 from stepscope.errors import StepscopeError
 from stepscope.records.gpu_comparison import GpuPrediction  # noqa: TC001  (for msgspec)
-from stepscope.records.line_costs import BatchPoint, LineCosts  # noqa: TC001  (for msgspec)
+from stepscope.records.line_costs import (  # noqa: TC001  (for msgspec)
+    BatchElsewhere,
+    BatchPoint,
+    LineCosts,
+)
 from stepscope.ui.lsp.finding_note import FindingNote, StepWhatIf, note_finding, whatifs
 from stepscope.ui.lsp.offered_patch import OfferedPatch, offer_patches
 
@@ -36,6 +40,7 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
     capacity_bytes: int | None = None  # of the device
     batch: int | None = None  # samples of a step
     batch_number: int | None = None  # the number in the source that set it
+    batch_elsewhere: BatchElsewhere | None = None  # the number, if another file holds it
     curve: tuple[BatchPoint, ...] = ()
     gpus: tuple[GpuPrediction, ...] = ()  # the shortest step first; empty for a CPU
     patches: tuple[OfferedPatch, ...] = ()  # empty if the run did not write script.json
@@ -67,6 +72,7 @@ def read_measured_run(run: Path, script: Path) -> MeasuredRun:
         capacity_bytes=memory.limit_bytes if memory is not None else None,
         batch=samples_of_step(costs, place),
         batch_number=place.value if place is not None else None,
+        batch_elsewhere=_batch_elsewhere(script, costs) if place is None else None,
         curve=_curve(run, costs, place) if place is not None else (),
         gpus=step_on_gpus(run),
         patches=patches,
@@ -85,6 +91,13 @@ def _batch_place(script: Path, costs: LineCosts) -> BatchPlace | None:
 
     text = costs.texts.get(str(script))
     return batch_in_source(text, costs) if text is not None else None
+
+
+def _batch_elsewhere(script: Path, costs: LineCosts) -> BatchElsewhere | None:
+    from stepscope.ui.editor.batch_elsewhere import batch_elsewhere
+
+    text = costs.texts.get(str(script))
+    return batch_elsewhere(script, text, costs) if text is not None else None
 
 
 def samples_of_step(costs: LineCosts, place: BatchPlace | None) -> int | None:

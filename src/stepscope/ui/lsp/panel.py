@@ -45,6 +45,7 @@ def panel_of(state: ScriptState, text_of: TextOf) -> dict[str, Any]:
         "peakBytes": _peak(state, costs),
         "capacityBytes": measured.capacity_bytes if measured is not None else None,
         "batch": batch,
+        "batchElsewhere": _elsewhere(measured) if batch is None else None,
         "time": _time_blocks(state, costs, text_of) if costs is not None else [],
         "memory": _memory_blocks(state, costs, text_of) if costs is not None else [],
         "gpus": _gpus(state),
@@ -104,6 +105,15 @@ def _batch(state: ScriptState, text_of: TextOf) -> dict[str, Any] | None:
         return None
     points = [_point(point) for point in measured.curve]
     return {"value": place.value, "line": place.line - 1, "points": points}
+
+
+def _elsewhere(measured: MeasuredRun | None) -> dict[str, Any] | None:
+    """The place of the number as it was when the run was read."""
+    place = measured.batch_elsewhere if measured is not None else None
+    if place is None:
+        return None
+    uri = from_fs_path(place.file)
+    return {"uri": uri, "line": place.line - 1, "name": place.name, "value": place.value}
 
 
 def _point(point: BatchPoint) -> dict[str, Any]:

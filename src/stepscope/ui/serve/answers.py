@@ -70,6 +70,14 @@ def status_of(error: StepscopeError) -> int:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 
+def shown_status(request: Request, status: int, asked_for: str = "empty") -> int:
+    """200 for a problem that the page shows itself: browsers log every other status as an error.
+
+    `asked_for` is how the page asks: its script ("empty") or a frame ("iframe").
+    """
+    return 200 if request.headers.get("sec-fetch-dest") == asked_for else status
+
+
 def answered(make: Page) -> Callable[[Request], Awaitable[Response]]:
     """Make a page in a thread of its own; what went wrong becomes a page, too."""
 
@@ -78,15 +86,16 @@ def answered(make: Page) -> Callable[[Request], Awaitable[Response]]:
         try:
             return await run_in_threadpool(make, request)
         except StepscopeError as error:
-            framed = request.headers.get("sec-fetch-dest") == "iframe"
-            return _problem_page("; ".join(map(str, error.args)), status_of(error), framed=framed)
+            return _problem_page("; ".join(map(str, error.args)), status_of(error), request)
 
     return answer
 
 
-def _problem_page(problem: str, status: int, *, framed: bool) -> HTMLResponse:
+def _problem_page(problem: str, status: int, request: Request) -> HTMLResponse:
+    framed = request.headers.get("sec-fetch-dest") == "iframe"
     title = "Not found" if status == 404 else "This cannot be shown"
-    answer = page("problem.html.j2", status=status, title=title, problem=problem)
+    shown = shown_status(request, status, "iframe")
+    answer = page("problem.html.j2", status=shown, title=title, problem=problem)
     if framed:
         answer.headers["content-security-policy"] = f"{_FRAMED}; frame-ancestors 'self'"
     return answer

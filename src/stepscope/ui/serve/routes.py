@@ -17,7 +17,14 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.ui.serve.answers import answered, page, part, report_page, status_of
+from stepscope.ui.serve.answers import (
+    answered,
+    page,
+    part,
+    report_page,
+    shown_status,
+    status_of,
+)
 from stepscope.ui.serve.list_tables import ListTables
 from stepscope.ui.serve.page_files import has_page_file, page_file
 from stepscope.ui.serve.run_rows import (
@@ -172,7 +179,7 @@ class RunPages:
             answer = self._served.predictions(run, settings)
         except StepscopeError as error:
             sentence = Markup('<p class="note">{}</p>').format("; ".join(map(str, error.args)))
-            return HTMLResponse(sentence, status_code=status_of(error))
+            return HTMLResponse(sentence, status_code=shown_status(request, status_of(error)))
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse([row["json"] for row in answer["rows"]])
         for row in answer["rows"]:

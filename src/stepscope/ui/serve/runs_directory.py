@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stepscope.errors import UnreadableInputError
 from stepscope.trace.regular_files import is_folder
-from stepscope.trace.tune_files import BASELINE, TUNE
+from stepscope.trace.tune_files import BASELINE, JOURNAL, TRIALS, TUNE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -100,7 +100,8 @@ class RunsDirectory:
                 yield _served(path, kind, names)
             if kind == "run":
                 continue
-            inner = list(self._inner(path, names, only=BASELINE if kind == "tune" else None))
+            tunes = kind == "tune" or _is_tuning(names)
+            inner = list(self._inner(path, names, only=BASELINE if tunes else None))
             if depth < _DEEPEST:
                 waiting += [
                     (folder.path, depth + 1, _entries(folder.path))
@@ -158,6 +159,11 @@ def _kind(names: dict[str, os.DirEntry[str]] | str) -> Kind:
         return "tune"
     is_run = RUN in names or any(name.startswith(_RANK) for name in names)
     return "run" if is_run else "none"
+
+
+def _is_tuning(names: dict[str, os.DirEntry[str]] | str) -> bool:
+    """A tune that goes on, or was killed: its trials are runs that it may remove again."""
+    return JOURNAL in names and TRIALS in names
 
 
 def _may_become_run(path: Path, names: dict[str, os.DirEntry[str]] | str) -> bool:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 from stepscope.records.figures import (
     interval,
+    longer_or_shorter,
     milliseconds,
     percent,
-    signed_percent,
+    relative_change,
+    relative_interval,
     trimmed,
-    unsigned_percent,
 )
 from stepscope.records.words import counted
 from stepscope.ui.html.svg import circle, drawing, path, round_values, short_tick, text
@@ -135,9 +136,8 @@ def _verdict(script: str, steps: Sequence[float], changes: Sequence[RunLevelChan
             )
         return f"{script}: no change of the step over {counted(len(steps), 'run')}."
     last = changes[-1]
-    way = "longer" if last.change > 0 else "shorter"
-    size = unsigned_percent(last.change)
-    return f"{script}: the step is {size} {way} since run {last.at + 1} of {len(steps)}."
+    change = longer_or_shorter(last.change)
+    return f"{script}: the step is {change} since run {last.at + 1} of {len(steps)}."
 
 
 def _caption(runs: int) -> str:
@@ -153,14 +153,14 @@ def _caption(runs: int) -> str:
 def _change_words(runs: Sequence[IndexedRun], change: RunLevelChange) -> ChangeWords:
     first, last = runs[change.at], runs[change.at - 1]
     known = change.low is not None and change.high is not None
-    ends = f"{signed_percent(change.low or 0)} to {signed_percent(change.high or 0)}"
+    ends = relative_interval(change.low or 0, change.high or 0)
     return ChangeWords(
         id=first.id,
         name=first.name,
         started=when(first.started_unix),
         before=milliseconds(change.before_ms),
         after=milliseconds(change.after_ms),
-        change=signed_percent(change.change),
+        change=relative_change(change.change),
         between=ends if known else "too few runs",
         chance=percent(change.chance),
         compare=compare_address(last, first),

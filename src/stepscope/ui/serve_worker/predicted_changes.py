@@ -20,6 +20,7 @@ from stepscope.ui.whatif import (
     usual,
     verdict,
     why,
+    with_offered,
 )
 from stepscope.verify.track_record import history
 
@@ -34,10 +35,10 @@ if TYPE_CHECKING:
 def predict_changes(
     bench: Bench, rank: RankExplanation, about: str, settings: Sequence[str]
 ) -> dict[str, Any]:
-    """Without settings the usual changes, one at a time."""
+    """Without settings the usual changes and those that findings offer, one at a time."""
     wanted = parse_settings(settings)
     if not wanted:
-        tried = try_each(bench, usual(bench), history())
+        tried = try_each(bench, with_offered(usual(bench), rank.findings), history())
         before, predictions, refused = tried.before, tried.predictions, tried.refused
     else:
         before, raw = bench.predict([]), bench.predict(wanted)

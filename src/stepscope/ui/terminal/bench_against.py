@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.records.figures import signed_percent, significant
+from stepscope.records.figures import relative_change, significant
 from stepscope.ui.bench.against_words import (
     against_answer,
     against_notes,
@@ -43,7 +43,7 @@ def _cells(change: WorkloadChange) -> list[str]:
         row_name(change),
         or_dash(change.base_ms, significant),
         or_dash(change.now_ms, significant),
-        or_dash(change.change, signed_percent),
+        or_dash(change.change, relative_change),
         interval_words(change),
         moved_words(change) or "-",
         change.verdict,

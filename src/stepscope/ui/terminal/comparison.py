@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from stepscope.records.figures import (
+    change_marks,
     milliseconds,
     percent,
+    relative_change,
+    relative_interval,
     signed,
     signed_percent,
     significant,
     size,
 )
 from stepscope.ui.comparison import (
-    change_interval,
     comparison_answer,
     median_words,
     merged_notes,
@@ -69,8 +71,9 @@ def draw_interval(low: float, value: float, high: float, width: int) -> tuple[st
     line[place(0.0)] = "│"
     line[place(low)], line[place(high)], line[place(value)] = "├", "┤", "●"
     labels = [" "] * width
-    for share in (value, low, high, 0.0):
-        _label(labels, place(share), "0" if share == 0 else signed_percent(share))
+    marked = (value, low, high, 0.0)
+    for share, mark in zip(marked, change_marks(marked), strict=True):
+        _label(labels, place(share), mark)
     return "".join(line), "".join(labels).rstrip()
 
 
@@ -111,14 +114,14 @@ def _first_lines(comparison: Comparison) -> Table:
         grid.add_row(
             "slow steps",
             f"95th percentile {significant(slow.a_ms)} -> {milliseconds(slow.b_ms)}, "
-            f"{signed_percent(slow.change)} ({change_interval(slow.low, slow.high)})",
+            f"{relative_change(slow.change)} ({relative_interval(slow.low, slow.high)})",
         )
     if comparison.a_peak_bytes is not None and comparison.b_peak_bytes is not None:
         change = comparison.b_peak_bytes / comparison.a_peak_bytes - 1
         grid.add_row(
             "memory",
             f"peak {size(comparison.a_peak_bytes)} -> {size(comparison.b_peak_bytes)}, "
-            f"{signed_percent(change)}",
+            f"{relative_change(change)}",
         )
     if comparison.promise is not None:
         style = "green" if comparison.promise.inside else "yellow"

@@ -16,13 +16,12 @@ from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.records.encode_json import encode_json
 from stepscope.records.prediction import Setting  # noqa: TC001  (decoded at run time)
 from stepscope.trace.regular_files import list_folder, may_exist, open_to_append, read_whole
-from stepscope.trace.tune_files import BASELINE
+from stepscope.trace.tune_files import BASELINE, JOURNAL, TRIALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-JOURNAL, TRIALS = "journal.jsonl", "trials"
 SCHEMA = 1
 _MOST_BYTES = 256 << 20
 

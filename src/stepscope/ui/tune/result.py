@@ -17,8 +17,8 @@ from stepscope.records.tuning import (
     TriedConfiguration,
     TuneResult,
 )
+from stepscope.trace.tune_files import TRIALS
 from stepscope.ui.tune.contenders import BASELINE, OUT_OF_TIME
-from stepscope.ui.tune.journal import TRIALS
 from stepscope.ui.tune.patch import make_patch
 from stepscope.ui.tune.rules import control_words, peak_bytes
 from stepscope.ui.tune.words import configuration_words, gain_words, verdict_words

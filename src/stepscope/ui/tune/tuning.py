@@ -17,13 +17,13 @@ from stepscope.measure.settings import Settings
 from stepscope.records.probe_modes import PRECISIONS
 from stepscope.records.words import counted
 from stepscope.trace.script_file import read_script
-from stepscope.trace.tune_files import BASELINE, TUNE
+from stepscope.trace.tune_files import BASELINE, TRIALS, TUNE
 from stepscope.ui.captured_command import capture_to_end
 from stepscope.ui.command_to_end import OUTPUT, last_lines
 from stepscope.ui.job_process import raising_on_signals
 from stepscope.ui.probe_run import probe_run
 from stepscope.ui.tune.contenders import Contender
-from stepscope.ui.tune.journal import TRIALS, Journal, TunePlan, TuneStart
+from stepscope.ui.tune.journal import Journal, TunePlan, TuneStart
 from stepscope.ui.tune.plan import WantedRemedies, fitting_remedies, in_order
 from stepscope.ui.tune.predictions import predict_remedies
 from stepscope.ui.tune.result import tune_result

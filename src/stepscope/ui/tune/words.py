@@ -8,8 +8,10 @@ from stepscope.records.figures import (
     factor,
     interval,
     long_duration,
+    longer_or_shorter,
     milliseconds,
     percent,
+    relative_interval,
     significant,
     trimmed,
     unsigned_percent,
@@ -38,14 +40,18 @@ def configuration_words(remedies: tuple[str, ...]) -> str:
 
 
 def gain_words(gain: Gain) -> str:
-    """Saves 12.3% (11.0% to 13.5%); 4.2% slower (3.1% to 5.3%)."""
+    """Saves 12.3% (11.0% to 13.5%); 4.2% slower (+3.1% to +5.3%)."""
     if gain.high < 0:
-        ends = f"{unsigned_percent(gain.high)} to {unsigned_percent(gain.low)}"
-        return f"{unsigned_percent(gain.value)} slower ({ends})"
+        ends = relative_interval(-gain.high, -gain.low)
+        return f"{_slower(gain)} ({ends})"
     if gain.value < 0:
         ends = f"{_direction(gain.low)} to {_direction(gain.high)}"
-        return f"{unsigned_percent(gain.value)} slower ({ends})"
+        return f"{_slower(gain)} ({ends})"
     return f"saves {unsigned_percent(gain.value)} ({_signed(gain.low)} to {_signed(gain.high)})"
+
+
+def _slower(gain: Gain) -> str:
+    return longer_or_shorter(-gain.value, longer="slower")
 
 
 def _direction(share: float) -> str:

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.trace.follow_run import RunFollower
+from stepscope.ui.serve.answers import shown_status
 from stepscope.ui.serve.live.channels import LiveChannels
 from stepscope.ui.serve.live.job_follower import encode
 from stepscope.ui.serve.live.live_view import gone_view
@@ -82,13 +83,11 @@ class LiveAnswers:
     async def capture(self, request: Request) -> Response:
         folder = self._runs.folder_of(request.path_params["run_id"])
         if folder is None:
-            return JSONResponse({"error": _GONE}, status_code=404)
+            return _refused(request, _GONE, 404)
         try:
             asked = await run_in_threadpool(_ask, folder)
-        except UsageError as error:
-            return JSONResponse({"error": str(error)}, status_code=409)
         except StepscopeError as error:
-            return JSONResponse({"error": str(error)}, status_code=404)
+            return _refused(request, str(error), 409 if isinstance(error, UsageError) else 404)
         return JSONResponse({"id": asked}, status_code=202)
 
     async def metrics(self, request: Request) -> Response:
@@ -98,6 +97,10 @@ class LiveAnswers:
         except StepscopeError as error:
             return PlainTextResponse(f"{error}\n", status_code=503)
         return PlainTextResponse(text, media_type=_METRICS_TYPE)
+
+
+def _refused(request: Request, why: str, status: int) -> JSONResponse:
+    return JSONResponse({"error": why}, status_code=shown_status(request, status))
 
 
 def _stream(messages: AsyncIterator[bytes]) -> StreamingResponse:

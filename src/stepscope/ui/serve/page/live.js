@@ -50,6 +50,11 @@
   const say = (node, text) => {
     if (node.textContent !== text) node.textContent = text;
   };
+  /** @param {string} text @param {"" | "bad"} [tone] */
+  const sayLink = (text, tone = "") => {
+    say(link, text);
+    link.dataset.tone = tone;
+  };
   /** @param {Element} parent @param {string} title */
   const block = (parent, title) => {
     const box = make("div", "live-block", parent);
@@ -355,7 +360,7 @@
       const answer = await fetch(`${base}/capture`, { method: "POST" });
       const type = answer.headers.get("content-type") || "";
       const content = type.startsWith("application/json") ? await answer.json() : {};
-      if (!answer.ok) refused = content.error || `refused (${answer.status})`;
+      if (!answer.ok || content.error) refused = content.error || `refused (${answer.status})`;
     } catch {
       refused = "the server does not answer";
     }
@@ -390,14 +395,14 @@
   const end = (last) => {
     isOver = true;
     close();
-    say(link, "");
+    sayLink("");
     section.dataset.over = last.status;
     if (!last.reload) return;
     // The list of runs may learn later than this page that the job has ended.
     const times = Number(sessionStorage.getItem(reloadedKey)) + 1;
     if (times > MOST_RELOADS) return;
     sessionStorage.setItem(reloadedKey, `${times}`);
-    say(link, "the job has ended: its report opens");
+    sayLink("the job has ended: its report opens");
     setTimeout(() => location.reload(), 1500 * times);
   };
   const openAgain = async () => {
@@ -405,7 +410,7 @@
       const answer = await fetch(location.pathname, { method: "HEAD" });
       if (answer.status === 401) {
         close();
-        say(link, "stepscope serve has another token since it was started again: open the address that it printed");
+        sayLink("stepscope serve has another token since it was started again: open the address that it printed", "bad");
         return;
       }
     } catch {
@@ -417,16 +422,16 @@
     close();
     if (isOver || document.hidden) return;
     source = new EventSource(`${base}/events`);
-    source.onopen = () => say(link, "");
+    source.onopen = () => sayLink("");
     source.onmessage = (message) => {
       const update = /** @type {View} */ (JSON.parse(message.data));
       view = update;
       drawSoon();
       if (update.has_ended && (update.reload || update.status === "gone")) end(update);
-      else if (update.has_ended) say(link, "the report is being written");
+      else if (update.has_ended) sayLink("the report is being written");
     };
     source.onerror = () => {
-      say(link, "connection lost: trying again");
+      sayLink("connection lost: trying again", "bad");
       // A browser gives up when the answer is a refusal, and does not say which.
       if (source && source.readyState === EventSource.CLOSED) openAgain();
     };
