@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepscope.fix.saved.encodings import Encoded, Geometry, encode_use, encode_value, is_outcome
+from stepscope.fix.saved.encodings.offload import fetch_ahead
 from stepscope.fix.saved.operators import (
     facts,
     is_plain,
@@ -94,6 +95,12 @@ class PassReport:
     encoded: int = 0
     kept: int = 0
     held: list[Held] = field(default_factory=list)
+
+
+def unpack_held(held: Held) -> torch.Tensor:
+    """For backward, which goes on: the next offloaded values are sent for."""
+    fetch_ahead()
+    return held.unpack()
 
 
 class PlanFollower(TorchDispatchMode):  # type: ignore[misc]

@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.fix.saved.choose import plan_step, without_repeating
-from stepscope.fix.saved.encodings.offload import fetch_ahead
-from stepscope.fix.saved.follower import FollowedPlan, PassReport, PlanFollower
+from stepscope.fix.saved.follower import (
+    FollowedPlan,
+    PassReport,
+    PlanFollower,
+    unpack_held,
+)
 from stepscope.fix.saved.following_costs import following_costs
 from stepscope.fix.saved.operators import is_plain, tensors_in
 from stepscope.fix.saved.pin_plan import pin_plan
@@ -198,7 +202,7 @@ class MemorySaver:
             self._watch.is_of(FOLLOWED)
         if self._active is not None:
             self._current = known
-            unpack = _unpack
+            unpack = unpack_held
             if isinstance(self._active, StepRecorder):
                 unpack = functools.partial(self._unpack_recorded, self._active, known)
             self._stack = ExitStack()
@@ -390,7 +394,12 @@ def _with_costs(record: StepRecord) -> StepRecord:
     if not record.on_host:
         return record
     costs = following_costs()
-    return replace(record, watch_ns=costs.watch_ns, hold_ns=costs.hold_ns)
+    return replace(
+        record,
+        watch_ns=costs.watch_ns,
+        replace_ns=costs.replace_ns,
+        repeat_ns=costs.repeat_ns,
+    )
 
 
 def _shapes(inputs: Any) -> tuple[Any, ...]:
@@ -420,9 +429,3 @@ def _without_collections() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _unpack(held: Any) -> torch.Tensor:
-    fetch_ahead()
-    unpacked: torch.Tensor = held.unpack()
-    return unpacked

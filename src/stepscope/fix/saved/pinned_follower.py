@@ -157,8 +157,10 @@ class PinnedFollower(PlanFollower):
         use = self._pinned.uses[number]
         if use.value_encoding is not None:
             self._expect_encoding(tensor, use.value_encoding)
-        self._ordinal = use.after  # as if operators had been counted
+        # As if operators had been counted; inside a watched module they are, and go on.
+        counted, self._ordinal = self._ordinal, use.after
         held = self._pack(number, tensor)
+        self._ordinal = counted
         if use.value_encoding is not None and use.value_encoding.encoding == "two-valued":
             # Only the content says that it is still a dropout's noise; no waiting for a GPU.
             if tensor.device.type != "cpu" or held is None:
