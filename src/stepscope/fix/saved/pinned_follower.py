@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.pinned_plan import ModuleCall
 
 
+_NOTHING = frozenset[int]()
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -391,7 +392,7 @@ class PinnedFollower(PlanFollower):
             self._watching.clear()
             self.__exit__(None, None, None)
 
-    def finish(self) -> PassReport:
+    def finish(self, owned: frozenset[int] = _NOTHING) -> PassReport:
         self.stop_watching()
         if self.report.deviation is None:
             made = nodes_made() - self._first
@@ -403,4 +404,4 @@ class PinnedFollower(PlanFollower):
         self._ordinal = len(self._operators)
         self.report.held = [h.held if isinstance(h, PackedUse) else h for h in self.report.held]
         self._clear()
-        return super().finish()
+        return super().finish(owned)
