@@ -191,6 +191,7 @@ def _part(kind: _Kind, share: float) -> _Kind:
         kind,
         free_bytes=int(share * kind.free_bytes),
         tasks=kind.tasks[: round(share * len(kind.tasks))],
+        calls=max(1, round(share * kind.calls)),
         again_ns=share * kind.again_ns,
     )
 
