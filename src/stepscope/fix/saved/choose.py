@@ -166,6 +166,10 @@ def _why_nothing(
             f"{size(plain.memory.peak_bytes - cheapest.memory.peak_bytes)} less would take "
             f"{duration(cheapest.extra_ns)}."
         )
+    if any(one.memory.saved_bytes <= _WORTH * plain.memory.saved_bytes for one in found):
+        return (
+            "Less could be kept, but the peak would stay: few layers are made again nearly at once."
+        )
     return "Nothing here is cheap to recompute or compresses exactly."
 
 
