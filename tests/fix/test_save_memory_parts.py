@@ -101,10 +101,12 @@ def test_the_least_time_that_meets_a_target() -> None:
 
 def test_following_a_plan_counts_as_time() -> None:
     record = chain([5, 100, 10, 100, 10, 100], ["heavy", None, None, "heavy", None], [3, 5])
-    costly = replace(record, watch_ns=7, hold_ns=5)
+    costly = replace(record, watch_ns=7, replace_ns=3, repeat_ns=5)
     assert make_plan(record, MemoryTarget()).extra_ns == 20
-    saved_tensors = 2
-    assert make_plan(costly, MemoryTarget()).extra_ns == 20 + saved_tensors * 7 + 2 * 5
+    plan = make_plan(costly, MemoryTarget())
+    replaced = sum(use.action != "keep" for use in plan.uses)
+    assert replaced > 0
+    assert plan.extra_ns == 20 + len(plan.uses) * 7 + replaced * 3 + len(plan.repeated) * 5
 
 
 def test_nothing_cheap_is_said() -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 WORTH = 0.02  # of the time per sample: a smaller change is not worth having
+WORTH_FREEING = 0.05  # of the peak
 DECISIVE = 0.92  # of the step: whoever is busy this long decides it
 
 # Where the present step's length comes from.
@@ -88,6 +89,15 @@ def is_sure(prediction: Prediction) -> bool:
     return low > 0 or high < 0
 
 
+def frees_memory(prediction: Prediction) -> bool:
+    """Whether the peak would surely be lower, by enough to matter."""
+    before, after = prediction.baseline_peak_bytes, prediction.peak_bytes
+    if not before or after is None:
+        return False
+    highest = prediction.peak_high_bytes or after
+    return after <= (1 - WORTH_FREEING) * before and highest < before
+
+
 def verdict(prediction: Prediction) -> str:
     """The prediction in a sentence."""
     change = labels(prediction.settings)
@@ -95,6 +105,8 @@ def verdict(prediction: Prediction) -> str:
         f"{significant(prediction.baseline_ms)} -> {milliseconds(prediction.predicted_ms)} "
         f"({interval(prediction.low_ms, prediction.high_ms)})"
     )
+    if judge(prediction) != "faster" and frees_memory(prediction):
+        return _memory_verdict(prediction, change, steps)
     if judge(prediction) == "no difference":
         return f"{change} would make no real difference (under {trimmed(percent(WORTH))}): {steps}"
     would = "would" if is_sure(prediction) else "would probably"
@@ -102,6 +114,17 @@ def verdict(prediction: Prediction) -> str:
         throughput = f"{factor(prediction.throughput_factor)} times as many samples per second"
         return f"{change} {would} give {throughput}: a step of {steps}"
     return f"{change} {would} make this step {_describe_speedup(prediction.speedup)}: {steps}"
+
+
+def _memory_verdict(prediction: Prediction, change: str, steps: str) -> str:
+    """Of a change that costs time, if anything: what it is for."""
+    before, after = prediction.baseline_peak_bytes or 0, prediction.peak_bytes or 0
+    time = "hardly any time"
+    if judge(prediction) == "slower":
+        time = f"a step that is {_describe_speedup(prediction.speedup)}"
+    less = f"{percent(1 - after / before)} less memory at the peak"
+    peaks = f"{size(before)} -> {size(after)}"
+    return f"{change} would need {less} ({peaks}), for {time}: {steps}"
 
 
 def _describe_speedup(speedup: float) -> str:

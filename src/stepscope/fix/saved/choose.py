@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory, node_times
+from stepscope.fix.saved.byte_costs import with_byte_costs, with_measured_costs
 from stepscope.fix.saved.encoding_names import OFFLOAD, described, is_lossy
 from stepscope.fix.saved.plan_search import search
 from stepscope.fix.saved.plan_timeline import plan_timeline
@@ -71,12 +72,14 @@ def plan_step(record: StepRecord, target: MemoryTarget) -> PlannedStep:
     batch = target.batch or 1.0
 
     def score(selection: ValueSelection) -> _Candidate:
-        return _candidate(record, selection, around, batch)
+        return _candidate(record, with_measured_costs(record, selection), around, batch)
 
     plain = score(keep_everything(record))
     limit = _limit(record, target, plain, around)
     most_ns = target.most_ns(record.step_ns)
-    found = search(record, score, fits=None if limit is None else limit.allows, most_ns=most_ns)
+    free = limit is None and most_ns is None
+    searched = with_byte_costs(record) if free else record
+    found = search(searched, score, fits=None if limit is None else limit.allows, most_ns=most_ns)
     chosen = _best([plain, *found], limit, most_ns)
     notes = []
     meets_target = limit is None or limit.allows(chosen)
@@ -163,6 +166,10 @@ def _why_nothing(
             f"{size(plain.memory.peak_bytes - cheapest.memory.peak_bytes)} less would take "
             f"{duration(cheapest.extra_ns)}."
         )
+    if any(one.memory.saved_bytes <= _WORTH * plain.memory.saved_bytes for one in found):
+        return (
+            "Less could be kept, but the peak would stay: few layers are made again nearly at once."
+        )
     return "Nothing here is cheap to recompute or compresses exactly."
 
 
@@ -177,8 +184,12 @@ def _candidate(
     options = [*selection.encoded.values(), *selection.encoded_uses.values()]
     extra_ns = repeated_ns + sum(option.cost_ns for option in options)
     if selection.changes_something():
-        extra_ns += record.watch_ns * len(record.uses)
-        extra_ns += record.hold_ns * len(selection.repeated)
+        replaced = sum(
+            _planned_action(record, selection, number, use) != KEEP
+            for number, use in enumerate(record.uses)
+        )
+        extra_ns += record.watch_ns * len(record.uses) + record.replace_ns * replaced
+        extra_ns += record.repeat_ns * len(selection.repeated)
     memory = backward_memory(record, selection)
     if around is not None:
         peak_bytes = around.peak_bytes(memory, batch)
@@ -195,7 +206,13 @@ def _best(
     fitting = [one for one in timely if limit is not None and limit.allows(one)]
     if fitting:
         return min(fitting, key=lambda one: (one.extra_ns, one.peak_bytes))
-    return min(timely, key=lambda one: (one.peak_bytes, one.memory.peak_bytes, one.extra_ns))
+    return min(timely, key=_memory_first)
+
+
+def _memory_first(one: _Candidate) -> tuple[int, ...]:
+    """Of equal ones, that which does least: times vary from run to run."""
+    done = one.selection.repeated, one.selection.encoded, one.selection.encoded_uses
+    return one.peak_bytes, one.memory.peak_bytes, sum(map(len, done)), one.extra_ns
 
 
 def _advice(record: StepRecord, peak_bytes: int) -> Iterator[str]:
@@ -262,16 +279,24 @@ def _results(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedR
 def _planned_use(
     record: StepRecord, selection: ValueSelection, number: int, use: SavedUse
 ) -> PlannedUse:
-    action, encoding = KEEP, None
+    action, encoding = _planned_action(record, selection, number, use), None
     if number in selection.encoded_uses:
-        action, encoding = ENCODE, selection.encoded_uses[number].encoding
-    elif is_planned(record, use) and use.value is not None:
-        action = _action(record, selection, use.value)
-        if action == ENCODE:
-            encoding = selection.encoded[use.value].encoding
+        encoding = selection.encoded_uses[number].encoding
+    elif action == ENCODE and use.value is not None:
+        encoding = selection.encoded[use.value].encoding
     return PlannedUse(
         after=use.after, shape=use.shape, dtype=use.dtype, action=action, encoding=encoding
     )
+
+
+def _planned_action(
+    record: StepRecord, selection: ValueSelection, number: int, use: SavedUse
+) -> str:
+    if number in selection.encoded_uses:
+        return ENCODE
+    if use.value is None or not is_planned(record, use):
+        return KEEP
+    return _action(record, selection, use.value)
 
 
 def _action(record: StepRecord, selection: ValueSelection, number: int) -> str:

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stepscope.fix.saved.encoding_names import described
 from stepscope.fix.saved.encodings import Encoded, Geometry, encode_use, encode_value, is_outcome
+from stepscope.fix.saved.encodings.offload import fetch_ahead
+from stepscope.fix.saved.graph_capture import is_capturing
 from stepscope.fix.saved.operators import (
     facts,
     is_plain,
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.save_plan import PlannedUse
 
 Held = KeptTensor | EncodedTensor | CallResult
+_NOTHING = frozenset[int]()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,14 @@ class PassReport:
     recomputed: int = 0
     encoded: int = 0
     kept: int = 0
+    uncaptured: set[str] = field(default_factory=set)  # encodings that a CUDA graph cannot hold
     held: list[Held] = field(default_factory=list)
+
+
+def unpack_held(held: Held) -> torch.Tensor:
+    """For backward, which goes on: the next offloaded values are sent for."""
+    fetch_ahead()
+    return held.unpack()
 
 
 class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
@@ -234,6 +245,8 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             if known.encoded is not None and known.encoded.check is not None:
                 known.encoded.check.keep_until_known(KeptTensor.of(tensor))
         if known.encoded is None:
+            if is_capturing():
+                self.report.uncaptured.add(described(known.encoding))
             return None
         return EncodedTensor(known.encoded, Geometry.of(tensor))
 
@@ -285,8 +298,10 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         self._made_again.clear()
         self._to_encode.clear()
 
-    def finish(self) -> PassReport:
-        """The pass is over; what it holds is in the graph now."""
+    def finish(self, owned: frozenset[int] = _NOTHING) -> PassReport:
+        """The pass is over; what it holds is in the graph now. `owned` storages are the model's,
+        too: FSDP may have gathered parameters that stay."""
+        self._owned |= owned
         if self.report.deviation is None and self._ordinal != len(self._operators):
             ended, expected = self._ordinal, len(self._operators)
             self.report.deviation = f"the pass ended after {ended} of {expected} operators"

@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.fix.saved.choose import plan_step, without_repeating
-from stepscope.fix.saved.encodings.offload import fetch_ahead
-from stepscope.fix.saved.follower import FollowedPlan, PassReport, PlanFollower
+from stepscope.fix.saved.follower import (
+    FollowedPlan,
+    PassReport,
+    PlanFollower,
+    unpack_held,
+)
 from stepscope.fix.saved.following_costs import following_costs
+from stepscope.fix.saved.graph_capture import is_capturing
 from stepscope.fix.saved.operators import is_plain, tensors_in
 from stepscope.fix.saved.pin_plan import pin_plan
 from stepscope.fix.saved.pinned_follower import PinnedFollower
@@ -182,7 +187,8 @@ class MemorySaver:
         known = self._known(inputs)
         if known is None or known.given_up:
             return
-        if _is_capturing() and not known.counted:
+        # A pinned plan waits for nothing and decides by host facts: a graph can hold it.
+        if is_capturing() and not known.counted:
             self._note(
                 "a CUDA graph was captured before the plan was carried out: everything is kept in "
                 "it. Run a few steps before the capture"
@@ -198,7 +204,7 @@ class MemorySaver:
             self._watch.is_of(FOLLOWED)
         if self._active is not None:
             self._current = known
-            unpack = _unpack
+            unpack = unpack_held
             if isinstance(self._active, StepRecorder):
                 unpack = functools.partial(self._unpack_recorded, self._active, known)
             self._stack = ExitStack()
@@ -241,8 +247,14 @@ class MemorySaver:
         if isinstance(active, StepRecorder):
             self._plan(active.finish(output), known)
         elif isinstance(active, PlanFollower):
-            report = active.finish()
+            report = active.finish(_NOTHING if known.counted else self._owned())
             self._followed(known, active, report)
+            if report.uncaptured:
+                self._note(
+                    f"a CUDA graph was captured: what is planned as "
+                    f"{', '.join(sorted(report.uncaptured))} is kept in it, as it needs the host "
+                    "or a size that differs from step to step"
+                )
             if report.deviation is not None:
                 return
             if isinstance(active, PinningFollower):
@@ -390,7 +402,12 @@ def _with_costs(record: StepRecord) -> StepRecord:
     if not record.on_host:
         return record
     costs = following_costs()
-    return replace(record, watch_ns=costs.watch_ns, hold_ns=costs.hold_ns)
+    return replace(
+        record,
+        watch_ns=costs.watch_ns,
+        replace_ns=costs.replace_ns,
+        repeat_ns=costs.repeat_ns,
+    )
 
 
 def _shapes(inputs: Any) -> tuple[Any, ...]:
@@ -401,12 +418,6 @@ def _shapes(inputs: Any) -> tuple[Any, ...]:
 def _autocast_state() -> tuple[Any, ...]:
     kinds = ("cpu", "cuda")
     return tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
-
-
-def _is_capturing() -> bool:
-    """Nothing may be measured or planned while a CUDA graph is captured; a pinned plan waits for
-    nothing and decides by host facts only, so the graph holds the planned step."""
-    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 @contextmanager
@@ -420,9 +431,3 @@ def _without_collections() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _unpack(held: Any) -> torch.Tensor:
-    fetch_ahead()
-    unpacked: torch.Tensor = held.unpack()
-    return unpacked

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.pinned_plan import ModuleCall
 
 
+_NOTHING = frozenset[int]()
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
@@ -157,8 +158,10 @@ class PinnedFollower(PlanFollower):
         use = self._pinned.uses[number]
         if use.value_encoding is not None:
             self._expect_encoding(tensor, use.value_encoding)
-        self._ordinal = use.after  # as if operators had been counted
+        # As if operators had been counted; inside a watched module they are, and go on.
+        counted, self._ordinal = self._ordinal, use.after
         held = self._pack(number, tensor)
+        self._ordinal = counted
         if use.value_encoding is not None and use.value_encoding.encoding == "two-valued":
             # Only the content says that it is still a dropout's noise; no waiting for a GPU.
             if tensor.device.type != "cpu" or held is None:
@@ -389,7 +392,7 @@ class PinnedFollower(PlanFollower):
             self._watching.clear()
             self.__exit__(None, None, None)
 
-    def finish(self) -> PassReport:
+    def finish(self, owned: frozenset[int] = _NOTHING) -> PassReport:
         self.stop_watching()
         if self.report.deviation is None:
             made = nodes_made() - self._first
@@ -401,4 +404,4 @@ class PinnedFollower(PlanFollower):
         self._ordinal = len(self._operators)
         self.report.held = [h.held if isinstance(h, PackedUse) else h for h in self.report.held]
         self._clear()
-        return super().finish()
+        return super().finish(owned)

@@ -182,9 +182,9 @@ class PinningFollower(PlanFollower):
             self.uses.append(SeenUse(made, nothing, held, plain))
         return held
 
-    def finish(self) -> Any:
+    def finish(self, owned: frozenset[int] = frozenset()) -> Any:
         self.nodes = nodes_made() - self.first
-        return super().finish()
+        return super().finish(owned)
 
 
 _NOWHERE = Geometry((), (), 0, torch.float32)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -266,10 +268,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         roots = [tensor.grad_fn for tensor in tensors_in(output)] + list(self._nodes.values())
         self._read_graph(node for node in roots if node is not None)
         self._nodes.clear()
-        calls = [
-            replace(call, took_ns=took_ns)
-            for call, took_ns in zip(self._calls, self._clock.took_ns(), strict=True)
-        ]
+        calls = self._timed_calls()
         record = StepRecord(
             operators=tuple(calls),
             values=tuple(self._values.with_options(self._trials.options(self._uses, calls))),
@@ -278,6 +277,22 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         )
         link = link_of(self._device)
         return record if link is None else with_offload(record, link.speed())
+
+    def _timed_calls(self) -> list[RecordedCall]:
+        """Operators of one kind and size took as long as the median of them: layers are alike."""
+        records = self._values.records
+        kinds = [
+            (call.name, *(records[value].size_bytes for value in (*call.inputs, *call.outputs)))
+            for call in self._calls
+        ]
+        measured = defaultdict[tuple[Any, ...], list[int]](list)
+        for kind, took_ns in zip(kinds, self._clock.took_ns(), strict=True):
+            measured[kind].append(took_ns)
+        typical = {kind: round(median(times)) for kind, times in measured.items()}
+        return [
+            replace(call, took_ns=typical[kind])
+            for kind, call in zip(kinds, self._calls, strict=True)
+        ]
 
     def _read_graph(self, roots: Iterable[Any]) -> None:
         waiting, met = list(roots), {}

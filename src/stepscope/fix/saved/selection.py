@@ -9,6 +9,7 @@ recomputed ones start from is paid for once.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -93,10 +94,13 @@ class _StepCut:
         self._after = [network.node() for _ in record.values]
         self._operators = [network.node() for _ in record.operators]
         fixed = _crossing(record, segments)
+        readers = Counter(use.value for use in record.uses)
         for number, value in enumerate(record.values):
             self._add_value(network, number, value, number in fixed)
         for number, call in enumerate(record.operators):
-            cost = UNLIMITED if call.refusal else max(1, round(call.took_ns * price.at(number)))
+            again_ns = call.took_ns + record.repeat_ns
+            again_ns += record.replace_ns * sum(readers[value] for value in call.outputs)
+            cost = UNLIMITED if call.refusal else max(1, round(again_ns * price.at(number)))
             network.connect(self._source, self._operators[number], cost)
             for value_number in call.inputs:
                 network.connect(self._after[value_number], self._operators[number], UNLIMITED)

@@ -81,8 +81,10 @@ class StepRecord:
     operators: tuple[RecordedCall, ...]
     values: tuple[StepValue, ...]
     uses: tuple[SavedUse, ...]
-    watch_ns: int = 0  # what the hooks cost a saved tensor, where the host's time counts
-    hold_ns: int = 0  # and what an operator that may be repeated costs
+    # What following a plan costs, where the host's time counts:
+    watch_ns: int = 0  # every saved tensor
+    replace_ns: int = 0  # one that is not kept, on top of that
+    repeat_ns: int = 0  # an operator that is repeated, on top of its own time
     on_host: bool = True  # the operators ran on the CPU
     surroundings: StepSurroundings | None = None
     measured_step_ns: int | None = None  # of whole steps before this one

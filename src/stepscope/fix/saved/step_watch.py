@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepscope.fix.saved.graph_capture import is_capturing
 from stepscope.fix.saved.step_record import StepSurroundings
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _limit_bytes(device: torch.device) -> int | None:
 def _mark(device: torch.device) -> Any:
     if device.type != "cuda":
         return time.perf_counter_ns()
-    if torch.cuda.is_current_stream_capturing():
+    if is_capturing():
         return None
     event = torch.cuda.Event(enable_timing=True)
     event.record()

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _WORTH = 0.02  # of the activations: less is not worth a plan
 _DOMINATE = 4  # weights and optimizer state over activations
-_MADE_AGAIN = 0.10  # of what is freed: there at once while backward makes it again
+_MADE_AGAIN = 0.10  # of what is freed, at least: there at once while backward makes it again
 _DOUBT = 0.35  # of what is freed
 _COMPILED = "CompiledFunction"
 
@@ -47,6 +47,7 @@ class _Kind(msgspec.Struct, frozen=True, kw_only=True):
     producer: str
     free_bytes: int
     tasks: Ints  # of forward, one after the other
+    calls: int  # operators of forward
     again_ns: float  # what making the free ones again takes
 
 
@@ -69,7 +70,7 @@ def apply(context: StepContext, value: str) -> Outcome:
             *_advice(captured),
         ),
         spread=0.10,
-        peak=_peak(context, freed, _maybe_masks(captured)),
+        peak=_peak(context, chosen, _maybe_masks(captured)),
     )
 
 
@@ -116,25 +117,25 @@ def _kinds(context: StepContext, captured: CapturedMemory) -> list[_Kind]:
         names = _operators(row.producer)
         chosen = select(context.graph, context.trace, names.__contains__, phase=int(Phase.FORWARD))
         tasks = np.flatnonzero(chosen.tasks).astype(np.int32)
+        calls, forward_ns = len(tasks), float(context.graph.tasks.dur_ns[tasks].sum())
         if context.on_host:
-            forward_ns = _forward_ns(context, names)
-        else:
-            forward_ns = float(context.graph.tasks.dur_ns[tasks].sum())
+            calls, forward_ns = _forward_calls(context, names)
         share = row.free_bytes / max(1, row.bytes)
         found.append(
             _Kind(
                 producer=row.producer,
                 free_bytes=row.free_bytes,
                 tasks=tasks,
+                calls=calls,
                 again_ns=share * forward_ns,
             )
         )
     return sorted(found, key=lambda kind: -kind.free_bytes / max(1.0, kind.again_ns))
 
 
-def _forward_ns(context: StepContext, names: frozenset[str]) -> float:
-    """Of operators with these names in the last step, outside backward; a part of an operator of
-    the same set counts once."""
+def _forward_calls(context: StepContext, names: frozenset[str]) -> tuple[int, float]:
+    """How many operators with these names ran in the last step, outside backward, and how long; a
+    part of an operator of the same set counts once."""
     trace, host = context.trace, context.trace.host
     operator = host.kind == HostKind.OPERATOR
     named = rows_named(trace, host, operator, names.__contains__)
@@ -146,7 +147,7 @@ def _forward_ns(context: StepContext, names: frozenset[str]) -> float:
         rows = rows[(start >= last.start_ns) & (start < last.start_ns + last.dur_ns)]
     rows = rows[nearest_of(host, backward, rows) < 0]
     rows = rows[outermost(enclosing(host, rows), np.zeros(len(rows), np.int32))]
-    return float(host.dur_ns[rows].sum())
+    return len(rows), float(host.dur_ns[rows].sum())
 
 
 def _operators(producer: str) -> frozenset[str]:
@@ -190,6 +191,7 @@ def _part(kind: _Kind, share: float) -> _Kind:
         kind,
         free_bytes=int(share * kind.free_bytes),
         tasks=kind.tasks[: round(share * len(kind.tasks))],
+        calls=max(1, round(share * kind.calls)),
         again_ns=share * kind.again_ns,
     )
 
@@ -246,7 +248,12 @@ def _maybe_masks(captured: CapturedMemory) -> int:
     return sum(row.bytes for row in captured.activations_by_producer if not row.producer)
 
 
-def _peak(context: StepContext, freed: int, masks: int) -> PeakMemory | None:
+def _made_again(kind: _Kind) -> float:
+    """Bytes of one layer: with few layers, a large part of what they free."""
+    return kind.free_bytes * max(_MADE_AGAIN, 1 / max(1, kind.calls))
+
+
+def _peak(context: StepContext, chosen: list[_Kind], masks: int) -> PeakMemory | None:
     """None where nobody knows; masks may go too."""
     memory = context.memory
     if memory is None:
@@ -255,7 +262,7 @@ def _peak(context: StepContext, freed: int, masks: int) -> PeakMemory | None:
         # What is freed is gone by then.
         unchanged = memory.peak_bytes
         return PeakMemory(size_bytes=unchanged, low_bytes=unchanged, high_bytes=unchanged)
-    less = freed * (1 - _MADE_AGAIN)
+    less = sum(kind.free_bytes - _made_again(kind) for kind in chosen)
     return PeakMemory(
         size_bytes=round(memory.peak_bytes - less),
         low_bytes=round(max(0.0, memory.peak_bytes - less * (1 + _DOUBT) - masks)),

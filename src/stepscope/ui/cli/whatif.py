@@ -147,7 +147,16 @@ def _predict(
     from msgspec.structs import replace
 
     from stepscope.ui.answer import Answer
-    from stepscope.ui.whatif import Tried, adjusted, headline, judge, prediction_json, verdict, why
+    from stepscope.ui.whatif import (
+        Tried,
+        adjusted,
+        frees_memory,
+        headline,
+        judge,
+        prediction_json,
+        verdict,
+        why,
+    )
     from stepscope.verify.track_record import history
 
     before, raw = bench.predict([]), bench.predict(wanted)
@@ -169,7 +178,7 @@ def _predict(
         answer=Answer(
             verdict=verdict(after),
             why=why(before, after, on_host=on_host),
-            next=_next_after_prediction(judged, promise),
+            next=_next_after_prediction(judged, promise, memory=frees_memory(after)),
         ),
         judged=judged,
         assumptions=after.assumptions,
@@ -220,12 +229,14 @@ def _predict_usual(
     )
 
 
-def _next_after_prediction(judged: Verdict, promise: str | None) -> str:
+def _next_after_prediction(judged: Verdict, promise: str | None, *, memory: bool) -> str:
     compare = "try it, then `stepscope compare BEFORE AFTER`"
     if promise:
         return f"{compare} checks promise {promise}"
     if judged == "faster":
         return f"{compare}; --remember makes it a promise to check"
+    if memory:
+        return f"if memory is short, {compare}; else leave it"
     return "leave it; `stepscope whatif` without --set tries the usual changes"
 
 

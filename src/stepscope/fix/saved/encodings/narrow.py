@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from stepscope.fix.saved.encodings.encoded import Encoded, whole
-from stepscope.fix.saved.encodings.pending_check import PendingCheck, can_check
+from stepscope.fix.saved.encodings.pending_check import PendingCheck
+from stepscope.fix.saved.graph_capture import is_capturing
 
 _TYPES = {"uint8": torch.uint8, "int8": torch.int8, "int16": torch.int16, "int32": torch.int32}
 
@@ -25,7 +26,7 @@ def narrow_spec(tensor: torch.Tensor) -> str | None:
 
 def encode_narrow(tensor: torch.Tensor, name: str) -> Encoded | None:
     flat = whole(tensor)
-    if flat is None or flat.dtype.is_floating_point or not can_check(flat.device):
+    if flat is None or flat.dtype.is_floating_point or is_capturing():
         return None
     dtype, limits = flat.dtype, torch.iinfo(_TYPES[name])
     low, high = torch.aminmax(flat)

@@ -18,6 +18,7 @@ import torch
 
 from stepscope.fix.saved.encoding_names import FETCHED_AHEAD
 from stepscope.fix.saved.encodings.encoded import Encoded, whole
+from stepscope.fix.saved.graph_capture import is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,7 +120,7 @@ def encode_offload(tensor: torch.Tensor) -> Encoded | None:
 
 
 def link_of(device: torch.device) -> PinnedLink | None:
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if is_capturing():
         return None
     if device not in _LINKS:
         _LINKS[device] = CudaPinnedLink(device) if device.type == "cuda" else None

@@ -35,6 +35,7 @@ from stepscope.fix.saved.encodings.bits import pack_codes, packed_bytes, unpack_
 from stepscope.fix.saved.encodings.device_kernels import kernels_for
 from stepscope.fix.saved.encodings.encoded import Encoded, dense
 from stepscope.fix.saved.encodings.fused_relu import ReluOutputFromBits
+from stepscope.fix.saved.graph_capture import is_capturing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,6 +184,21 @@ def _representatives(spec: str, dtype: torch.dtype) -> tuple[float, ...] | None:
     return _KNOWN[key]
 
 
+_TABLES: dict[tuple[tuple[float, ...], torch.dtype, torch.device], torch.Tensor] = {}
+
+
+def _table(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The element for each code, made on the device: a copy from the host would wait for it. What
+    is made in the capture of a CUDA graph belongs to the graph."""
+    key = (values, dtype, device)
+    table = _TABLES.get(key)
+    if table is None:
+        table = torch.stack([torch.full((), v, dtype=dtype, device=device) for v in values])
+        if not is_capturing():
+            _TABLES[key] = table
+    return table
+
+
 def outcome_bytes(spec: str, count: int) -> int:
     return 0 if spec == "shape" else packed_bytes(count, _read(spec)[0].width)
 
@@ -201,9 +217,9 @@ def encode_use(spec: str, tensor: torch.Tensor) -> Encoded | None:
         return _relu_bits(flat, shape, stride, kernels)
     codes = outcome.codes(flat, limits).view(torch.uint8)
     packed = pack_codes(codes, outcome.width)
+    table = _table(values, dtype, device)
 
     def decode() -> torch.Tensor:
-        table = torch.tensor(values, dtype=torch.float64).to(dtype).to(device)
         decoded = table[unpack_codes(packed, count, outcome.width).int()]
         return decoded.as_strided(shape, stride)
 

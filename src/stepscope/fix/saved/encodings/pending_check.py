@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from stepscope.fix.saved.graph_capture import is_capturing
+
 
 class PlainTensor(Protocol):
     """A tensor that is kept, and knows whether it was changed in place."""
@@ -59,14 +61,10 @@ _WAITING: deque[weakref.ref[PendingCheck]] = deque()
 
 
 def settle_waiting() -> None:
-    """Answers arrive in order: stop at the first that has not."""
-    while _WAITING:
+    """Answers arrive in order: stop at the first that has not. While a CUDA graph is captured, no
+    event may be asked."""
+    while _WAITING and not is_capturing():
         check = _WAITING[0]()
         if check is not None and not check.settle():
             return
         _WAITING.popleft()
-
-
-def can_check(device: torch.device) -> bool:
-    """A CUDA graph repeats what was captured, whatever a check says."""
-    return device.type != "cuda" or not torch.cuda.is_current_stream_capturing()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,11 +16,11 @@ from stepscope.fix.saved.encoding_names import is_lossy
 from stepscope.fix.saved.encodings.encoded import dense, same_bits, whole
 from stepscope.fix.saved.encodings.outcomes import encode_use
 from stepscope.fix.saved.encodings.registry import encode_value, exact_specs
-from stepscope.fix.saved.operator_clock import OperatorClock
+from stepscope.fix.saved.operator_clock import OperatorClock, disturb_caches
 from stepscope.fix.saved.step_record import HoldingOption
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from stepscope.fix.saved.encodings.encoded import Encoded
     from stepscope.fix.saved.step_record import RecordedCall, SavedUse
@@ -43,13 +45,14 @@ class _Trial:
     numel: int
     held_bytes: int
     exact: torch.Tensor | None  # None: lossy
+    clock: OperatorClock
 
 
 class EncodingTrials:
     """Of one pass on one device; `lossy` is the lossy encoding that is allowed, if any."""
 
     def __init__(self, device: torch.device, lossy: str | None) -> None:
-        self._clock = OperatorClock(device)
+        self._device = device
         self._lossy = lossy
         self._trials: list[_Trial] = []
         self._tried: set[tuple[int, str]] = set()
@@ -75,33 +78,31 @@ class EncodingTrials:
         flat, word = whole(tensor), spec.partition(" ")[0]
         if flat is None:
             return
+        encode = functools.partial(encode_value, spec, tensor)
         try:
             with torch.no_grad():
                 if (word, tensor.dtype) not in self._warm:
                     self._warm.add((word, tensor.dtype))
-                    _there_and_back(spec, tensor)
-                self._clock.start()
-                encoded, decoded = _there_and_back(spec, tensor)
-                self._clock.stop()
+                    _there_and_back(encode, self._device)
+                encoded, decoded, clock = _there_and_back(encode, self._device)
         except torch.OutOfMemoryError:
             return
         if encoded is None or decoded is None:
-            self._trials.append(_failed(value, spec, tensor))
             return
         exact = None if is_lossy(word) else same_bits(_flat(decoded), flat)
         kind = (word, tensor.dtype, flat.numel().bit_length())
-        trial = _Trial(value, spec, kind, flat.numel(), encoded.size_bytes, exact)
+        trial = _Trial(value, spec, kind, flat.numel(), encoded.size_bytes, exact, clock)
         self._trials.append(trial)
 
     def options(
         self, uses: Sequence[SavedUse], calls: Sequence[RecordedCall]
     ) -> dict[int, tuple[HoldingOption, ...]]:
-        """By value. The cost of one size is the least that was measured for it."""
+        """By value. The cost of one size is the median of what was measured for it."""
         precise = precise_values(uses, calls)
-        costs: dict[tuple[str, torch.dtype, int], float] = {}
-        for trial, took_ns in zip(self._trials, self._clock.took_ns(), strict=True):
-            cost = took_ns / trial.numel
-            costs[trial.kind] = min(cost, costs.get(trial.kind, cost))
+        measured = defaultdict[tuple[str, torch.dtype, int], list[float]](list)
+        for trial in self._trials:
+            measured[trial.kind].append(sum(trial.clock.took_ns()) / trial.numel)
+        costs = {kind: median(times) for kind, times in measured.items()}
         found = defaultdict[int, list[HoldingOption]](list)
         for trial in self._trials:
             allowed = trial.value not in precise if trial.exact is None else bool(trial.exact)
@@ -141,15 +142,22 @@ def _statistics(uses: Sequence[SavedUse]) -> set[int | None]:
     return found
 
 
-def _there_and_back(spec: str, tensor: torch.Tensor) -> tuple[Encoded | None, torch.Tensor | None]:
-    encoded = encode_value(spec, tensor)
-    return encoded, None if encoded is None else encoded.decode()
-
-
-def _failed(value: int, spec: str, tensor: torch.Tensor) -> _Trial:
-    """Timed, but not offered."""
-    never = torch.zeros((), dtype=torch.bool)
-    return _Trial(value, spec, ("", tensor.dtype, 0), max(1, tensor.numel()), 0, never)
+def _there_and_back(
+    encode: Callable[[], Encoded | None], device: torch.device
+) -> tuple[Encoded | None, torch.Tensor | None, OperatorClock]:
+    """Encode and decode, each timed as between other operators."""
+    clock = OperatorClock(device)
+    disturb_caches(device)
+    clock.start()
+    encoded = encode()
+    clock.stop()
+    if encoded is None:
+        return None, None, clock
+    disturb_caches(device)
+    clock.start()
+    decoded = encoded.decode()
+    clock.stop()
+    return encoded, decoded, clock
 
 
 def _flat(decoded: torch.Tensor) -> torch.Tensor:
@@ -158,11 +166,12 @@ def _flat(decoded: torch.Tensor) -> torch.Tensor:
 
 
 class OutcomeCosts:
-    """What it takes to encode for one consumer, per element; measured once a kind."""
+    """What it takes to encode for one consumer: measured once a kind, on a large tensor; on a CPU
+    also on a small one, as calls themselves take time there."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._known: dict[tuple[str, torch.dtype], float] = {}
+        self._known: dict[tuple[str, torch.dtype], tuple[float, float]] = {}
 
     def cost_ns(self, spec: str, dtype: torch.dtype, count: int) -> int:
         if spec == "shape":
@@ -170,15 +179,17 @@ class OutcomeCosts:
         key = (spec.partition(" ")[0], dtype)
         if key not in self._known:
             self._known[key] = self._measured(spec, dtype)
-        return round(self._known[key] * count)
+        calls_ns, element_ns = self._known[key]
+        return round(calls_ns + element_ns * count)
 
-    def _measured(self, spec: str, dtype: torch.dtype) -> float:
-        sample = torch.zeros(_OUTCOME_ELEMENTS, dtype=dtype, device=self._device)
-        clock = OperatorClock(self._device)
-        for _ in range(3):
-            clock.start()
-            encoded = encode_use(spec, sample)
-            if encoded is not None:
-                encoded.decode()
-            clock.stop()
-        return min(clock.took_ns()) / _OUTCOME_ELEMENTS
+    def _measured(self, spec: str, dtype: torch.dtype) -> tuple[float, float]:
+        """For the calls, and for each element."""
+        calls_ns = self._least_ns(spec, dtype, 1) if self._device.type == "cpu" else 0
+        large_ns = self._least_ns(spec, dtype, _OUTCOME_ELEMENTS)
+        return calls_ns, max(0, large_ns - calls_ns) / _OUTCOME_ELEMENTS
+
+    def _least_ns(self, spec: str, dtype: torch.dtype, count: int) -> int:
+        sample = torch.zeros(count, dtype=dtype, device=self._device)
+        encode = functools.partial(encode_use, spec, sample)
+        clocks = [_there_and_back(encode, self._device)[2] for _ in range(3)]
+        return min(sum(clock.took_ns()) for clock in clocks)
