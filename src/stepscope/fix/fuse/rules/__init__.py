@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _FILES = (
     "elementwise", "shapes", "reductions", "products", "convolutions", "norms", "pools",
-    "embeddings", "dropout", "attention", "losses",
+    "embeddings", "dropout", "attention", "losses", "packed", "recurrent",
 )  # fmt: skip
 # What vmap would compute with one random stream for all models, or not at all.
 _ONE_BY_ONE = {
