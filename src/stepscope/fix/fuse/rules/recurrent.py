@@ -46,10 +46,10 @@ def recurrent(func: Any, *args: Any, **kwargs: Any) -> Any:
     kind = func.__name__
     if isinstance(args[3], list | tuple):  # the weights follow the steps' sizes and the states
         x, sizes, initial, weights, *settings = args
-        call = RecurrentCall(kind, agreed_sizes(sizes), *settings, False)
+        call = RecurrentCall._make((kind, agreed_sizes(sizes), *settings, False))
     else:
         x, initial, weights, *settings = args
-        call = RecurrentCall(kind, None, *settings)
+        call = RecurrentCall._make((kind, None, *settings))
     states = tuple(initial) if kind == "lstm" else (initial,)
     tensors = _in_one_precision((x, *states, *weights))
     if tensors is None:

@@ -1,7 +1,8 @@
 """One step of LSTM, GRU and RNN for all models, and its way back.
 
-Tensors are [models, rows, width]. `gates` is the product of the step's input, its bias added. `state` is the product of the state
-before; cells that only add the two get their sum as `gates`.
+Tensors are [models, rows, width]. `gates` is the product of the step's input, its bias
+added. `state` is the product of the state before; cells that only add the two get their sum as
+`gates`.
 """
 
 from __future__ import annotations
