@@ -99,6 +99,7 @@ def refresh_kept_tensors(module: nn.Module) -> None:
         if isinstance(value, Stacked) and value.common is not None:
             vars(module)[name] = value.common
     if isinstance(module, nn.RNNBase):
+        vars(module)["flatten_parameters"] = lambda: None  # cuDNN would want one model's memory
         names = module._flat_weights_names
         module._flat_weights = [module._parameters.get(name) for name in names]
 

@@ -106,7 +106,8 @@ class _Padding(NamedTuple):
     def among(self, ids: torch.Tensor) -> torch.Tensor:
         if len(set(self.ids)) == 1:
             return ids == self.ids[0]
-        own = torch.tensor(self.ids, device=ids.device)
+        # Filled on the device: a CUDA graph can hold no copy from the host.
+        own = torch.stack([torch.full((), one, device=ids.device) for one in self.ids])
         return ids == own.reshape(-1, *(1,) * (ids.dim() - 1))
 
 
