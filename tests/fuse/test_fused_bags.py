@@ -88,3 +88,14 @@ def test_offsets_that_do_not_begin_at_zero_are_torchs_to_refuse() -> None:
     array = fuse([Bags(mode="sum") for _ in range(2)])
     with pytest.raises(Exception, match=r"offsets\[0\]"):
         array(torch.tensor([1, 2, 3]), torch.tensor([1, 2]))
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_refused(kind: Any) -> None:
+    models = [kind(WORDS, 6, sparse=True) for _ in range(2)]
+    array = fuse(models)
+    (ids,) = one_length()
+    with torch.no_grad():
+        torch.testing.assert_close(array(ids).of(1), models[1](ids))
+    with pytest.raises(UsageError, match="sparse=False"):
+        array(ids)

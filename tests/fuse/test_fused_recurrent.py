@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.utils import rnn
 from twins import Trained, assert_same, square, train_both
 
-from stepscope.fix.fuse import fuse
+from stepscope.fix.fuse import fuse, fuse_to_fit
 from stepscope.fix.fuse.rules import recurrent
 from stepscope.fix.fuse.rules.recurrent_steps import LayerWeights, StepOrder, run_steps
 
@@ -122,6 +122,19 @@ def test_packed_batches_of_each_model() -> None:
         torch.testing.assert_close(output.data.of(place), alone.data)
         torch.testing.assert_close(h.of(place), theirs)
     assert array.report()["one_by_one"] == {}
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["shared", "each"])
+def test_states_go_to_the_arrays_of_a_split_one(own: bool) -> None:
+    models = [nn.LSTM(4, 3) for _ in range(4)]
+    array = fuse_to_fit(models, [torch.optim.SGD(one.parameters(), lr=0.0) for one in models])
+    x = [torch.randn(5 + place % 2, 2, 4) for place in range(4)]  # two shapes
+    state = torch.randn(1, 2, 3)
+    h = [torch.randn(1, 2, 3) for _ in models] if own else state
+    losses = array.train_step(lambda net, x, h: square(net(x, h)), x, (h, state))
+    for place, model in enumerate(models):
+        mine = h[place] if isinstance(h, list) else h
+        torch.testing.assert_close(losses[place], square(model(x[place], (mine, state))).detach())
 
 
 class OwnLengths(nn.Module):

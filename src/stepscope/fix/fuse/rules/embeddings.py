@@ -24,6 +24,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
+    _refuse_sparse(weight, sparse)
     if not isinstance(weight, Stacked) or max_norm is not None or sparse:
         return NotImplemented
     count = weight.count
@@ -53,6 +54,7 @@ def embedding_bag(
     padding_idx: Any = None,
 ) -> Any:
     """The bags of all models, one after the other."""
+    _refuse_sparse(weight, sparse)
     unusual = max_norm is not None or sparse or input.is_nested
     # torch scales a bag's gradient by the frequency of another word on a CPU: each as it is alone.
     if not isinstance(weight, Stacked) or unusual or scale_grad_by_freq:
@@ -127,6 +129,11 @@ def _steps(count: int, size: int, like: torch.Tensor) -> torch.Tensor:
     return (
         torch.arange(0, count * size, size, device=like.device) if size else like.new_zeros(count)
     )
+
+
+def _refuse_sparse(weight: Any, sparse: bool) -> None:
+    if sparse and torch.is_grad_enabled() and weight.requires_grad:
+        raise UsageError("an embedding's sparse gradients cannot be stacked: build it sparse=False")
 
 
 def _check_range(ids: torch.Tensor, words: int) -> None:

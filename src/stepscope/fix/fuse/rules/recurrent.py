@@ -145,10 +145,10 @@ def _gates(
 def _ways(func: Any, call: RecurrentCall, tensors: Sequence[Any], states: int) -> WayToChoose:
     """Measured over a few steps: both ways take time in proportion."""
     count, first = count_of(*tensors), tensors[0]
-    time = 1 if call.batch_first else 0
-    short = first.narrow(time, 0, min(_MEASURED_STEPS, first.shape[time]))
-    shared = not isinstance(short, Stacked) or short.common is not None
-    x = front_of(short, count)[0] if shared else front_of(short, count)
+    shared = not isinstance(first, Stacked) or first.common is not None
+    x = front_of(first, count)[0] if shared else first.front()
+    time = (1 if call.batch_first else 0) + (0 if shared else 1)
+    x = x.narrow(time, 0, min(_MEASURED_STEPS, x.shape[time]))
     plain = [x, *(front_of(one, count) for one in tensors[1:])]
     settings = (call.has_biases, call.layers, 0.0, call.training, *call[-2:])
 
