@@ -400,6 +400,12 @@ def test_losses_can_be_printed() -> None:
     assert f"{loss}" == "Stacked(2 models, shape=(), dtype=torch.float32)"
 
 
+def test_inputs_of_different_shapes_are_refused() -> None:
+    array = fuse([nn.Linear(2, 2) for _ in range(2)])
+    with pytest.raises(UsageError, match="inputs differ in shape"):
+        array([torch.zeros(3, 2), torch.zeros(4, 2)])
+
+
 def test_stacked_inputs_fit_the_array() -> None:
     array = fuse([nn.Linear(4, 1) for _ in range(2)])
     batches = torch.randn(2, 5, 4)

@@ -167,7 +167,13 @@ def stack_input(value: Any, count: int) -> Any:
         return value
     if len(value) != count:
         raise UsageError(f"{len(value)} tensors for {count} models: one each is needed")
-    return stack_results(value)
+    try:
+        return stack_results(value)
+    except NotFusableError:
+        raise UsageError(
+            "the models' inputs differ in shape: give them equal ones, or train with "
+            "fuse_to_fit(...).train_step, which groups models by the shape of their inputs"
+        ) from None
 
 
 def stack_results(results: Sequence[Any], apart: bool = False) -> Any:
