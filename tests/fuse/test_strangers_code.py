@@ -94,6 +94,27 @@ class WritesIntoNew(nn.Module):
         return steps + shared[:, None]
 
 
+class WritesIntoViews(nn.Module):
+    """What is written to a part of a new tensor is in the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Linear(4, 4)
+        self.kept: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = torch.ones(4, dtype=x.dtype)
+        parts = torch.full((len(x), 3, 4), 0.5, dtype=x.dtype)
+        second, flat = parts[:, 1], parts.view(-1, 4)
+        second.add_(self.rows(x))
+        flat[:5].mul_(self.rows.bias)
+        parts[:, 2] += self.rows(x) * self.kept
+        like = torch.zeros_like(x)
+        like[1:][0].copy_(self.rows(x)[1])
+        return parts + like[:, None]
+
+
 class RandomDepth(nn.Module):
     """Draws with a function that gets no tensor."""
 
@@ -151,11 +172,12 @@ FUSED = {
     "drawn from nothing": RandomDepth,
     "joined with nothing": JoinsWithNothing,
     "parametrized": parametrized,
+    "a new tensor is written to": WritesIntoNew,
+    "a part of a new tensor is written to": WritesIntoViews,
 }
 ALONE = {
     "buffers that are assigned to, alone": (AveragesAlone, "item"),
     "experts": (Experts, "nonzero"),
-    "a new tensor is written to": (WritesIntoNew, "without models"),
     "models disagree later": (AsksForAgreement, "__bool__"),
 }
 
@@ -360,6 +382,15 @@ def test_models_come_and_go_with_scaler_and_schedulers() -> None:
             array.evict(place)
 
 
+def test_tensors_that_code_keeps_outlive_an_eviction() -> None:
+    models = [WritesIntoViews() for _ in range(3)]
+    array = fuse(models)
+    x = torch.randn(5, 4)
+    array(x)
+    array.evict(1)
+    torch.testing.assert_close(array(x).of(1), models[2](x))
+
+
 def test_losses_can_be_printed() -> None:
     array = fuse([nn.Linear(1, 1) for _ in range(2)])
     array.load(0, {"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)})
@@ -367,6 +398,12 @@ def test_losses_can_be_printed() -> None:
     loss = array(torch.ones(4, 1)).mean()
     assert f"{loss:.1f}" == "[2.0, 3.0]"
     assert f"{loss}" == "Stacked(2 models, shape=(), dtype=torch.float32)"
+
+
+def test_inputs_of_different_shapes_are_refused() -> None:
+    array = fuse([nn.Linear(2, 2) for _ in range(2)])
+    with pytest.raises(UsageError, match="inputs differ in shape"):
+        array([torch.zeros(3, 2), torch.zeros(4, 2)])
 
 
 def test_stacked_inputs_fit_the_array() -> None:

@@ -92,9 +92,14 @@ def make_template(model: nn.Module) -> nn.Module:
         return copy.deepcopy(model, memo)
 
 
-def refresh_flat_weights(module: nn.Module) -> None:
-    """Recurrent modules keep a list of their weights beside the weights themselves."""
+def refresh_kept_tensors(module: nn.Module) -> None:
+    """What a template's module keeps beside its parameters and buffers: tensors that its code made,
+    equal for all models, and in recurrent modules a list of the weights."""
+    for name, value in vars(module).items():
+        if isinstance(value, Stacked) and value.common is not None:
+            vars(module)[name] = value.common
     if isinstance(module, nn.RNNBase):
+        vars(module)["flatten_parameters"] = lambda: None  # cuDNN would want one model's memory
         names = module._flat_weights_names
         module._flat_weights = [module._parameters.get(name) for name in names]
 

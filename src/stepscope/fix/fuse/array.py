@@ -13,7 +13,6 @@ looked at, evaluated or saved at any time as if it trained alone.
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,7 @@ from stepscope.fix.fuse.architecture import (
     leave_stacks,
     make_template,
     place_of,
-    refresh_flat_weights,
+    refresh_kept_tensors,
 )
 from stepscope.fix.fuse.captured import CapturedStep
 from stepscope.fix.fuse.choose import Choose, Chooser, usual_choice
@@ -38,7 +37,7 @@ from stepscope.fix.fuse.clipping import clip_each
 from stepscope.fix.fuse.compiled import CompiledFunction, check_can_compile
 from stepscope.fix.fuse.differences import settle
 from stepscope.fix.fuse.each_alone import compute_alone, left_out, may_compute_alone, reason_of
-from stepscope.fix.fuse.ledger import answers, recording, times_by_way
+from stepscope.fix.fuse.ledger import ArrayLedger, timed
 from stepscope.fix.fuse.model_streams import Draws, Streams, draws_together
 from stepscope.fix.fuse.new_tensors import OwnDraws
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
@@ -74,7 +73,7 @@ class ModelArray(nn.Module):
         if random is not None:
             self._streams.states = [list(states) for states in random]
         self._chooser = Chooser(choose or usual_choice(models[0]))
-        self._ledger: Counter[tuple[str, str]] = Counter()
+        self._ledger = ArrayLedger()
         self._stacks: dict[str, torch.Tensor] = {}
         self._buffers_of_template: list[tuple[dict[str, Any], str, Stacked]] = []
         self._reached: set[tuple[int, int]] = set()  # weights with a gradient, of modules alone
@@ -263,11 +262,12 @@ class ModelArray(nn.Module):
         self._streams.states = [list(states) for states in saved["random"]]
 
     def report(self) -> dict[str, Any]:
-        """How each function was computed so far, and which modules compute one by one."""
+        """How each function was computed so far; what computes one by one, why, at what cost."""
         return {
             "models": len(self),
-            "functions": times_by_way(self._ledger),
+            "functions": self._ledger.times_by_way(),
             "one_by_one": dict(self._alone),
+            "one_by_one_ms": self._ledger.cost_ms(),
             "choices": self._chooser.choices(),
         }
 
@@ -295,7 +295,7 @@ class ModelArray(nn.Module):
         if self._streams.are_used:
             yield
             return
-        with recording(self._ledger), self._streams.used(), self._chooser.used():
+        with self._ledger.recording(), self._streams.used(), self._chooser.used():
             with OwnDraws(len(self)):
                 yield
             keep_replaced_buffers(self._buffers_of_template)
@@ -333,7 +333,7 @@ class ModelArray(nn.Module):
                     if kind == "_buffers":
                         self._buffers_of_template.append((held, name, stacked))
         for path, module in template.named_modules():
-            refresh_flat_weights(module)
+            refresh_kept_tensors(module)
             if "forward" not in vars(module):
                 module.forward = partial(self._compute, path, module.forward)
 
@@ -387,7 +387,7 @@ class ModelArray(nn.Module):
             return self._compute_alone(path, args, kwargs)
         if (path, self.training) in self._proven:
             return forward(*args, **kwargs)
-        before, asked = self.changing(path), answers(self._ledger)
+        before, asked = self.changing(path), self._ledger.answers()
         try:
             result = forward(*args, **kwargs)
         except Exception as error:
@@ -396,13 +396,14 @@ class ModelArray(nn.Module):
             self.undo(before)
             self._alone[path] = reason_of(error)
             return self._compute_alone(path, args, kwargs)
-        if answers(self._ledger) == asked:  # else the models may disagree the next time
+        if self._ledger.answers() == asked:  # else the models may disagree the next time
             self._proven.add((path, self.training))
         return result
 
     def _compute_alone(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parts = self._models, self._template[0], self._streams
-        return compute_alone(*parts, path, args, kwargs, self._reached)
+        with timed("modules", path, next(iter(self._stacks.values()), None)):
+            return compute_alone(*parts, path, args, kwargs, self._reached)
 
     def changing(self, path: str = "") -> tuple[dict[str, torch.Tensor], list[Any]]:
         """What a forward pass may change before it fails: buffers and random numbers."""

@@ -1,7 +1,8 @@
 """Settings in which models of one architecture differ, and what the template does about them.
 
-Dropout's share may differ. Any other attribute that differs is asked for as usual, and the module
-whose code asks for it then computes model by model. What no code asks for costs nothing.
+Dropout's share and an embedding's padding may differ. Any other attribute that differs is asked for
+as usual, and the module whose code asks for it then computes model by model. What no code asks for
+costs nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from stepscope.fix.fuse.rules.dropout import PerModel
+from stepscope.fix.fuse.rules.dropout import PerModel, PerModelShare
 from stepscope.fix.fuse.stacked import NotFusableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_MAY_DIFFER: dict[str, tuple[tuple[type, ...], type[PerModel]]] = {
+    "p": ((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), PerModel),
+    "dropout": ((nn.RNNBase,), PerModelShare),
+    "padding_idx": ((nn.Embedding, nn.EmbeddingBag), PerModel),
+}
 _OF_ALL_MODULES = set(vars(nn.Module()))
 _OF_RECURRENT_MODULES = {"_flat_weights", "_flat_weight_refs", "_all_weights"}
 
@@ -29,8 +34,9 @@ def settle(template: nn.Module, models: Sequence[nn.Module]) -> bool:
     found = False
     for path, name, values in differing_settings(models):
         module = template.get_submodule(path)
-        if isinstance(module, _DROPOUTS) and name == "p":
-            module.p = PerModel(values)
+        kinds, holder = _MAY_DIFFER.get(name, ((), PerModel))
+        if isinstance(module, kinds):
+            setattr(module, name, holder(values))
         else:
             _raise_when_asked(module, name)
         found = True

@@ -1,40 +1,113 @@
-"""How often each torch function of an array was computed in which way."""
+"""How often each torch function of an array was computed in which way, and what it cost to compute
+model by model."""
 
 from __future__ import annotations
 
+import time
+from collections import Counter, deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-_open: list[Counter[tuple[str, str]]] = []
+_LAST_CALLS = 16
+_open: list[ArrayLedger] = []
 
 
-@contextmanager
-def recording(ledger: Counter[tuple[str, str]]) -> Iterator[None]:
-    """Meanwhile every function is noted there as (name, "fused" | "vmap" | "one by one" | ...)."""
-    _open.append(ledger)
-    try:
-        yield
-    finally:
-        _open.pop()
+class ArrayLedger:
+    """Of one array."""
+
+    def __init__(self) -> None:
+        self._times: Counter[tuple[str, str]] = Counter()
+        self._spent: dict[tuple[str, str], deque[Callable[[], float]]] = {}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Meanwhile `note` and `timed` write here."""
+        _open.append(self)
+        try:
+            yield
+        finally:
+            _open.pop()
+
+    def add(self, name: str, way: str) -> None:
+        self._times[name, way] += 1
+
+    def add_time(self, kind: str, name: str, read_ms: Callable[[], float]) -> None:
+        self._spent.setdefault((kind, name), deque(maxlen=_LAST_CALLS)).append(read_ms)
+
+    def answers(self) -> int:
+        """How often code asked for a value in which all models agreed."""
+        return sum(times for (_, way), times in self._times.items() if way == "agreed")
+
+    def times_by_way(self) -> dict[str, dict[str, int]]:
+        """How often each function was computed in each way."""
+        ways: dict[str, dict[str, int]] = {}
+        for (name, way), times in sorted(self._times.items()):
+            ways.setdefault(way, {})[name] = times
+        return ways
+
+    def cost_ms(self) -> dict[str, dict[str, float]]:
+        """Of the forward pass of each module and function that was computed model by model: the
+        mean of its last calls."""
+        costs: dict[str, dict[str, float]] = {"modules": {}, "functions": {}}
+        for (kind, name), spent in self._spent.items():
+            costs[kind][name] = mean(read_ms() for read_ms in spent)
+        return costs
 
 
 def note(name: str, way: str) -> None:
+    """A function was computed: "fused", "vmap", "one by one" or the like."""
     if _open:
-        _open[-1][name, way] += 1
+        _open[-1].add(name, way)
 
 
-def answers(ledger: Counter[tuple[str, str]]) -> int:
-    """How often code asked for a value in which all models agreed."""
-    return sum(times for (_, way), times in ledger.items() if way == "agreed")
+@contextmanager
+def timed(kind: str, name: str, like: torch.Tensor | None) -> Iterator[None]:
+    """Note how long it takes, on the device of this tensor; nobody waits for a GPU meanwhile."""
+    is_real = type(like) in (torch.Tensor, torch.nn.Parameter)  # else it is being compiled
+    if not _open or like is None or not is_real:
+        yield
+        return
+    clock = _DeviceClock(like.device) if like.device.type == "cuda" else _HostClock()
+    yield
+    read_ms = clock.stop()
+    if read_ms is not None:
+        _open[-1].add_time(kind, name, read_ms)
 
 
-def times_by_way(ledger: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
-    """How often each function was computed in each way."""
-    ways: dict[str, dict[str, int]] = {}
-    for (name, way), times in sorted(ledger.items()):
-        ways.setdefault(way, {})[name] = times
-    return ways
+class _HostClock:
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def stop(self) -> Callable[[], float] | None:
+        spent_ms = 1e3 * (time.perf_counter() - self._start)
+        return lambda: spent_ms
+
+
+class _DeviceClock:
+    """By events on the current stream; none while a graph is captured."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start = None if torch.cuda.is_current_stream_capturing() else self._event()
+
+    def _event(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def stop(self) -> Callable[[], float] | None:
+        if self._start is None:
+            return None
+        start, end = self._start, self._event()
+
+        def read_ms() -> float:
+            end.synchronize()
+            return float(start.elapsed_time(end))
+
+        return read_ms

@@ -1,4 +1,8 @@
-"""Random tensors that a model's code makes of nothing, such as torch.rand(3): each has its own."""
+"""Tensors that a model's code makes of nothing.
+
+Of random ones, such as torch.rand(3), each model has its own. Others, such as torch.zeros(3), are
+one for all until the code writes into them.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _DRAWING = {torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal}
+_EQUAL = {torch.zeros, torch.ones, torch.empty, torch.full}
 _paused: list[bool] = []
 
 
 class OwnDraws(TorchFunctionMode):
-    """Meanwhile random tensors are drawn for each of `count` models."""
+    """Meanwhile `count` models compute: what is made of nothing is made for each."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -34,6 +39,9 @@ class OwnDraws(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func in _EQUAL and not _paused:
+            new = func(*args, **kwargs)
+            return new if isinstance(new, Stacked) else Stacked.share(new, self._count)
         if func not in _DRAWING or _paused or not all_common(args, kwargs):
             return func(*args, **kwargs)
         note(func.__name__, "one by one")

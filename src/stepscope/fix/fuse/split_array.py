@@ -15,10 +15,12 @@ import traceback
 from collections import deque
 from functools import partial
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import leave_stacks
@@ -72,7 +74,7 @@ class SplitArray:
             array, places = work.popleft()
             given = self._inputs_of(array, inputs)
             now = _alike(given, places)
-            limits = clip if clip is None else self._own(array, clip)
+            limits = self._own(array, list(clip) if isinstance(clip, tuple) else clip)
             try:
                 values = _StepOfSome(array, now, self._proven).run(loss, given, limits)
             except Exception as error:
@@ -202,7 +204,7 @@ class SplitArray:
         first = self.arrays[0]
         if first.optimizer is None:
             raise UsageError("this array was fused without optimizers: give one for each model")
-        batch = [self._own_of_model(0, one) for one in inputs]
+        batch = [_change_lists(itemgetter(0), one) for one in inputs]
         fit = largest_array(
             first[0], first.optimizer.optimizers[0], loss, *batch, memory=self._limit
         )
@@ -251,17 +253,14 @@ class SplitArray:
         return [self._own(array, one) for one in inputs]
 
     def _own(self, array: ModelArray, value: Any) -> Any:
-        """The part of a list with one value for each model."""
-        if isinstance(value, Stacked):
-            value = list(value.each())
-        if not isinstance(value, list | tuple):
-            return value
-        if len(value) != len(self):
-            raise UsageError(f"{len(value)} values for {len(self)} models: one each is needed")
-        return [value[self._place_of(model)] for model in _models(array)]
+        """With the array's part of every list with one value for each model."""
 
-    def _own_of_model(self, model: int, value: Any) -> Any:
-        return value[model] if isinstance(value, list | tuple) else value
+        def part(values: list[Any]) -> list[Any]:
+            if len(values) != len(self):
+                raise UsageError(f"{len(values)} values for {len(self)} models: one each is needed")
+            return [values[self._place_of(model)] for model in _models(array)]
+
+        return _change_lists(part, value)
 
 
 class _StepOfSome:
@@ -308,10 +307,12 @@ class _StepOfSome:
 
     def _lent(self, value: Any) -> Any:
         """Models that stay compute with the first one's input; nothing of it is kept."""
-        if not isinstance(value, list):
-            return value
-        first = value[self._places[0]]
-        return [first if place in self._others else one for place, one in enumerate(value)]
+
+        def lend(values: list[Any]) -> list[Any]:
+            first = values[self._places[0]]
+            return [first if place in self._others else one for place, one in enumerate(values)]
+
+        return _change_lists(lend, value)
 
     def _put_back_others(self) -> None:
         if self._others:
@@ -375,11 +376,20 @@ def _alike(inputs: Sequence[Any], places: Sequence[int]) -> tuple[int, ...]:
     """Those whose inputs have the shapes of the first one's."""
 
     def shapes(place: int) -> list[Any]:
-        own = [one[place] for one in inputs if isinstance(one, list)]
+        own = tree_leaves([_change_lists(itemgetter(place), one) for one in inputs])
         return [(one.shape, one.dtype) if isinstance(one, torch.Tensor) else None for one in own]
 
     first = shapes(places[0])
     return tuple(place for place in places if shapes(place) == first)
+
+
+def _change_lists(change: Callable[[list[Any]], Any], value: Any) -> Any:
+    """Of an argument of the array: lists have a value for each model, tuples have parts."""
+    if type(value) is tuple:
+        return tuple(_change_lists(change, part) for part in value)
+    if isinstance(value, Stacked):
+        return change(list(value.each()))
+    return change(value) if isinstance(value, list) else value
 
 
 def _free_memory(array: ModelArray) -> None:

@@ -53,6 +53,7 @@ class Stacked(torch.Tensor):
     order: Layout
     count: int
     common: torch.Tensor | None  # the one tensor that all models have, where they share it
+    view_again: Callable[[], Stacked] | None  # this view, of what it was taken from as it is now
     _sizes: torch.Size
 
     @staticmethod
@@ -70,7 +71,7 @@ class Stacked(torch.Tensor):
 
     def __init__(self, physical: torch.Tensor, count: int, order: Layout = "front") -> None:
         self.physical, self.count, self.order = physical, count, order
-        self.common = None
+        self.common = self.view_again = None
 
     @classmethod
     def share(cls, tensor: torch.Tensor, count: int) -> Stacked:
@@ -131,9 +132,14 @@ class Stacked(torch.Tensor):
         return self.physical.transpose(0, 1).reshape(batch, -1, *self.physical.shape[3:])
 
     def separate(self) -> None:
-        """Give each model a tensor of its own, where all share one."""
-        if self.common is not None:
+        """Give each model a tensor of its own, where all share one; views stay views."""
+        if self.common is None:
+            return
+        if self.view_again is None:
             self.physical, self.common = self.physical.clone(), None
+        else:
+            own = self.view_again()
+            self.physical, self.order, self.common = own.physical, own.order, None
 
     def of(self, model: int) -> torch.Tensor:
         """One model's tensor."""

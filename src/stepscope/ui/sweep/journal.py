@@ -5,6 +5,7 @@ A line that was cut short is thrown away; its trial runs again, as do those that
 
 from __future__ import annotations
 
+import math
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -85,8 +86,12 @@ class SweepJournal:
 
     def best(self) -> EndedTrial | None:
         """The finished one with the lowest loss."""
-        finished = [one for one in self.ended if one.state == "finished" and one.loss is not None]
-        return min(finished, key=lambda one: one.loss or 0.0, default=None)
+        return min(filter(_has_result, self.ended), key=_loss, default=None)
+
+    def is_better(self, trial: EndedTrial) -> bool:
+        """Than all that are in it."""
+        best = self.best()
+        return _has_result(trial) and (best is None or _loss(trial) < _loss(best))
 
     def _append(self, record: msgspec.Struct) -> None:
         descriptor = open_to_append(self.folder / JOURNAL)
@@ -95,6 +100,14 @@ class SweepJournal:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _has_result(trial: EndedTrial) -> bool:
+    return trial.state == "finished" and trial.loss is not None
+
+
+def _loss(trial: EndedTrial) -> float:
+    return math.inf if trial.loss is None else trial.loss
 
 
 def _cut(path: Path, size: int) -> None:

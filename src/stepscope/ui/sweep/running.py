@@ -44,10 +44,10 @@ def run_sweep(journal: SweepJournal, shown: SweepTable) -> None:
     )
     for trial in trials:
         ended = _describe(trial, left[trial.number], start.script)
+        if journal.is_better(ended):
+            _save(journal, trial)  # first: what is in the journal is not trained again
         journal.add(ended)
         shown.ended(ended)
-        if journal.best() is ended:
-            _save(journal, trial)
     if journal.ended and all(trial.state == "failed" for trial in journal.ended):
         raise NotCapturedError(f"every trial failed, the first with {journal.ended[0].why}")
 

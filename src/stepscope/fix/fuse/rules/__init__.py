@@ -9,10 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from stepscope.errors import UsageError
-from stepscope.fix.fuse.ledger import note
+from stepscope.fix.fuse.ledger import note, timed
 from stepscope.fix.fuse.model_streams import drawing_as
 from stepscope.fix.fuse.rules.registry import RULES, draws, writes
 from stepscope.fix.fuse.stacked import NotFusableError, Stacked, all_common, is_final
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _FILES = (
     "elementwise", "shapes", "reductions", "products", "convolutions", "norms", "pools",
-    "embeddings", "dropout", "attention", "losses",
+    "embeddings", "dropout", "attention", "losses", "packed", "recurrent",
 )  # fmt: skip
 # What vmap would compute with one random stream for all models, or not at all.
 _ONE_BY_ONE = {
@@ -42,7 +43,7 @@ def compute(
     """Once, where all models would compute the same; else the first of three ways that can."""
     if all_common(args, kwargs) and not draws(name, kwargs):
         note(name, "once")
-        return _compute_once(func, args, kwargs)
+        return _compute_once(func, name, args, kwargs)
     if writes(name):
         _give_room(args)
     rule = RULES.get(name)
@@ -63,8 +64,7 @@ def compute(
         else:
             note(name, "vmap")
             return result
-    note(name, "one by one")
-    return one_by_one(func, args, kwargs, name in _ONE_BY_ONE or draws(name, kwargs))
+    return one_by_one(func, name, args, kwargs, name in _ONE_BY_ONE or draws(name, kwargs))
 
 
 def _pass_on(error: Exception) -> None:
@@ -82,7 +82,9 @@ def _give_room(args: Sequence[Any]) -> None:
         raise NotFusableError("a tensor without models is written to")
 
 
-def _compute_once(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _compute_once(
+    func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
     flat, shape = tree_flatten((tuple(args), kwargs))
     count = next(value.count for value in flat if isinstance(value, Stacked))
     values = [value.common if isinstance(value, Stacked) else value for value in flat]
@@ -90,10 +92,29 @@ def _compute_once(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[st
     result = func(*inner_args, **inner_kwargs)
     if result is not None and any(result is value for value in values):  # in place
         return next(one for one, value in zip(flat, values, strict=True) if value is result)
-    return tree_map(
-        lambda value: Stacked.share(value, count) if isinstance(value, torch.Tensor) else value,
-        result,
-    )
+    results, structure = tree_flatten(result)
+    viewed = args[0] if args and isinstance(args[0], Stacked) else None
+    for place, value in enumerate(results):
+        if isinstance(value, torch.Tensor):
+            results[place] = shared = Stacked.share(value, count)
+            if viewed is not None and _root(value) is _root(viewed.common):
+                call = partial(compute, func, name, args, kwargs)
+                shared.view_again = partial(_view_again, viewed, call, place)
+    return tree_unflatten(results, structure)
+
+
+def _root(tensor: Any) -> Any:
+    """The tensor that owns the memory, where it is known."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def _view_again(viewed: Stacked, call: Callable[[], Any], place: int) -> Stacked:
+    """The view of what is each model's own by now."""
+    viewed.separate()
+    own: Stacked = tree_flatten(call())[0][place]
+    if _root(own.physical) is not _root(viewed.physical):
+        raise NotFusableError("a part of a tensor without models is written to")
+    return own
 
 
 def _by_vmap(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -114,33 +135,45 @@ def _by_vmap(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
 
 def one_by_one(
     func: Callable[..., Any],
+    name: str,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     own_numbers: bool = True,
 ) -> Any:
     """Each model's own call; their results are stacked. `own_numbers`: it may draw some."""
+    note(name, "one by one")
     flat, shape = tree_flatten((tuple(args), kwargs))
-    count = next(value.count for value in flat if isinstance(value, Stacked))
+    first = next(value for value in flat if isinstance(value, Stacked))
     results = []
-    for model in range(count):
-        values = [value.of(model) if isinstance(value, Stacked) else value for value in flat]
-        inner_args, inner_kwargs = tree_unflatten(values, shape)
-        with drawing_as(model) if own_numbers else nullcontext():
-            results.append(func(*inner_args, **inner_kwargs))
-    return stack_results(results)
+    with timed("functions", name, first.physical):
+        for model in range(first.count):
+            values = [value.of(model) if isinstance(value, Stacked) else value for value in flat]
+            inner_args, inner_kwargs = tree_unflatten(values, shape)
+            with drawing_as(model) if own_numbers else nullcontext():
+                results.append(func(*inner_args, **inner_kwargs))
+        return stack_results(results)
 
 
 def stack_input(value: Any, count: int) -> Any:
-    """A list with one tensor for each model as a Stacked; all else as it is."""
+    """A list with one tensor, or packed sequence, for each model as a Stacked; likewise the parts
+    of a tuple, such as the two states of an LSTM; all else as it is."""
     if isinstance(value, Stacked) and value.count != count:
         raise UsageError(f"a Stacked of {value.count} models for an array of {count}")
-    if not isinstance(value, list | tuple) or not value:
+    if type(value) is tuple:
+        return tuple(stack_input(part, count) for part in value)
+    if not isinstance(value, list) or not value:
         return value
-    if not isinstance(value[0], torch.Tensor) or isinstance(value[0], Stacked):
+    if not isinstance(value[0], torch.Tensor | PackedSequence) or isinstance(value[0], Stacked):
         return value
     if len(value) != count:
         raise UsageError(f"{len(value)} tensors for {count} models: one each is needed")
-    return stack_results(value)
+    try:
+        return stack_results(value)
+    except NotFusableError:
+        raise UsageError(
+            "the models' inputs differ in shape: give them equal ones, or train with "
+            "fuse_to_fit(...).train_step, which groups models by the shape of their inputs"
+        ) from None
 
 
 def stack_results(results: Sequence[Any], apart: bool = False) -> Any:
@@ -201,8 +234,7 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     has_rule = cls.generate_vmap_rule or cls.vmap is not torch.autograd.Function.vmap
     if has_rule or all_common(args, kwargs):
         return compute(own, name, args, kwargs)
-    note(name, "one by one")
-    return one_by_one(own, args, kwargs)
+    return one_by_one(own, name, args, kwargs)
 
 
 torch.autograd.Function.apply = classmethod(_apply)

@@ -35,6 +35,8 @@ def attend(
 
 def _folded_mask(mask: Any, count: int, query: torch.Tensor) -> torch.Tensor | None:
     """With models and batch in one dimension, unless it is the same for all of both."""
+    if isinstance(mask, Stacked) and mask.common is not None:
+        mask = mask.common
     if mask is None or (not isinstance(mask, Stacked) and mask.dim() < query.dim()):
         folded: torch.Tensor | None = mask
         return folded

@@ -63,3 +63,10 @@ class PerModel:
 
     def __gt__(self, other: float) -> bool:
         return any(value > other for value in self.values)
+
+
+class PerModelShare(PerModel, float):
+    """One that torch takes for a number: the largest."""
+
+    def __new__(cls, values: tuple[float, ...]) -> PerModelShare:
+        return float.__new__(cls, max(values))
