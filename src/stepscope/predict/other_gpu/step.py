@@ -137,7 +137,8 @@ def _named_dtypes(context: StepContext) -> NDArray[np.str_]:
 
 
 def _rate(gpu: Gpu, dtype: str) -> float:
-    return gpu.rates.get(dtype) or gpu.rates.get(_FALLBACK.get(dtype, ""), 0.0)
+    used = dtype if dtype in gpu.rates else _FALLBACK.get(dtype, "")
+    return gpu.step_rate(used) if used in gpu.rates else 0.0
 
 
 def _roofline_ratio(
