@@ -94,8 +94,8 @@ COPIES = 6  # of the matrices, in turn: how the bf16 tables were measured
 START_CYCLES = 3000.0  # by eye, on the shortest products of the bf16 tables
 # Data-centre boards report about as much at full clocks while no kernel runs. T4 and P4 have 70 W.
 BOARD_WATTS = 25.0
-# By eye, on whole steps: of the slowing that long products alone show.
-IN_STEP = 0.7
+# By eye, on T4's long products and on whole steps.
+ALIGNED_POWER = 0.7
 ABOVE_BEST = 1.03
 LEAST_SPREAD = 0.04  # two boards of one chip differ by as much
 FEW_GPUS = 1.15  # a spread seen on six GPUs is too narrow for the seventh
@@ -152,7 +152,7 @@ def first_guess(tables: Sequence[OpTimes], left_out: frozenset[str]) -> Transfer
         power=PowerFit(
             exponent=POWER_EXPONENT,
             board_watts=BOARD_WATTS,
-            in_step=IN_STEP,
+            aligned=ALIGNED_POWER,
             unit={"fp32": 0.98, "tensor": 1.04, "amd": 0.66},
             wide_lanes=WIDE_LANES,
             watts_per_tflop=ESTIMATED_WATTS,
@@ -302,7 +302,7 @@ def _fit_product(
         for gpu, share in zip(chosen, own, strict=True):
             shapes, ms = data[gpu]
             rate = share * 1e12 * models[gpu].row.tflops[dtype]
-            errors = np.log(_timed(shapes, rate, dtype, models[gpu], how, launch) / ms)
+            errors = np.log(_timed(shapes, rate, dtype, models[gpu], how, launch, fit) / ms)
             total += float(np.mean(np.sqrt(errors**2 + 0.01)))
         # Numbers far out mean "never" or "always": keep them where a small change still counts.
         return total / len(chosen) + 0.002 * float(
@@ -335,6 +335,7 @@ def _read_product(
         overlap=float(1 + np.exp(numbers[9])),
         calm_ms=0.0 if replayed else CALM_MS,
         calm_power=1.0 if replayed else CALM_POWER,
+        aligned_power=1.0 if replayed else ALIGNED_POWER,
         copies=COPIES if replayed else 0,
         start_cycles=START_CYCLES if replayed else 0.0,
     )
@@ -345,13 +346,9 @@ def _fit_rate(fit: TransferFit, table: OpTimes, gpu: str, how: ProductFit, sampl
     shapes, ms = _sample(table, gpu, LEAST_MS, sample)
     model, launch = _bare_gpu(fit, gpu), fit.launch_ms[table.op]
     tried = np.linspace(0.3, 1.1, 41)
+    peak = 1e12 * model.row.tflops["fp32"]
     errors = [
-        np.abs(
-            np.log(
-                _timed(shapes, share * 1e12 * model.row.tflops["fp32"], "fp32", model, how, launch)
-                / ms
-            )
-        ).mean()
+        np.abs(np.log(_timed(shapes, share * peak, "fp32", model, how, launch, fit) / ms)).mean()
         for share in tried
     ]
     return float(tried[int(np.argmin(errors))])
@@ -364,6 +361,7 @@ def _timed(
     gpu: gpus.Gpu,
     how: ProductFit,
     launch: float,
+    fit: TransferFit,
 ) -> Floats:
     size = 4 if dtype == "fp32" else 2
     kernel = kernel_time.product_ms(
@@ -373,6 +371,7 @@ def _timed(
         element_bytes=size,
         gpu=gpu,
         how=how,
+        fit=fit,
     )
     return np.maximum(launch, HIDDEN_LAUNCH * launch + kernel)
 
@@ -480,7 +479,15 @@ def fit_spread(fit: TransferFit, tables: Sequence[OpTimes]) -> TransferFit:
             trial = replace(blind[target], kept={family: dict.fromkeys(CLOSENESS, kept)})
             launch = fit.launch_ms.get(family, 0.0) if table.dtype == "fp32" else 0.0
             times = retime_many(
-                known, shapes, table.dtype, before, seen, unseen, launch_ms=launch, alone=True, fit=trial
+                known,
+                shapes,
+                table.dtype,
+                before,
+                seen,
+                unseen,
+                launch_ms=launch,
+                alone=True,
+                fit=trial,
             )
             error = np.log(times / after)
             errors.setdefault((family, close), {}).setdefault(kept, []).append(error)

@@ -31,6 +31,7 @@ class ProductFit(msgspec.Struct, frozen=True, kw_only=True):
     # `calm_power` is the part of the slowing that the shortest have. 0: all alike.
     calm_ms: float = 0.0
     calm_power: float = 1.0
+    aligned_power: float = 1.0  # PowerFit.aligned, where it counts
     # Timed alone, with so many copies of the matrices in turn: what of them fits the L2 cache moves
     # at the cache's rate. 0: nothing does.
     copies: int = 0
@@ -63,8 +64,9 @@ class PowerFit(msgspec.Struct, frozen=True, kw_only=True):
 
     exponent: float
     board_watts: float  # that a board draws at full clocks without work
-    # Of the slowing that long fp32 products alone have: a step's other kernels need fewer watts.
-    in_step: float
+    # Of the slowing that long fp32 products have, for sides that are multiples of 4, as those of
+    # models are: their vector loads take fewer instructions, so fewer watts.
+    aligned: float
     unit: dict[str, float]  # kind of unit -> share of its peak at full clocks
     wide_lanes: float  # share left where 128 fp32 lanes share four schedulers
     # Watts per TFLOP/s at full clocks, by generation and kind of unit.

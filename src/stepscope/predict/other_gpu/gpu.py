@@ -58,9 +58,9 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     row: GpuRow
-    rates: dict[str, float]  # dtype -> FLOP/s of long products that run alone
+    rates: dict[str, float]  # dtype -> FLOP/s of long products of any sides
     full_rates: dict[str, float]  # the same at full clocks, if watts did not matter
-    in_step: float = 1.0  # of the slowing by watts that fp32 products have inside a step
+    aligned: float = 1.0  # of the slowing by watts that fp32 products of even sides have
     bytes_s: float
     l2_bytes_s: float
     measured: frozenset[str]  # "memory" and dtypes whose rate was measured on such a GPU
@@ -75,9 +75,12 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
         full = self.full_rate(dtype)
         return float(full * (self.rates[dtype] / full) ** power)
 
-    def step_rate(self, dtype: str) -> float:
-        """Of products inside a step, whose other kernels leave them more watts."""
-        return self.slowed_rate(dtype, self.in_step if unit_of(dtype) == "fp32" else 1.0)
+    def model_rate(self, dtype: str) -> float:
+        """Of the products of models, whose sides are multiples of 4."""
+        return self.slowed_rate(dtype, self.aligned_power(dtype))
+
+    def aligned_power(self, dtype: str) -> float:
+        return self.aligned if unit_of(dtype) == "fp32" else 1.0
 
     @property
     def memory_bytes(self) -> float:
@@ -150,7 +153,7 @@ def make_gpu(row: GpuRow, fit: TransferFit | None = None) -> Gpu:
         row=row,
         rates=rates,
         full_rates=full,
-        in_step=fit.power.in_step,
+        aligned=fit.power.aligned,
         bytes_s=1e9 * row.bandwidth_gb_s * memory,
         l2_bytes_s=fit.cache.rate_share * row.multiprocessors * row.boost_mhz * 1e6 * _LINE_BYTES,
         measured=frozenset(own),
@@ -160,7 +163,7 @@ def make_gpu(row: GpuRow, fit: TransferFit | None = None) -> Gpu:
 def with_profile(gpu: Gpu, profile: Profile) -> Gpu:
     """The same GPU with the rates that `calibrate` measured on it."""
     rates = {
-        dtype: rate / _best_tile(dtype)
+        dtype: _any_sides(gpu, dtype, rate / _best_tile(dtype))
         for dtype, rate in profile.matmul_flops.items()
         if dtype in gpu.rates
     }
@@ -173,6 +176,12 @@ def with_profile(gpu: Gpu, profile: Profile) -> Gpu:
         calibrated=True,
         profile=profile,
     )
+
+
+def _any_sides(gpu: Gpu, dtype: str, aligned_rate: float) -> float:
+    """`calibrate` multiplies matrices whose sides are powers of two."""
+    full = max(gpu.full_rates.get(dtype, 0.0), aligned_rate)
+    return full * math.pow(aligned_rate / full, 1 / gpu.aligned_power(dtype))
 
 
 def _best_tile(dtype: str) -> float:

@@ -28,6 +28,7 @@ _NORM_VECTOR = 4  # elements that a thread of a norm reads at once
 _CLIFF = 6  # how suddenly rows no longer fit the cache
 _LONGER = 4  # of latency and memory nearly the longer one counts
 _PATCHES, _FILTERS = 128, 64  # of one block of a convolution
+_ALIGNED = 4  # elements of fp32 that one load takes
 _NORM_THREADS, _MOST_THREADS = 128, 1024
 _NORM_BLOCKS = 8  # of a norm that the registers of a multiprocessor hold
 
@@ -43,6 +44,7 @@ def product_ms(
     element_bytes: float,
     gpu: Gpu,
     how: ProductFit,
+    fit: TransferFit | None = None,
 ) -> Floats:
     """`batch` products of (m, k) by (k, n), on the tile that suits the shape best."""
     per_multiprocessor = rate / gpu.multiprocessors / 1e3
@@ -58,13 +60,22 @@ def product_ms(
                 added = batch * m * n * _ADDED_BYTES * (split + 1)
                 time += added / (gpu.bytes_s * how.split_share) * 1e3 + _SPLIT_START_MS
             best = np.minimum(best, time)
-    if how.calm_ms:
-        slowed = how.calm_power + (1 - how.calm_power) * best / (best + how.calm_ms)
-        best = best * (rate / full_rate) ** (1 - slowed)
+    best = best * (rate / full_rate) ** (1 - _slowing(n, k, best, how))
     moved = element_bytes * batch * (m * k + n * k + m * n)
-    memory = moved_ms(moved, gpu, copies=how.copies) if how.copies else moved / gpu.bytes_s * 1e3
+    memory = moved / gpu.bytes_s * 1e3
+    if how.copies:
+        memory = moved_ms(moved, gpu, fit, copies=how.copies)
     total: Floats = (best**how.overlap + memory**how.overlap) ** (1 / how.overlap)
     return total + how.start_cycles / (gpu.row.boost_mhz * 1e3)
+
+
+def _slowing(n: Floats, k: Floats, long_ms: Floats, how: ProductFit) -> Floats:
+    """The part of the slowing by watts that a product has; all of it takes it to `long_ms`."""
+    aligned = (n % _ALIGNED == 0) & (k % _ALIGNED == 0)
+    power: Floats = np.where(aligned, how.aligned_power, 1.0)
+    if not how.calm_ms:
+        return power
+    return how.calm_power + (power - how.calm_power) * long_ms / (long_ms + how.calm_ms)
 
 
 def moved_ms(

@@ -214,11 +214,12 @@ def _product(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit, kind: str) 
     how = fit.products[kind]
     return kernel_time.product_ms(
         *shapes.T,
-        rate=gpu.rates[dtype] if how.calm_ms else gpu.step_rate(dtype),
+        rate=gpu.rates[dtype],
         full_rate=gpu.full_rate(dtype),
         element_bytes=ELEMENT_BYTES[dtype],
         gpu=gpu,
         how=how,
+        fit=fit,
     )
 
 
