@@ -196,8 +196,8 @@ def _compare(
     most_remembered: float = math.inf,
 ) -> ProbedStep | None:
     """Ratios of two probed times: what both have too much cancels out. The present ones are
-    `before`'s if they were taken elsewhere. Neighbours' times with more than `most_remembered` error
-    do not count."""
+    `before`'s if they were taken elsewhere. Neighbours' times with more than `most_remembered`
+    error do not count."""
     pairs: dict[tuple[OperatorCall, OperatorCall], list[int]] = {}
     for place, pair in enumerate(zip(now, then, strict=True)):
         pairs.setdefault(pair, []).append(place)

@@ -164,7 +164,7 @@ def with_profile(gpu: Gpu, profile: Profile) -> Gpu:
     """The same GPU with the rates that `calibrate` measured on it."""
     rates = {
         dtype: _any_sides(gpu, dtype, rate / _best_tile(dtype))
-        for dtype, rate in profile.matmul_flops.items()
+        for dtype, rate in (profile.matmul_flops | profile.sustained_flops).items()
         if dtype in gpu.rates
     }
     measured = gpu.measured | set(rates) | ({"memory"} if profile.copy_bytes_s else set())
