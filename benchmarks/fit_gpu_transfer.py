@@ -94,6 +94,7 @@ COPIES = 6  # of the matrices, in turn: how the bf16 tables were measured
 START_CYCLES = 3000.0  # by eye, on the shortest products of the bf16 tables
 # Data-centre boards report about as much at full clocks while no kernel runs. T4 and P4 have 70 W.
 BOARD_WATTS = 25.0
+HELD_BACK = 0.93  # of the best share: boards nearer to it are not short of watts
 # By eye, on T4's long products and on whole steps.
 ALIGNED_POWER = 0.7
 ABOVE_BEST = 1.03
@@ -413,7 +414,7 @@ def fit_power(fit: TransferFit) -> PowerFit:
                 power.wide_lanes if unit == "fp32" and row.lanes >= 128 else 1
             )
             slowed = own[dtype] / full
-            if slowed < 0.97:
+            if slowed < HELD_BACK:
                 left = row.watts - power.board_watts
                 watts = left / slowed ** (1 / power.exponent) / row.tflops[dtype]
                 logs.setdefault((gpus.process_name(row), unit), []).append(math.log(watts))
