@@ -60,20 +60,21 @@ _SIZES = ((256, 128), (128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (12
 _SHARES = (0, 1, 2, 2, 3, 4, 4, 5)  # a tile and its transpose share one number
 _BMM_SIZES = {"bmm": _SIZES[1:2], "bmm before ampere": _SIZES[2:]}
 _SAMPLE = 400  # rows per GPU
+_RATES = 10  # numbers of a product before the GPUs' own rates
 # Watts per TFLOP/s at full clocks for processes of which no table has a GPU held back by watts.
 # fp32: from the power of boards of that process at their boost clock, times the factor by which T4
 # and P4 fall short of the same estimate. tensor: between the generations before and after.
 ESTIMATED_WATTS = {
-    "kepler 28nm": {"fp32": 40.0},
-    "maxwell 28nm": {"fp32": 35.0},
-    "pascal 16nm": {"fp32": 25.0, "tensor": 12.0},
-    "volta 12nm": {"fp32": 17.0, "tensor": 2.0},
-    "turing 12nm": {"fp32": 25.0, "tensor": 1.9},
-    "ampere 7nm": {"fp32": 17.0, "tensor": 1.4},
-    "ampere 8nm": {"fp32": 10.0, "tensor": 1.6},
-    "ada 4nm": {"fp32": 6.5, "tensor": 1.4},
-    "hopper 4nm": {"fp32": 6.5, "tensor": 0.95},
-    "blackwell 4nm": {"fp32": 6.0, "tensor": 0.8},
+    "kepler 28nm": {"fp32": 36.0},
+    "maxwell 28nm": {"fp32": 32.0},
+    "pascal 16nm": {"fp32": 22.5, "tensor": 11.0},
+    "volta 12nm": {"fp32": 15.5, "tensor": 1.8},
+    "turing 12nm": {"fp32": 23.5, "tensor": 1.7},
+    "ampere 7nm": {"fp32": 15.5, "tensor": 1.3},
+    "ampere 8nm": {"fp32": 9.3, "tensor": 1.5},
+    "ada 4nm": {"fp32": 6.1, "tensor": 1.3},
+    "hopper 4nm": {"fp32": 6.2, "tensor": 0.92},
+    "blackwell 4nm": {"fp32": 5.7, "tensor": 0.77},
 }
 # 128 fp32 lanes take every issue slot of their four schedulers, so loads and address arithmetic
 # take their share from the products; 64 lanes leave every other slot free.
@@ -83,13 +84,20 @@ CACHE = CacheFit(
     rate_share=0.32,
     fits=0.8,
     sharpness=3.0,
-    rereads_fit=0.95,
 )
 # By eye, on times of one kernel on three GPUs.
 ATTENTION = AttentionFit(share=0.6, start_cycles=7000.0, calm_ms=0.1)
 POWER_EXPONENT = 0.6  # clocks fall more slowly than watts: 0.56 and 0.64 between boards of one chip
+# By eye, on T4 and P4: products timed alone take a quarter less than long ones suggest below 1 ms.
+CALM_MS, CALM_POWER = 2.0, 0.3
+COPIES = 6  # of the matrices, in turn: how the bf16 tables were measured
+START_CYCLES = 3000.0  # by eye, on the shortest products of the bf16 tables
+# Data-centre boards report about as much at full clocks while no kernel runs. T4 and P4 have 70 W.
+BOARD_WATTS = 25.0
+HELD_BACK = 0.93  # of the best share: boards nearer to it are not short of watts
+# By eye, on T4's long products and on whole steps.
+ALIGNED_POWER = 0.7
 ABOVE_BEST = 1.03
-BMM_POWER = 0.75  # of the slowing by watts that linear layers show: T4, by eye
 LEAST_SPREAD = 0.04  # two boards of one chip differ by as much
 FEW_GPUS = 1.15  # a spread seen on six GPUs is too narrow for the seventh
 EXPECTED_LINKS = {"NVLink": 0.75, "PCIe": 0.55, "Infinity": 0.6}
@@ -144,6 +152,8 @@ def first_guess(tables: Sequence[OpTimes], left_out: frozenset[str]) -> Transfer
         rows=FIRST_ROWS,
         power=PowerFit(
             exponent=POWER_EXPONENT,
+            board_watts=BOARD_WATTS,
+            aligned=ALIGNED_POWER,
             unit={"fp32": 0.98, "tensor": 1.04, "amd": 0.66},
             wide_lanes=WIDE_LANES,
             watts_per_tflop=ESTIMATED_WATTS,
@@ -260,12 +270,8 @@ def _fit_bmm(
         chosen = [gpu for gpu in MODERN if gpu not in left_out and bmm_kind(_row(gpu)) == kind]
         if not chosen:
             continue
-        how, rates = _fit_product(fit, table, "fp32", chosen, sample, sizes)
-        # T4 is short of watts, which slows batched products less than linear layers.
-        calm = [gpu for gpu in chosen if gpu != "T4"] or chosen
-        scale = float(np.median([rates[gpu] / fit.measured[gpu]["fp32"] for gpu in calm]))
-        tiles = tuple(replace(tile, share=tile.share * scale) for tile in how.tiles)
-        fits[kind] = replace(how, tiles=tiles, power=BMM_POWER)
+        rates = {gpu: fit.measured[gpu]["fp32"] for gpu in chosen}
+        fits[kind], _ = _fit_product(fit, table, "fp32", chosen, sample, sizes, rates)
     return dict.fromkeys(_BMM_SIZES, next(iter(fits.values()))) | fits
 
 
@@ -276,34 +282,47 @@ def _fit_product(
     chosen: Sequence[str],
     sample: int,
     sizes: Sequence[tuple[int, int]] = _SIZES,
+    rates: dict[str, float] | None = None,
 ) -> tuple[ProductFit, dict[str, float]]:
+    """With each GPU's rate, or with known rates and one number more: the best tile's share."""
     launch = fit.launch_ms.get(table.op, 0.0) if dtype == "fp32" else 0.0
     data = {gpu: _sample(table, gpu, LEAST_MS if launch else SHORTEST_MS, sample) for gpu in chosen}
     models = {gpu: _bare_gpu(fit, gpu) for gpu in chosen}
 
+    def read(numbers: Floats) -> tuple[ProductFit, list[float]]:
+        how = _read_product(numbers, sizes, replayed=not launch)
+        own = np.exp(numbers[_RATES:]).tolist()
+        if rates is None:
+            return how, own
+        tiles = tuple(replace(tile, share=tile.share * own[0]) for tile in how.tiles)
+        return replace(how, tiles=tiles), [rates[gpu] for gpu in chosen]
+
     def loss(numbers: Floats) -> float:
-        how = _read_product(numbers, sizes)
+        how, own = read(numbers)
         total = 0.0
-        for place, gpu in enumerate(chosen):
+        for gpu, share in zip(chosen, own, strict=True):
             shapes, ms = data[gpu]
-            rate = math.exp(numbers[10 + place]) * 1e12 * models[gpu].row.tflops[dtype]
-            errors = np.log(_timed(shapes, rate, dtype, models[gpu], how, launch) / ms)
+            rate = share * 1e12 * models[gpu].row.tflops[dtype]
+            errors = np.log(_timed(shapes, rate, dtype, models[gpu], how, launch, fit) / ms)
             total += float(np.mean(np.sqrt(errors**2 + 0.01)))
         # Numbers far out mean "never" or "always": keep them where a small change still counts.
         return total / len(chosen) + 0.002 * float(
-            (np.maximum(0, np.abs(numbers[:10]) - 4) ** 2).sum()
+            (np.maximum(0, np.abs(numbers[:_RATES]) - 4) ** 2).sum()
         )
 
     start = [2.5, 2.5, 1.5, 1.0, 0.0, -1.0, 0.0, math.log(16), 0.0, 1.0]
-    numbers = np.array(start + [-0.2] * len(chosen))
+    numbers = np.array(start + ([-0.2] * len(chosen) if rates is None else [0.0]))
     for _ in range(3):
         options = {"maxiter": 2, "maxfev": 1500}
         numbers = minimize(loss, numbers, method="Powell", options=options).x
-    rates = {gpu: math.exp(numbers[10 + place]) for place, gpu in enumerate(chosen)}
-    return _read_product(numbers, sizes), rates
+    how, own = read(numbers)
+    return how, dict(zip(chosen, own, strict=True))
 
 
-def _read_product(numbers: Floats, sizes: Sequence[tuple[int, int]]) -> ProductFit:
+def _read_product(
+    numbers: Floats, sizes: Sequence[tuple[int, int]], *, replayed: bool
+) -> ProductFit:
+    """`replayed`: the bf16 tables, timed without launches and with copies of the matrices."""
     shares = 1 / (1 + np.exp(-np.asarray(numbers[:9])))
     return ProductFit(
         tiles=tuple(
@@ -315,6 +334,11 @@ def _read_product(numbers: Floats, sizes: Sequence[tuple[int, int]]) -> ProductF
         inner=float(np.exp(numbers[7])),
         split_share=float(shares[8]),
         overlap=float(1 + np.exp(numbers[9])),
+        calm_ms=0.0 if replayed else CALM_MS,
+        calm_power=1.0 if replayed else CALM_POWER,
+        aligned_power=1.0 if replayed else ALIGNED_POWER,
+        copies=COPIES if replayed else 0,
+        start_cycles=START_CYCLES if replayed else 0.0,
     )
 
 
@@ -323,13 +347,9 @@ def _fit_rate(fit: TransferFit, table: OpTimes, gpu: str, how: ProductFit, sampl
     shapes, ms = _sample(table, gpu, LEAST_MS, sample)
     model, launch = _bare_gpu(fit, gpu), fit.launch_ms[table.op]
     tried = np.linspace(0.3, 1.1, 41)
+    peak = 1e12 * model.row.tflops["fp32"]
     errors = [
-        np.abs(
-            np.log(
-                _timed(shapes, share * 1e12 * model.row.tflops["fp32"], "fp32", model, how, launch)
-                / ms
-            )
-        ).mean()
+        np.abs(np.log(_timed(shapes, share * peak, "fp32", model, how, launch, fit) / ms)).mean()
         for share in tried
     ]
     return float(tried[int(np.argmin(errors))])
@@ -342,9 +362,18 @@ def _timed(
     gpu: gpus.Gpu,
     how: ProductFit,
     launch: float,
+    fit: TransferFit,
 ) -> Floats:
     size = 4 if dtype == "fp32" else 2
-    kernel = kernel_time.product_ms(*shapes.T, rate=rate, element_bytes=size, gpu=gpu, how=how)
+    kernel = kernel_time.product_ms(
+        *shapes.T,
+        rate=rate,
+        full_rate=max(rate, gpu.full_rates[dtype]),
+        element_bytes=size,
+        gpu=gpu,
+        how=how,
+        fit=fit,
+    )
     return np.maximum(launch, HIDDEN_LAUNCH * launch + kernel)
 
 
@@ -385,8 +414,9 @@ def fit_power(fit: TransferFit) -> PowerFit:
                 power.wide_lanes if unit == "fp32" and row.lanes >= 128 else 1
             )
             slowed = own[dtype] / full
-            if slowed < 0.97:
-                watts = row.watts / slowed ** (1 / power.exponent) / row.tflops[dtype]
+            if slowed < HELD_BACK:
+                left = row.watts - power.board_watts
+                watts = left / slowed ** (1 / power.exponent) / row.tflops[dtype]
                 logs.setdefault((gpus.process_name(row), unit), []).append(math.log(watts))
     watts_by_process = {process: dict(units) for process, units in ESTIMATED_WATTS.items()}
     for (process, unit), found in logs.items():
@@ -450,7 +480,15 @@ def fit_spread(fit: TransferFit, tables: Sequence[OpTimes]) -> TransferFit:
             trial = replace(blind[target], kept={family: dict.fromkeys(CLOSENESS, kept)})
             launch = fit.launch_ms.get(family, 0.0) if table.dtype == "fp32" else 0.0
             times = retime_many(
-                known, shapes, table.dtype, before, seen, unseen, launch_ms=launch, fit=trial
+                known,
+                shapes,
+                table.dtype,
+                before,
+                seen,
+                unseen,
+                launch_ms=launch,
+                alone=True,
+                fit=trial,
             )
             error = np.log(times / after)
             errors.setdefault((family, close), {}).setdefault(kept, []).append(error)

@@ -110,7 +110,15 @@ def judge(
             one, other = (gpus.make_gpu(_row(gpu), fit) for gpu in (source, target))
             launch = fit.launch_ms.get(known.family, 0.0) if table.dtype == "fp32" else 0.0
             times = retime_many(
-                known, shapes, table.dtype, before, one, other, launch_ms=launch, fit=fit
+                known,
+                shapes,
+                table.dtype,
+                before,
+                one,
+                other,
+                launch_ms=launch,
+                alone=True,
+                fit=fit,
             )
             roof, flops = baselines(table, shapes, one.row, other.row)
             spread = fit.spread[known.family_in(table.dtype)][gpus.closeness(one.row, other.row)]

@@ -17,7 +17,7 @@ import numpy as np
 import gpu_tables
 from stepscope.predict.other_gpu import gpu as gpus
 from stepscope.predict.other_gpu import kernel_time
-from stepscope.predict.other_gpu.retime import CONFIDENCE, find_operator
+from stepscope.predict.other_gpu.retime import CONFIDENCE, find_operator, inside_step
 from stepscope.predict.other_gpu.step import LEAST_KEPT, STEP_SPREAD
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def modelled_ms(kernel: Kernel, gpu: gpus.Gpu, fit: TransferFit) -> float:
     if kernel.op == "move":
         moved = np.array([4.0 * kernel.shape[0]])
         return max(0.002, float(kernel_time.moved_ms(moved, gpu, fit)[0]))
-    time = find_operator(kernel.op).model(np.array([kernel.shape]), "fp32", gpu, fit)
+    time = find_operator(kernel.op).model(np.array([kernel.shape]), "fp32", gpu, inside_step(fit))
     return max(0.002, float(time[0]))
 
 

@@ -69,10 +69,10 @@ def norm_ms(gpu: Gpu, rows: float, columns: float) -> float:
 
 
 def test_rows_that_start_a_new_wave_cost_a_whole_one() -> None:
-    """108 multiprocessors hold 16 blocks of 128 threads each: 1728 short rows at a time."""
+    """The registers of 108 multiprocessors hold 8 blocks each: 864 short rows at a time."""
     gpu = gpu_named("A100-PCIE-40GB")
-    assert norm_ms(gpu, 1729, 64) == pytest.approx(2 * norm_ms(gpu, 1728, 64), rel=0.02)
-    assert norm_ms(gpu, 3456, 64) == pytest.approx(norm_ms(gpu, 1729, 64), rel=0.02)
+    assert norm_ms(gpu, 865, 64) == pytest.approx(2 * norm_ms(gpu, 864, 64), rel=0.02)
+    assert norm_ms(gpu, 1728, 64) == pytest.approx(norm_ms(gpu, 865, 64), rel=0.02)
 
 
 def test_a_split_cache_keeps_half_as_many_rows() -> None:

@@ -65,6 +65,15 @@ def read_times(*, place: str | None = None, mode: str | None = None) -> list[Ope
         raise LibraryProblemError(_damaged()) from None
 
 
+def read_places() -> list[str]:
+    """The devices that the library has times of."""
+    if not library_file().exists():
+        return []
+    with _opened() as store:
+        rows = store.execute("SELECT DISTINCT place FROM operator_times ORDER BY place").fetchall()
+    return [str(place) for (place,) in rows]
+
+
 @contextlib.contextmanager
 def _opened(*, create: bool = False) -> Iterator[sqlite3.Connection]:
     file = library_file()

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from stepscope.predict.grown_calls import grow_calls
 from stepscope.predict.known_times import KnownTimes
-from stepscope.predict.operator_library import LibraryProblemError, read_times
+from stepscope.predict.operator_library import LibraryProblemError, read_places, read_times
 from stepscope.predict.step_operators import find_step_operators
 from stepscope.predict.traced_mode import changed_mode, traced_mode
 from stepscope.predict.value_flow import follow_values
@@ -22,7 +22,7 @@ from stepscope.records.operator_times import cpu_place
 from stepscope.trace.rank_facts import read_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from stepscope.explain.replay.graph import Flags, Floats
     from stepscope.predict.known_times import KnownTime
@@ -110,6 +110,32 @@ def find_probed_batch(context: StepContext, factor: float) -> tuple[ProbedStep |
     return (replace(probed, factor=_within(probed.factor, factor)) if probed else None), ""
 
 
+def find_probed_elsewhere(
+    context: StepContext, is_there: Callable[[str], bool]
+) -> tuple[ProbedStep | None, str]:
+    """As `find_probed`, for the step as it is on another device, if it was probed there.
+
+    Where it was also probed on its own device, the ratio of both times counts.
+    """
+    own = place_of(context)
+    if own is None or not context.is_as_traced:
+        return None, ""
+    try:
+        times = [
+            time for place in read_places() if is_there(place) for time in read_times(place=place)
+        ]
+        own_times = read_times(place=own) if times else []
+    except LibraryProblemError as problem:
+        return None, f"{problem}; predicted without it"
+    if not times:
+        return None, ""
+    software = software_of(context)  # another machine has another driver
+    there = KnownTimes(times, [name for name in software if not name.startswith("driver ")])
+    forward = find_step_operators(context)
+    calls = made_calls(context, forward, there, traced_mode(context))
+    return _compare(forward, there, calls, calls, before=KnownTimes(own_times, software)), ""
+
+
 def _within(growth: Floats, factor: float) -> Floats:
     """More samples never take less time, and hardly more than their number: what two probes say
     beyond that is noise."""
@@ -166,10 +192,12 @@ def _compare(
     now: Sequence[OperatorCall],
     then: Sequence[OperatorCall],
     *,
+    before: KnownTimes | None = None,
     most_remembered: float = math.inf,
 ) -> ProbedStep | None:
-    """Ratios of two probed times: what both have too much cancels out. Neighbours' times with more
-    than `most_remembered` error do not count."""
+    """Ratios of two probed times: what both have too much cancels out. The present ones are
+    `before`'s if they were taken elsewhere. Neighbours' times with more than `most_remembered`
+    error do not count."""
     pairs: dict[tuple[OperatorCall, OperatorCall], list[int]] = {}
     for place, pair in enumerate(zip(now, then, strict=True)):
         pairs.setdefault(pair, []).append(place)
@@ -177,8 +205,8 @@ def _compare(
     factors = np.full((2, len(forward.calls)), np.nan)
     exact = np.zeros(len(forward.calls), np.bool_)
     errors_ns, traced_ns, probed_ns = [0.0], 0.0, 0.0
-    for (before, after), places in pairs.items():
-        had, has = known.find(before), known.find(after)
+    for (present, changed), places in pairs.items():
+        had, has = (before or known).find(present), known.find(changed)
         if has is None or has.time.forward is None:
             continue
         if has.basis != "probed" and has.error > most_remembered:

@@ -92,6 +92,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     backend: str | None
     threads: Threads
     matmul_flops: dict[str, Rate]  # dtype -> FLOP/s
+    sustained_flops: dict[str, Rate] = {}  # the same without rests, of a GPU
     copy_bytes_s: Rate | None = None  # read plus written
     host_to_device_bytes_s: Rate | None = None  # pinned, bytes once
     device_to_host_bytes_s: Rate | None = None

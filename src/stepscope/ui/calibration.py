@@ -67,6 +67,11 @@ def fit_profile(raw: dict[str, Any]) -> Profile:
         backend=raw["backend"],
         threads=machine["threads"],
         matmul_flops={dtype: one["flops"] for dtype, one in machine["matmul_flops"].items()},
+        sustained_flops={
+            dtype: one["sustained"]
+            for dtype, one in machine["matmul_flops"].items()
+            if "sustained" in one
+        },
         **{name: one["value"] for name, one in single.items()},
         spread=spread | {name: one["spread"] for name, one in single.items()},
         not_offered=machine["not_offered"] | refused,

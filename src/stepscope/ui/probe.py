@@ -182,6 +182,11 @@ def _elsewhere(context: StepContext, device: ProbedDevice) -> list[str]:
     traced, here = place_of(context), _place(context, device)
     if traced is None or traced == here:
         return []
+    if not context.on_host and device.kind != "cpu":
+        return [
+            f"the trace ran on {traced}, the probe on {here}: `whatif --set gpu=` and `gpus` use "
+            "its times, other what-ifs of this trace do not"
+        ]
     return [
         f"the trace ran on {traced}, the probe on {here}: what-ifs of this trace do not use its "
         "times; probe there, or carry the library over (stepscope library export)"

@@ -30,6 +30,8 @@ _SIDES = {"cuda": (2048, 4096, 8192), "cpu": (64, 256, 512, 1024, 2048)}
 _QUICK_SIDES = {"cuda": (4096,), "cpu": (64, 256, 512)}
 _SAMPLE_NS = {"cuda": 12_000_000, "cpu": 3_000_000}
 _REST_S = {"cuda": 0.04, "cpu": 0.0}  # a ceiling is what a device does before it gets too hot
+# A board short of watts lowers its clocks within a tenth of a second of products.
+_SUSTAINED_NS, _SUSTAINED_SAMPLE_NS = 700_000_000, 25_000_000
 _LONGEST_CALL_NS = {False: 150_000_000, True: 15_000_000}  # by quick
 _DEVICE_COPY_BYTES = {"cuda": 512 << 20, "cpu": 128 << 20}
 _PINNED_BYTES = 256 << 20
@@ -137,7 +139,8 @@ def _dtypes_of(device: torch.device, quick: bool) -> list[str]:
 
 
 def _best_matmul(name: str, device: torch.device, quick: bool) -> dict[str, float]:
-    """The best of several sizes: {"flops": per second, "spread": .., "side": ..}."""
+    """The best of several sizes: {"flops": per second, "spread": .., "side": ..}, and on a GPU what
+    is left of it without rests."""
     best: dict[str, float] = {}
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
@@ -159,9 +162,20 @@ def _best_matmul(name: str, device: torch.device, quick: bool) -> dict[str, floa
             flops = 2 * side**3 / _time_of(times, device) * 1e9
             if flops > best.get("flops", 0):
                 best = {"flops": flops, "spread": spread(times), "side": side}
+        if device.type == "cuda" and not quick:
+            best["sustained"] = _sustained_flops(name, int(best["side"]), best["flops"], device)
     finally:
         torch.set_float32_matmul_precision(before)
     return best
+
+
+def _sustained_flops(name: str, side: int, flops: float, device: torch.device) -> float:
+    """Products without a rest, the last third of them."""
+    call_ns = 2 * side**3 / flops * 1e9
+    samples = 3 + int(_SUSTAINED_NS // max(call_ns, _SUSTAINED_SAMPLE_NS))
+    call = _matmul_call(name, side, device)
+    times = samples_ns(call, device, samples=samples, sample_ns=_SUSTAINED_SAMPLE_NS)
+    return 2 * side**3 / median(times[-max(1, samples // 3) :]) * 1e9
 
 
 def _time_of(times: list[float], device: torch.device) -> float:

@@ -67,6 +67,11 @@ def read_gpu(path: Path) -> Gpu:
     body = _read_object(path)
     if "matmul_flops" in body:
         return _calibrated(path)
+    if "times" in body:
+        raise UnreadableInputError(
+            f"{path} holds operator times: take them over with `stepscope library import {path}`, "
+            "and name the GPU"
+        )
     try:
         row = msgspec.convert(body, GpuRow)
     except msgspec.ValidationError as error:

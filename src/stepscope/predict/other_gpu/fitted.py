@@ -27,21 +27,29 @@ class ProductFit(msgspec.Struct, frozen=True, kw_only=True):
     inner: float  # what starting a block costs, as a length of the inner dimension
     split_share: float  # of the bandwidth, when the parts of a split product are added up
     overlap: float  # 1: arithmetic and memory add up; large: the longer one counts
-    power: float = 1.0  # 1: slowed by a lack of watts like large products; 0: not at all
+    # Timed alone, kernels shorter than this end before a board that lacks watts lowers its clocks:
+    # `calm_power` is the part of the slowing that the shortest have. 0: all alike.
+    calm_ms: float = 0.0
+    calm_power: float = 1.0
+    aligned_power: float = 1.0  # PowerFit.aligned, where it counts
+    # Timed alone, with so many copies of the matrices in turn: what of them fits the L2 cache moves
+    # at the cache's rate. 0: nothing does.
+    copies: int = 0
+    start_cycles: float = 0.0
 
 
 class CacheFit(msgspec.Struct, frozen=True, kw_only=True):
     rate_share: float  # of multiprocessors x clock x 64 bytes
     fits: float  # the share of the cache that one operator's tensors may fill and stay
     sharpness: float
-    rereads_fit: float  # the share that rows being read again may fill
 
 
 class RowFit(msgspec.Struct, frozen=True, kw_only=True):
-    """Clock cycles that one block takes for its row, memory aside."""
+    """What one block takes for its row: clock cycles, memory aside, and room in the cache."""
 
     start_cycles: float
     step_cycles: float  # each time that its threads take their next elements
+    rereads_fit: float  # the share of the cache that rows being read again may fill
 
 
 class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,9 +59,14 @@ class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PowerFit(msgspec.Struct, frozen=True, kw_only=True):
-    """rate = unit x lanes x peak x min(1, (watts / (peak x watts per TFLOP/s)) ^ exponent)."""
+    """rate = unit x lanes x peak x min(1, (left / (peak x watts per TFLOP/s)) ^ exponent), where
+    what is left for arithmetic is watts - board_watts."""
 
     exponent: float
+    board_watts: float  # that a board draws at full clocks without work
+    # Of the slowing that long fp32 products have, for sides that are multiples of 4, as those of
+    # models are: their vector loads take fewer instructions, so fewer watts.
+    aligned: float
     unit: dict[str, float]  # kind of unit -> share of its peak at full clocks
     wide_lanes: float  # share left where 128 fp32 lanes share four schedulers
     # Watts per TFLOP/s at full clocks, by generation and kind of unit.

@@ -26,6 +26,7 @@ _TENSOR = {"tf32": 2.0, "fp16": 1.0, "bf16": 1.0, "fp8": 0.5, "int8": 0.5}  # en
 OLD_GENERATIONS = frozenset({"kepler", "maxwell", "pascal"})  # before libraries took today's form
 _ORDER = ("kepler", "maxwell", "pascal", "volta", "turing", "ampere", "ada", "hopper", "blackwell")
 _SPLIT_CACHE = frozenset({"ampere", "hopper", "blackwell"})
+_LEAST_WATTS = 0.2  # of a board's watts are left for arithmetic, however small it is
 _LINE_BYTES = 64  # that a multiprocessor takes from the L2 cache per cycle
 
 
@@ -57,13 +58,29 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     row: GpuRow
-    rates: dict[str, float]  # dtype -> FLOP/s
+    rates: dict[str, float]  # dtype -> FLOP/s of long products of any sides
     full_rates: dict[str, float]  # the same at full clocks, if watts did not matter
+    aligned: float = 1.0  # of the slowing by watts that fp32 products of even sides have
     bytes_s: float
     l2_bytes_s: float
     measured: frozenset[str]  # "memory" and dtypes whose rate was measured on such a GPU
     calibrated: bool = False
     profile: Profile | None = None
+
+    def full_rate(self, dtype: str) -> float:
+        return max(self.full_rates.get(dtype, 0.0), self.rates[dtype])
+
+    def slowed_rate(self, dtype: str, power: float) -> float:
+        """With a part of the slowing by watts: 0 is none, 1 that of long products alone."""
+        full = self.full_rate(dtype)
+        return float(full * (self.rates[dtype] / full) ** power)
+
+    def model_rate(self, dtype: str) -> float:
+        """Of the products of models, whose sides are multiples of 4."""
+        return self.slowed_rate(dtype, self.aligned_power(dtype))
+
+    def aligned_power(self, dtype: str) -> float:
+        return self.aligned if unit_of(dtype) == "fp32" else 1.0
 
     @property
     def memory_bytes(self) -> float:
@@ -136,6 +153,7 @@ def make_gpu(row: GpuRow, fit: TransferFit | None = None) -> Gpu:
         row=row,
         rates=rates,
         full_rates=full,
+        aligned=fit.power.aligned,
         bytes_s=1e9 * row.bandwidth_gb_s * memory,
         l2_bytes_s=fit.cache.rate_share * row.multiprocessors * row.boost_mhz * 1e6 * _LINE_BYTES,
         measured=frozenset(own),
@@ -145,8 +163,8 @@ def make_gpu(row: GpuRow, fit: TransferFit | None = None) -> Gpu:
 def with_profile(gpu: Gpu, profile: Profile) -> Gpu:
     """The same GPU with the rates that `calibrate` measured on it."""
     rates = {
-        dtype: rate / _best_tile(dtype)
-        for dtype, rate in profile.matmul_flops.items()
+        dtype: _any_sides(gpu, dtype, rate / _best_tile(dtype))
+        for dtype, rate in (profile.matmul_flops | profile.sustained_flops).items()
         if dtype in gpu.rates
     }
     measured = gpu.measured | set(rates) | ({"memory"} if profile.copy_bytes_s else set())
@@ -158,6 +176,12 @@ def with_profile(gpu: Gpu, profile: Profile) -> Gpu:
         calibrated=True,
         profile=profile,
     )
+
+
+def _any_sides(gpu: Gpu, dtype: str, aligned_rate: float) -> float:
+    """`calibrate` multiplies matrices whose sides are powers of two."""
+    full = max(gpu.full_rates.get(dtype, 0.0), aligned_rate)
+    return full * math.pow(aligned_rate / full, 1 / gpu.aligned_power(dtype))
 
 
 def _best_tile(dtype: str) -> float:
@@ -173,7 +197,8 @@ def expected_share(row: GpuRow, dtype: str, fit: TransferFit) -> float:
         return share
     wanted = row.tflops[dtype] * _watts_per_tflop(row, unit_of(dtype), fit.power)
     wanted *= _TENSOR.get(dtype, 1.0)
-    return share * min(1.0, math.pow(row.watts / wanted, fit.power.exponent))
+    left = max(row.watts - fit.power.board_watts, _LEAST_WATTS * row.watts)
+    return share * min(1.0, math.pow(left / wanted, fit.power.exponent))
 
 
 def unit_of(dtype: str) -> str:

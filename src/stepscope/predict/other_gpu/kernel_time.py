@@ -28,7 +28,9 @@ _NORM_VECTOR = 4  # elements that a thread of a norm reads at once
 _CLIFF = 6  # how suddenly rows no longer fit the cache
 _LONGER = 4  # of latency and memory nearly the longer one counts
 _PATCHES, _FILTERS = 128, 64  # of one block of a convolution
+_ALIGNED = 4  # elements of fp32 that one load takes
 _NORM_THREADS, _MOST_THREADS = 128, 1024
+_NORM_BLOCKS = 8  # of a norm that the registers of a multiprocessor hold
 
 
 def product_ms(
@@ -38,9 +40,11 @@ def product_ms(
     k: Floats,
     *,
     rate: float,
+    full_rate: float,
     element_bytes: float,
     gpu: Gpu,
     how: ProductFit,
+    fit: TransferFit | None = None,
 ) -> Floats:
     """`batch` products of (m, k) by (k, n), on the tile that suits the shape best."""
     per_multiprocessor = rate / gpu.multiprocessors / 1e3
@@ -56,16 +60,33 @@ def product_ms(
                 added = batch * m * n * _ADDED_BYTES * (split + 1)
                 time += added / (gpu.bytes_s * how.split_share) * 1e3 + _SPLIT_START_MS
             best = np.minimum(best, time)
+    best = best * (rate / full_rate) ** (1 - _slowing(n, k, best, how))
     moved = element_bytes * batch * (m * k + n * k + m * n)
     memory = moved / gpu.bytes_s * 1e3
+    if how.copies:
+        memory = moved_ms(moved, gpu, fit, copies=how.copies)
     total: Floats = (best**how.overlap + memory**how.overlap) ** (1 / how.overlap)
-    return total
+    return total + how.start_cycles / (gpu.row.boost_mhz * 1e3)
 
 
-def moved_ms(moved_bytes: Floats, gpu: Gpu, fit: TransferFit | None = None) -> Floats:
-    """Each byte read or written once; what stayed in the cache moves at the cache's rate."""
+def _slowing(n: Floats, k: Floats, long_ms: Floats, how: ProductFit) -> Floats:
+    """The part of the slowing by watts that a product has; all of it takes it to `long_ms`."""
+    aligned = (n % _ALIGNED == 0) & (k % _ALIGNED == 0)
+    power: Floats = np.where(aligned, how.aligned_power, 1.0)
+    if not how.calm_ms:
+        return power
+    return how.calm_power + (power - how.calm_power) * long_ms / (long_ms + how.calm_ms)
+
+
+def moved_ms(
+    moved_bytes: Floats, gpu: Gpu, fit: TransferFit | None = None, *, copies: int = 1
+) -> Floats:
+    """Each byte read or written once; what stayed in the cache moves at the cache's rate.
+
+    It has to hold as many `copies` as take turns.
+    """
     cache = (fit or transfer_fit()).cache
-    room = cache.fits * gpu.l2_bytes / np.maximum(moved_bytes, 1.0)
+    room = cache.fits * gpu.l2_bytes / np.maximum(copies * moved_bytes, 1.0)
     stays = np.minimum(1.0, room) ** cache.sharpness
     rate = (1 - stays) / gpu.bytes_s + stays / max(gpu.l2_bytes_s, gpu.bytes_s)
     total: Floats = moved_bytes * rate * 1e3
@@ -98,9 +119,10 @@ def rows_ms(
         again = np.ones(len(rows))
         threads = np.full(len(rows), float(_NORM_THREADS))
         cycles = how.start_cycles + how.step_cycles * np.ceil(columns / (_NORM_VECTOR * threads))
-    at_once = gpu.multiprocessors * np.maximum(1.0, gpu.row.threads / threads)
+    resident = np.maximum(1.0, gpu.row.threads / threads)
+    at_once = gpu.multiprocessors * (resident if softmax else np.minimum(_NORM_BLOCKS, resident))
     in_flight = np.minimum(rows, at_once) * columns * element_bytes
-    filled = in_flight / (fit.cache.rereads_fit * gpu.near_l2_bytes)
+    filled = in_flight / (how.rereads_fit * gpu.near_l2_bytes)
     missed = filled**_CLIFF / (1 + filled**_CLIFF)
     memory = moved_ms(2 * moved, gpu, fit) + moved * again * missed / gpu.bytes_s * 1e3
     blocks = np.ceil(rows / at_once) * cycles / (gpu.row.boost_mhz * 1e3)

@@ -11,12 +11,14 @@ from stepscope.explain.replay.schedule import step_ns
 from stepscope.predict.other_gpu.gpu import find_row, make_gpu, with_profile
 from stepscope.predict.other_gpu.step import move_step
 from stepscope.predict.outcome import Refused, changed
+from stepscope.predict.probed_step import find_probed_elsewhere
 from stepscope.records.efficiency import Ceilings
 from stepscope.records.figures import milliseconds, percent
 
 if TYPE_CHECKING:
     from stepscope.predict.other_gpu.gpu import Gpu
     from stepscope.predict.other_gpu.step import MovedStep
+    from stepscope.predict.probed_step import ProbedStep
     from stepscope.predict.step_context import StepContext
     from stepscope.records.efficiency import PeakSource
 
@@ -51,7 +53,10 @@ def move_context(context: StepContext, target: Gpu) -> MovedContext:
     source = source_gpu(context)
     if target.row == source.row and not target.calibrated:
         target = source
-    moved = move_step(context, source, target)
+    probed, problem = None, ""
+    if source != target:
+        probed, problem = find_probed_elsewhere(context, lambda name: find_row(name) == target.row)
+    moved = move_step(context, source, target, probed)
     if moved.missing:
         raise Refused(
             f"gpu: {target.name} has no {', '.join(moved.missing)} units, which this step uses"
@@ -70,7 +75,10 @@ def move_context(context: StepContext, target: Gpu) -> MovedContext:
         context=after,
         source=source,
         target=target,
-        assumptions=_assumptions(source, target, moved, after, decides),
+        assumptions=(
+            *_assumptions(source, target, moved, after, decides, probed),
+            *((problem,) if problem else ()),
+        ),
         doubt=moved.doubt,
         modelled_share=moved.unknown_share,
         decides=decides,
@@ -98,16 +106,25 @@ def _ceilings(gpu: Gpu) -> Ceilings:
 
 
 def _assumptions(
-    source: Gpu, target: Gpu, moved: MovedStep, after: StepContext, decides: str
+    source: Gpu,
+    target: Gpu,
+    moved: MovedStep,
+    after: StepContext,
+    decides: str,
+    probed: ProbedStep | None,
 ) -> tuple[str, ...]:
     if source == target:
         return (f"the trace is of a {source.name} already: nothing changes",)
     graph = after.graph
     basis = "calibrated there" if target.calibrated else "nothing measured there"
+    if probed is not None:
+        basis = "probed there"
     lines = [
         f"{source.name} -> {target.name}, {basis}: kernels by shapes, FLOPs and bytes",
         f"the host keeps its recorded pace: {milliseconds(graph.host_ns / 1e6)} per step",
     ]
+    if probed is not None:
+        lines.append(probed.describe("modelled"))
     if moved.unknown_share >= 0.01:
         share = percent(moved.unknown_share)
         lines.append(f"{share} of the device's time has no FLOPs or bytes: by bandwidth alone")

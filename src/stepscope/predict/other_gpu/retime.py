@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from stepscope.errors import UsageError
 from stepscope.predict.other_gpu import kernel_time
@@ -82,7 +83,7 @@ def retime(
             raise UsageError(f"retime: no {dtype} rate is known for {gpu.name}")
     if before == after:
         return ms, ms, ms
-    fit = transfer_fit()
+    fit, alone = transfer_fit(), launch_ms is None
     if launch_ms is None:
         launch_ms = fit.launch_ms.get(known.family, 0.0) if dtype == "fp32" else 0.0
     time = retime_many(
@@ -93,6 +94,7 @@ def retime(
         before,
         after,
         launch_ms=launch_ms,
+        alone=alone or launch_ms > 0,
     )
     predicted = float(time[0])
     doubt = kernel_doubt(known.family_in(dtype), dtype, before, after)
@@ -110,10 +112,16 @@ def retime_many(
     *,
     launch_ms: float = 0.0,
     source_launch_ms: float | None = None,
+    alone: bool = False,
     fit: TransferFit | None = None,
 ) -> Floats:
-    """Times on the target. A kernel keeps part of how far it is from the model on the source."""
+    """Times on the target. A kernel keeps part of how far it is from the model on the source.
+
+    `alone` kernels were timed by themselves, again and again; others are a step's.
+    """
     fit = fit or transfer_fit()
+    if not alone:
+        fit = inside_step(fit)
     before = known.model(shapes, dtype, source, fit)
     after = known.model(shapes, dtype, target, fit)
     own = fit.hidden_launch * (launch_ms if source_launch_ms is None else source_launch_ms)
@@ -129,6 +137,12 @@ def retime_many(
     return np.asarray(
         np.maximum(launch_ms * held, fit.hidden_launch * launch_ms * held + kernel), np.float64
     )
+
+
+def inside_step(fit: TransferFit) -> TransferFit:
+    """For kernels of a step: it has brought the clocks down before, and used the cache."""
+    products = {kind: replace(how, calm_ms=0.0, copies=0) for kind, how in fit.products.items()}
+    return replace(fit, products=products)
 
 
 def kernel_doubt(family: str, dtype: str, source: Gpu, target: Gpu) -> float:
@@ -200,22 +214,18 @@ def _product(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit, kind: str) 
     how = fit.products[kind]
     return kernel_time.product_ms(
         *shapes.T,
-        rate=_rate(gpu, dtype, how.power),
+        rate=gpu.rates[dtype],
+        full_rate=gpu.full_rate(dtype),
         element_bytes=ELEMENT_BYTES[dtype],
         gpu=gpu,
         how=how,
+        fit=fit,
     )
-
-
-def _rate(gpu: Gpu, dtype: str, power: float) -> float:
-    """Kernels that wait for memory too draw less power, so they are slowed less."""
-    full = max(gpu.full_rates.get(dtype, 0.0), gpu.rates[dtype])
-    return float(full * (gpu.rates[dtype] / full) ** power)
 
 
 def _convolution(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats:
     del fit
-    rate, size = _rate(gpu, dtype, _CONVOLUTION_POWER), ELEMENT_BYTES[dtype]
+    rate, size = gpu.slowed_rate(dtype, _CONVOLUTION_POWER), ELEMENT_BYTES[dtype]
     return kernel_time.convolution_ms(shapes, rate=rate, element_bytes=size, gpu=gpu)
 
 
@@ -227,7 +237,7 @@ def _attention(shapes: Floats, dtype: str, gpu: Gpu, fit: TransferFit) -> Floats
         heads,
         width,
         rate=gpu.rates[dtype],
-        full_rate=max(gpu.full_rates.get(dtype, 0.0), gpu.rates[dtype]),
+        full_rate=gpu.full_rate(dtype),
         gpu=gpu,
         how=fit.attention,
     )

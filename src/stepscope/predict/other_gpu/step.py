@@ -34,11 +34,12 @@ if TYPE_CHECKING:
     from stepscope.explain.flops.call import Call
     from stepscope.explain.replay.graph import Flags, Floats
     from stepscope.predict.other_gpu.gpu import Closeness, Gpu
+    from stepscope.predict.probed_step import ProbedStep
     from stepscope.predict.step_context import StepContext
 
 # Products of a training step come in layouts that no table has: keep half of a deviation at least.
 LEAST_KEPT = 0.5
-CALIBRATED = 0.75  # of the error is left: 10.6 -> 8.0% on GPUs that were left out of the fit
+CALIBRATED = 0.67  # of the error is left: 10.0 -> 6.6% on GPUs that were left out of the fit
 _FALLBACK = {"tf32": "fp32"}  # a GPU without tf32 multiplies in fp32
 # Spread of a kernel that goes by a ratio alone, by closeness of the GPUs.
 _RATIO_SPREAD = {"chip": 0.05, "generation": 0.25, "far": 0.35}
@@ -47,6 +48,8 @@ _UNKNOWN_SPREAD = {"chip": 0.08, "generation": 0.35, "far": 0.5}
 _LINK_SPREAD = {True: 0.15, False: 0.5}
 # What whole steps were off by beyond their kernels' own errors.
 STEP_SPREAD = {"chip": 0.02, "generation": 0.05, "far": 0.1}
+# Of an operator that was timed alone on the other GPU, beyond what its time there varies by.
+_TIMED_THERE = 0.05
 _FAMILIES = {
     Family.ATTENTION: "attention",
     Family.CONVOLUTION: "conv",
@@ -66,7 +69,10 @@ class MovedStep(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...]  # dtypes that the target has no units for
 
 
-def move_step(context: StepContext, source: Gpu, target: Gpu) -> MovedStep:
+def move_step(
+    context: StepContext, source: Gpu, target: Gpu, probed: ProbedStep | None = None
+) -> MovedStep:
+    """`probed` has the operators that were timed on the target."""
     tasks = context.graph.tasks
     if source == target:
         return MovedStep(
@@ -80,19 +86,46 @@ def move_step(context: StepContext, source: Gpu, target: Gpu) -> MovedStep:
     rates = _Rates(context, source, target)
     ratio, unknown = _roofline_ratio(context, rates, source, target)
     shaped = _retime_products(context, rates, source, target, ratio)
+    crosses = _crosses_the_bus(context)
+    timed = np.zeros(len(ratio), np.bool_)
+    if probed is not None:
+        timed = probed.known & (tasks.kind == Kind.COMPUTE) & ~crosses
+        ratio = _corrected(context, ratio, probed.factor, timed)
     ratio = np.where(tasks.kind == Kind.COMM, collective_ratio(context, source, target), ratio)
-    ratio = np.where(_crosses_the_bus(context), 1.0, ratio)
+    ratio = np.where(crosses, 1.0, ratio)
     start = np.minimum(tasks.dur_ns, FLOOR_NS)
     dur_ns = start + (tasks.dur_ns - start) * ratio
+    if probed is not None:
+        dur_ns = np.where(timed, tasks.dur_ns * probed.factor, dur_ns)
     total = max(float(dur_ns.sum()), 1.0)
+    doubt = _doubt(context, rates, source, target, dur_ns, shaped, unknown, timed)
+    if probed is not None:
+        timed_doubt = math.hypot(probed.error, _TIMED_THERE)
+        doubt = math.hypot(doubt, timed_doubt * float(dur_ns[timed].sum()) / total)
     return MovedStep(
         dur_ns=dur_ns,
         spacing_ns=tasks.spacing_ns,
-        doubt=_doubt(context, rates, source, target, dur_ns, shaped, unknown),
+        doubt=doubt,
         shaped_share=float(dur_ns[shaped].sum()) / total,
-        unknown_share=float(dur_ns[unknown].sum()) / total,
+        unknown_share=float(dur_ns[unknown & ~timed].sum()) / total,
         missing=rates.missing,
     )
+
+
+def _corrected(context: StepContext, ratio: Floats, measured: Floats, timed: Flags) -> Floats:
+    """Kernels that were not timed on the target take over what the model missed of their family,
+    by as much of the family as was timed."""
+    dur_ns, family = context.graph.tasks.dur_ns, context.operators.family
+    corrected = ratio.copy()
+    for one in Family:
+        mine = (family == one) & (dur_ns > 0)
+        seen = mine & timed
+        if not seen.any():
+            continue
+        missed = np.log(measured[seen] / ratio[seen])
+        share = float(dur_ns[seen].sum() / dur_ns[mine].sum())
+        corrected[mine & ~timed] *= math.exp(share * np.average(missed, weights=dur_ns[seen]))
+    return corrected
 
 
 class _Rates:
@@ -137,7 +170,8 @@ def _named_dtypes(context: StepContext) -> NDArray[np.str_]:
 
 
 def _rate(gpu: Gpu, dtype: str) -> float:
-    return gpu.rates.get(dtype) or gpu.rates.get(_FALLBACK.get(dtype, ""), 0.0)
+    used = dtype if dtype in gpu.rates else _FALLBACK.get(dtype, "")
+    return gpu.model_rate(used) if used in gpu.rates else 0.0
 
 
 def _roofline_ratio(
@@ -244,16 +278,19 @@ def _doubt(
     dur_ns: Floats,
     shaped: Flags,
     unknown: Flags,
+    timed: Flags,
 ) -> float:
-    """Kernels of one family err together, so their doubt does not shrink with their number."""
+    """Of what was not timed there. Kernels of one family err together, so their doubt does not
+    shrink with their number."""
     fit, close = transfer_fit(), closeness(source.row, target.row)
     total = max(float(dur_ns.sum()), 1.0)
     comm = context.graph.tasks.kind == Kind.COMM
     sent = float(dur_ns[comm].sum()) / total
     same_link = source.row.link == target.row.link
-    variance = STEP_SPREAD[close] ** 2 + (sent * _LINK_SPREAD[same_link]) ** 2
+    left = 1.0 - float(dur_ns[timed].sum()) / total
+    variance = (left * STEP_SPREAD[close]) ** 2 + (sent * _LINK_SPREAD[same_link]) ** 2
     for family in Family:
-        mine = (context.operators.family == family) & ~unknown & ~comm
+        mine = (context.operators.family == family) & ~unknown & ~comm & ~timed
         share = float(dur_ns[mine].sum()) / total
         if not share:
             continue
@@ -261,7 +298,7 @@ def _doubt(
         if family != Family.OTHER:
             spread = math.hypot(spread, _ceiling_doubt(rates.dtype[mine], target, close))
         variance += (share * spread * fit.common) ** 2
-    lost = float(dur_ns[unknown].sum()) / total
+    lost = float(dur_ns[unknown & ~timed].sum()) / total
     variance += (lost * _UNKNOWN_SPREAD[close]) ** 2
     doubt = math.sqrt(variance)
     return CALIBRATED * doubt if target.calibrated else doubt
