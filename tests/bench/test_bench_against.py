@@ -41,7 +41,7 @@ def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_slower_workload_ends_with_its_own_error(invoke: Any) -> None:
     done = invoke(results(row(times(1.05))), "--fail-on-slower", "3%")
     assert isinstance(done.exception, SlowerError)
-    assert "ncf by 5.0%; --fail-on-slower allows 3%" in str(done.exception)
+    assert "ncf +5.0%; --fail-on-slower allows 3%" in str(done.exception)
     assert "slower: ncf +5.0%; 1 workload compared" in done.stdout
     assert invoke(results(row(times(1.05)))).exception is None  # nobody asked for an alarm
     assert invoke(results(row(times(1.05))), "--fail-on-slower", "6%").exception is None

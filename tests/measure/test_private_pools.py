@@ -108,7 +108,7 @@ def test_a_graphed_step_adds_up_with_its_pool(monkeypatch: Any) -> None:
     assert gradient is not None
     address, size = gradient.untyped_storage().data_ptr(), gradient.untyped_storage().nbytes()
     # The pool holds the weight's gradient, which is alive, and as much again for temporaries.
-    pool = PrivatePools({"0.1": 2 * size}, size, size, ((address, address + 2 * size),))
+    pool = PrivatePools({"0.1": 2 * size}, size, size, ((address, address + size),))
     parameters = sum(p.numel() * 4 for p in net.parameters())
     fake = type("Fake", (GraphedAllocator,), {"pools": pool, "held": 2 * parameters})
     monkeypatch.setattr(memory_module, "Allocator", fake)
