@@ -121,7 +121,7 @@ def check(precision: str) -> None:
         right, _ = affine_maps.backward_states(gradient.double(), slope.double(), weight.double())
         found, _ = backward_states(
             gradient, state, weight, tanh=tanh, precision=precision,
-            launch=launch_for(gradient.shape, gradient.device),
+            launch=launch_for(gradient.shape, gradient.device, precision),
         )  # fmt: skip
         whole = right.norm()
         error = float((found - right).norm() / whole) if whole < 1e37 else float("nan")
@@ -160,9 +160,10 @@ def _one_by_one(
     steps, batch, size = gradient.shape
     reached, left = torch.empty_like(gradient), torch.empty_like(gradient[0])
     kernels._replay[1, -(-batch // kernels._SEQUENCES)](
-        gradient, state, weight, torch.zeros_like(left), reached, left, steps, batch, size, steps,
+        gradient, state, weight, reached, torch.zeros_like(left), reached, left,
+        steps, batch, size, steps,
         SEQUENCES=kernels._SEQUENCES, SIZE=max(16, 1 << (size - 1).bit_length()), TANH=True,
-        PRECISION=precision, num_warps=1,
+        PRECISION=precision, AGAIN=False, num_warps=1,
     )  # fmt: skip
     return reached
 

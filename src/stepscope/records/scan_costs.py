@@ -17,10 +17,7 @@ from functools import lru_cache
 GROUP = 16  # maps that fold into one
 H200_MULTIPROCESSORS = 132
 LARGEST_SIZE = 128  # of a state that the GPU's kernels keep in registers
-FUSED_SIZE = 32  # of a state and an input whose whole backward pass is two launches
-# Steps, least and most, for which two launches were measured faster than a kernel for each part;
-# `benchmarks/scan_variants.py --promote FILE` writes it. None: not measured, so not used.
-FUSED_STEPS: tuple[int, int] | None = None
+FUSED_SIZE = 32  # of a state and an input whose whole backward pass is fused
 _CHUNKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 # Microseconds on an H200, by padded size. Those of size 32 were measured (scan_table.py), the
 # others follow by the products' sizes.
@@ -31,7 +28,7 @@ _MAP_US = 1.0  # a map of a group, which waits for the one behind it
 _MAP_SHARE_US = 1.3
 _LAUNCH_US = 42.0  # on the host, which launches while the device computes
 _MAPS_BYTES = 1 << 30
-# Of the two launches, by the instructions of their loops (compiled for sm_90); not yet timed.
+# Of the fused kernels, by the instructions of their loops (compiled for sm_90).
 _FUSED_FOLD_US, _FUSED_FOLD_SHARE_US, _FUSED_MAP_US, _FUSED_REPLAY_US = 0.7, 0.11, 0.3, 0.5
 _WEIGHTS_LAUNCHES = 3  # gradients of the weights and of the inputs
 _WEIGHTS_BYTES_US = 2.0e6  # bytes a microsecond: what sums over all steps reach on an H200
@@ -71,16 +68,14 @@ def gpu_layer_us(steps: int, batch: int, size: int, features: int, processors: i
     return gpu_states_us(chunk, steps, batch, size, processors) + weights
 
 
-def takes_two_launches(steps: int, size: int, features: int) -> bool:
-    """Whether the whole backward pass of a layer is fused: where figures say that it pays."""
-    if FUSED_STEPS is None or max(size, features) > FUSED_SIZE:
-        return False
-    return FUSED_STEPS[0] <= steps <= FUSED_STEPS[1]
+def is_fused(size: int, features: int) -> bool:
+    """Whether the whole backward pass of a layer is one fold and one replay."""
+    return max(size, features) <= FUSED_SIZE
 
 
 @lru_cache(maxsize=256)
 def fused_chunk(steps: int, batch: int, processors: int) -> int:
-    """The chunk that the model expects to be the fastest for two launches."""
+    """The chunk that the model expects to be the fastest where all is fused."""
 
     def expected_us(chunk: int) -> float:
         chunks, blocks = -(-steps // chunk), -(-batch // 16)

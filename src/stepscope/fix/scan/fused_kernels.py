@@ -1,4 +1,4 @@
-"""A layer's whole backward pass in two launches and a sum, for states of at most 32.
+"""A layer's whole backward pass in three launches and a sum, for states of at most 32.
 
 Up to some thousand steps the host's launches take longer than the device's work, so here few
 kernels do everything. `_fold_and_chain`: a program for each chunk and sequence folds its steps; the
@@ -19,7 +19,17 @@ import torch
 import triton
 import triton.language as tl
 
-from stepscope.fix.scan.kernels import _product, _rescale, _slope, _through
+from stepscope.fix.scan.kernels import (
+    LOSSY_SUMS,
+    _lasts,
+    _product,
+    _rescale,
+    _slope,
+    _through,
+    padded_size,
+    plain_warps,
+    remembered,
+)
 from stepscope.fix.scan.weight_kernels import GradientSums
 
 if TYPE_CHECKING:
@@ -54,30 +64,66 @@ def _fp16_parts(values):
 
 
 @triton.jit
+def _weight_parts(w, PRECISION: tl.constexpr):
+    """High and low part, and the powers of two that products of 16 bits leave out of it: then no
+    number of a product is larger than the largest of its row, and 16 bits hold it."""
+    if PRECISION == "fp16x3":
+        norm = tl.maximum(tl.max(tl.sum(tl.abs(w), axis=0), axis=0), 1e-30)
+        shrunk = tl.ceil(tl.log2(norm))
+        high, low = _fp16_parts(w * tl.exp2(-shrunk))
+        return high, low, shrunk
+    else:
+        high, low = _tf32_parts(w)
+        return high, low, 0.0
+
+
+@triton.jit
+def _raised(matrix, exponent, PRECISION: tl.constexpr):
+    """High in the range of 16 bits, so that eight steps may shrink it."""
+    if PRECISION == "fp16x3":
+        return matrix * 4096.0, exponent - 12.0
+    else:
+        return matrix, exponent
+
+
+@triton.jit
+def _times(left, w, w_high, w_low, PRECISION: tl.constexpr):
+    """Times the weight, whose parts are computed once."""
+    if PRECISION == "tf32x3":  # Triton's own spends a third of the loop on infinities
+        high, low = _tf32_parts(left)
+        small = tl.dot(
+            high, w_low, tl.dot(low, w_high, input_precision="tf32"), input_precision="tf32"
+        )
+        return tl.dot(high, w_high, small, input_precision="tf32")
+    elif PRECISION == "fp16x3":
+        high, low = _fp16_parts(left)
+        small = tl.dot(high, w_low, tl.dot(low, w_high))
+        return tl.dot(high, w_high, small / 2048.0)
+    else:
+        return _product(left, w, PRECISION)
+
+
+@triton.jit
 def _fold_and_chain(
-    gradient, state, weight, matrices, exponents, offsets, entering, done,
+    gradient, state, weight, lasting, matrices, exponents, offsets, entering, done,
     steps, batch, chunk, chunks,
     SIZE: tl.constexpr, PADDED: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
+    REMEMBERED: tl.constexpr, SIZE_BITS: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
+    if AGAIN:
+        if tl.load(lasting) == 0:
+            return
     group, sequence = tl.program_id(0) + 1, tl.program_id(1)  # nothing comes before the first chunk
     columns, rows = tl.arange(0, PADDED), tl.arange(0, PADDED)
     inside = columns < SIZE
     within = (rows < SIZE)[:, None] & inside[None, :]
     w = tl.load(weight + rows[:, None] * SIZE + columns[None, :], mask=within, other=0.0)
     offset_is_a_row: tl.constexpr = SIZE < PADDED and PRECISION != "fp16x3"
-    shrunk = 0.0  # powers of two that a product of 16 bits leaves out of the weight
-    if PRECISION == "fp16x3":
-        # No number of a product is larger than the largest of its row, so 16 bits hold it.
-        norm = tl.maximum(tl.max(tl.sum(tl.abs(w), axis=0), axis=0), 1e-30)
-        shrunk = tl.ceil(tl.log2(norm))
-        w_high, w_low = _fp16_parts(w * tl.exp2(-shrunk))
-    else:
-        w_high, w_low = _tf32_parts(w)
+    w_high, w_low, shrunk = _weight_parts(w, PRECISION)
     matrix = tl.where(rows[:, None] == columns[None, :], 1.0, 0.0)
     exponent = tl.zeros([PADDED], tl.float32)
     offset = tl.zeros([PADDED], tl.float32)
-    if PRECISION == "fp16x3":  # high in their range, so that eight steps may shrink it
-        matrix, exponent = matrix * 4096.0, exponent - 12.0
+    matrix, exponent = _raised(matrix, exponent, PRECISION)
     if offset_is_a_row:
         matrix = tl.where(within, matrix, 0.0)
         is_offset = tl.where(rows == SIZE, 1.0, 0.0)
@@ -95,24 +141,16 @@ def _fold_and_chain(
         else:
             scaled = matrix * slope[None, :]
             offset = tl.sum(((offset + g) * slope)[:, None] * w, axis=0)
-        if PRECISION == "tf32x3":  # Triton's own spends a third of the loop on infinities
-            high, low = _tf32_parts(scaled)
-            matrix = tl.dot(low, w_high, input_precision="tf32")
-            matrix = tl.dot(high, w_low, matrix, input_precision="tf32")
-            matrix = tl.dot(high, w_high, matrix, input_precision="tf32")
-        elif PRECISION == "fp16x3":
-            high, low = _fp16_parts(scaled)
-            small = tl.dot(high, w_low, tl.dot(low, w_high))
-            matrix = tl.dot(high, w_high, small / 2048.0)
-        else:
-            matrix = _product(scaled, w, PRECISION)
+        matrix = _times(scaled, w, w_high, w_low, PRECISION)
         if back % 8 == 7:
             matrix, exponent = _rescale_map(matrix, exponent, rows, SIZE, offset_is_a_row)
-            if PRECISION == "fp16x3":
-                matrix, exponent = matrix * 4096.0, exponent - 12.0
+            matrix, exponent = _raised(matrix, exponent, PRECISION)
         g, h = next_g, next_h
     exponent += shrunk * (last - first + 1)
     matrix, exponent = _rescale_map(matrix, exponent, rows, SIZE, offset_is_a_row)
+    if REMEMBERED > 0:
+        if _lasts(matrix, exponent, rows < SIZE, last - first + 1, REMEMBERED, SIZE_BITS) > 0:
+            tl.store(lasting, 1)
     if offset_is_a_row:
         offset = tl.sum(tl.where((rows == SIZE)[:, None], matrix, 0.0), axis=0)
     place = (group * batch + sequence).to(tl.int64)
@@ -251,16 +289,25 @@ def layer_gradients(
     fold's; the steps themselves are exact unless a short one is asked for."""
     steps, batch, size = gradient.shape
     features, chunks = inputs.shape[-1], triton.cdiv(steps, chunk)
-    padded, wide = (max(16, triton.next_power_of_2(count)) for count in (size, features))
+    padded, wide = padded_size(size), padded_size(features)
     entering = gradient.new_empty(chunks, batch, size)
+    folds = [precision, "ieee"] if precision in LOSSY_SUMS else [precision]
     if chunks > 1:
-        _fold_and_chain[chunks - 1, batch](
-            gradient, state, weight,
+        lasting, *done = gradient.new_zeros(1 + len(folds) * batch, dtype=torch.int32).split(
+            [1] + [batch] * len(folds)
+        )
+        maps = (
             gradient.new_empty(chunks, batch, size, size), torch.empty_like(entering),
-            torch.empty_like(entering), entering, gradient.new_zeros(batch, dtype=torch.int32),
-            steps, batch, chunk, chunks,
-            SIZE=size, PADDED=padded, TANH=tanh, PRECISION=precision, num_warps=1,
+            torch.empty_like(entering),
         )  # fmt: skip
+        for fold, its_done in zip(folds, done, strict=True):
+            _fold_and_chain[chunks - 1, batch](
+                gradient, state, weight, lasting, *maps, entering, its_done,
+                steps, batch, chunk, chunks,
+                SIZE=size, PADDED=padded, TANH=tanh, PRECISION=fold,
+                REMEMBERED=remembered(padded, fold), SIZE_BITS=padded.bit_length() - 1,
+                AGAIN=fold != precision, num_warps=plain_warps(padded),
+            )  # fmt: skip
     left = torch.empty_like(initial)
     of_inputs = torch.empty_like(inputs) if wants_inputs else inputs.new_empty(0)
     sums = GradientSums.of(size, features)

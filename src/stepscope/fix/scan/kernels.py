@@ -6,6 +6,11 @@ member of a group. `_replay`: the steps of a chunk for a block of sequences, and
 first. Nothing of the size of a Jacobian for every step is ever in memory.
 
 Slopes are computed from the states: 1 - h^2 for tanh, h > 0 for relu.
+
+Tensor cores cut off what they add, always towards zero: three products for one lose 10^-7 of a map
+with every step. A chain that forgets within some dozen steps does not show it; one that does not
+would be 10^-4 off after a thousand. So the first fold notes whether a map lasts, and everything is
+launched `AGAIN` without tensor cores: at once over where nothing lasts, and nobody waits to know.
 """
 
 from __future__ import annotations
@@ -23,6 +28,10 @@ if TYPE_CHECKING:
 
 _ROWS = 32  # of a matrix that one program folds
 _SEQUENCES = 16  # of the batch that one program replays: the least a matrix product takes
+LOSSY_SUMS = ("tf32x3", "fp16x3")  # exact but for what tensor cores cut off
+_REMEMBERED = 1600  # steps times size that tensor cores may sum over: 50 of 32 are 5 in 10^6
+_SHORTEST = tl.constexpr(8)  # steps: a shorter chunk loses nothing that counts
+_BITS = tl.constexpr(1.4426950408889634)  # log2(e)
 
 
 class Launch(NamedTuple):
@@ -66,11 +75,25 @@ def _through(row, matrix, exponent):
 
 
 @triton.jit
+def _lasts(matrix, exponent, is_row, length, REMEMBERED: tl.constexpr, SIZE_BITS: tl.constexpr):
+    """Whether a map of so many steps may keep more of a row than a chain that forgets all but 1/e
+    of it in REMEMBERED steps; its largest number times its size is at least its norm."""
+    is_row = is_row & (tl.max(tl.abs(matrix), axis=1) > 0)
+    forgets = -_BITS * length / REMEMBERED - SIZE_BITS
+    lasting = is_row & (exponent + 1.0 > forgets) & (length >= _SHORTEST)
+    return tl.max(lasting.to(tl.int32), axis=0)
+
+
+@triton.jit
 def _fold_steps(
-    gradient, state, weight, matrix_out, exponent_out, offset_out,
+    gradient, state, weight, lasting, matrix_out, exponent_out, offset_out,
     steps, batch, size, chunk,
     ROWS: tl.constexpr, SIZE: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
+    REMEMBERED: tl.constexpr, SIZE_BITS: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
+    if AGAIN:
+        if tl.load(lasting) == 0:
+            return
     group, sequence, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns, rows = tl.arange(0, SIZE), block * ROWS + tl.arange(0, ROWS)
     inside = columns < size
@@ -99,6 +122,9 @@ def _fold_steps(
             matrix, exponent = _rescale(matrix, exponent)
         g, h, here = next_g, next_h, following
     matrix, exponent = _rescale(matrix, exponent)
+    if REMEMBERED > 0:
+        if _lasts(matrix, exponent, rows < size, last - first + 1, REMEMBERED, SIZE_BITS) > 0:
+            tl.store(lasting, 1)
     place = (group * batch + sequence).to(tl.int64)
     tl.store(
         matrix_out + place * size * size + rows[:, None] * size + columns[None, :], matrix,
@@ -111,10 +137,13 @@ def _fold_steps(
 
 @triton.jit
 def _fold_maps(
-    matrix_in, exponent_in, offset_in, matrix_out, exponent_out, offset_out,
+    matrix_in, exponent_in, offset_in, lasting, matrix_out, exponent_out, offset_out,
     maps, batch, size, members,
-    ROWS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, SIZE: tl.constexpr, PRECISION: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
+    if AGAIN:
+        if tl.load(lasting) == 0:
+            return
     group, sequence, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     columns, rows = tl.arange(0, SIZE), block * ROWS + tl.arange(0, ROWS)
     inside = columns < size
@@ -149,10 +178,13 @@ def _fold_maps(
 
 @triton.jit
 def _spread(
-    matrix_in, exponent_in, offset_in, entering, entering_out,
+    matrix_in, exponent_in, offset_in, lasting, entering, entering_out,
     maps, batch, size, members,
-    SIZE: tl.constexpr, TOP: tl.constexpr,
+    SIZE: tl.constexpr, TOP: tl.constexpr, AGAIN: tl.constexpr,
 ):  # fmt: skip
+    if AGAIN:
+        if tl.load(lasting) == 0:
+            return
     group, sequence = tl.program_id(0), tl.program_id(1)
     columns = tl.arange(0, SIZE)
     inside = columns < size
@@ -180,10 +212,14 @@ def _spread(
 
 @triton.jit
 def _replay(
-    gradient, state, weight, entering, reached, left,
+    gradient, state, weight, lasting, entering, reached, left,
     steps, batch, size, chunk,
     SEQUENCES: tl.constexpr, SIZE: tl.constexpr, TANH: tl.constexpr, PRECISION: tl.constexpr,
+    AGAIN: tl.constexpr,
 ):  # fmt: skip
+    if AGAIN:
+        if tl.load(lasting) == 0:
+            return
     group = tl.program_id(0)
     columns = tl.arange(0, SIZE)
     sequences = tl.program_id(1) * SEQUENCES + tl.arange(0, SEQUENCES)
@@ -222,22 +258,28 @@ def backward_states(
 ) -> tuple[Tensor, Tensor]:
     """As affine_maps.backward_states, from the states instead of the slopes."""
     steps, batch, size = gradient.shape
-    scan = _Scan(batch, size, tanh, precision, launch)
-    chunks = triton.cdiv(steps, launch.chunk)
-    maps = scan.empty_maps(chunks, gradient.device)
-    _fold_steps[chunks, batch, scan.blocks](
-        gradient, state, weight, *maps, steps, batch, size, launch.chunk,
-        ROWS=scan.rows, SIZE=scan.padded, TANH=tanh, PRECISION=precision,
-        num_warps=launch.fold_warps,
-    )  # fmt: skip
-    entering = scan.carries(maps)
+    first = _Scan.first(batch, size, tanh, precision, launch, gradient.device)
+    maps = first.empty_maps(triton.cdiv(steps, launch.chunk))
     reached, left = torch.empty_like(gradient), torch.empty_like(gradient[0])
-    _replay[chunks, triton.cdiv(batch, _SEQUENCES)](
-        gradient, state, weight, entering, reached, left, steps, batch, size, launch.chunk,
-        SEQUENCES=_SEQUENCES, SIZE=scan.padded, TANH=tanh, PRECISION=precision,
-        num_warps=launch.replay_warps,
-    )  # fmt: skip
+    for scan in [first, first.again()] if precision in LOSSY_SUMS else [first]:
+        scan.backward(gradient, state, weight, maps, reached, left)
     return reached, left
+
+
+def padded_size(size: int) -> int:
+    """Of a matrix that kernels multiply: a power of two, and no less than tensor cores take."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def remembered(padded: int, precision: str) -> int:
+    """Steps that a chain may remember before tensor cores' sums are too far off; 0: no matter."""
+    return _REMEMBERED // padded if precision in LOSSY_SUMS else 0
+
+
+def plain_warps(padded: int) -> int:
+    """For products without tensor cores: every thread's share is that of one warp for size 32, or
+    compiling would take minutes."""
+    return max(1, (padded // 32) ** 2)
 
 
 class _Scan(NamedTuple):
@@ -248,10 +290,31 @@ class _Scan(NamedTuple):
     tanh: bool
     precision: str
     launch: Launch
+    lasting: Tensor  # 1 once a map lasts too long for tensor cores
+    is_again: bool = False
+
+    @classmethod
+    def first(
+        cls,
+        batch: int,
+        size: int,
+        tanh: bool,
+        precision: str,
+        launch: Launch,
+        device: torch.device,
+    ) -> _Scan:
+        lasting = torch.zeros(1, dtype=torch.int32, device=device)
+        return cls(batch, size, tanh, precision, launch, lasting)
+
+    def again(self) -> _Scan:
+        """The same without tensor cores, where a map lasts."""
+        warps = plain_warps(self.padded)
+        launch = Launch(self.launch.chunk, fold_warps=warps, replay_warps=warps)
+        return self._replace(precision="ieee", launch=launch, is_again=True)
 
     @property
     def padded(self) -> int:
-        return max(16, 1 << (self.size - 1).bit_length())
+        return padded_size(self.size)
 
     @property
     def rows(self) -> int:
@@ -261,14 +324,40 @@ class _Scan(NamedTuple):
     def blocks(self) -> int:
         return -(-self.size // self.rows)
 
-    def empty_maps(self, count: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        new: dict[str, Any] = {"device": device, "dtype": torch.float32}
+    def empty_maps(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        new: dict[str, Any] = {"device": self.lasting.device, "dtype": torch.float32}
         rows = (count, self.batch, self.size)
         return (
             torch.empty(*rows, self.size, **new),
             torch.empty(rows, **new),
             torch.empty(rows, **new),
         )
+
+    def backward(
+        self,
+        gradient: Tensor,
+        state: Tensor,
+        weight: Tensor,
+        maps: tuple[Tensor, Tensor, Tensor],
+        reached: Tensor,
+        left: Tensor,
+    ) -> None:
+        """Fill the maps, then what reached every state and what left the first."""
+        steps, chunks, launch = len(gradient), len(maps[0]), self.launch
+        _fold_steps[chunks, self.batch, self.blocks](
+            gradient, state, weight, self.lasting, *maps, steps, self.batch, self.size,
+            launch.chunk, ROWS=self.rows, SIZE=self.padded, TANH=self.tanh,
+            PRECISION=self.precision, AGAIN=self.is_again,
+            REMEMBERED=remembered(self.padded, self.precision),
+            SIZE_BITS=self.padded.bit_length() - 1,
+            num_warps=launch.fold_warps,
+        )  # fmt: skip
+        entering = self.carries(maps)
+        _replay[chunks, triton.cdiv(self.batch, _SEQUENCES)](
+            gradient, state, weight, self.lasting, entering, reached, left, steps, self.batch,
+            self.size, launch.chunk, SEQUENCES=_SEQUENCES, SIZE=self.padded, TANH=self.tanh,
+            PRECISION=self.precision, AGAIN=self.is_again, num_warps=launch.replay_warps,
+        )  # fmt: skip
 
     def carries(self, maps: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """The row that enters each of the maps from the right."""
@@ -277,18 +366,18 @@ class _Scan(NamedTuple):
         above = maps[2] if top else self.carries(self._folded(maps, groups))
         entering = torch.empty_like(maps[2])
         _spread[groups, self.batch](
-            *maps, above, entering, count, self.batch, self.size, members,
-            SIZE=self.padded, TOP=top, num_warps=1,
+            *maps, self.lasting, above, entering, count, self.batch, self.size, members,
+            SIZE=self.padded, TOP=top, AGAIN=self.is_again, num_warps=1,
         )  # fmt: skip
         return entering
 
     def _folded(
         self, maps: tuple[Tensor, Tensor, Tensor], groups: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        above = self.empty_maps(groups, maps[0].device)
+        above = self.empty_maps(groups)
         _fold_maps[groups, self.batch, self.blocks](
-            *maps, *above, len(maps[0]), self.batch, self.size, GROUP,
-            ROWS=self.rows, SIZE=self.padded, PRECISION=self.precision,
+            *maps, self.lasting, *above, len(maps[0]), self.batch, self.size, GROUP,
+            ROWS=self.rows, SIZE=self.padded, PRECISION=self.precision, AGAIN=self.is_again,
             num_warps=self.launch.fold_warps,
         )  # fmt: skip
         return above

@@ -1,18 +1,24 @@
-"""How the scan's kernels are started on a device: how long a chunk is (records/scan_costs.py)."""
+"""How the scan's kernels are started on a device: how long a chunk is (records/scan_costs.py), and
+how many warps share a product."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from stepscope.fix.scan.device_size import multiprocessors
-from stepscope.fix.scan.kernels import Launch
+from stepscope.fix.scan.kernels import Launch, padded_size, plain_warps
 from stepscope.records.scan_costs import gpu_chunk
 
 if TYPE_CHECKING:
     import torch
 
+# Fold and replay, by padded size: the fewest whose registers hold everything (ptxas for sm_90).
+_WARPS = {16: (1, 1), 32: (1, 1), 64: (2, 4), 128: (4, 8)}
 
-def launch_for(shape: torch.Size, device: torch.device) -> Launch:
+
+def launch_for(shape: torch.Size, device: torch.device, precision: str) -> Launch:
     """`shape` is steps, batch and size."""
     steps, batch, size = shape
-    return Launch(gpu_chunk(steps, batch, size, multiprocessors(device)))
+    padded = padded_size(size)
+    fold, replay = (plain_warps(padded),) * 2 if precision == "ieee" else _WARPS[padded]
+    return Launch(gpu_chunk(steps, batch, size, multiprocessors(device)), fold, replay)

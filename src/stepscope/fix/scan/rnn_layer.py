@@ -17,10 +17,11 @@ from torch import Tensor
 
 from stepscope.fix.scan import affine_maps
 from stepscope.fix.scan.second_derivative import refuse_second_derivative
-from stepscope.records.scan_costs import LARGEST_SIZE, fused_chunk, takes_two_launches
+from stepscope.records.scan_costs import LARGEST_SIZE, fused_chunk, is_fused
 
 PRECISIONS = ("fp32", "tf32x3", "tf32", "bf16")
 _DOT = {"fp32": "ieee", "tf32x3": "tf32x3", "tf32": "tf32", "bf16": "bf16"}  # as kernels call them
+_FOLD = _DOT | {"tf32x3": "fp16x3"}  # of fused kernels: the same bits, faster
 _LARGEST_PLAIN = 64  # beyond, products without tensor cores take minutes to compile
 _NOT_ONE_PIECE = ".*not part of single contiguous chunk of memory"
 
@@ -101,13 +102,13 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """As the operator gives them; those of weights may be parts of one tensor."""
     steps, batch, size = map(int, gradient.shape)
-    if _kernels_fit(gradient) and takes_two_launches(steps, size, inputs.shape[-1]):
+    if _kernels_fit(gradient) and is_fused(size, inputs.shape[-1]):
         from stepscope.fix.scan.device_size import multiprocessors
         from stepscope.fix.scan.fused_kernels import layer_gradients
 
         return layer_gradients(
             gradient.contiguous(), states, inputs, initial, weight_input.contiguous(),
-            weight.contiguous(), tanh=tanh, precision=_dot(precision, size),
+            weight.contiguous(), tanh=tanh, precision=_FOLD[precision],
             chunk=fused_chunk(steps, batch, multiprocessors(gradient.device)),
             wants_inputs=wants_inputs,
         )  # fmt: skip
@@ -142,7 +143,7 @@ def _of_weights(
         from stepscope.fix.scan.weight_kernels import weight_gradients
 
         # A sum over all steps is no place for 16 bits.
-        dot = _dot("tf32" if precision == "bf16" else precision, reached.shape[-1])
+        dot = _of_sums("tf32" if precision == "bf16" else precision, reached.shape[-1])
         return weight_gradients(reached, states, initial, inputs, precision=dot)
     rows = reached.flatten(0, 1)
     before = torch.cat([initial.unsqueeze(0), states[:-1]]).flatten(0, 1)
@@ -184,8 +185,8 @@ def backward_states(
             states,
             weight.contiguous(),
             tanh=tanh,
-            launch=launch_for(gradient.shape, gradient.device),
-            precision=_dot(precision, gradient.shape[-1]),
+            launch=launch_for(gradient.shape, gradient.device, _DOT[precision]),
+            precision=_DOT[precision],
         )
     kind = _folded_in(states.dtype)
     wide = states.to(kind)
@@ -199,7 +200,7 @@ def _folded_in(kind: torch.dtype) -> torch.dtype:
     return torch.float32 if kind in (torch.float16, torch.bfloat16) else kind
 
 
-def _dot(precision: str, size: int) -> str:
+def _of_sums(precision: str, size: int) -> str:
     """Three products of tensor cores are as exact as fp32 to a few 10^-7."""
     return _DOT["tf32x3" if precision == "fp32" and size > _LARGEST_PLAIN else precision]
 
