@@ -12,7 +12,7 @@ _SIDE, _LEFT, _TOP, _GAP = 46, 70, 40, 28
 def markdown(cells: list[Cell]) -> str:
     """A row for each shape: milliseconds, and times as fast as cuDNN."""
     lines = [
-        "| B | H | T | cuDNN | scan | | cuDNN, fp16 | step by step | batched products | whole step |",
+        "| B | H | T | cuDNN | scan | | cuDNN, fp16 | one by one | batched products | whole step |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for cell in sorted(cells, key=lambda one: (one["batch"], one["size"], one["steps"])):

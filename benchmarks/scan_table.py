@@ -56,7 +56,8 @@ def main() -> None:
     options = _options()
     cells = json.loads(options.save.read_text()) if options.save and options.save.exists() else []
     if options.recommend:
-        return _compare_advice(options, cells)
+        _compare_advice(options, cells)
+        return
     if not options.print:
         _measure_all(options, cells)
     if not options.launches:
