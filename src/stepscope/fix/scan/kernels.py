@@ -39,6 +39,7 @@ class Launch(NamedTuple):
 
     chunk: int
     fold_warps: int = 1
+    map_warps: int = 1
     replay_warps: int = 1
 
 
@@ -308,8 +309,7 @@ class _Scan(NamedTuple):
 
     def again(self) -> _Scan:
         """The same without tensor cores, where a map lasts."""
-        warps = plain_warps(self.padded)
-        launch = Launch(self.launch.chunk, fold_warps=warps, replay_warps=warps)
+        launch = Launch(self.launch.chunk, *[plain_warps(self.padded)] * 3)
         return self._replace(precision="ieee", launch=launch, is_again=True)
 
     @property
@@ -378,6 +378,6 @@ class _Scan(NamedTuple):
         _fold_maps[groups, self.batch, self.blocks](
             *maps, self.lasting, *above, len(maps[0]), self.batch, self.size, GROUP,
             ROWS=self.rows, SIZE=self.padded, PRECISION=self.precision, AGAIN=self.is_again,
-            num_warps=self.launch.fold_warps,
+            num_warps=self.launch.map_warps,
         )  # fmt: skip
         return above
