@@ -14,6 +14,7 @@ import torch
 
 from stepscope.errors import UsageError
 from stepscope.fix.choice_cache import ChoiceCache
+from stepscope.fix.fuse.stacked import is_ordinary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -140,7 +141,7 @@ def _seconds(way: Way, tensors: Sequence[torch.Tensor]) -> float:
 
 def _is_measurable(tensors: Sequence[torch.Tensor]) -> bool:
     """Real values, and no graph that is being captured."""
-    if any(type(one) not in (torch.Tensor, torch.nn.Parameter) for one in tensors):
+    if not all(map(is_ordinary, tensors)):
         return False
     return not (tensors[0].device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 

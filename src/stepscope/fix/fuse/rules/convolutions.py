@@ -159,9 +159,12 @@ class _Convolution(NamedTuple):
         return self.groups == 1 and not self.shared and not isinstance(self.padding, str)
 
     def _unfolded(self, pictures: Any, weight: Any, bias: Any = None) -> Stacked:
-        given, _ = self._channels(pictures)
+        if self.order == "front":  # [models, batch, channels, *sizes]
+            last = pictures.permute(1, *range(3, pictures.dim()), 0, 2)
+        else:
+            last = pictures.movedim(1, -1).unflatten(-1, (self.models, -1))
         settings = (self.stride, self.padding, self.dilation)
-        return Stacked(convolve_unfolded(given, weight, bias, *settings), self.models, "channel")
+        return Stacked(convolve_unfolded(last, weight, bias, *settings), self.models, "channel")
 
     def _one_by_one(self, pictures: Any, weight: Any, bias: Any = None) -> Stacked:
         given: Any = [pictures] * self.models
