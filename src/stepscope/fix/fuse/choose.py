@@ -1,7 +1,8 @@
 """Which of several right ways computes an operator: by rule, or by measuring each once.
 
-A way is measured forward and backward, on this device, with tensors of these shapes, from and to
-the layout of its input. The fastest is kept for this run and for later ones (cache.py).
+A way is measured forward and backward, on this device, with tensors of these shapes, and with the
+copies that bring its result to the layout that the next operator takes. The fastest is kept for
+this run and for later ones (choice_cache.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from stepscope.errors import UsageError
 from stepscope.fix.choice_cache import ChoiceCache
@@ -22,7 +24,9 @@ if TYPE_CHECKING:
     Way = Callable[..., torch.Tensor]
 
 Choose = Literal["measure", "rules"]
-_TIMES = 3
+_TIMES = 5  # the shortest counts: other processes only ever make a pass longer
+_GENERATION = 2  # of the ways; raised when one gets faster, so that all are measured again
+_CACHE = f"fuse-{_GENERATION}"
 _LEAST_WORK = 1 << 24  # multiplications: below, a CPU computes faster than it chooses
 _current: list[Chooser] = []
 
@@ -42,7 +46,9 @@ class WayToChoose(NamedTuple):
         kind = self.tensors[0].device.type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         facts = ((tuple(one.shape), one.stride(), one.dtype) for one in self.tensors)
-        return (self.name, *facts, self.settings, autocast)
+        learned = torch.is_grad_enabled()
+        gradients = tuple(learned and one.requires_grad for one in self.tensors)
+        return (self.name, *facts, self.settings, autocast, gradients)
 
 
 class Chooser:
@@ -83,12 +89,12 @@ class Chooser:
             return operator.usual
         cache = self._caches.get(first.device)
         if cache is None:
-            cache = self._caches[first.device] = ChoiceCache.of_device("fuse", first.device)
+            cache = self._caches[first.device] = ChoiceCache.of_device(_CACHE, first.device)
         chosen = cache.get(_words(key))
         if chosen not in operator.ways():
-            if not _is_measurable(operator.tensors):
+            chosen = _measured(operator)
+            if chosen is None:
                 return operator.usual
-            chosen = fastest(operator)
             cache.put(_words(key), chosen)
         self._known[key] = chosen
         return chosen
@@ -139,11 +145,32 @@ def _seconds(way: Way, tensors: Sequence[torch.Tensor]) -> float:
         return best
 
 
-def _is_measurable(tensors: Sequence[torch.Tensor]) -> bool:
-    """Real values, and no graph that is being captured."""
-    if not all(map(is_ordinary, tensors)):
-        return False
-    return not (tensors[0].device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+def _measured(operator: WayToChoose) -> str | None:
+    """The fastest way; None while a graph is captured, or where sizes are not known yet."""
+    first = operator.tensors[0]
+    if first.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    if all(map(is_ordinary, operator.tensors)):
+        return fastest(operator)
+    sizes = (size for one in operator.tensors for size in (*one.shape, *one.stride()))
+    if any(type(size) is not int for size in sizes):
+        return None
+    with _disable_current_modes():  # a compiler records: measure beside it
+        return fastest(operator._replace(tensors=_with_values(operator.tensors)))
+
+
+def _with_values(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors of these shapes and layouts that hold random values."""
+    made = []
+    for one in tensors:
+        pairs = zip(one.shape, one.stride(), strict=True)
+        room = 1 + sum((size - 1) * stride for size, stride in pairs)
+        values = torch.zeros(room, dtype=one.dtype, device=one.device)
+        if one.is_floating_point():
+            values.normal_(generator=torch.Generator(one.device).manual_seed(0))
+        laid_out = values.as_strided(one.shape, one.stride())
+        made.append(laid_out.requires_grad_(one.requires_grad))
+    return made
 
 
 def _wait(device: torch.device) -> None:
