@@ -41,7 +41,7 @@ def _step(
         g = g + w * tl.load(own)
     m = m + (g - m) * tl.load(own + 1)
     v = v * tl.load(own + 2) + g * g * tl.load(own + 3)
-    root = tl.div_rn(tl.sqrt_rn(v), v * 0 + tl.load(own + 4)) + tl.load(own + 5)
+    root = tl.sqrt_rn(v) * tl.load(own + 4) + tl.load(own + 5)
     w = w - tl.load(own + 6) * tl.div_rn(m, root)
     tl.store(mean + at, m, mask=here)
     tl.store(square + at, v, mask=here)
@@ -76,7 +76,7 @@ def _settings(step: WeightStep, decoupled: bool) -> torch.Tensor:
         1 - beta1,
         beta2,
         1 - beta2,
-        (1 - beta2**step.count).sqrt(),
+        (1 - beta2**step.count).rsqrt(),
         eps,
         rate / (1 - beta1**step.count),
     )
