@@ -145,7 +145,7 @@ def test_a_compiler_finds_choices_that_were_measured_beside_it(
     monkeypatch.setattr(choosing, "_LEAST_WORK", 0)
     measured: list[tuple[Any, ...]] = []
 
-    def fastest(operator: WayToChoose) -> str:
+    def fastest(operator: WayToChoose, _: bool) -> str:
         x, weight = operator.tensors[:2]
         result = operator.ways()["unfolded" if "unfolded" in operator.ways() else "product"](
             *operator.tensors
@@ -164,6 +164,38 @@ def test_a_compiler_finds_choices_that_were_measured_beside_it(
     assert all(one[2:] == (True, True) for one in measured[1:])
     again = array_of_residuals(choose="measure")
     torch.testing.assert_close(losses_of(again, lambda x: again(x).square().mean()), first)
+
+
+class OnCuda:
+    """Stands for a tensor of a GPU."""
+
+    device, shape, dtype, requires_grad = torch.device("cuda"), (2,), torch.float32, True
+
+    def stride(self) -> tuple[int, ...]:
+        return (1,)
+
+
+def test_launches_do_not_count_in_a_step_that_is_captured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(choosing, "is_ordinary", lambda *_: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
+    monkeypatch.setattr(choosing, "_seconds", lambda way, _: {"few": 1.0, "many": 2.0}[way])
+    monkeypatch.setattr(choosing, "_device_seconds", lambda way, _: {"few": 1.0, "many": 0.5}[way])
+    tensors: Any = [OnCuda()]
+    ways: Any = {"few": "few", "many": "many"}
+    operator = WayToChoose("thing", tensors, (), "few", lambda: ways, lambda: 1)
+    chooser = Chooser("measure")
+    assert chooser.pick(operator) == "few"
+    chooser.launches_count = False
+    assert chooser.pick(operator) == "many"
+    chooser.launches_count = True
+    assert chooser.pick(operator) == "few"
+    array = array_of_residuals()
+    array.graph(lambda: None)
+    assert not array.chooser.launches_count
 
 
 # Rows of patches.
