@@ -101,7 +101,7 @@ def alone() -> torch.Tensor:
     return torch.stack(losses)
 
 
-@pytest.mark.parametrize("way", ["the usual", "unfolded", "one by one"])
+@pytest.mark.parametrize("way", ["the usual", "unfolded", "unfolded, rows kept"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_every_way_trains_as_alone_in_the_layouts_of_a_gpu(
     way: str, compiled: bool, alone: torch.Tensor, monkeypatch: pytest.MonkeyPatch

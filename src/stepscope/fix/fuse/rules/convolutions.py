@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _HALVES = (torch.bfloat16, torch.float16)
 _FOR_POINTS = ("product", "product, channels last")
-_NOT_FOR_POINTS = ("unfolded",)
+_NOT_FOR_POINTS = ("unfolded", "unfolded, rows kept")
 
 
 @rule_for("conv1d", "conv2d", "conv3d")
@@ -75,6 +75,7 @@ class _Convolution(NamedTuple):
             known["product, channels last"] = self._product_last
         if self._can_unfold():
             known["unfolded"] = self._unfolded
+            known["unfolded, rows kept"] = partial(self._unfolded, keep_rows=True)
         known["one by one"] = self._one_by_one
         return known
 
@@ -166,12 +167,14 @@ class _Convolution(NamedTuple):
     def _can_unfold(self) -> bool:
         return self.groups == 1 and not self.shared and not isinstance(self.padding, str)
 
-    def _unfolded(self, pictures: Any, weight: Any, bias: Any = None) -> Stacked:
+    def _unfolded(
+        self, pictures: Any, weight: Any, bias: Any = None, keep_rows: bool = False
+    ) -> Stacked:
         if self._in_front():  # [models, batch, channels, *sizes]
             last = pictures.permute(1, *range(3, pictures.dim()), 0, 2)
         else:
             last = pictures.movedim(1, -1).unflatten(-1, (self.models, -1))
-        settings = (self.stride, self.padding, self.dilation)
+        settings = (self.stride, self.padding, self.dilation, keep_rows)
         return Stacked(convolve_unfolded(last, weight, bias, *settings), self.models, "channel")
 
     def _one_by_one(self, pictures: Any, weight: Any, bias: Any = None) -> Stacked:

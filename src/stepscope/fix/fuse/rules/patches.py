@@ -66,6 +66,7 @@ class KernelWindow(NamedTuple):
     dilation: tuple[int, ...]
 
     def shape_of(self, last: torch.Tensor) -> PatchShape:
+        """For pictures or filters with channels last."""
         return PatchShape.of(self.kernel, last.shape[-1], last.element_size())
 
     def rows(self, last: torch.Tensor) -> torch.Tensor:

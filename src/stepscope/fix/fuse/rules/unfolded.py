@@ -1,8 +1,9 @@
 """A convolution as one matrix product a model: every output's inputs side by side in a row.
 
 The rows are as many times as large as the input as the kernel has elements, so this pays for
-small pictures with many channels, where grouped kernels are poor. Backward makes the rows again
-instead of keeping them.
+small pictures with many channels, where grouped kernels are poor, and for the first layer, whose
+few channels leave other kernels idle. Backward makes the rows again, or keeps them, which is faster
+and takes memory.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def convolve_unfolded(
     stride: Any,
     padding: Any,
     dilation: Any,
+    keep_rows: bool = False,
 ) -> torch.Tensor:
     """[batch, *sizes, models, channels] -> [batch, models * outputs, *sizes], channels last in
     memory."""
@@ -36,7 +38,7 @@ def convolve_unfolded(
     )
     last = last.to(precision_of_autocast(last))
     filters = channels_last(weight, precision_of_autocast(weight))
-    made = _Unfolded.apply(last, filters, window)
+    made = _Unfolded.apply(last, filters, window, keep_rows)
     if bias is not None:
         made = made + bias.to(made.dtype)
     whole: torch.Tensor = made.reshape(*made.shape[:-2], models * outputs).movedim(-1, 1)
@@ -48,58 +50,66 @@ class _Unfolded(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, last: torch.Tensor, weight: torch.Tensor, window: KernelWindow
+        context: Any,
+        last: torch.Tensor,
+        weight: torch.Tensor,
+        window: KernelWindow,
+        keep_rows: bool,
     ) -> torch.Tensor:
-        context.save_for_backward(last, weight)
-        context.window = window
-        return _convolved(last, weight, window)
+        rows = window.rows(last)
+        context.save_for_backward(rows if keep_rows else last, weight)
+        context.window, context.shape, context.has_rows = window, last.shape, keep_rows
+        return _convolved(rows, weight, window, last.shape)
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        last, weight = context.saved_tensors
-        (gradient,) = gradients
-        gradient = gradient.contiguous()
+        seen, weight = context.saved_tensors
+        window, gradient = context.window, gradients[0].contiguous()
         of_input = of_weight = None
         if context.needs_input_grad[0]:
-            of_input = _input_gradient(gradient, last, weight, context.window)
+            of_input = _input_gradient(gradient, context.shape, weight, window)
         if context.needs_input_grad[1]:
-            of_weight = _weight_gradient(gradient, last, context.window)
-        return of_input, of_weight, None
+            rows = seen if context.has_rows else window.rows(seen)
+            of_weight = _weight_gradient(gradient, rows, weight, window)
+        return of_input, of_weight, None, None
 
 
-def _convolved(last: torch.Tensor, weight: torch.Tensor, window: KernelWindow) -> torch.Tensor:
-    matrices = window.shape_of(last).matrices(weight)
-    made = multiply_rows(window.rows(last), matrices.transpose(1, 2))
-    sizes = window.outputs(tuple(last.shape[1:-2]))
-    return made.reshape(last.shape[0], *sizes, *made.shape[1:])
+def _convolved(
+    rows: torch.Tensor, weight: torch.Tensor, window: KernelWindow, shape: torch.Size
+) -> torch.Tensor:
+    """`shape` is that of the pictures that the rows were made of."""
+    matrices = window.shape_of(weight).matrices(weight)
+    made = multiply_rows(rows, matrices.transpose(1, 2))
+    return made.reshape(shape[0], *window.outputs(shape[1:-2]), *made.shape[1:])
 
 
 def _weight_gradient(
-    gradient: torch.Tensor, last: torch.Tensor, window: KernelWindow
+    gradient: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, window: KernelWindow
 ) -> torch.Tensor:
     flat = gradient.reshape(-1, *gradient.shape[-2:])
-    made = torch.bmm(flat.permute(1, 2, 0), window.rows(last).transpose(0, 1))
-    return window.shape_of(last).filters(made)
+    made = torch.bmm(flat.permute(1, 2, 0), rows.transpose(0, 1))
+    return window.shape_of(weight).filters(made)
 
 
 def _input_gradient(
-    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: KernelWindow
+    gradient: torch.Tensor, shape: torch.Size, weight: torch.Tensor, window: KernelWindow
 ) -> torch.Tensor:
     if all(step == 1 for step in window.stride):
         spatial = tuple(range(2, weight.dim() - 1))
         turned = weight.flip(spatial).transpose(1, -1)
-        return _convolved(gradient, turned, window.turned())
-    return _added_by_tap(gradient, last, weight, window)
+        back = window.turned()
+        return _convolved(back.rows(gradient), turned, back, gradient.shape)
+    return _added_by_tap(gradient, shape, weight, window)
 
 
 def _added_by_tap(
-    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: KernelWindow
+    gradient: torch.Tensor, shape: torch.Size, weight: torch.Tensor, window: KernelWindow
 ) -> torch.Tensor:
     """Every kernel element's share, added where it was read."""
-    sizes = last.shape[1:-2]
+    sizes = shape[1:-2]
     wide = [size + 2 * border for size, border in zip(sizes, window.padding, strict=True)]
-    models, channels = last.shape[-2:]
-    total = last.new_zeros(last.shape[0], *wide, models, channels)
+    models, channels = shape[-2:]
+    total = gradient.new_zeros(shape[0], *wide, models, channels)
     flat = gradient.reshape(-1, *gradient.shape[-2:])
     shares = multiply_rows(flat, weight.flatten(2))
     shares = shares.reshape(*gradient.shape[:-1], prod(window.kernel), channels)
