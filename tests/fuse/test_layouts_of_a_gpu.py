@@ -223,6 +223,16 @@ def test_rows_hold_what_every_output_sees_and_end_aligned(
     assert float(rows[..., shape.used_columns :].abs().sum()) == 0
 
 
+@pytest.mark.parametrize(("outputs", "channels"), [(8, 8), (8, 3), (5, 6), (4, 1)])
+def test_filters_are_turned_for_gradients_of_the_input(outputs: int, channels: int) -> None:
+    weight = torch.randn(2, outputs, 3, 2, channels)
+    shape = PatchShape.of((3, 2), outputs, 4)
+    made = shape.turned_matrices(weight)
+    assert made.shape == (2, shape.columns, channels)
+    wanted = shape.matrices(weight.flip(2, 3).transpose(1, -1)).transpose(1, 2)
+    assert torch.equal(made, wanted)
+
+
 def test_rows_are_copied_by_16_bytes_where_channels_allow_it() -> None:
     assert PatchShape.of((7, 7), 3, 2) == ((7, 7), 3, 4, 4, 200)
     assert PatchShape.of((3, 3), 128, 2) == ((3, 3), 128, 8, 128, 1152)

@@ -63,8 +63,9 @@ def step_all(kind: type, step: WeightStep) -> None:
     for stacks in zip(step.weights, step.gradients, means, squares, strict=True):
         models, size = len(stacks[0]), stacks[0][0].numel()
         grid = (triton.cdiv(size, _BLOCK), models)
-        decays = "weight_decay" in step.used
-        _step[grid](*stacks, settings, size, DECAYS=decays, DECOUPLED=decoupled, BLOCK=_BLOCK)
+        switches = {"DECAYS": "weight_decay" in step.used, "DECOUPLED": decoupled}
+        with torch.cuda.device_of(stacks[0]):
+            _step[grid](*stacks, settings, size, **switches, BLOCK=_BLOCK)
 
 
 def _settings(step: WeightStep, decoupled: bool) -> torch.Tensor:

@@ -65,7 +65,8 @@ def _launch(
     width = max(8, min(triton.next_power_of_2(inputs), _TILE // room))
     grid = (source.shape[0] * source.shape[1], triton.cdiv(inputs, width))
     strides = (*from_strides, *to_strides)
-    _exchange[grid](source, target, inputs, taps, *strides, INPUTS=width, TAPS=room)
+    with torch.cuda.device_of(source):
+        _exchange[grid](source, target, inputs, taps, *strides, INPUTS=width, TAPS=room)
 
 
 def agrees(device: torch.device) -> bool:

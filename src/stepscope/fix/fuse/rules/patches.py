@@ -51,6 +51,19 @@ class PatchShape(NamedTuple):
             flat = functional.pad(flat, (0, self.columns - self.used_columns))
         return flat
 
+    def turned_matrices(self, weight: torch.Tensor) -> torch.Tensor:
+        """[models, outputs, *kernel, channels] -> [models, columns, channels], kernel elements in
+        reverse: what brings rows of an output's gradients, which have this shape, to the input."""
+        outputs, *kernel, channels = weight.shape[1:]
+        if not is_ordinary(weight) or self.columns > prod(kernel) * outputs:
+            spatial = tuple(range(2, weight.dim() - 1))
+            return self.matrices(weight.flip(spatial).transpose(1, -1)).transpose(1, 2)
+        lanes = _lanes(channels, weight.element_size())
+        lanes = lanes if _has_aligned_channels(weight, lanes) and channels % lanes == 0 else 1
+        by_tap = _in_numbers(weight, lanes).flatten(2, -2).transpose(1, 2)
+        backwards = torch.arange(prod(kernel) - 1, -1, -1, device=weight.device)
+        return by_tap.index_select(1, backwards).view(weight.dtype).flatten(1, 2)
+
     def filters(self, matrices: torch.Tensor) -> torch.Tensor:
         """The inverse of `matrices`."""
         used = matrices[..., : self.used_columns]

@@ -59,7 +59,8 @@ class _Unfolded(torch.autograd.Function):
         rows = window.rows(last)
         context.save_for_backward(rows if keep_rows else last, weight)
         context.window, context.shape, context.has_rows = window, last.shape, keep_rows
-        return _convolved(rows, weight, window, last.shape)
+        matrices = window.shape_of(weight).matrices(weight)
+        return _multiplied(rows, matrices.transpose(1, 2), window, last.shape)
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
@@ -74,12 +75,11 @@ class _Unfolded(torch.autograd.Function):
         return of_input, of_weight, None, None
 
 
-def _convolved(
-    rows: torch.Tensor, weight: torch.Tensor, window: KernelWindow, shape: torch.Size
+def _multiplied(
+    rows: torch.Tensor, matrices: torch.Tensor, window: KernelWindow, shape: torch.Size
 ) -> torch.Tensor:
     """`shape` is that of the pictures that the rows were made of."""
-    matrices = window.shape_of(weight).matrices(weight)
-    made = multiply_rows(rows, matrices.transpose(1, 2))
+    made = multiply_rows(rows, matrices)
     return made.reshape(shape[0], *window.outputs(shape[1:-2]), *made.shape[1:])
 
 
@@ -95,10 +95,9 @@ def _input_gradient(
     gradient: torch.Tensor, shape: torch.Size, weight: torch.Tensor, window: KernelWindow
 ) -> torch.Tensor:
     if all(step == 1 for step in window.stride):
-        spatial = tuple(range(2, weight.dim() - 1))
-        turned = weight.flip(spatial).transpose(1, -1)
         back = window.turned()
-        return _convolved(back.rows(gradient), turned, back, gradient.shape)
+        matrices = back.shape_of(gradient).turned_matrices(weight)
+        return _multiplied(back.rows(gradient), matrices, back, gradient.shape)
     return _added_by_tap(gradient, shape, weight, window)
 
 
