@@ -29,6 +29,8 @@ from fuse_cells import FuseCell, plan
 from fuse_check import check
 from fuse_models import CASES
 from fuse_processes import MPS, PROCESSES, train_in_processes
+from fuse_profile import KernelRow, kernel_rows, launchers, profile_calls
+from fuse_profile import table as kernel_table
 from fuse_report import markdown, plot
 from fuse_ways import SERIAL, WAYS, Setup, TrainAll
 from library_turn import Turns, shared_turns
@@ -65,7 +67,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--compile", action="store_true", help="--check: compiled steps too")
     parser.add_argument(
-        "--profile", action="store_true", help="print the kernels that take longest, then end"
+        "--profile", action="store_true", help="print the longest kernels and who launched them"
     )
     parser.add_argument("--only", help="trainings, by comma")
     parser.add_argument("--ways", help="by comma; all: " + ", ".join([*WAYS, PROCESSES, MPS]))
@@ -108,30 +110,39 @@ def _check(options: argparse.Namespace, device: torch.device) -> int:
 
 
 def _profile(options: argparse.Namespace, device: torch.device) -> int:
-    """Kernels of one call, a table for each cell."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    on_device = device.type == "cuda"
-    activities += [torch.profiler.ProfilerActivity.CUDA] if on_device else []
+    """Kernels of one call and who launched them, a table for each cell."""
     torch.backends.cudnn.benchmark = True
     turns = shared_turns()
-    alone = turns.alone if turns is not None else contextlib.nullcontext
     models = max(int(one) for one in options.models.split(","))
     for name, dtype, way in product(
         _names(options.only, CASES), options.dtypes.split(","), _names(options.ways, WAYS)
     ):
-        train = WAYS[way](Setup(CASES[name], device, dtype, options.tiny), models)
-        _warm(train, device)
-        with alone(), torch.profiler.profile(activities=activities) as profile:
-            ms = _calls(train, 1, device)
-        by = "self_device_time_total" if on_device else "self_cpu_time_total"
-        print(f"{name} {dtype} x{models} {way}: {ms:.2f} ms, profiled")
-        print(
-            profile.key_averages().table(sort_by=by, row_limit=_KERNELS, max_name_column_width=90)
-        )
-        sys.stdout.flush()
-        del train
-        _free(device)
+        setup = Setup(CASES[name], device, dtype, options.tiny)
+        known: dict[str, str] = {}
+        as_it_is = way.removesuffix("+graph")
+        for shown in dict.fromkeys((as_it_is, way)):  # a graph's kernels are named by the former
+            title = f"{name} {dtype} x{models} {shown}"
+            try:
+                ms, rows = _profiled(WAYS[shown](setup, models), device, turns, known)
+            except Exception as error:
+                print(f"{title}: {_in_a_line(error)}", flush=True)
+                continue
+            finally:
+                _free(device)
+            known = launchers(rows)
+            print(f"{title}: {ms:.2f} ms\n{kernel_table(rows, _KERNELS)}\n", flush=True)
     return 0
+
+
+def _profiled(
+    train: TrainAll, device: torch.device, turns: Turns | None, known: dict[str, str]
+) -> tuple[float, list[KernelRow]]:
+    """Milliseconds of a call without the profiler, and its kernels."""
+    _warm(train, device)
+    with turns.alone() if turns is not None else contextlib.nullcontext():
+        ms = _calls(train, 3, device) / 3
+        events = profile_calls(train, device.type == "cuda")
+    return ms, kernel_rows(events, known)
 
 
 def _load(file: Path | None) -> dict[str, Any]:
@@ -197,7 +208,7 @@ def _measured(
         with alone():
             ms, control_ms = _blocks(train, control, options.timed, device)
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"}
+        return {"error": _in_a_line(error)}
     finally:
         control = train = None  # type: ignore[assignment]
         _free(device)
@@ -209,6 +220,10 @@ def _measured(
         "peak_bytes_a_model": None if peak is None else peak // models,
         "ready_s": ready_s,
     }
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _blocks(

@@ -104,7 +104,8 @@ class FusedNet:
         self.array.backward(loss)
 
     def step(self) -> None:
-        self.array.step()
+        with torch.profiler.record_function("step of all models"):
+            self.array.step()
 
     def learn(self, wanted: bool) -> None:
         self.array.requires_grad_(wanted)

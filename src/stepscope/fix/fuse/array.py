@@ -72,7 +72,7 @@ class ModelArray(nn.Module):
         self._streams = Streams(seeds or [None] * len(models), draws_together(draws))
         if random is not None:
             self._streams.states = [list(states) for states in random]
-        self._chooser = Chooser(choose or usual_choice(models[0]))
+        self.chooser = Chooser(choose or usual_choice(models[0]))
         self._ledger = ArrayLedger()
         self._stacks: dict[str, torch.Tensor] = {}
         self._buffers_of_template: list[tuple[dict[str, Any], str, Stacked]] = []
@@ -268,7 +268,7 @@ class ModelArray(nn.Module):
             "functions": self._ledger.times_by_way(),
             "one_by_one": dict(self._alone),
             "one_by_one_ms": self._ledger.cost_ms(),
-            "choices": self._chooser.choices(),
+            "choices": self.chooser.choices(),
         }
 
     # Inside.
@@ -285,7 +285,7 @@ class ModelArray(nn.Module):
         )
         if joined is not None and array.optimizer is not None:
             array.optimizer.restore(joined.states_of(part))
-        array.training, array._chooser = self.training, self._chooser
+        array.training, array.chooser = self.training, self.chooser
         array._ledger, array._alone, array._proven = self._ledger, self._alone, self._proven
         return array
 
@@ -295,7 +295,7 @@ class ModelArray(nn.Module):
         if self._streams.are_used:
             yield
             return
-        with self._ledger.recording(), self._streams.used(), self._chooser.used():
+        with self._ledger.recording(), self._streams.used(), self.chooser.used():
             with OwnDraws(len(self)):
                 yield
             keep_replaced_buffers(self._buffers_of_template)

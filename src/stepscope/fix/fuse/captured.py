@@ -21,6 +21,7 @@ from stepscope.fix.fuse.stacked import Stacked
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from stepscope.fix.fuse.choose import Chooser
     from stepscope.fix.fuse.optimizer import ArrayOptimizer
 
 _FIRST_CALLS = 3  # libraries choose their kernels, and optimizers make their states
@@ -31,6 +32,7 @@ class TrainedArray(Protocol):
 
     training: bool
     optimizer: ArrayOptimizer | None
+    chooser: Chooser
 
     def parameters(self) -> Iterator[torch.nn.Parameter]: ...
 
@@ -57,6 +59,7 @@ class CapturedStep:
         self._calls = 0
         self._stream: Any = None
         for array in self._arrays:
+            array.chooser.launches_count = False
             if array.optimizer is not None:
                 array.optimizer.hold_on_device()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from stepscope.errors import UsageError
+from stepscope.fix.fuse.proven_kernels import proven_kernels
 from stepscope.fix.fuse.settings import SettingColumns
 from stepscope.fix.fuse.torch_kernels import KERNELS, can_step, step_each, step_together
 from stepscope.fix.fuse.updates import UPDATES, WeightStep
@@ -128,6 +129,10 @@ class ArrayOptimizer:
         columns = self._columns
         if columns.agree(group) and self._same_count:
             step_together(self._kind, step, self._settings_of(0, group, step))
+            return
+        own = proven_kernels("adam_kernel", step.weights[0])
+        if own is not None and own.can_step(self._kind, step):
+            own.step_all(self._kind, step)
             return
         models = range(len(self.optimizers))
         step_each(self._kind, step, [self._settings_of(model, group, step) for model in models])

@@ -180,6 +180,11 @@ class Stacked(torch.Tensor):
         raise NotFusableError(f"{func} was called below torch's functions")
 
 
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Whether it holds values, as no tensor does that a compiler records operations with."""
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
 def is_final(error: Exception) -> bool:
     """Whether another way of computing would not help: memory is short, the user is told what to
     change, or a checkpointed module was computed as far as backward needs."""

@@ -42,6 +42,12 @@ class WeightStep(NamedTuple):
             columns.append(cast[kind].reshape(-1, *(1,) * (weight.dim() - 1)))
         return columns
 
+    def column(self, setting: Any) -> torch.Tensor:
+        """Every model's value, also of a setting in which all agree."""
+        if isinstance(setting, torch.Tensor):
+            return setting
+        return torch.full_like(self.count, setting)
+
     def state(self, name: str, start: torch.Tensor | None = None) -> Tensors:
         """What the optimizer keeps for each weight: zero at first, or each model's `start`."""
         for state, weight in zip(self.states, self.weights, strict=True):
@@ -107,8 +113,8 @@ def _undamped(step: WeightStep) -> Any:
     """The gradient's share in the momentum: all of it in a model's first step."""
     if "dampening" not in step.used:
         return 1.0
-    share = 1 - _column(step.settings["dampening"], step)
-    plain = (step.count <= 1) | (_column(step.settings["momentum"], step) == 0)
+    share = 1 - step.column(step.settings["dampening"])
+    plain = (step.count <= 1) | (step.column(step.settings["momentum"]) == 0)
     return torch.where(plain, torch.ones_like(share), share)
 
 
@@ -176,7 +182,7 @@ def rmsprop(step: WeightStep) -> None:
 
 def adagrad(step: WeightStep) -> None:
     gradients, settings = step.decayed(step.descent()), step.settings
-    totals = step.state("sum", _column(settings["initial_accumulator_value"], step))
+    totals = step.state("sum", step.column(settings["initial_accumulator_value"]))
     torch._foreach_addcmul_(totals, gradients, gradients, 1.0)
     roots = list(torch._foreach_sqrt(totals))
     torch._foreach_add_(roots, step.spread(settings["eps"]))
@@ -185,12 +191,6 @@ def adagrad(step: WeightStep) -> None:
     if "lr_decay" in step.used:
         rate = rate / (1 + (step.count - 1) * settings["lr_decay"])
     step.add_(step.weights, moves, -rate)
-
-
-def _column(setting: Any, step: WeightStep) -> torch.Tensor:
-    if isinstance(setting, torch.Tensor):
-        return setting
-    return torch.full_like(step.count, setting)
 
 
 UPDATES: dict[type, Update] = {

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _HALVES = (torch.bfloat16, torch.float16)
 _FOR_POINTS = ("product", "product, channels last")
-_NOT_FOR_POINTS = ("unfolded",)
+_NOT_FOR_POINTS = ("unfolded", "unfolded, rows kept")
 
 
 @rule_for("conv1d", "conv2d", "conv3d")
@@ -75,18 +75,18 @@ class _Convolution(NamedTuple):
             known["product, channels last"] = self._product_last
         if self._can_unfold():
             known["unfolded"] = self._unfolded
+            known["unfolded, rows kept"] = partial(self._unfolded, keep_rows=True)
         known["one by one"] = self._one_by_one
         return known
 
     def operator(self, tensors: list[torch.Tensor]) -> WayToChoose:
-        """What the chooser needs. A way ends in the layout that it was given, as the next one
-        may need it."""
+        """What the chooser needs."""
         pictures, weight = tensors[:2]
         pointwise = self._is_pointwise(weight)
 
         def ways() -> dict[str, Callable[..., torch.Tensor]]:
             return {
-                name: partial(self._to_the_given_layout, way)
+                name: partial(self._as_the_next_takes_it, pointwise, way)
                 for name, way in self.ways().items()
                 if name not in (_NOT_FOR_POINTS if pointwise else _FOR_POINTS)
             }
@@ -109,16 +109,25 @@ class _Convolution(NamedTuple):
         one = all(size == 1 for size in weight.shape[3:])
         return one and self.groups == 1 and _is_zero(self.padding)
 
-    def _to_the_given_layout(self, way: Callable[..., Stacked], *tensors: torch.Tensor) -> Any:
-        made = way(*tensors)
+    def _as_the_next_takes_it(
+        self, pointwise: bool, way: Callable[..., Stacked], *tensors: torch.Tensor
+    ) -> torch.Tensor:
+        """A way's result in the layout that norms, pools and convolutions after it take."""
+        made, given = way(*tensors), tensors[0]
+        if not pointwise and self.func.__name__ != "conv1d" and _is_half_on_cuda(given):
+            return made.channels().contiguous(memory_format=_LAST[given.dim() - self._in_front()])
         if self.shared:
             return made.physical
         if self.order == "front":
-            return made.front().transpose(1, 2).contiguous()
-        given = tensors[0]
+            front = made.front().transpose(1, 2) if pointwise else made.channels()
+            return front.contiguous()
         if given.dim() > 3 and not given.is_contiguous():
             return made.channels().contiguous(memory_format=_LAST[given.dim()])
         return made.channels().contiguous()
+
+    def _in_front(self) -> bool:
+        """Whether pictures have a dimension for the models."""
+        return not self.shared and self.order == "front"
 
     def _channels(self, pictures: torch.Tensor) -> tuple[torch.Tensor, int]:
         """[batch, channels of all models, ...] and the groups. A batch that all models share needs
@@ -158,10 +167,15 @@ class _Convolution(NamedTuple):
     def _can_unfold(self) -> bool:
         return self.groups == 1 and not self.shared and not isinstance(self.padding, str)
 
-    def _unfolded(self, pictures: Any, weight: Any, bias: Any = None) -> Stacked:
-        given, _ = self._channels(pictures)
-        settings = (self.stride, self.padding, self.dilation)
-        return Stacked(convolve_unfolded(given, weight, bias, *settings), self.models, "channel")
+    def _unfolded(
+        self, pictures: Any, weight: Any, bias: Any = None, keep_rows: bool = False
+    ) -> Stacked:
+        if self._in_front():  # [models, batch, channels, *sizes]
+            last = pictures.permute(1, *range(3, pictures.dim()), 0, 2)
+        else:
+            last = pictures.movedim(1, -1).unflatten(-1, (self.models, -1))
+        settings = (self.stride, self.padding, self.dilation, keep_rows)
+        return Stacked(convolve_unfolded(last, weight, bias, *settings), self.models, "channel")
 
     def _one_by_one(self, pictures: Any, weight: Any, bias: Any = None) -> Stacked:
         given: Any = [pictures] * self.models

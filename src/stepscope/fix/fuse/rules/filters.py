@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from stepscope.fix.fuse.proven_kernels import proven_kernels
+
 _CAST = (torch.float32, torch.float16, torch.bfloat16)  # autocast leaves float64 as it is
 
 
@@ -36,11 +38,27 @@ class _ChannelsLast(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, weight: torch.Tensor, precision: torch.dtype) -> torch.Tensor:
         context.precision = weight.dtype
+        kernels = _kernels_for(weight, precision, weight.shape[3:])
+        if kernels is not None:
+            arranged: torch.Tensor = kernels.channels_last(weight, precision)
+            return arranged
         turned = weight.movedim(2, -1)
         return torch.empty(turned.shape, dtype=precision, device=weight.device).copy_(turned)
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        turned = gradients[0].movedim(-1, 2)
+        gradient = gradients[0]
+        kernels = _kernels_for(gradient, context.precision, gradient.shape[2:-1])
+        if kernels is not None:
+            return kernels.channels_first(gradient, context.precision), None
+        turned = gradient.movedim(-1, 2)
         made = torch.empty(turned.shape, dtype=context.precision, device=turned.device)
         return made.copy_(turned), None
+
+
+def _kernels_for(source: torch.Tensor, target: torch.dtype, kernel: torch.Size) -> Any:
+    """A kernel that copies whole lines of memory, where there is one."""
+    kernels = proven_kernels("filter_kernel", source)
+    if kernels is None or not kernels.can_exchange(source, target, kernel.numel()):
+        return None
+    return kernels

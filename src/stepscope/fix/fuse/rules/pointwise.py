@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from stepscope.fix.fuse.stacked import is_ordinary
+
 
 def product(front: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """[models, batch, channels, *rest] -> the same with `weight`'s outputs.
@@ -80,6 +82,8 @@ class _RowsTimesFilters(torch.autograd.Function):
 
 def multiply_rows(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
     """[rows, models, inputs] times [models, inputs, outputs] -> [rows, models, outputs]."""
+    if not is_ordinary(rows):  # a compiler chooses the result's layout, and gives no place for it
+        return torch.bmm(rows.transpose(0, 1), matrices).transpose(0, 1)
     result = rows.new_empty(*rows.shape[:2], matrices.shape[2])
     torch.bmm(rows.transpose(0, 1), matrices, out=result.transpose(0, 1))
     return result

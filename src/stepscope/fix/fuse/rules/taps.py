@@ -6,10 +6,9 @@ middle counts. Deep layers over small pictures are full of such kernels.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 
 class UsefulTaps(NamedTuple):
@@ -22,7 +21,23 @@ class UsefulTaps(NamedTuple):
     def of(self, weight: torch.Tensor) -> torch.Tensor:
         """The part of [models, outputs, inputs, *kernel]."""
         parts = (slice(*pair) for pair in zip(self.first, self.end, strict=True))
-        return weight[(..., *parts)]
+        part: torch.Tensor = _KernelPart.apply(weight, (..., *parts))
+        return part
+
+
+class _KernelPart(torch.autograd.Function):
+    """One fill and one copy on the way back; torch's own would take them for each dimension."""
+
+    @staticmethod
+    def forward(context: Any, whole: torch.Tensor, place: tuple[Any, ...]) -> torch.Tensor:
+        context.shape, context.place = whole.shape, place
+        return whole[place]
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        whole = gradients[0].new_zeros(context.shape)
+        whole[context.place] = gradients[0]
+        return whole, None
 
 
 def useful_taps(

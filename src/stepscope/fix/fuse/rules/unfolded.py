@@ -1,80 +1,44 @@
 """A convolution as one matrix product a model: every output's inputs side by side in a row.
 
 The rows are as many times as large as the input as the kernel has elements, so this pays for
-small pictures with many channels, where grouped kernels are poor. Backward makes the rows again
-instead of keeping them.
+small pictures with many channels, where grouped kernels are poor, and for the first layer, whose
+few channels leave other kernels idle. Backward makes the rows again, or keeps them, which is faster
+and takes memory.
 """
 
 from __future__ import annotations
 
 from itertools import product
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.nn import functional
 
 from stepscope.fix.fuse.rules.filters import channels_last, precision_of_autocast
+from stepscope.fix.fuse.rules.patches import KernelWindow, between
 from stepscope.fix.fuse.rules.pointwise import multiply_rows
 from stepscope.fix.fuse.rules.taps import each_dimension
 
 
-class _KernelWindow(NamedTuple):
-    """How a kernel moves over [batch, *sizes, models, channels]."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    def rows(self, last: torch.Tensor) -> torch.Tensor:
-        """[batch * outputs, models, kernel * channels]."""
-        borders = [one for size in reversed(self.padding) for one in (size, size)]
-        seen = functional.pad(last, (0, 0, 0, 0, *borders)) if any(borders) else last
-        dimensions = len(self.kernel)
-        for at in range(dimensions):
-            reach = (self.kernel[at] - 1) * self.dilation[at] + 1
-            seen = seen.unfold(1 + at, reach, self.stride[at])[..., :: self.dilation[at]]
-        models, channels = last.shape[-2:]
-        places = range(1 + dimensions)
-        taps = range(3 + dimensions, 3 + 2 * dimensions)
-        ordered = seen.permute(*places, 1 + dimensions, *taps, 2 + dimensions)
-        return ordered.reshape(-1, models, prod(self.kernel) * channels)
-
-    def outputs(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(
-            (size + 2 * border - (taps - 1) * gap - 1) // step + 1
-            for size, taps, step, border, gap in zip(sizes, *self, strict=True)
-        )
-
-    def turned(self) -> _KernelWindow:
-        """What brings gradients of outputs back to inputs, where the stride is one."""
-        borders = (
-            (taps - 1) * gap - border
-            for taps, border, gap in zip(self.kernel, self.padding, self.dilation, strict=True)
-        )
-        return self._replace(padding=tuple(borders))
-
-
 def convolve_unfolded(
-    pictures: torch.Tensor,
+    last: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     stride: Any,
     padding: Any,
     dilation: Any,
+    keep_rows: bool = False,
 ) -> torch.Tensor:
-    """[batch, models * channels, *sizes], channels last in memory -> the same."""
-    models, outputs, channels, *kernel = weight.shape
+    """[batch, *sizes, models, channels] -> [batch, models * outputs, *sizes], channels last in
+    memory."""
+    models, outputs, _, *kernel = weight.shape
     dimensions = len(kernel)
-    window = _KernelWindow(
+    window = KernelWindow(
         tuple(kernel), *(each_dimension(one, dimensions) for one in (stride, padding, dilation))
     )
-    last = pictures.movedim(1, -1)
-    last = last.reshape(*last.shape[:-1], models, channels)
     last = last.to(precision_of_autocast(last))
     filters = channels_last(weight, precision_of_autocast(weight))
-    made = _Unfolded.apply(last, filters, window)
+    made = _Unfolded.apply(last, filters, window, keep_rows)
     if bias is not None:
         made = made + bias.to(made.dtype)
     whole: torch.Tensor = made.reshape(*made.shape[:-2], models * outputs).movedim(-1, 1)
@@ -86,76 +50,74 @@ class _Unfolded(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        context: Any, last: torch.Tensor, weight: torch.Tensor, window: _KernelWindow
+        context: Any,
+        last: torch.Tensor,
+        weight: torch.Tensor,
+        window: KernelWindow,
+        keep_rows: bool,
     ) -> torch.Tensor:
-        context.save_for_backward(last, weight)
-        context.window = window
-        return _convolved(last, weight, window)
+        rows = window.rows(last)
+        context.save_for_backward(rows if keep_rows else last, weight)
+        context.window, context.shape, context.has_rows = window, last.shape, keep_rows
+        matrices = window.shape_of(weight).matrices(weight)
+        return _multiplied(rows, matrices.transpose(1, 2), window, last.shape)
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> Any:
-        last, weight = context.saved_tensors
-        (gradient,) = gradients
-        gradient = gradient.contiguous()
+        seen, weight = context.saved_tensors
+        window, gradient = context.window, gradients[0].contiguous()
         of_input = of_weight = None
         if context.needs_input_grad[0]:
-            of_input = _input_gradient(gradient, last, weight, context.window)
+            of_input = _input_gradient(gradient, context.shape, weight, window)
         if context.needs_input_grad[1]:
-            of_weight = _weight_gradient(gradient, last, weight, context.window)
-        return of_input, of_weight, None
+            rows = seen if context.has_rows else window.rows(seen)
+            of_weight = _weight_gradient(gradient, rows, weight, window)
+        return of_input, of_weight, None, None
 
 
-def _convolved(last: torch.Tensor, weight: torch.Tensor, window: _KernelWindow) -> torch.Tensor:
-    rows = window.rows(last)
-    made = multiply_rows(rows, _as_matrices(weight).transpose(1, 2))
-    sizes = window.outputs(tuple(last.shape[1:-2]))
-    return made.reshape(last.shape[0], *sizes, *made.shape[1:])
-
-
-def _as_matrices(weight: torch.Tensor) -> torch.Tensor:
-    """[models, outputs, kernel * channels], in the order of rows."""
-    return weight.flatten(2)
+def _multiplied(
+    rows: torch.Tensor, matrices: torch.Tensor, window: KernelWindow, shape: torch.Size
+) -> torch.Tensor:
+    """`shape` is that of the pictures that the rows were made of."""
+    made = multiply_rows(rows, matrices)
+    return made.reshape(shape[0], *window.outputs(shape[1:-2]), *made.shape[1:])
 
 
 def _weight_gradient(
-    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: _KernelWindow
+    gradient: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, window: KernelWindow
 ) -> torch.Tensor:
-    rows = window.rows(last)
     flat = gradient.reshape(-1, *gradient.shape[-2:])
     made = torch.bmm(flat.permute(1, 2, 0), rows.transpose(0, 1))
-    return made.reshape(weight.shape)
+    return window.shape_of(weight).filters(made)
 
 
 def _input_gradient(
-    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: _KernelWindow
+    gradient: torch.Tensor, shape: torch.Size, weight: torch.Tensor, window: KernelWindow
 ) -> torch.Tensor:
     if all(step == 1 for step in window.stride):
-        spatial = tuple(range(2, weight.dim() - 1))
-        turned = weight.flip(spatial).transpose(1, -1)
-        return _convolved(gradient, turned, window.turned())
-    return _added_by_tap(gradient, last, weight, window)
+        back = window.turned()
+        matrices = back.shape_of(gradient).turned_matrices(weight)
+        return _multiplied(back.rows(gradient), matrices, back, gradient.shape)
+    return _added_by_tap(gradient, shape, weight, window)
 
 
 def _added_by_tap(
-    gradient: torch.Tensor, last: torch.Tensor, weight: torch.Tensor, window: _KernelWindow
+    gradient: torch.Tensor, shape: torch.Size, weight: torch.Tensor, window: KernelWindow
 ) -> torch.Tensor:
     """Every kernel element's share, added where it was read."""
-    sizes = last.shape[1:-2]
+    sizes = shape[1:-2]
     wide = [size + 2 * border for size, border in zip(sizes, window.padding, strict=True)]
-    models, channels = last.shape[-2:]
-    total = last.new_zeros(last.shape[0], *wide, models, channels)
+    models, channels = shape[-2:]
+    total = gradient.new_zeros(shape[0], *wide, models, channels)
     flat = gradient.reshape(-1, *gradient.shape[-2:])
-    shares = multiply_rows(flat, _as_matrices(weight))
+    shares = multiply_rows(flat, weight.flatten(2))
     shares = shares.reshape(*gradient.shape[:-1], prod(window.kernel), channels)
     for number, tap in enumerate(product(*map(range, window.kernel))):
         total[_read_by(tap, window, gradient.shape[1:-2])] += shares[..., number, :]
-    inner = (
-        slice(border, border + size) for size, border in zip(sizes, window.padding, strict=True)
-    )
-    return total[(slice(None), *inner)].contiguous()
+    return total[(slice(None), *between(sizes, window.padding))].contiguous()
 
 
-def _read_by(tap: tuple[int, ...], window: _KernelWindow, outputs: Any) -> tuple[slice, ...]:
+def _read_by(tap: tuple[int, ...], window: KernelWindow, outputs: Any) -> tuple[slice, ...]:
     """Where a kernel element reads, for all outputs."""
     parts = []
     for at, step, gap, count in zip(tap, window.stride, window.dilation, outputs, strict=True):
