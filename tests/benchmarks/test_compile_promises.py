@@ -42,9 +42,11 @@ def test_the_summary_counts_errors_and_intervals() -> None:
 def test_failures_and_refusals_are_rows_too() -> None:
     failed = {"model": "gat", "precision": "bf16", "mode": "default", "failure": "OSError: no"}
     refused = {**failed, "refused": ["compile: no accelerator"], "failure": None}
+    refused["measured_ms"] = 12.5
     text = compile_promises.table([failed, refused])
     assert "OSError: no" in text
-    assert "compile: no accelerator" in text
+    assert "compile: no accelerator; measured 12.50" in text
+    assert "mean error" not in text
 
 
 def test_rows_are_saved_one_after_the_other(tmp_path: Path) -> None:
@@ -63,4 +65,5 @@ def test_a_tiny_model_on_a_cpu_goes_all_the_way_and_is_not_tried_again(tmp_path:
         subprocess.run([sys.executable, PROGRAM, "--save", file, *words], check=True, timeout=300)
     rows = json.loads(file.read_text())
     assert [one["mode"] for one in rows] == ["default", "reduce-overhead"]
+    assert all(one["measured_ms"] > 0 for one in rows)
     assert all("no accelerator" in one["refused"][0] for one in rows)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _FEW = 3  # stalls: a frequency would promise too much
 _MOST_NUMBERS = 4
 _LEAST_WANTED, _MUCH_WANTED = 0.05, 0.25  # of the training loop
+_HOUR_MS = 3.6e6
 _LOOP = ("training", "evaluation", "checkpoint", "between_epochs", "outside")  # of the account
 
 
@@ -74,6 +75,25 @@ def account_part(run: RankRun, name: str) -> AccountPart | None:
     """A part of the wall time; None where the wall time is not known."""
     parts = run.account.parts if run.account else ()
     return next((part for part in parts if part.id == name), None)
+
+
+class ShortRun(NamedTuple):
+    """What something that passes once would be of a run with an hour of training."""
+
+    share: float
+    words: str
+
+
+def as_short_run(run: RankRun, once_ms: float) -> ShortRun | None:
+    """For a run that trained for less time than something took that passes once, such as start-up.
+    None for any other run, which is judged as it is."""
+    parts = run.account.parts if run.account else ()
+    loop_ms = sum(part.ms for part in parts if part.id in _LOOP)
+    if not parts or loop_ms >= once_ms:
+        return None
+    share = once_ms / (once_ms + _HOUR_MS)
+    words = f"this run trained for {duration(1e6 * loop_ms)} only; with an hour of training it"
+    return ShortRun(share, f"{words} would be {percent(share)} of the run")
 
 
 class BesideSteps(NamedTuple):
