@@ -22,8 +22,10 @@ rows come first. `--tiny` is for a machine without a GPU: eager and default in f
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -184,11 +186,14 @@ def _run_to_end(arguments: list[Any], limit_s: float, given: str = "") -> str:
         text=True,
         errors="replace",
         env=environment,
+        start_new_session=True,  # a child whose parent died is still found
     )
     try:
         output, errors = child.communicate(given, max(1.0, limit_s))
     except subprocess.TimeoutExpired:
         end_with_children(child.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
         raise RuntimeError(f"ended after {limit_s:.0f} s") from None
     if child.returncode:
@@ -272,8 +277,10 @@ def markdown(rows: list[Row]) -> str:
         cells = ["-" if value is None else f"{value:.3f}" for value in values]
         cells.append(memory_verdict(row))
         lines.append(f"| {title} | {row['bare_ms']:.2f} | {' | '.join(cells)} |")
-        about_run = "; of the run: " + ", ".join(row["run_findings"]) if row["run_findings"] else ""
-        notes.append(f"{title}: {', '.join(row['findings']) or 'no finding'}{about_run}")
+        about_run = ", ".join(row.get("run_findings", ()))
+        words = [", ".join(row["findings"]) or "no finding"]
+        words += [f"of the run: {about_run}"] if about_run else []
+        notes.append(f"{title}: {'; '.join(words)}")
     return "\n".join([*lines, "", *notes])
 
 

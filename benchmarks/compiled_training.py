@@ -1,12 +1,13 @@
 """One training of compiled_table.py, in the process that `stepscope run` captures.
 
-It counts the FLOPs of an eager step, compiles beside other trainings, then has the device to itself
+It counts the FLOPs of an eager pass, compiles beside other trainings, then has the device to itself
 from the first optimizer step to the last, and writes what it measured.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import sys
 import time
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     Step = Callable[[], Any]
 
 WARM, TIMED = 6, 12  # steps
-WAIT, WARMUP, ACTIVE = WARM + TIMED + 2, 2, 3  # the profiler's window
-STEPS = WAIT + WARMUP + ACTIVE + 4  # what comes after the window is timed by capture too
+_EARLIER = 6  # at most as many passes come before, which capture counts as steps
+WAIT, WARMUP, ACTIVE = WARM + TIMED + _EARLIER, 2, 3  # the profiler's window
+STEPS = WAIT + WARMUP + ACTIVE + 11  # memory and the host's own time are measured after the window
 COMPILED = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
-_COMPILING_PASSES = 3  # compile, record a graph, replay it
 
 
 def train(name: str, way: str, precision: str, save: Path, *, tiny: bool) -> None:
@@ -62,6 +63,7 @@ def train(name: str, way: str, precision: str, save: Path, *, tiny: bool) -> Non
     held: dict[str, Any] = {"model": model, "batch": batch}
     held["called"] = _compiled(way, model, batch, cast)
     del model, batch
+    gc.collect()  # what compiling left is not collected inside a step
     with turns.alone() if turns is not None else contextlib.nullcontext():
         held["step"] = _stepper(way, held, cast, on_gpu=on_gpu)
         measured = _measure(held, on_gpu=on_gpu)
@@ -107,17 +109,16 @@ def _pass(called: Step, batch: Any, cast: Any) -> None:
 
 
 def _compiled(way: str, model: Any, batch: Any, cast: Any) -> Any:
-    """What a step calls. All compiling is done here, before the first optimizer step: a training
-    that waits for its turn between two steps would look as if it had stalled."""
+    """What a step calls, compiled. The wait for the turn follows one slow pass and comes before all
+    quick ones: so it belongs to the warm-up and does not look like a stall."""
     if way == "graphed callables":
         with cast:
             return torch.cuda.make_graphed_callables(model, batch)
     if way not in COMPILED:
         return model
     called = torch.compile(model, mode=None if way == "default" else way)
-    for _ in range(_COMPILING_PASSES):
-        _pass(called, batch, cast)
-        model.zero_grad()
+    _pass(called, batch, cast)
+    model.zero_grad()
     return called
 
 
@@ -139,8 +140,7 @@ def _recorded(step: Step) -> Step:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
+        step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

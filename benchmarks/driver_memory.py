@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,8 @@ def used_now() -> tuple[int, str]:
     import torch
 
     torch.cuda.synchronize()
-    uuid = getattr(torch.cuda.get_device_properties(), "uuid", None)  # since torch 2.5
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    uuid = getattr(properties, "uuid", None)  # since torch 2.5
     own = used_by_process(str(uuid)) if uuid is not None else None
     if own is not None:
         return own, NVML
@@ -78,7 +80,8 @@ def count_and_release(held_by: dict[str, Any]) -> DriverCount:
 
     before, counted_by = used_now()
     held_by.clear()
-    torch._dynamo.reset()
+    if "torch._dynamo" in sys.modules:  # loading it takes seconds
+        torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
     after, _ = used_now()

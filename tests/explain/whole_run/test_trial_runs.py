@@ -5,12 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from stepscope.explain.findings import compile_time, start_up
+from stepscope.explain.findings import compile_time, gc_pauses, irregular_stalls, start_up
+from stepscope.explain.whole_run.steady import find_steady
 from stepscope.records.compiled import CompiledWork
+from stepscope.records.step_columns import StepColumns
 
-from .runs import account, run
+from .runs import account, run, stall
 
 
 def find_compiling(wall_s: float, compile_s: float, **seconds: float) -> Any:
@@ -50,3 +54,48 @@ def test_compiling_is_judged_in_the_same_way() -> None:
     whole = find_compiling(400.0, 80.0, first_steps=90.0)
     assert whole.severity == "medium"
     assert not any("an hour" in line for line in whole.evidence)
+
+
+@pytest.mark.parametrize(("rule", "cause"), [(gc_pauses, "gc"), (irregular_stalls, "unknown")])
+def test_what_came_once_is_low_and_says_so(rule: Any, cause: Any) -> None:
+    once = rule.find_in(run(stall(cause, period=None, steps=1, share=0.3)))
+    assert once.severity == "low"
+    assert once.evidence[-1] == "it came once: only a longer run shows whether it comes again"
+    often = rule.find_in(run(stall(cause, period=None, steps=2, share=0.3)))
+    assert often.severity == "high"
+    assert not any("once" in line for line in often.evidence)
+
+
+def steps_with_window(count: int, window: range) -> StepColumns:
+    """The step after the window takes ten times as long as the others."""
+    number = np.arange(count)
+    wall = np.full(count, 20_000_000)
+    wall[window.stop] *= 10
+    nothing = np.zeros(count, np.bool_)
+    return StepColumns(
+        number=number,
+        wall_ns=wall,
+        end_unix_ns=np.cumsum(wall),
+        phases_ns={},
+        window=np.isin(number, window),
+        memory=nothing,
+        whole=~nothing,
+    )
+
+
+def test_the_step_after_a_window_does_not_count() -> None:
+    steady, warm_up = find_steady(steps_with_window(30, range(12, 15)))
+    assert warm_up == 0
+    assert np.flatnonzero(~steady).tolist() == [12, 13, 14, 15]
+
+
+def test_it_counts_where_few_others_are_there() -> None:
+    steady, _ = find_steady(steps_with_window(9, range(4, 6)))
+    assert np.flatnonzero(~steady).tolist() == [4, 5]
+
+
+def test_a_step_after_a_gap_in_the_numbers_counts() -> None:
+    steps = steps_with_window(30, range(12, 15))
+    later = steps.number.copy()
+    later[15:] += 5  # lines between are missing
+    assert find_steady(replace(steps, number=later))[0][15]

@@ -17,6 +17,7 @@ _FEW = 3  # stalls: a frequency would promise too much
 _MOST_NUMBERS = 4
 _LEAST_WANTED, _MUCH_WANTED = 0.05, 0.25  # of the training loop
 _HOUR_MS = 3.6e6
+_ONCE = "it came once: only a longer run shows whether it comes again"
 _LOOP = ("training", "evaluation", "checkpoint", "between_epochs", "outside")  # of the account
 
 
@@ -68,7 +69,18 @@ def cost_lines(stall: Stall, run: RankRun) -> tuple[str, ...]:
         f"typical step takes {milliseconds(run.times.typical_ms)}",
         f"{counted(stall.steps, 'step')} of {run.times.steps:,}, {longest}"
         + (f" (steps {numbers})" if len(stall.numbers) > 1 else ""),
+        *([_ONCE] if _came_once(stall) else []),
     )
+
+
+def stall_severity(stall: Stall) -> Severity | None:
+    """None: as severe as its share. What came once may never come again, so its share of a short
+    run says little about a long one."""
+    return "low" if _came_once(stall) else None
+
+
+def _came_once(stall: Stall) -> bool:
+    return stall.steps == 1 and stall.period is None and not stall.between_epochs_ms
 
 
 def account_part(run: RankRun, name: str) -> AccountPart | None:
