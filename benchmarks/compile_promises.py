@@ -128,21 +128,14 @@ def _child(name: str, precision: str, options: argparse.Namespace, end: float) -
 
 
 def _one_model(name: str, precision: str, options: argparse.Namespace) -> None:
-    import torch
-
-    turns = Turns(Path(os.environ[FOLDER_VARIABLE]))
-    turns.enter()
-    script = importlib.import_module(f"library_models.{name}")
-    torch.manual_seed(0)
-    batch = 2 if options.tiny else script.BATCH
-    batches = script.make_batches(batch, options.device, options.tiny)
     modes = modes_left(name, precision, options)
-    trial = _Trial(script, batches, precision, options, turns, name)
     try:
+        trial = _start_trial(name, precision, options)
         bench = trial.trace_eager()
     except Exception as error:
         why = _first_line(error)
         save_rows(options.save, [_failed(name, precision, mode, why) for mode in modes])
+        print(f"{name} {precision}: {why}", flush=True)
         return
     for mode in modes:
         try:
@@ -151,6 +144,18 @@ def _one_model(name: str, precision: str, options: argparse.Namespace) -> None:
             row = _failed(name, precision, mode, _first_line(error))
         save_rows(options.save, [row])
         print(describe(row), flush=True)
+
+
+def _start_trial(name: str, precision: str, options: argparse.Namespace) -> _Trial:
+    import torch
+
+    turns = Turns(Path(os.environ[FOLDER_VARIABLE]))
+    turns.enter()
+    script = importlib.import_module(f"library_models.{name}")
+    torch.manual_seed(0)
+    batch = 2 if options.tiny else script.BATCH
+    batches = script.make_batches(batch, options.device, options.tiny)
+    return _Trial(script, batches, precision, options, turns, name)
 
 
 def _first_line(error: Exception) -> str:
