@@ -1,14 +1,17 @@
 """How well `compile` is promised from an eager trace: library models, compiled afterwards.
 
     PYTHONPATH=src python3 benchmarks/compile_promises.py --save rows.json [--seconds 560]
-        [--models bert,swin] [--precisions bf16,tf32] [--at-once 4] [--traces FOLDER]
+        [--models bert,swin] [--precisions bf16,tf32] [--at-once 6] [--traces FOLDER]
     python3 benchmarks/compile_promises.py --save rows.json --print
 
-Each model has a process of its own. An eager training is timed and traced (three steps, shapes).
-The what-if answers for each mode from that trace and the measured step. Then the model is compiled
-in that mode and timed in the same process. Rows are saved one by one: a run that is cut goes on
-where it ended. Host and device are compared on their own too: the device's time of a compiled step
-comes from a trace of it. `--traces` keeps all traces.
+Each model in each precision has a process of its own; several compile beside each other, and each
+has the device alone while it is timed and traced. An eager training comes first (three traced
+steps, shapes). The what-if answers for each mode from that trace and the measured step. Then the
+model is compiled in that mode and timed in the same process. Rows are saved one by one: a run that
+is cut goes on where it ended, and failed rows are tried again. All models come in the first
+precision before any comes in the next. Host and device are compared on their own too: the device's
+time of a compiled step comes from a trace of it. `--traces` keeps all traces. `--tiny --device cpu`
+tries the program without a GPU: there the what-if refuses, and such rows have no error.
 """
 
 from __future__ import annotations
@@ -27,16 +30,17 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from library_hand import Combination, training_step
-from library_turn import FOLDER_VARIABLE, Turns
+from library_turn import FOLDER_VARIABLE, Turns, end_with_children
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from stepscope.predict.whatif import Bench
 
@@ -46,12 +50,13 @@ MODELS = "bert,resnet50,llama,swin,convnext,mobilenet,whisper,vit,t5,efficientne
 MODES = ("default", "reduce-overhead")
 WARM_UP, BLOCKS, BLOCK, TRACED = 8, 3, 10, 3
 GOAL, INSIDE = 0.12, 0.85
+_LEAST_S = 25  # less is not enough for any model
 
 
 def main() -> None:
     options = _options()
     if options.one:
-        _one_model(options.one, options)
+        _one_model(*options.one.split("/"), options)
         return
     if not options.print:
         _all_models(options)
@@ -67,7 +72,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--precisions", default="bf16,tf32")
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--at-once", type=int, default=4, help="models that compile side by side")
+    parser.add_argument("--at-once", type=int, default=6, help="models that compile side by side")
     parser.add_argument("--traces", type=Path, help="a folder to keep the traces in")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="models that a CPU can train")
@@ -78,62 +83,87 @@ def _options() -> argparse.Namespace:
 
 def _all_models(options: argparse.Namespace) -> None:
     end = time.monotonic() + options.seconds
+    forget_failures(options.save)
     with tempfile.TemporaryDirectory() as own:
         os.environ.setdefault(FOLDER_VARIABLE, own)
+        threads = max(1, (os.cpu_count() or 1) // options.at_once)
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
         turns = Turns(Path(os.environ[FOLDER_VARIABLE]))
         with turns.kept_going(), ThreadPoolExecutor(options.at_once) as pool:
-            names = options.models.split(",")
-            for name, failure in pool.map(lambda name: (name, _child(name, end)), names):
-                if failure:
-                    print(f"{name}: {failure}", flush=True)
+            for _ in pool.map(lambda case: _child(*case, options, end), cases_left(options)):
+                pass
 
 
-def _child(name: str, end: float) -> str | None:
+def cases_left(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Models and precisions with modes that the file does not have yet."""
+    cases = product(options.precisions.split(","), options.models.split(","))
+    return [(name, precision) for precision, name in cases if modes_left(name, precision, options)]
+
+
+def modes_left(name: str, precision: str, options: argparse.Namespace) -> list[str]:
+    known = {(row["model"], row["precision"], row["mode"]) for row in read_rows(options.save)}
+    return [mode for mode in options.modes.split(",") if (name, precision, mode) not in known]
+
+
+def _child(name: str, precision: str, options: argparse.Namespace, end: float) -> None:
+    """What a process that died did not save is a row with the reason."""
     left_s = end - time.monotonic()
-    if left_s < 20:
-        return "not tried: no time left"
-    child = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--one", name])
+    if left_s < _LEAST_S:
+        print(f"{name} {precision}: not tried: no time left", flush=True)
+        return
+    child = subprocess.Popen(
+        [sys.executable, __file__, *sys.argv[1:], "--one", f"{name}/{precision}"]
+    )
     try:
         code = child.wait(left_s)
+        failure = f"the process ended with exit code {code}"
     except subprocess.TimeoutExpired:
-        child.kill()
+        end_with_children(child.pid)
         child.wait()
-        return "stopped: no time left; what was measured until then is kept"
-    return f"exit code {code}" if code else None
+        failure = f"ended after {left_s:.0f} s: no time left"
+    modes = modes_left(name, precision, options)
+    save_rows(options.save, [_failed(name, precision, mode, failure) for mode in modes])
+    for mode in modes:
+        print(f"{name} {precision} {mode}: {failure}", flush=True)
 
 
-def _one_model(name: str, options: argparse.Namespace) -> None:
+def _one_model(name: str, precision: str, options: argparse.Namespace) -> None:
+    modes = modes_left(name, precision, options)
+    try:
+        trial = _start_trial(name, precision, options)
+        bench = trial.trace_eager()
+    except Exception as error:
+        why = _first_line(error)
+        save_rows(options.save, [_failed(name, precision, mode, why) for mode in modes])
+        print(f"{name} {precision}: {why}", flush=True)
+        return
+    for mode in modes:
+        try:
+            row = trial.compare(bench, mode)
+        except Exception as error:
+            row = _failed(name, precision, mode, _first_line(error))
+        save_rows(options.save, [row])
+        print(describe(row), flush=True)
+
+
+def _start_trial(name: str, precision: str, options: argparse.Namespace) -> _Trial:
     import torch
 
-    known = {(row["model"], row["precision"], row["mode"]) for row in read_rows(options.save)}
     turns = Turns(Path(os.environ[FOLDER_VARIABLE]))
     turns.enter()
     script = importlib.import_module(f"library_models.{name}")
     torch.manual_seed(0)
     batch = 2 if options.tiny else script.BATCH
     batches = script.make_batches(batch, options.device, options.tiny)
-    for precision in options.precisions.split(","):
-        modes = [mode for mode in options.modes.split(",") if (name, precision, mode) not in known]
-        if not modes:
-            continue
-        trial = _Trial(script, batches, precision, options, turns, name)
-        try:
-            bench = trial.trace_eager()
-        except Exception as error:
-            save_rows(options.save, [_failed(name, precision, mode, error) for mode in modes])
-            continue
-        for mode in modes:
-            try:
-                row = trial.compare(bench, mode)
-            except Exception as error:
-                row = _failed(name, precision, mode, error)
-            save_rows(options.save, [row])
-            print(describe(row), flush=True)
+    return _Trial(script, batches, precision, options, turns, name)
 
 
-def _failed(name: str, precision: str, mode: str, error: Exception) -> dict[str, Any]:
+def _first_line(error: Exception) -> str:
     first = (str(error).splitlines() or [""])[0][:200]
-    failure = f"{type(error).__name__}: {first}"
+    return f"{type(error).__name__}: {first}"
+
+
+def _failed(name: str, precision: str, mode: str, failure: str) -> dict[str, Any]:
     return {"model": name, "precision": precision, "mode": mode, "failure": failure}
 
 
@@ -191,7 +221,7 @@ class _Trial:
             "assumptions": list(promise.assumptions),
         }
         if promise.refused:
-            return row | {"refused": list(promise.refused)}
+            row["refused"] = list(promise.refused)
         measured_ms, trace = self._run(mode)
         return row | {"measured_ms": measured_ms, "device_ms": _device_ms(trace)}
 
@@ -217,23 +247,27 @@ class _Trial:
         wait()
         with self._turns.alone():
             ms = _time(step, wait, 1 if tiny else BLOCKS, 2 if tiny else BLOCK)
-            file = self._trace(step, wait, mode)
-        return ms, file
+            profiler = self._profile(step, wait)
+        return ms, self._write(profiler, mode)
 
-    def _trace(self, step: Step, wait: Callable[[], Any], mode: str) -> Path:
+    def _profile(self, step: Step, wait: Callable[[], Any]) -> Any:
         from torch.profiler import ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]
         if self._options.device == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        folder = self._options.traces or Path(tempfile.mkdtemp())
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{self._name}_{self._precision}_{mode}.json.gz"
         with profile(activities=activities, record_shapes=True) as profiler:
             for number in range(TRACED):
                 step(number)
                 profiler.step()
             wait()
+        return profiler
+
+    def _write(self, profiler: Any, mode: str) -> Path:
+        """With the turn over: nobody waits for a file."""
+        folder = self._options.traces or Path(tempfile.mkdtemp())
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / f"{self._name}_{self._precision}_{mode}.json.gz"
         profiler.export_chrome_trace(str(file))
         return file
 
@@ -268,10 +302,29 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def save_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Several processes may save at once."""
+    with _locked(path):
+        _write_rows(path, [*read_rows(path), *rows])
+
+
+def forget_failures(path: Path) -> None:
+    """They are tried again."""
+    with _locked(path):
+        _write_rows(path, [row for row in read_rows(path) if not row.get("failure")])
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        path.write_text(json.dumps([*read_rows(path), *rows], indent=1))
+        yield
+
+
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Whole or not at all: a process may be ended while it writes."""
+    written = path.with_suffix(".part")
+    written.write_text(json.dumps(rows, indent=1))
+    written.replace(path)
 
 
 def error_of(row: dict[str, Any]) -> float:
@@ -281,8 +334,10 @@ def error_of(row: dict[str, Any]) -> float:
 
 def describe(row: dict[str, Any]) -> str:
     head = f"{row['model']:12} {row['precision']:5} {row['mode']:16}"
-    if "measured_ms" not in row:
-        return f"{head} {row.get('failure') or '; '.join(row['refused'])}"
+    if row.get("failure"):
+        return f"{head} {row['failure']}"
+    if row.get("refused"):
+        return f"{head} {'; '.join(row['refused'])}; measured {row['measured_ms']:.2f}"
     device = row["device_ms"]
     inside = row["low_ms"] <= row["measured_ms"] <= row["high_ms"]
     on_device = f"{row['promised_device_ms']:7.1f} /{device:7.1f}" if device else " not known"
@@ -296,7 +351,7 @@ def describe(row: dict[str, Any]) -> str:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """All rows, then the mean error and how often the interval held."""
     lines = [describe(row) for row in rows]
-    measured = [row for row in rows if "measured_ms" in row]
+    measured = [row for row in rows if not (row.get("failure") or row.get("refused"))]
     lines += [
         _summary(mode, [row for row in measured if row["mode"] == mode])
         for mode in dict.fromkeys(row["mode"] for row in measured)

@@ -1,15 +1,22 @@
 """Compiled and graphed steps on a GPU: what stepscope says of them against what was measured.
 
-    python benchmarks/compiled_table.py --save rows.json [--seconds 400] [--only gpt2,bert] \
-        [--ways eager,default] [--precisions bf16] [--tiny]
-    python benchmarks/compiled_table.py --save rows.json --print
+    PYTHONPATH=src python3 benchmarks/compiled_table.py --save rows.json [--seconds 400] \
+        [--at-once 6] [--only gpt2,bert] [--ways eager,default] [--precisions bf16] [--tiny]
+    python3 benchmarks/compiled_table.py --save rows.json --print
 
-Each row is one training, run under `stepscope run`. Before the profiler's window the training times
-its own steps; FLOPs are counted by torch in an eager step (MFU leaves out what fused attention
-computes again in backward, as ours does); memory is the driver's count beyond the
-context. MFU, peak, parts, findings and the explained share of the device's time come from
-`stepscope explain`. Rows are saved one by one: a run that is cut goes on where it ended. The most
-telling rows come first. `--tiny` is for a machine without a GPU: eager and default in fp32 only.
+Each row is one training, run under `stepscope run`; several start and compile beside each other,
+and each has the device alone from its first optimizer step to its last. It times its own steps
+before the profiler's window. FLOPs are counted by torch in an eager step (MFU leaves out what fused
+attention computes again in backward, as ours does).
+
+Memory has two truths. What torch reserves is held against the driver's count beyond the context.
+The peak of a step without CUDA graphs is held against torch's own peak: the driver also counts what
+the allocator keeps for later. With graphs it is held against the driver too: nobody else can use
+what a graph's pool keeps.
+
+Findings about a step stand apart from those about the run, which is short here. Rows are saved one
+by one: a run that is cut goes on where it ended, and failed rows are tried again. The most telling
+rows come first. `--tiny` is for a machine without a GPU: eager and default in fp32 only.
 """
 
 from __future__ import annotations
@@ -22,327 +29,244 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
+sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
+sys.path.insert(0, str(Path(__file__).parent))
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from library_turn import FOLDER_VARIABLE, Turns, end_with_children
 
 MODELS = ("gpt2", "resnet50", "llama", "unet", "bert")
 WAYS = (
     "reduce-overhead",
-    "default",
     "whole-step graph",
+    "default",
     "graphed callables",
     "eager",
     "max-autotune-no-cudagraphs",
 )
+GRAPHED = ("reduce-overhead", "whole-step graph", "graphed callables")
+IN_ALL_PRECISIONS = ("reduce-overhead", "default", "eager")
 PRECISIONS = ("bf16", "tf32", "fp32")
-WARM, TIMED, AFTER = 12, 12, 12  # steps
+CLOSE = 0.03  # of memory
 _ROW_S = 240  # a row that takes longer is ended
+_LEAST_S = 25  # less is not enough for any row
+
+Row = dict[str, Any]
+Case = tuple[str, str, str]  # model, way, precision
 
 
 def main() -> int:
     options = _options()
     if options.worker:
-        return _train(options)
-    rows = json.loads(options.save.read_text()) if options.save and options.save.exists() else []
+        from compiled_training import train
+
+        train(*options.case.split("/"), options.worker, tiny=options.tiny)
+        return 0
+    if options.explain:
+        print(json.dumps(explained(options.explain, json.loads(sys.stdin.read()))))
+        return 0
+    rows = json.loads(options.save.read_text()) if options.save.exists() else []
     if not options.print:
-        rows = [row for row in rows if "error" not in row]  # tried again
-        _measure_all(options, rows)
+        rows = Rows(options.save, [row for row in rows if "error" not in row]).measure(options)
     print(markdown(rows))
     return 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=400, help="start no row after this")
+    parser.add_argument("--seconds", type=float, default=400, help="for all rows")
+    parser.add_argument("--at-once", type=int, default=6, help="rows beside each other")
     parser.add_argument("--only", default=",".join(MODELS), help="models, by comma")
     parser.add_argument("--ways", help="by comma; all: " + ", ".join(WAYS))
     parser.add_argument("--precisions", help="by comma; all: " + ", ".join(PRECISIONS))
     parser.add_argument("--save", type=Path, help="JSON; read first, written after every row")
     parser.add_argument("--print", action="store_true", help="measure nothing")
     parser.add_argument("--tiny", action="store_true", help="small shapes, for a CPU")
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    for name in ("--worker", "--explain"):
+        parser.add_argument(name, type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if not (options.save or options.worker or options.explain):
+        parser.error("--save FILE is needed: rows are kept there")
+    return options
 
 
-def plan(options: argparse.Namespace) -> list[tuple[str, str, str]]:
-    """Model, way, precision: bf16 in all ways first, what takes minutes to compile last."""
-    ways = (
-        options.ways.split(",")
-        if options.ways
-        else (("eager", "default") if options.tiny else WAYS)
-    )
-    slow = [way for way in ways if way.startswith("max-autotune")]
-    fast = [way for way in ways if way not in slow]
+def plan(options: argparse.Namespace) -> list[Case]:
+    """All ways in bf16 first, what takes minutes to compile last; the other precisions in three
+    ways unless ways are named."""
+    tiny_ways = ("eager", "default")
+    ways = options.ways.split(",") if options.ways else tiny_ways if options.tiny else WAYS
     precisions = options.precisions.split(",") if options.precisions else PRECISIONS
     if options.tiny and not options.precisions:  # most CPUs take seconds for a product in bf16
         precisions = ("fp32",)
-    models = options.only.split(",")
-    order = [(way, precision) for precision, way in product(precisions, fast)]
-    order += [(way, precision) for precision, way in product(precisions, slow)]
-    return [(model, way, precision) for way, precision in order for model in models]
+    order = [
+        (way, precision)
+        for precision, way in product(precisions, ways)
+        if options.ways or precision == precisions[0] or way in IN_ALL_PRECISIONS
+    ]
+    order.sort(key=lambda item: item[0].startswith("max-autotune"))
+    return [(model, *item) for item in order for model in options.only.split(",")]
 
 
-def _measure_all(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
-    end = time.monotonic() + options.seconds
-    known = {(row["model"], row["way"], row["precision"]) for row in rows}
-    for model, way, precision in plan(options):
-        if time.monotonic() > end:
-            break
-        if (model, way, precision) in known:
-            continue
+class Rows:
+    """The rows of a file; several threads measure, and each row is saved at once."""
+
+    def __init__(self, file: Path, rows: list[Row]) -> None:
+        self._file, self._rows = file, rows
+        self._lock = threading.Lock()
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+    def measure(self, options: argparse.Namespace) -> list[Row]:
+        end = time.monotonic() + options.seconds
+        known = {(row["model"], row["way"], row["precision"]) for row in self._rows}
+        cases = [case for case in plan(options) if case not in known]
+        with tempfile.TemporaryDirectory() as own:
+            os.environ.setdefault(FOLDER_VARIABLE, own)
+            threads = max(1, (os.cpu_count() or 1) // options.at_once)
+            os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
+            turns = Turns(Path(os.environ[FOLDER_VARIABLE]))
+            with turns.kept_going(), ThreadPoolExecutor(options.at_once) as pool:
+                list(pool.map(lambda case: self._measure_one(case, end, tiny=options.tiny), cases))
+        return self._rows
+
+    def _measure_one(self, case: Case, end: float, *, tiny: bool) -> None:
         began = time.monotonic()
-        row: dict[str, Any] = {"model": model, "way": way, "precision": precision}
+        if end - began < _LEAST_S:
+            return
+        row: Row = dict(zip(("model", "way", "precision"), case, strict=True))
         try:
-            row |= _run_row(options, row)
+            row |= run_row(case, min(_ROW_S, end - began), tiny=tiny)
         except Exception as error:  # one row's trouble is not the next one's
             row["error"] = f"{type(error).__name__}: {error}"[-600:]
         row["took_s"] = round(time.monotonic() - began, 1)
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-        if options.save:
-            options.save.write_text(json.dumps(rows, indent=1))
+        self._add(row)
+
+    def _add(self, row: Row) -> None:
+        with self._lock:
+            self._rows.append(row)
+            print(json.dumps(row), flush=True)
+            written = self._file.with_suffix(".part")
+            written.write_text(json.dumps(self._rows, indent=1))
+            written.replace(self._file)
 
 
-def _run_row(options: argparse.Namespace, row: dict[str, Any]) -> dict[str, Any]:
+def run_row(case: Case, limit_s: float, *, tiny: bool) -> Row:
+    """What the training measured and what stepscope says of it; RuntimeError if either fails."""
+    from compiled_training import ACTIVE, WAIT, WARMUP
+
+    end = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory() as folder:
         out, facts = Path(folder, "run"), Path(folder, "facts.json")
-        own = [sys.executable, __file__, "--worker", str(facts), "--only", row["model"]]
-        own += ["--ways", row["way"], "--precisions", row["precision"]]
-        own += ["--tiny"] if options.tiny else []
-        window = [
-            "--wait",
-            str(WARM + TIMED + 2),
-            "--warmup",
-            "2",
-            "--active",
-            "3",
-            "--repeat",
-            "1",
-        ]
-        ours = [sys.executable, "-m", "stepscope", "run", "--no-explain", "--out", str(out)]
-        paths = [str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        code, errors = _run_to_end([*ours, *window, "--", *own], environment, Path(folder))
-        if code:
-            raise RuntimeError(errors[-500:])
+        window = ["--wait", WAIT, "--warmup", WARMUP, "--active", ACTIVE, "--repeat", 1]
+        capture = ["-m", "stepscope", "run", "--no-explain", "--out", out, *window, "--"]
+        training = [sys.executable, __file__, "--worker", facts, "--case", "/".join(case)]
+        _run_to_end([*capture, *training, *(["--tiny"] if tiny else [])], limit_s)
         measured = json.loads(facts.read_text())
-        return measured | _explained(out, measured)
+        about = json.dumps(measured | {"way": case[1]})
+        answer = _run_to_end([__file__, "--explain", out], end - time.monotonic(), about)
+        row: Row = measured | json.loads(answer)
+        return row
 
 
-def _run_to_end(command: list[str], environment: dict[str, str], folder: Path) -> tuple[int, str]:
-    """Exit code and stderr; after the time limit the training and its compilers are ended too."""
-    errors = folder / "stderr.txt"
-    with errors.open("wb") as stderr:
-        child = subprocess.Popen(
-            command,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            code = child.wait(_ROW_S)
-        except subprocess.TimeoutExpired:
+def _run_to_end(arguments: list[Any], limit_s: float, given: str = "") -> str:
+    """A Python program's output; after the time limit all that it started is ended too."""
+    paths = [str(Path(__file__).parent.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    child = subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,  # a child whose parent died is still found
+    )
+    try:
+        output, errors = child.communicate(given, max(1.0, limit_s))
+    except subprocess.TimeoutExpired:
+        end_with_children(child.pid)
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            raise
-    return code, errors.read_text(errors="replace")
+        child.communicate()
+        raise RuntimeError(f"ended after {limit_s:.0f} s") from None
+    if child.returncode:
+        raise RuntimeError(f"exit code {child.returncode}: {errors[-500:]}")
+    return output
 
 
-def _explained(out: Path, measured: dict[str, Any]) -> dict[str, Any]:
+def explained(out: Path, measured: Row) -> Row:
+    """What `stepscope explain` says of the run folder, over what the training measured."""
     from stepscope.explain.explain_job import explain_job
 
     rank = explain_job(out, cache=False).ranks[0]
     efficiency, memory, compiled = rank.efficiency, rank.memory, rank.compiled
     parts = sum(part.ms for part in rank.budget.parts) if rank.budget.step_ms else None
-    counted = efficiency.hardware_flops if efficiency else None
     timeline = rank.timeline
     pieces = timeline.compute_ns + timeline.exposed_comm_ns + timeline.exposed_memory_ns
-    mfu = _ratio(measured["model_flops"], measured["bare_ms"] / 1e3)
+    rate = ratio(measured["model_flops"], measured["bare_ms"] / 1e3)
     return {
         "mfu": efficiency.mfu if efficiency else None,
-        "expected_mfu": mfu / efficiency.peak_flops
-        if mfu and efficiency and efficiency.peak_flops
-        else None,
-        "flops_ratio": _ratio(counted, measured["eager_flops"]),
-        "step_ratio": _ratio(rank.step_ms.truth or rank.step_ms.corrected, measured["bare_ms"]),
-        "peak_ratio": _ratio(memory.peak_bytes if memory else None, measured["allocated_bytes"]),
-        "driver_ratio": _ratio(memory.reserved_bytes if memory else None, measured["driver_bytes"]),
-        "categories_ratio": _ratio(
-            sum(size or 0 for size in memory.categories.values()) if memory else None,
-            memory.peak_bytes if memory else None,
+        "expected_mfu": ratio(rate, efficiency.peak_flops if efficiency else None),
+        "flops_ratio": ratio(
+            efficiency.hardware_flops if efficiency else None, measured["eager_flops"]
         ),
-        "parts_ratio": _ratio(parts, rank.budget.step_ms),
+        "step_ratio": ratio(rank.step_ms.truth or rank.step_ms.corrected, measured["bare_ms"]),
+        **_memory_ratios(memory, measured),
+        "parts_ratio": ratio(parts, rank.budget.step_ms),
         "timeline_left_ns": timeline.span_ns - pieces - timeline.idle_ns,
         "operator_share": compiled.operator_share if compiled else None,
         "line_share": compiled.line_share if compiled else None,
-        "findings": [f"{one.id} {one.share:.0%}" for one in rank.findings],
+        "findings": [_words(one) for one in rank.findings if one.of != "run"],
+        "run_findings": [_words(one) for one in rank.findings if one.of == "run"],
         "quality": [note.id for note in rank.quality],
     }
 
 
-def _ratio(a: float | None, b: float | None) -> float | None:
+def _memory_ratios(memory: Any, measured: Row) -> Row:
+    if memory is None:
+        return {}
+    truth = "driver" if measured["way"] in GRAPHED else "allocated"
+    held = sum(size or 0 for size in memory.categories.values())
+    return {
+        "peak_bytes": memory.peak_bytes,
+        "peak_truth": "driver" if truth == "driver" else "torch",
+        "peak_ratio": ratio(memory.peak_bytes, measured[f"{truth}_bytes"]),
+        "reserved_ratio": ratio(memory.reserved_bytes, measured["driver_bytes"]),
+        "categories_ratio": ratio(held, memory.peak_bytes),
+    }
+
+
+def _words(finding: Any) -> str:
+    return f"{finding.id} {finding.share:.0%} ({finding.severity})"
+
+
+def ratio(a: float | None, b: float | None) -> float | None:
     return a / b if a is not None and b else None
 
 
-def _train(options: argparse.Namespace) -> int:
-    """In the captured process: trains, and writes what it measured itself."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from compiled_models import MODELS as BUILDERS
-    from library_turn import shared_turns
-
-    turns = shared_turns()
-    alone = turns.alone if turns is not None else contextlib.nullcontext
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if on_gpu else "cpu")
-    precision = options.precisions
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.manual_seed(0)
-    context = _driver_bytes(device)
-    model, batch = BUILDERS[options.only](tiny=options.tiny)
-    model.to(device)
-    batch = tuple(one.to(device) for one in batch)
-    cast = torch.autocast(
-        device.type,
-        torch.bfloat16,
-        enabled=precision == "bf16",
-        cache_enabled=options.ways != "graphed callables",  # torch refuses to capture the cache
-    )
-    with FlopCounterMode(display=False) as counter, cast:
-        model(*batch).backward()
-    model.zero_grad()
-    flops = counter.get_total_flops()
-    recomputed = _recomputed(counter.get_flop_counts().get("Global", {}))
-    if on_gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    step = _stepper(options.ways, model, batch, cast, on_gpu=on_gpu)
-    for _ in range(WARM):
-        step()
-    with alone():
-        _wait(device)
-        began = time.perf_counter()
-        for _ in range(TIMED):
-            step()
-        _wait(device)
-        bare_ms = 1e3 * (time.perf_counter() - began) / TIMED
-    for _ in range(AFTER):
-        step()
-    _wait(device)
-    facts = {
-        "bare_ms": bare_ms,
-        "eager_flops": flops,
-        "model_flops": flops - recomputed,
-        "allocated_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
-        "reserved_bytes": torch.cuda.memory_reserved() if on_gpu else None,
-        "driver_bytes": _driver_bytes(device) - context + torch.cuda.memory_reserved()
-        if on_gpu
-        else None,
-        "device": torch.cuda.get_device_name() if on_gpu else "cpu",
-        "torch": torch.__version__,
-        "alone": turns is None,  # otherwise other processes' memory is in the driver's count
-    }
-    options.worker.write_text(json.dumps(facts))
-    return 0
-
-
-def _recomputed(by_operator: dict[Any, int]) -> int:
-    """Fused attention computes its scores again in backward: one of five products there."""
-    names = {str(operator): flops for operator, flops in by_operator.items()}
-    return sum(
-        flops // 5
-        for name, flops in names.items()
-        if "attention" in name
-        and name.partition(".")[2].startswith(("_scaled", "_flash", "_eff"))
-        and "backward" in name
-    )
-
-
-def _wait(device: Any) -> None:
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def _driver_bytes(device: Any) -> int:
-    """In use on the device, with the libraries' own workspaces loaded, without torch's segments."""
-    import torch
-
-    if device.type != "cuda":
-        return 0
-    small = torch.ones(64, 64, device=device)
-    torch.mm(small, small)
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    return total - free - torch.cuda.memory_reserved()
-
-
-def _stepper(way: str, model: Any, batch: Any, cast: Any, *, on_gpu: bool) -> Callable[[], Any]:
-    """One training step in this way."""
-    import torch
-
-    whole = way == "whole-step graph"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=on_gpu, capturable=whole)
-    called = model
-    if way in ("default", "reduce-overhead", "max-autotune-no-cudagraphs"):
-        called = torch.compile(model, mode=None if way == "default" else way)
-    elif way == "graphed callables":
-        with cast:
-            called = torch.cuda.make_graphed_callables(model, batch)
-
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=not whole)
-        with cast:
-            loss = called(*batch)
-        loss.backward()
-        optimizer.step()
-
-    return _recorded(step) if whole else step
-
-
-def _recorded(step: Callable[[], Any]) -> Callable[[], Any]:
-    import torch
-
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
-
-
 _COLUMNS = (
-    ("MFU / expected", lambda row: _ratio(row.get("mfu"), row.get("expected_mfu"))),
+    ("MFU / expected", lambda row: ratio(row.get("mfu"), row.get("expected_mfu"))),
     ("FLOPs / eager's", lambda row: row.get("flops_ratio")),
     ("step / bare", lambda row: row.get("step_ratio")),
-    ("peak / torch's", lambda row: row.get("peak_ratio")),
-    ("reserved / driver's", lambda row: row.get("driver_ratio")),
+    ("peak / truth", lambda row: row.get("peak_ratio")),
+    ("reserved / driver's", lambda row: row.get("reserved_ratio")),
     ("parts / step", lambda row: row.get("parts_ratio")),
     ("with operator", lambda row: row.get("operator_share")),
     ("with line", lambda row: row.get("line_share")),
 )
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(rows: list[Row]) -> str:
     """A short table, and the findings of each row below it."""
     names = [name for name, _ in _COLUMNS]
-    lines = [f"| training | ms | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
+    lines = [f"| training | ms | {' | '.join(names)} | memory |", "|---" * (len(names) + 3) + "|"]
     notes = []
     for row in rows:
         title = f"{row['model']} {row['way']} {row['precision']}"
@@ -351,9 +275,23 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             continue
         values = [value(row) for _, value in _COLUMNS]
         cells = ["-" if value is None else f"{value:.3f}" for value in values]
+        cells.append(memory_verdict(row))
         lines.append(f"| {title} | {row['bare_ms']:.2f} | {' | '.join(cells)} |")
-        notes.append(f"{title}: {', '.join(row['findings']) or 'no finding'}")
+        about_run = ", ".join(row.get("run_findings", ()))
+        words = [", ".join(row["findings"]) or "no finding"]
+        words += [f"of the run: {about_run}"] if about_run else []
+        notes.append(f"{title}: {'; '.join(words)}")
     return "\n".join([*lines, "", *notes])
+
+
+def memory_verdict(row: Row) -> str:
+    """Whether both ratios are within 3%, and what the peak was held against."""
+    found = [row.get("peak_ratio"), row.get("reserved_ratio")]
+    known = [abs(one - 1) for one in found if one is not None]
+    if len(known) < len(found):
+        return "not known"
+    verdict = "within" if max(known) <= CLOSE else "NOT within"
+    return f"{verdict} {CLOSE:.0%} (peak: {row['peak_truth']}; {row['counted_by']})"
 
 
 if __name__ == "__main__":

@@ -143,6 +143,11 @@ def signal_all(processes: Iterable[int], number: signal.Signals) -> None:
             os.kill(process, number)
 
 
+def end_with_children(process: int) -> None:
+    """Kill a process and all that it started: trainings, and compilers that would go on alone."""
+    signal_all([process, *children_of(process)], signal.SIGKILL)
+
+
 def children_of(process: int) -> list[int]:
     """And theirs."""
     found = []

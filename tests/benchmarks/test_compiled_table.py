@@ -1,29 +1,136 @@
-"""Compiled and graphed steps: the order of the rows, and how they are printed."""
+"""Compiled and graphed steps: the order of the rows, rows beside each other, how they print."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="the benchmarks train")
 
-from compiled_table import WAYS, markdown, plan
+import compiled_table
+from compiled_table import IN_ALL_PRECISIONS, WAYS, Rows, markdown, memory_verdict, plan
+from library_turn import end_with_children
+
+PROGRAM = Path(compiled_table.__file__)
+GOOD = {"bare_ms": 12.5, "findings": [], "run_findings": []}
 
 
-def test_bf16_comes_first_and_what_compiles_for_minutes_last() -> None:
-    options = argparse.Namespace(only="gpt2,bert", ways=None, precisions="bf16,fp32", tiny=False)
-    rows = plan(options)
-    assert len(set(rows)) == len(rows) == 2 * len(WAYS) * 2
+def options(**changes: Any) -> argparse.Namespace:
+    defaults = {"only": "gpt2,bert", "ways": None, "precisions": "bf16,fp32", "tiny": False}
+    return argparse.Namespace(**defaults | {"seconds": 300.0, "at_once": 2} | changes)
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {"model": "gpt2", "way": "eager", "precision": "bf16", **GOOD, **changes}
+
+
+def test_all_ways_in_bf16_come_first_and_what_compiles_for_minutes_last() -> None:
+    rows = plan(options())
+    assert len(set(rows)) == len(rows) == 2 * (len(WAYS) + len(IN_ALL_PRECISIONS))
     assert rows[:2] == [("gpt2", "reduce-overhead", "bf16"), ("bert", "reduce-overhead", "bf16")]
-    assert {way for _, way, _ in rows[-4:]} == {"max-autotune-no-cudagraphs"}
+    assert {way for _, way, _ in rows[-2:]} == {"max-autotune-no-cudagraphs"}
+
+
+def test_ways_that_are_named_come_in_all_precisions() -> None:
+    rows = plan(options(ways="graphed callables"))
+    assert {precision for *_, precision in rows} == {"bf16", "fp32"}
 
 
 def test_a_failed_row_stands_beside_the_others() -> None:
-    good = {"model": "gpt2", "way": "eager", "precision": "bf16", "bare_ms": 12.5, "findings": []}
-    good |= {"mfu": 0.3, "expected_mfu": 0.4, "flops_ratio": 1.0, "line_share": None}
+    good = row(mfu=0.3, expected_mfu=0.4, flops_ratio=1.0, run_findings=["start-up 90% (low)"])
     bad = {"model": "bert", "way": "eager", "precision": "bf16", "error": "out of memory"}
     text = markdown([good, bad])
     assert "| gpt2 eager bf16 | 12.50 | 0.750 | 1.000 | - |" in text
-    assert "gpt2 eager bf16: no finding" in text
+    assert "gpt2 eager bf16: no finding; of the run: start-up 90% (low)" in text
     assert "bert eager bf16: failed: out of memory" in text
+
+
+def test_memory_is_within_three_percent_only_if_both_ratios_are() -> None:
+    known = row(peak_ratio=0.99, reserved_ratio=1.02, peak_truth="driver", counted_by="NVML")
+    assert memory_verdict(known) == "within 3% (peak: driver; NVML)"
+    assert memory_verdict(known | {"reserved_ratio": 0.96}).startswith("NOT within")
+    assert memory_verdict(known | {"reserved_ratio": None}) == "not known"
+
+
+def test_rows_run_beside_each_other_and_one_that_dies_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    def run_row(case: tuple[str, str, str], _limit_s: float, *, tiny: bool) -> dict[str, Any]:
+        both.wait()
+        dies = ["-c", f"import os; os.kill(os.getpid(), {signal.SIGKILL:d})"]
+        if case[0] == "gpt2":
+            compiled_table._run_to_end(dies, 30)
+        return dict(GOOD)
+
+    monkeypatch.setattr(compiled_table, "run_row", run_row)
+    file = tmp_path / "new" / "rows.json"
+    Rows(file, []).measure(options(ways="eager", precisions="bf16"))
+    saved = {row["model"]: row for row in json.loads(file.read_text())}
+    assert saved["gpt2"]["error"].startswith("RuntimeError: exit code -9")
+    assert saved["bert"]["bare_ms"] == 12.5
+
+
+def test_known_rows_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def run_row(case: tuple[str, str, str], _limit_s: float, *, tiny: bool) -> dict[str, Any]:
+        measured.append(case)
+        return dict(GOOD)
+
+    monkeypatch.setattr(compiled_table, "run_row", run_row)
+    Rows(tmp_path / "rows.json", [row()]).measure(options(ways="eager", precisions="bf16"))
+    assert measured == [("bert", "eager", "bf16")]
+
+
+def test_a_row_past_its_time_is_ended() -> None:
+    with pytest.raises(RuntimeError, match="ended after 1 s"):
+        compiled_table._run_to_end(["-c", "import time; time.sleep(300)"], 1)
+
+
+def test_a_process_is_ended_with_all_that_it_started() -> None:
+    code = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(300)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    process, end = int(parent.stdout.readline()), time.monotonic() + 30
+    end_with_children(parent.pid)
+    parent.communicate()
+    while _runs(process):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+@pytest.mark.slow
+def test_a_llama_goes_all_the_way_on_a_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    file = tmp_path / "rows.json"
+    words = ["--tiny", "--only", "llama", "--at-once", "2", "--seconds", "280"]
+    subprocess.run([sys.executable, PROGRAM, "--save", file, *words], check=True, timeout=300)
+    rows = json.loads(file.read_text())
+    assert {row["way"] for row in rows} == {"eager", "default"}
+    assert all(row["flops_ratio"] == pytest.approx(1.0, abs=0.02) for row in rows)
+    assert all(row["parts_ratio"] == pytest.approx(1.0) for row in rows)

@@ -175,7 +175,7 @@ def test_kernels_that_share_tensors_are_named_as_not_fused(read: Read) -> None:
 @pytest.mark.parametrize(("wall_s", "severity"), [(400.0, "medium"), (2000.0, None)])
 def test_compiling_counts_by_its_share_of_the_run(wall_s: float, severity: str | None) -> None:
     compiled = CompiledWork(compilations=3, compile_s=90.0, cold_s=80.0, cached_s=10.0)
-    run = SimpleNamespace(account=SimpleNamespace(wall_ms=1e3 * wall_s))
+    run = SimpleNamespace(account=SimpleNamespace(wall_ms=1e3 * wall_s, parts=()))
     found = compile_time.find(SimpleNamespace(compiled=compiled, run=run))  # type: ignore[arg-type]
     assert (found and found.severity) == severity
     if found:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.evidence import HIGH, MEDIUM
 from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.findings.run_words import as_short_run
 from stepscope.records import remedies
 from stepscope.records.figures import duration, percent
 from stepscope.records.words import counted
@@ -28,13 +29,14 @@ def find(evidence: RankEvidence) -> Finding | None:
     share = min(1.0, seconds / wall_s) if wall_s else 0.0
     if share < _LEAST_SHARE or seconds < _LEAST_S:
         return None
+    trial = as_short_run(run, 1e3 * seconds)
     return RULE.finding(
         share=share,
         of="run",
-        severity=_severity(share, seconds),
+        severity=_severity(trial.share if trial else share, seconds),
         summary=f"torch.compile compiled for {duration(1e9 * seconds)}, {percent(share)} of the "
         f"{duration(1e9 * wall_s)} run.",
-        evidence=tuple(_lines(compiled)),
+        evidence=(*_lines(compiled), *([trial.words] if trial else [])),
         remedies=_offer(compiled),
     )
 

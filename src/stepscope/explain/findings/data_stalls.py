@@ -9,6 +9,7 @@ from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.findings.run_words import (
     cost_lines,
     costly_stall,
+    stall_severity,
     stalling_steps,
     typical_wait,
 )
@@ -29,6 +30,7 @@ def find_in(run: RankRun) -> Finding | None:
     waits = stalling_steps(stall, run, "waits", "wait")
     return RULE.finding(
         share=stall.share,
+        severity=stall_severity(stall),
         summary=f"{waits} {typical_wait(stall)} for data{_explain_period(stall)}.",
         evidence=cost_lines(stall, run),
         where=stall.where,

@@ -9,6 +9,7 @@ from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.findings.run_words import (
     cost_lines,
     costly_stall,
+    stall_severity,
     stalling_steps,
     typical_wait,
 )
@@ -26,6 +27,7 @@ def find_in(run: RankRun) -> Finding | None:
     pauses = stalling_steps(stall, run, "pauses", "pause")
     return RULE.finding(
         share=stall.share,
+        severity=stall_severity(stall),
         summary=f"{pauses} for {typical_wait(stall)} while Python collects garbage.",
         evidence=cost_lines(stall, run),
         where=stall.where,

@@ -9,6 +9,7 @@ from stepscope.explain.findings.periodic_stall import CAUSES
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.findings.run_words import (
     cost_lines,
+    stall_severity,
     stalling_steps,
     typical_wait,
     where_words,
@@ -35,6 +36,7 @@ def find_in(run: RankRun) -> Finding | None:
     why = where_words(stall) or CAUSES[stall.cause] or unexplained
     return RULE.finding(
         share=stall.share,
+        severity=stall_severity(stall),
         summary=f"{takes} {typical_wait(stall)} longer{why}.",
         evidence=cost_lines(stall, run),
         where=stall.where,

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _FEW = 3  # stalls: a frequency would promise too much
 _MOST_NUMBERS = 4
 _LEAST_WANTED, _MUCH_WANTED = 0.05, 0.25  # of the training loop
+_HOUR_MS = 3.6e6
+_ONCE = "it came once: only a longer run shows whether it comes again"
 _LOOP = ("training", "evaluation", "checkpoint", "between_epochs", "outside")  # of the account
 
 
@@ -67,13 +69,43 @@ def cost_lines(stall: Stall, run: RankRun) -> tuple[str, ...]:
         f"typical step takes {milliseconds(run.times.typical_ms)}",
         f"{counted(stall.steps, 'step')} of {run.times.steps:,}, {longest}"
         + (f" (steps {numbers})" if len(stall.numbers) > 1 else ""),
+        *([_ONCE] if _came_once(stall) else []),
     )
+
+
+def stall_severity(stall: Stall) -> Severity | None:
+    """None: as severe as its share. What came once may never come again, so its share of a short
+    run says little about a long one."""
+    return "low" if _came_once(stall) else None
+
+
+def _came_once(stall: Stall) -> bool:
+    return stall.steps == 1 and stall.period is None and not stall.between_epochs_ms
 
 
 def account_part(run: RankRun, name: str) -> AccountPart | None:
     """A part of the wall time; None where the wall time is not known."""
     parts = run.account.parts if run.account else ()
     return next((part for part in parts if part.id == name), None)
+
+
+class ShortRun(NamedTuple):
+    """What something that passes once would be of a run with an hour of training."""
+
+    share: float
+    words: str
+
+
+def as_short_run(run: RankRun, once_ms: float) -> ShortRun | None:
+    """For a run that trained for less time than something took that passes once, such as start-up.
+    None for any other run, which is judged as it is."""
+    parts = run.account.parts if run.account else ()
+    loop_ms = sum(part.ms for part in parts if part.id in _LOOP)
+    if not parts or loop_ms >= once_ms:
+        return None
+    share = once_ms / (once_ms + _HOUR_MS)
+    words = f"this run trained for {duration(1e6 * loop_ms)} only; with an hour of training it"
+    return ShortRun(share, f"{words} would be {percent(share)} of the run")
 
 
 class BesideSteps(NamedTuple):

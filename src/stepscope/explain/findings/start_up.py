@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.evidence import HIGH, MEDIUM, from_run
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import account_part
+from stepscope.explain.findings.run_words import account_part, as_short_run
 from stepscope.records import remedies
 from stepscope.records.figures import duration, percent
 
@@ -37,13 +37,17 @@ def find_in(run: RankRun) -> Finding | None:
     if share < _LEAST_SHARE or ms < _LEAST_MS:
         return None
     parts = sorted((*(start.parts or (start,)), first), key=lambda part: -part.ms)
+    trial = as_short_run(run, ms)
     return RULE.finding(
         share=share,
         of="run",
-        severity=_severity(share, ms),
+        severity=_severity(trial.share if trial else share, ms),
         summary=f"training is at its pace after {duration(1e6 * ms)}, {percent(share)} of the "
         f"{duration(1e6 * run.account.wall_ms)} run.",
-        evidence=(", ".join(_describe(part) for part in parts if part.ms >= 0.02 * ms),),
+        evidence=(
+            ", ".join(_describe(part) for part in parts if part.ms >= 0.02 * ms),
+            *([trial.words] if trial else []),
+        ),
         remedies=_offer(parts[0]),
     )
 

@@ -6,7 +6,8 @@ deviation) and more than 0.5%. In runs of less than eight groups, single steps a
 looked at in the same way, and by more than 10%: there, one slow first step would weigh on the mean
 of a dozen. If all that holds for more than a quarter of the run, it is a slow spell or a drift, not
 a warm-up, and all steps count. Steps that compile before the first one that does not are warm-up
-too.
+too. The step right after a window is left out when enough others are there: the profiler lets go of
+the device and its file is packed meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +39,16 @@ def find_steady(steps: StepColumns) -> tuple[Flags, int]:
     first = int(places[leading]) if leading < len(places) else len(steps)
     steady = steps.plain.copy()
     steady[:first] = False
-    return steady, first
+    undisturbed = steady & ~_follows_window(steps)
+    enough = np.count_nonzero(undisturbed) >= _FEWEST_SINGLE
+    return (undisturbed if enough else steady), first
+
+
+def _follows_window(steps: StepColumns) -> Flags:
+    """Whether the step before was the last of a window."""
+    after = np.zeros(len(steps), np.bool_)
+    after[1:] = steps.window[:-1] & (np.diff(steps.number) == 1)
+    return after & ~steps.window
 
 
 def warm_up(steps: Floats) -> int:

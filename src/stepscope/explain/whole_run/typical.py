@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.whole_run.steady import find_steady
 from stepscope.records.measured_steps import MeasuredSteps
 from stepscope.records.step_columns import USUAL_PHASES
 
@@ -22,7 +23,7 @@ def measure_typical_step(steps: StepColumns, run: RankRun) -> MeasuredSteps | No
     """None without steady steps."""
     if run.times is None or run.series is None:
         return None
-    steady = steps.plain & (np.arange(len(steps)) >= run.warm_up)
+    steady, _ = find_steady(steps)
     calm = steady & (run.series.cause < 0)
     device = steps.device_ns[calm] if steps.device_ns is not None else np.empty(0, np.int64)
     device = device[device >= 0]
