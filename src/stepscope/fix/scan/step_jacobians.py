@@ -1,0 +1,116 @@
+"""Backward through gated cells as a scan: steps whose Jacobians are mixtures of fixed rows.
+
+A step of a GRU or an LSTM sends the gradient of its state, a row r, to the state before. Row i of
+its Jacobian is a mixture of a few rows that all steps share, the weights' rows and a row of the
+identity, by coefficients of this step and sequence alone:
+
+    J[i] = sum over k of coefficient[i, k] * basis[i, k]          r  <-  (r + g) @ J
+
+So a Jacobian is one small product, made for one step of all chunks at a time and dropped after it.
+Chunks are folded, carried and replayed as affine_maps.py does it for plain RNNs. The offset of a
+chunk's map is one more row of its matrix: a step of the fold is two products.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from stepscope.fix.scan.affine_maps import AffineMaps, carries, rescaled
+from stepscope.fix.scan.exact_products import exact_products
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_RESCALE_EVERY = 4  # products
+_MAPS_BYTES = 1 << 29  # that the maps of all chunks may take
+
+
+class StepJacobians(NamedTuple):
+    """Of every step and sequence."""
+
+    coefficient: Tensor  # [steps, batch, size, mixed]
+    basis: Tensor  # [size, mixed, size]
+
+
+@torch.no_grad()
+def backward_rows(
+    gradient: Tensor, jacobians: StepJacobians, chunk: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """What reaches every step's state, its own gradient included, and the initial state."""
+    steps, batch, size = gradient.shape
+    chunk = chunk or usual_chunk(gradient)
+    with exact_products(gradient.device):
+        if chunk >= steps:
+            return _one_after_the_other(gradient, jacobians)
+        gradients, coefficients = (
+            _by_place(values, chunk) for values in (gradient, jacobians.coefficient)
+        )
+        entering = carries(_fold(gradients, coefficients, jacobians.basis))
+        reached = _replay(gradients, coefficients, jacobians.basis, entering)
+        reached = reached.transpose(0, 1).reshape(-1, batch, size)[-steps:]
+        return reached, _back(reached[0], jacobians.coefficient[0], jacobians.basis)
+
+
+def usual_chunk(gradient: Tensor) -> int:
+    """A plain loop on a CPU, where nothing runs at the same time. On a GPU a step of the fold takes
+    as long for few chunks as for many, until they fill it: chunks are short, within memory."""
+    steps, batch, size = map(int, gradient.shape)
+    if gradient.device.type == "cpu":
+        return steps
+    chunk = 1 << max(3, (steps.bit_length() - 1) // 2)
+    while 4 * -(-steps // chunk) * batch * size * size > _MAPS_BYTES and chunk < steps:
+        chunk *= 2
+    return chunk
+
+
+def _by_place(values: Tensor, chunk: int) -> Tensor:
+    """[chunk, groups, ...]: one place of all chunks is one piece of memory. Steps of zeros in front
+    fill the first chunk: the gradient has left when it reaches them."""
+    missing = -len(values) % chunk
+    if missing:
+        values = torch.cat([values.new_zeros(missing, *values.shape[1:]), values])
+    return values.unflatten(0, (-1, chunk)).transpose(0, 1).contiguous()
+
+
+def _one_after_the_other(gradient: Tensor, jacobians: StepJacobians) -> tuple[Tensor, Tensor]:
+    row, reached = torch.zeros_like(gradient[0]), torch.empty_like(gradient)
+    flat = jacobians.basis.flatten(0, 1)
+    mixed = torch.empty_like(jacobians.coefficient[0])
+    places = (reversed(values.unbind()) for values in (gradient, jacobians.coefficient, reached))
+    for own, coefficient, arrived in zip(*places, strict=True):
+        torch.add(row, own, out=arrived)
+        torch.mul(arrived.unsqueeze(-1), coefficient, out=mixed)
+        torch.mm(mixed.flatten(1), flat, out=row)
+    return reached, row
+
+
+def _back(row: Tensor, coefficient: Tensor, basis: Tensor) -> Tensor:
+    """A row of each sequence through one step."""
+    return (row.unsqueeze(-1) * coefficient).flatten(-2) @ basis.flatten(0, 1)
+
+
+def _fold(gradients: Tensor, coefficients: Tensor, basis: Tensor) -> AffineMaps:
+    chunk, groups, batch, size = gradients.shape
+    own = gradients.flatten(1, 2)
+    mixtures = coefficients.flatten(1, 2).transpose(1, 2)  # [chunk, size, sequences, mixed]
+    rows = torch.eye(size + 1, size, dtype=basis.dtype, device=basis.device)
+    rows = rows.repeat(groups * batch, 1, 1)
+    exponent = gradients.new_zeros(groups * batch, size)
+    for place in reversed(range(chunk)):
+        rows[:, -1] += own[place]
+        jacobian = torch.bmm(mixtures[place], basis).transpose(0, 1)
+        rows = torch.bmm(rows, jacobian)
+        if place % _RESCALE_EVERY == 0:
+            rows[:, :-1], exponent = rescaled(rows[:, :-1], exponent)
+    maps = AffineMaps(rows[:, :-1], exponent, rows[:, -1])
+    return AffineMaps(*(part.unflatten(0, (groups, batch)) for part in maps))
+
+
+def _replay(gradients: Tensor, coefficients: Tensor, basis: Tensor, entering: Tensor) -> Tensor:
+    row, reached = entering, torch.empty_like(gradients)
+    for place in reversed(range(len(gradients))):
+        torch.add(row, gradients[place], out=reached[place])
+        row = _back(reached[place], coefficients[place], basis)
+    return reached
