@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).parent.parent / "src"))
 
 import library_results
 from library_table import print_tables
-from library_turn import Turns
+from library_turn import FOLDER_VARIABLE, Turns
 
 ROOT = Path(__file__).parent.parent
 LEAST_S = 60  # no tune is begun with less
@@ -48,7 +48,7 @@ def main() -> None:
         for name in library_results.chosen(options.models)
         if not _is_done(known.get(name), options)
     ]
-    turns = Turns(options.work.absolute() / "turns")
+    turns = Turns(_turns_folder(options))
     with turns.kept_going(), ThreadPoolExecutor(options.at_once) as pool:
         for name in names:
             pool.submit(_tune_in_time, name, end, options, for_tune)
@@ -137,9 +137,9 @@ def _command(
     name: str, folder: Path, budget_s: float, options: argparse.Namespace, for_tune: list[str]
 ) -> list[str]:
     script = [sys.executable, str(library_results.script(name))]
-    if options.at_once > 1:
+    if options.at_once > 1 or FOLDER_VARIABLE in os.environ:
         turn = Path(__file__).with_name("library_turn.py")
-        script[1:1] = [str(turn), str(options.work.absolute() / "turns")]
+        script[1:1] = [str(turn), str(_turns_folder(options))]
     if options.tiny:
         script.append("--tiny")
     if options.device != "cuda":
@@ -151,6 +151,11 @@ def _command(
         return [*tune, "--resume", str(folder), "--", *script]
     _set_aside(folder)
     return [*tune, "--steps", str(options.steps), "--out", str(folder), *for_tune, "--", *script]
+
+
+def _turns_folder(options: argparse.Namespace) -> Path:
+    """One for all benchmarks that run at the same time, if the environment names it."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or options.work.absolute() / "turns")
 
 
 def _set_aside(folder: Path) -> None:

@@ -12,18 +12,20 @@ _SIDE, _LEFT, _TOP, _GAP = 46, 70, 40, 28
 def markdown(cells: list[Cell]) -> str:
     """A row for each shape: milliseconds, and times as fast as cuDNN."""
     lines = [
-        "| B | H | T | cuDNN | scan | | step by step | batched products | whole step |",
-        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| B | H | T | cuDNN | scan | | cuDNN, fp16 | one by one | batched products | whole step |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for cell in sorted(cells, key=lambda one: (one["batch"], one["size"], one["steps"])):
         ms = cell["ms"]
         numbers = [
             ms.get(name)
-            for name in ("cudnn", "scan", "one by one, states", "batched products, states")
-        ]
-        cudnn, scan, one_by_one, batched = map(_number, numbers)
+            for name in (
+                "cudnn", "scan", "cudnn, fp16", "one by one, states", "batched products, states",
+            )
+        ]  # fmt: skip
+        cudnn, scan, *others = map(_number, numbers)
         row = [cell["batch"], cell["size"], cell["steps"], cudnn, scan]
-        row += [_times(backward_gain(cell)), one_by_one, batched, _times(step_gain(cell))]
+        row += [_times(backward_gain(cell)), *others, _times(step_gain(cell))]
         lines.append("| " + " | ".join(map(str, row)) + " |")
     return "\n".join(lines)
 

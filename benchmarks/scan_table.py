@@ -3,12 +3,15 @@
     python benchmarks/scan_table.py --save cells.json [--seconds 300] [--steps 1024,4096] \
         [--batch 16,1] [--size 20,64]
     python benchmarks/scan_table.py --save cells.json --print [--svg docs/scan.svg]
+    python benchmarks/scan_table.py --save cells.json --recommend [--seconds 60]
     python benchmarks/scan_table.py --launches [--steps 4096] [--batch 16] [--size 20]
 
 First whether the kernels are right (against float64 on the same device). Then milliseconds of the
 backward pass and of the whole step, rivals in turns: torch's nn.RNN (cuDNN), ScanRNN, a kernel that
 goes back step by step, and the scan by batched products in a CUDA graph. Cells are saved one by
-one: a run that is cut goes on where it ended. `--launches` times the scan's states alone for each
+one: a run that is cut goes on where it ended. torch takes cuDNN's persistent kernels for 16 bits
+only, so that rival computes in fp16. `--recommend` asks `recommend` for the saved shapes and tells
+where it chose what loses by more than 5% here. `--launches` times the scan's states alone for each
 chunk and number of warps: records/scan_costs.py rests on it.
 """
 
@@ -31,7 +34,7 @@ from torch import nn
 sys.path.append(str(Path(__file__).parent.parent / "src"))
 
 from library_turn import shared_turns
-from scan_report import heat_map, markdown
+from scan_report import heat_map, markdown, step_gain
 from stepscope.fix.scan import ScanRNN, affine_maps
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ STEPS = "32768,4096,1024,256,512,2048,8192,16384,65536"
 CHUNKS, WARPS = (16, 32, 64, 128, 256), (1, 2, 4)
 FEATURES = 8
 ROUNDS, LEAST_S = 5, 0.02
+ALLOWED = 0.95  # times as fast
 MOST_STATES = 1 << 31  # bytes of one tensor of states
 MOST_MAPS = 1 << 33  # bytes that batched products may take
 
@@ -51,6 +55,9 @@ MOST_MAPS = 1 << 33  # bytes that batched products may take
 def main() -> None:
     options = _options()
     cells = json.loads(options.save.read_text()) if options.save and options.save.exists() else []
+    if options.recommend:
+        _compare_advice(options, cells)
+        return
     if not options.print:
         _measure_all(options, cells)
     if not options.launches:
@@ -66,6 +73,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--batch", default="16,1,64,256")
     parser.add_argument("--size", default="20,32,16,64,128")
     parser.add_argument("--precision", default="tf32x3")
+    parser.add_argument("--recommend", action="store_true", help="does advice fit the table?")
     parser.add_argument("--launches", action="store_true")
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--save", type=Path, help="JSON; read first, written after every cell")
@@ -96,6 +104,29 @@ def _measure_all(options: argparse.Namespace, cells: list[dict[str, Any]]) -> No
         print(json.dumps(cells[-1]), flush=True)
         if options.save:
             options.save.write_text(json.dumps(cells, indent=1))
+
+
+def _compare_advice(options: argparse.Namespace, cells: list[dict[str, Any]]) -> None:
+    from stepscope.fix.scan import recommend
+
+    end, wrong, asked = time.monotonic() + options.seconds, 0, 0
+    turns = shared_turns()
+    alone = turns.alone if turns is not None else contextlib.nullcontext
+    for cell in cells:
+        gain = step_gain(cell)
+        if gain is None or time.monotonic() > end:
+            continue
+        with alone():
+            advice = recommend(cell["steps"], cell["batch"], cell["size"], features=FEATURES)
+        asked += 1
+        loses = gain < ALLOWED if advice.choice == "scan" else gain > 1 / ALLOWED
+        wrong += advice.choice == "scan" and loses
+        shape = f"T={cell['steps']} B={cell['batch']} H={cell['size']}"
+        print(
+            f"{'LOSES' if loses else 'fits '} {shape}: {advice.choice}, {gain:.2f}x here",
+            flush=True,
+        )
+    print(f"scan chosen where it loses by more than 5%: {wrong} of {asked}")
 
 
 def numbers(words: str) -> list[int]:
@@ -139,9 +170,14 @@ def _rivals(shape: tuple[int, int, int], options: argparse.Namespace) -> Rivals:
     gradient = torch.randn(steps, batch, size, device="cuda")
     rivals: Rivals = {}
     for name, module in (("cudnn", plain), ("scan", ours)):
-        output = module(inputs)[0]
-        rivals[name] = lambda output=output: output.backward(gradient, retain_graph=True)
         rivals[f"{name} step"] = lambda module=module: module(inputs)[0].backward(gradient)
+        with contextlib.suppress(RuntimeError):  # cuDNN takes 65535 steps; the step says so too
+            output = module(inputs)[0]
+            rivals[name] = lambda output=output: output.backward(gradient, retain_graph=True)
+    with contextlib.suppress(RuntimeError):
+        short = nn.RNN(FEATURES, size, device="cuda", dtype=torch.float16)
+        ended, given = short(inputs.half())[0], gradient.half()
+        rivals["cudnn, fp16"] = lambda: ended.backward(given, retain_graph=True)
     state = ours(inputs)[0].detach()
     weight = plain.weight_hh_l0.detach()
     rivals["one by one, states"] = lambda: _one_by_one(gradient, state, weight, options.precision)

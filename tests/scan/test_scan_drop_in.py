@@ -164,3 +164,17 @@ def test_decays_and_states_of_another_shape() -> None:
         linear_scan(torch.rand(4), inputs)
     with pytest.raises(ValueError, match=r"initial is \[7\]"):
         linear_scan(torch.rand(3), inputs, torch.zeros(7))
+
+
+def test_more_steps_than_torch_takes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN refuses more than 65535."""
+    from stepscope.fix.scan import rnn_layer
+
+    torch.manual_seed(0)
+    plain = nn.RNN(3, 4, dtype=torch.float64)
+    inputs = torch.randn(23, 2, 3, dtype=torch.float64)
+    right, last = plain(inputs)
+    monkeypatch.setattr(rnn_layer, "_MOST_STEPS", 7)
+    states, end = ScanRNN.of(plain)(inputs)
+    torch.testing.assert_close(states, right)
+    torch.testing.assert_close(end, last)
