@@ -69,8 +69,9 @@ def values(losses: list[tuple[int, str]]) -> list[float]:
     ("facts", "why"),
     [
         (ScriptFacts(modules={"RNN": 1, "Linear": 2}, roots=("Net",)), None),
-        (ScriptFacts(modules={"LSTM": 1}, roots=("Net",)), "no module is an nn.RNN"),
+        (ScriptFacts(modules={"LSTMCell": 1}, roots=("Net",)), "no module is an nn.RNN, nn.GRU or"),
         (ScriptFacts(modules={"RNN": 1}, roots=("RNN",)), "calls an nn.RNN itself"),
+        (ScriptFacts(modules={"GRU": 1}, roots=("GRU",)), "build a stepscope.fix.scan.ScanGRU"),
         (ScriptFacts(modules={"RNN": 1}, roots=("Net",), compiled=True), "before torch.compile"),
     ],
 )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class LayerWeights(NamedTuple):
+class GatedWeights(NamedTuple):
     """As torch has them: the gates' rows one after the other."""
 
     input: Tensor
@@ -48,30 +48,30 @@ class GruSteps(NamedTuple):
     update: Tensor
     new: Tensor  # by way of the state
     new_input: Tensor
-    keep: Tensor
+    forgotten: Tensor  # 1 - z
 
     @classmethod
-    def of(cls, inputs: Tensor, before: Tensor, weights: LayerWeights) -> GruSteps:
+    def of(cls, inputs: Tensor, before: Tensor, weights: GatedWeights) -> GruSteps:
         from_input = torch.nn.functional.linear(inputs, weights.input, weights.bias_input)
         from_state = torch.nn.functional.linear(before, weights.recurrent, weights.bias_recurrent)
         size = before.shape[-1]
         both = from_input[..., : 2 * size] + from_state[..., : 2 * size]
         r, z = torch.sigmoid(both).chunk(2, -1)
-        complement = torch.sigmoid(-both[..., size:])  # 1 - z, exact where z is nearly 1
+        forgotten = torch.sigmoid(-both[..., size:])
         q = from_state[..., 2 * size :]
         n = torch.tanh(from_input[..., 2 * size :] + r * q)
-        new_input = complement * (1 - n * n)
+        new_input = forgotten * (1 - n * n)
         return cls(
             reset=new_input * q * (r * (1 - r)),
-            update=(before - n) * (z * complement),
+            update=(before - n) * (z * forgotten),
             new=new_input * r,
             new_input=new_input,
-            keep=z,
+            forgotten=forgotten,
         )
 
     def jacobians(self, recurrent: Tensor) -> StepJacobians:
-        coefficient = torch.stack([self.reset, self.update, self.new, self.keep], -1)
-        return StepJacobians(coefficient, _with_identity(recurrent, gates=3))
+        coefficient = torch.stack([self.reset, self.update, self.new, -self.forgotten], -1)
+        return StepJacobians(coefficient, _with_identity(recurrent, gates=3), kept=0)
 
     def gate_gradients(self, reached: Tensor) -> GateGradients:
         gates = [reached * self.reset, reached * self.update]
@@ -87,7 +87,7 @@ class LstmSteps(NamedTuple):
     through_cell: Tensor  # [steps, batch, 3, size]: of the gates that the cell's gradient meets
     output: Tensor
     to_cell: Tensor  # from the output's gradient to the cell's
-    keep: Tensor
+    forgotten: Tensor  # 1 - f
 
     @classmethod
     def of(
@@ -96,29 +96,32 @@ class LstmSteps(NamedTuple):
         before: Tensor,
         cells: Tensor,
         cells_before: Tensor,
-        weights: LayerWeights,
+        weights: GatedWeights,
     ) -> LstmSteps:
-        i, f, g, o = lstm_gates(inputs, before, weights)
+        sums = _lstm_sums(inputs, before, weights)
+        i, f, g, o = _lstm_gates(sums)
+        forgotten = torch.sigmoid(-sums[..., before.shape[-1] : 2 * before.shape[-1]])
         squashed = torch.tanh(cells)
-        through = (g * i * (1 - i), cells_before * f * (1 - f), i * (1 - g * g))
+        through = (g * i * (1 - i), cells_before * f * forgotten, i * (1 - g * g))
         return cls(
             through_cell=torch.stack(through, -2),
             output=squashed * o * (1 - o),
             to_cell=o * (1 - squashed * squashed),
-            keep=f,
+            forgotten=forgotten,
         )
 
     def jacobians(self, recurrent: Tensor) -> StepJacobians:
         size = recurrent.shape[-1]
         zero = torch.zeros_like(self.output)
-        of_cell = torch.stack([*self.through_cell.unbind(-2), zero, self.keep], -1)
+        of_cell = torch.stack([*self.through_cell.unbind(-2), zero, -self.forgotten], -1)
         of_output = of_cell * self.to_cell.unsqueeze(-1)
         of_output[..., 3] = self.output
+        of_output[..., 4] += self.to_cell
         half = _with_identity(recurrent, gates=4)
         basis = half.new_zeros(2 * size, 5, 2 * size)
         basis[:size, :4, :size] = basis[size:, :4, :size] = half[:, :4]
         basis[:size, 4, size:] = basis[size:, 4, size:] = half[:, 4]
-        return StepJacobians(torch.cat([of_output, of_cell], -2), basis)
+        return StepJacobians(torch.cat([of_output, of_cell], -2), basis, kept=size)
 
     def gate_gradients(self, reached: Tensor) -> GateGradients:
         of_output, of_cell = reached.chunk(2, -1)
@@ -128,17 +131,20 @@ class LstmSteps(NamedTuple):
         return GateGradients(gates, gates)
 
 
-def lstm_gates(inputs: Tensor, before: Tensor, weights: LayerWeights) -> tuple[Tensor, ...]:
-    """Input, forget, cell and output gates of all steps."""
+def _lstm_sums(inputs: Tensor, before: Tensor, weights: GatedWeights) -> Tensor:
     sums = torch.nn.functional.linear(inputs, weights.input, weights.bias_input)
-    sums = sums + torch.nn.functional.linear(before, weights.recurrent, weights.bias_recurrent)
+    return sums + torch.nn.functional.linear(before, weights.recurrent, weights.bias_recurrent)
+
+
+def _lstm_gates(sums: Tensor) -> tuple[Tensor, ...]:
+    """Input, forget, cell and output gates of all steps."""
     i, f, g, o = sums.chunk(4, -1)
     return torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
 
 
-def lstm_cells(inputs: Tensor, before: Tensor, first: Tensor, weights: LayerWeights) -> Tensor:
+def lstm_cells(inputs: Tensor, before: Tensor, first: Tensor, weights: GatedWeights) -> Tensor:
     """All cell states, which torch does not give: they are a linear recurrence of the gates."""
-    i, f, g, _ = lstm_gates(inputs, before, weights)
+    i, f, g, _ = _lstm_gates(_lstm_sums(inputs, before, weights))
     added = i * g
     added[0] += f[0] * first
     return scan_pairs(f.contiguous(), added)

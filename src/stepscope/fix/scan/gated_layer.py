@@ -7,7 +7,6 @@ torch.compile; a second derivative is refused.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -15,18 +14,17 @@ from torch import Tensor
 
 from stepscope.fix.scan.exact_products import exact_products
 from stepscope.fix.scan.gated_cells import (
+    GatedWeights,
     GruSteps,
-    LayerWeights,
     LstmSteps,
     lstm_cells,
     states_before,
 )
+from stepscope.fix.scan.rnn_layer import MOST_STEPS, no_warning
 from stepscope.fix.scan.second_derivative import refuse_second_derivative
 from stepscope.fix.scan.step_jacobians import backward_rows
 
 CELLS = ("gru", "lstm")
-_MOST_STEPS = 65535  # that cuDNN takes in one call
-_NOT_ONE_PIECE = ".*not part of single contiguous chunk of memory"
 
 
 @torch.library.custom_op("stepscope::gated_layer", mutates_args=())
@@ -43,7 +41,7 @@ def gated_layer(
 
     `initial` is [batch, size]; of an LSTM [batch, 2 x size], the cell's behind the output's.
     """
-    weights = LayerWeights(weight_input, weight, bias_input, bias)
+    weights = GatedWeights(weight_input, weight, bias_input, bias)
     size = weight.shape[-1]
     with torch.no_grad():
         states, last_cell = _states(inputs, initial, weights, cell)
@@ -51,8 +49,10 @@ def gated_layer(
             return states, states.new_empty(0)
         first, first_cell = initial.split(size, -1)
         with exact_products(inputs.device):
-            wide = [_wide(one) for one in (inputs, states_before(first, states), first_cell)]
-            cells = lstm_cells(*wide, _wide_weights(weights)).to(states.dtype)
+            before = states_before(first, states)
+            cells = lstm_cells(
+                _wide(inputs), _wide(before), _wide(first_cell), _wide_weights(weights)
+            ).to(states.dtype)
         cells[-1] = last_cell
     return states, cells
 
@@ -64,16 +64,15 @@ def _(inputs: Tensor, initial: Tensor, weight_input: Tensor, weight: Tensor, *re
 
 
 def _states(
-    inputs: Tensor, initial: Tensor, weights: LayerWeights, cell: str
+    inputs: Tensor, initial: Tensor, weights: GatedWeights, cell: str
 ) -> tuple[Tensor, Tensor | None]:
     """As torch computes them, in as many calls as cuDNN needs, and an LSTM's last cell state."""
     given = [one for one in weights if one is not None]
     options = (given, len(given) > 2, 1, 0.0, False, False, False)
     state = tuple(one.unsqueeze(0).contiguous() for one in initial.split(weights[1].shape[-1], -1))
     pieces = []
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", _NOT_ONE_PIECE)
-        for piece in inputs.split(_MOST_STEPS):
+    with no_warning(given):
+        for piece in inputs.split(MOST_STEPS):
             if cell == "gru":
                 states, *last = torch.gru(piece, state[0], *options)
             else:
@@ -100,19 +99,19 @@ def gated_layer_backward(
     wants_inputs: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of inputs (empty if not wanted), initial state, both weights and both biases."""
-    kind, given = states.dtype, LayerWeights(weight_input, weight, bias_input, bias)
-    weights = _wide_weights(given)
-    wide = [_wide(one) for one in (inputs, states, cells, initial)]
+    kind = states.dtype
+    weights = _wide_weights(GatedWeights(weight_input, weight, bias_input, bias))
+    features = _wide(inputs)
     with torch.no_grad(), exact_products(inputs.device):
-        before, steps = _steps(*wide, weights, cell)
+        before, steps = _steps(features, _wide(states), _wide(cells), _wide(initial), weights, cell)
         own = _own_gradients(gradient, gradient_of_cells, cell)
         reached, left = backward_rows(own, steps.jacobians(weights.recurrent))
         gates = steps.gate_gradients(reached)
         rows, rows_of_states = gates.of_inputs.flatten(0, 1), gates.of_states.flatten(0, 1)
         found = (
-            gates.of_inputs @ weights.input if wants_inputs else wide[0].new_empty(0),
+            gates.of_inputs @ weights.input if wants_inputs else features.new_empty(0),
             left,
-            rows.t() @ wide[0].flatten(0, 1),
+            rows.t() @ features.flatten(0, 1),
             rows_of_states.t() @ before.flatten(0, 1),
             rows.sum(0),
             rows_of_states.sum(0),
@@ -137,7 +136,7 @@ def _(*given: Any) -> Any:
 
 
 def _steps(
-    inputs: Tensor, states: Tensor, cells: Tensor, initial: Tensor, weights: LayerWeights, cell: str
+    inputs: Tensor, states: Tensor, cells: Tensor, initial: Tensor, weights: GatedWeights, cell: str
 ) -> tuple[Tensor, GruSteps | LstmSteps]:
     """The states before each step, and what each step does to a gradient."""
     if cell == "gru":
@@ -161,8 +160,8 @@ def _wide(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-def _wide_weights(weights: LayerWeights) -> LayerWeights:
-    return LayerWeights(*(None if one is None else _wide(one) for one in weights))
+def _wide_weights(weights: GatedWeights) -> GatedWeights:
+    return GatedWeights(*(None if one is None else _wide(one) for one in weights))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -4,11 +4,15 @@ A step of a GRU or an LSTM sends the gradient of its state, a row r, to the stat
 its Jacobian is a mixture of a few rows that all steps share, the weights' rows and a row of the
 identity, by coefficients of this step and sequence alone:
 
-    J[i] = sum over k of coefficient[i, k] * basis[i, k]          r  <-  (r + g) @ J
+    D[i] = sum over k of coefficient[i, k] * basis[i, k]          r  <-  (r + g) @ (K + D)
+
+K is the identity for what a step keeps, nothing elsewhere. What a gate forgets is in D: a float
+holds 10^-6 of it exactly, but not that a gate keeps 1 - 10^-6, and a long memory is a product of
+thousands of those.
 
 So a Jacobian is one small product, made for one step of all chunks at a time and dropped after it.
 Chunks are folded, carried and replayed as affine_maps.py does it for plain RNNs. The offset of a
-chunk's map is one more row of its matrix: a step of the fold is two products.
+chunk's map is one more row of its matrix: a step of the fold is two products and two sums.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ class StepJacobians(NamedTuple):
 
     coefficient: Tensor  # [steps, batch, size, mixed]
     basis: Tensor  # [size, mixed, size]
+    kept: int  # the first column of the state that is kept, and all behind it
 
 
 @torch.no_grad()
@@ -47,10 +52,10 @@ def backward_rows(
         gradients, coefficients = (
             _by_place(values, chunk) for values in (gradient, jacobians.coefficient)
         )
-        entering = carries(_fold(gradients, coefficients, jacobians.basis))
-        reached = _replay(gradients, coefficients, jacobians.basis, entering)
+        by_place = jacobians._replace(coefficient=coefficients)
+        reached = _replay(gradients, by_place, carries(_fold(gradients, by_place)))
         reached = reached.transpose(0, 1).reshape(-1, batch, size)[-steps:]
-        return reached, _back(reached[0], jacobians.coefficient[0], jacobians.basis)
+        return reached, _back(reached[0], jacobians, place=0)
 
 
 def usual_chunk(gradient: Tensor) -> int:
@@ -67,7 +72,7 @@ def usual_chunk(gradient: Tensor) -> int:
 
 def _by_place(values: Tensor, chunk: int) -> Tensor:
     """[chunk, groups, ...]: one place of all chunks is one piece of memory. Steps of zeros in front
-    fill the first chunk: the gradient has left when it reaches them."""
+    fill the first chunk: the gradient has left before it reaches them."""
     missing = -len(values) % chunk
     if missing:
         values = torch.cat([values.new_zeros(missing, *values.shape[1:]), values])
@@ -76,41 +81,46 @@ def _by_place(values: Tensor, chunk: int) -> Tensor:
 
 def _one_after_the_other(gradient: Tensor, jacobians: StepJacobians) -> tuple[Tensor, Tensor]:
     row, reached = torch.zeros_like(gradient[0]), torch.empty_like(gradient)
-    flat = jacobians.basis.flatten(0, 1)
+    kept, flat = jacobians.kept, jacobians.basis.flatten(0, 1)
     mixed = torch.empty_like(jacobians.coefficient[0])
     places = (reversed(values.unbind()) for values in (gradient, jacobians.coefficient, reached))
     for own, coefficient, arrived in zip(*places, strict=True):
         torch.add(row, own, out=arrived)
         torch.mul(arrived.unsqueeze(-1), coefficient, out=mixed)
         torch.mm(mixed.flatten(1), flat, out=row)
+        row[:, kept:] += arrived[:, kept:]
     return reached, row
 
 
-def _back(row: Tensor, coefficient: Tensor, basis: Tensor) -> Tensor:
-    """A row of each sequence through one step."""
-    return (row.unsqueeze(-1) * coefficient).flatten(-2) @ basis.flatten(0, 1)
+def _back(arrived: Tensor, jacobians: StepJacobians, place: int) -> Tensor:
+    """Rows through the steps of one place."""
+    mixed = arrived.unsqueeze(-1) * jacobians.coefficient[place]
+    row = mixed.flatten(-2) @ jacobians.basis.flatten(0, 1)
+    row[..., jacobians.kept :] += arrived[..., jacobians.kept :]
+    return row
 
 
-def _fold(gradients: Tensor, coefficients: Tensor, basis: Tensor) -> AffineMaps:
+def _fold(gradients: Tensor, jacobians: StepJacobians) -> AffineMaps:
     chunk, groups, batch, size = gradients.shape
-    own = gradients.flatten(1, 2)
-    mixtures = coefficients.flatten(1, 2).transpose(1, 2)  # [chunk, size, sequences, mixed]
+    own, basis, kept = gradients.flatten(1, 2), jacobians.basis, jacobians.kept
+    mixtures = jacobians.coefficient.flatten(1, 2).transpose(1, 2)  # [chunk, size, sequences, ...]
     rows = torch.eye(size + 1, size, dtype=basis.dtype, device=basis.device)
     rows = rows.repeat(groups * batch, 1, 1)
     exponent = gradients.new_zeros(groups * batch, size)
     for place in reversed(range(chunk)):
         rows[:, -1] += own[place]
-        jacobian = torch.bmm(mixtures[place], basis).transpose(0, 1)
-        rows = torch.bmm(rows, jacobian)
+        changed = torch.bmm(mixtures[place], basis).transpose(0, 1)
+        before, rows = rows, torch.bmm(rows, changed)
+        rows[..., kept:] += before[..., kept:]
         if place % _RESCALE_EVERY == 0:
             rows[:, :-1], exponent = rescaled(rows[:, :-1], exponent)
     maps = AffineMaps(rows[:, :-1], exponent, rows[:, -1])
     return AffineMaps(*(part.unflatten(0, (groups, batch)) for part in maps))
 
 
-def _replay(gradients: Tensor, coefficients: Tensor, basis: Tensor, entering: Tensor) -> Tensor:
+def _replay(gradients: Tensor, jacobians: StepJacobians, entering: Tensor) -> Tensor:
     row, reached = entering, torch.empty_like(gradients)
     for place in reversed(range(len(gradients))):
         torch.add(row, gradients[place], out=reached[place])
-        row = _back(reached[place], coefficients[place], basis)
+        row = _back(reached[place], jacobians, place)
     return reached
