@@ -1,12 +1,14 @@
 """GRU and LSTM: the backward pass by a scan against torch's own (cuDNN on a GPU), in turns.
 
     python benchmarks/scan_gated.py [--device cpu|cuda] [--steps 32768,8192,2048] [--batch 16,1] \
-        [--size 20,64] [--seconds 60] [--save FILE.json]
+        [--size 20,64] [--chunks] [--seconds 60] [--save FILE.json]
     python benchmarks/scan_gated.py --tiny --device cpu
     python benchmarks/scan_gated.py --save FILE.json --print
 
 Milliseconds of the backward pass and of the whole step, and how far the gradients are from those of
-torch in float64. Rows are saved one by one: a run that is cut goes on where it ended.
+torch in float64. On a GPU also the backward pass with the scan's kernels off, by batched products;
+`--chunks` times the kernels alone for each length of a chunk. Rows are saved one by one: a run that
+is cut goes on where it ended.
 """
 
 from __future__ import annotations
@@ -27,13 +29,14 @@ from torch import nn
 sys.path.append(str(Path(__file__).parent.parent / "src"))
 
 from library_turn import shared_turns
-from stepscope.fix.scan import ScanGRU, ScanLSTM
+from stepscope.fix.scan import ScanGRU, ScanLSTM, step_jacobians
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 CELLS: dict[str, Any] = {"gru": (nn.GRU, ScanGRU), "lstm": (nn.LSTM, ScanLSTM)}
 FEATURES = 8
+CHUNKS = (16, 32, 64, 128, 256, 512)
 ROUNDS, LEAST_S = 5, 0.02
 MOST_CHECKED = 8192 * 16 * 64  # numbers of the states: float64 takes minutes for more
 TORCH, SCAN, TORCH_STEP, SCAN_STEP = "torch_ms", "scan_ms", "torch_step_ms", "scan_step_ms"
@@ -56,6 +59,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="start no row after this")
     parser.add_argument("--save", type=Path, help="JSON; read first, written after every row")
     parser.add_argument("--print", action="store_true", help="measure nothing")
+    parser.add_argument("--chunks", action="store_true", help="on a GPU: time them too")
     parser.add_argument("--tiny", action="store_true", help="two small rows")
     options = parser.parse_args()
     if options.tiny:
@@ -76,6 +80,8 @@ def _measure_all(options: argparse.Namespace, rows: list[dict[str, Any]]) -> Non
         if (cell, count, batch, size) in known or time.monotonic() > end:
             continue
         rows.append(measure(cell, count, batch, size, options.device, alone))
+        if options.chunks:
+            rows[-1]["chunks_ms"] = chunk_times(cell, count, batch, size, options.device)
         print(json.dumps(rows[-1]), flush=True)
         if options.save:
             options.save.write_text(json.dumps(rows, indent=1))
@@ -128,9 +134,52 @@ def _rivals(
     for name, module in modules.items():
         output = module(inputs)[0]
         rivals[f"{name}_ms"] = lambda output=output: output.backward(gradient, retain_graph=True)
+    if inputs.is_cuda:
+        rivals["products_ms"] = _without_kernels(rivals["scan_ms"])
     for name, module in modules.items():
         rivals[f"{name}_step_ms"] = lambda module=module: module(inputs)[0].backward(gradient)
     return rivals
+
+
+def _without_kernels(work: Callable[[], Any]) -> Callable[[], Any]:
+    def by_products() -> None:
+        with kernels_off():
+            work()
+
+    return by_products
+
+
+@contextlib.contextmanager
+def kernels_off() -> Iterator[None]:
+    largest = step_jacobians.LARGEST_BY_KERNELS
+    step_jacobians.LARGEST_BY_KERNELS = 0
+    try:
+        yield
+    finally:
+        step_jacobians.LARGEST_BY_KERNELS = largest
+
+
+def chunk_times(cell: str, steps: int, batch: int, size: int, device: str) -> dict[str, Any]:
+    """Of the states alone, by the kernels or what stands in for them."""
+    wide, mixed, kept = (size, 4, 0) if cell == "gru" else (2 * size, 5, size)
+    coefficient = torch.rand(steps, batch, wide, mixed, device=device) / mixed
+    basis = torch.randn(wide, mixed, wide, device=device) / wide**0.5
+    gradient = torch.randn(steps, batch, wide, device=device)
+    jacobians = step_jacobians.StepJacobians(coefficient, basis, kept)
+    found: dict[str, Any] = {}
+    for chunk in (chunk for chunk in CHUNKS if chunk < steps):
+        try:
+            step_jacobians.backward_rows(gradient, jacobians, chunk)
+            times = [
+                timed(
+                    lambda at=chunk: step_jacobians.backward_rows(gradient, jacobians, at), device
+                )
+                for _ in range(3)
+            ]
+            found[str(chunk)] = round(statistics.median(times), 4)
+        except Exception as failure:
+            found[str(chunk)] = f"{type(failure).__name__}: {str(failure)[:100]}"
+    return found
 
 
 def timed(work: Callable[[], Any], device: str) -> float:
@@ -150,8 +199,9 @@ def _wait(device: str) -> None:
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| | T | B | H | torch, ms | scan, ms | | step, torch | scan | | error, torch | scan |",
-        "|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| | T | B | H | torch, ms | scan, ms | | by products | step, torch | scan | "
+        "| error, torch | scan |",
+        "|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
         shape = f"| {row['cell']} | {row['steps']} | {row['batch']} | {row['size']}"
@@ -159,9 +209,10 @@ def table(rows: list[dict[str, Any]]) -> str:
             lines.append(f"{shape} | {row['failed']} |")
             continue
         errors = [f"{one:.1e}" for one in row.get("error", {}).values()] or ["-", "-"]
+        products = f"{row['products_ms']:.2f}" if "products_ms" in row else "-"
         lines.append(
             f"{shape} | {row[TORCH]:.2f} | {row[SCAN]:.2f} | {row[TORCH] / row[SCAN]:.2f}x"
-            f" | {row[TORCH_STEP]:.2f} | {row[SCAN_STEP]:.2f}"
+            f" | {products} | {row[TORCH_STEP]:.2f} | {row[SCAN_STEP]:.2f}"
             f" | {row[TORCH_STEP] / row[SCAN_STEP]:.2f}x | {' | '.join(errors)} |"
         )
     return "\n".join(lines)

@@ -23,10 +23,12 @@ import torch
 
 from stepscope.fix.scan.affine_maps import AffineMaps, carries, rescaled
 from stepscope.fix.scan.exact_products import exact_products
+from stepscope.fix.scan.rnn_layer import has_triton
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+LARGEST_BY_KERNELS = 64  # numbers of a state: its matrix and all rows mixed are kept in registers
 _RESCALE_EVERY = 4  # products
 _MAPS_BYTES = 1 << 29  # that the maps of all chunks may take
 
@@ -45,6 +47,13 @@ def backward_rows(
 ) -> tuple[Tensor, Tensor]:
     """What reaches every step's state, its own gradient included, and the initial state."""
     steps, batch, size = gradient.shape
+    if _kernels_fit(gradient):
+        from stepscope.fix.scan.gated_kernels import backward_rows as by_kernels
+
+        coefficient, basis, kept = jacobians
+        return by_kernels(
+            gradient.contiguous(), coefficient.contiguous(), basis.contiguous(), kept, chunk
+        )
     chunk = chunk or usual_chunk(gradient)
     with exact_products(gradient.device):
         if chunk >= steps:
@@ -56,6 +65,15 @@ def backward_rows(
         reached = _replay(gradients, by_place, carries(_fold(gradients, by_place)))
         reached = reached.transpose(0, 1).reshape(-1, batch, size)[-steps:]
         return reached, _back(reached[0], jacobians, place=0)
+
+
+def _kernels_fit(gradient: Tensor) -> bool:
+    return (
+        gradient.is_cuda
+        and gradient.dtype == torch.float32
+        and gradient.shape[-1] <= LARGEST_BY_KERNELS
+        and has_triton()
+    )
 
 
 def usual_chunk(gradient: Tensor) -> int:
