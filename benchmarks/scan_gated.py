@@ -30,6 +30,7 @@ sys.path.append(str(Path(__file__).parent.parent / "src"))
 
 from library_turn import shared_turns
 from stepscope.fix.scan import ScanGRU, ScanLSTM, step_jacobians
+from stepscope.fix.scan.gated_layer import gated_layer, gated_layer_backward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ CELLS: dict[str, Any] = {"gru": (nn.GRU, ScanGRU), "lstm": (nn.LSTM, ScanLSTM)}
 FEATURES = 8
 CHUNKS = (16, 32, 64, 128, 256, 512)
 ROUNDS, LEAST_S = 5, 0.02
-MOST_CHECKED = 8192 * 16 * 64  # numbers of the states: float64 takes minutes for more
+MOST_CHECKED = {"cuda": 1 << 26, "cpu": 1 << 18}  # numbers of states: more take minutes in float64
 TORCH, SCAN, TORCH_STEP, SCAN_STEP = "torch_ms", "scan_ms", "torch_step_ms", "scan_step_ms"
 
 
@@ -98,8 +99,9 @@ def measure(
     inputs = torch.randn(steps, batch, FEATURES, device=device)
     gradient = torch.randn(steps, batch, size, device=device)
     try:
-        if steps * batch * size <= MOST_CHECKED:
+        if steps * batch * size <= MOST_CHECKED[inputs.device.type]:
             row["error"] = {name: error(one, inputs, gradient) for name, one in modules.items()}
+            row["error"]["same states"] = error_on_same_states(cell, plain, inputs, gradient)
         rivals = _rivals(modules, inputs, gradient)
         for work in rivals.values():  # compiles, and chooses kernels
             work()
@@ -125,6 +127,21 @@ def error(module: nn.Module, inputs: torch.Tensor, gradient: torch.Tensor) -> fl
     missed = sum(float((one.grad - right.grad).square().sum()) for one, right in pairs)
     module.zero_grad()
     return float((missed / sum(float(right.grad.square().sum()) for _, right in pairs)) ** 0.5)
+
+
+def error_on_same_states(
+    cell: str, plain: nn.Module, inputs: torch.Tensor, gradient: torch.Tensor
+) -> float:
+    """The backward pass alone: against itself in float64, from the states that it was given."""
+    size = gradient.shape[-1]
+    initial = inputs.new_zeros(inputs.shape[1], size if cell == "gru" else 2 * size)
+    weights = [one.detach() for one in plain.parameters()]
+    given = [*gated_layer(inputs, initial, *weights, cell), inputs, initial, *weights]
+    found = gated_layer_backward(gradient, None, *given, cell, True)
+    exact = [one.double() for one in given]
+    right = gated_layer_backward(gradient.double(), None, *exact, cell, True)
+    missed = sum(float((a - b).square().sum()) for a, b in zip(found, right, strict=True))
+    return float((missed / sum(float(one.square().sum()) for one in right)) ** 0.5)
 
 
 def _rivals(
@@ -200,15 +217,15 @@ def _wait(device: str) -> None:
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "| | T | B | H | torch, ms | scan, ms | | by products | step, torch | scan | "
-        "| error, torch | scan |",
-        "|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| error, torch | scan | on the same states |",
+        "|:--|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
         shape = f"| {row['cell']} | {row['steps']} | {row['batch']} | {row['size']}"
         if "failed" in row:
             lines.append(f"{shape} | {row['failed']} |")
             continue
-        errors = [f"{one:.1e}" for one in row.get("error", {}).values()] or ["-", "-"]
+        errors = [f"{one:.1e}" for one in row.get("error", {}).values()] or ["-"] * 3
         products = f"{row['products_ms']:.2f}" if "products_ms" in row else "-"
         lines.append(
             f"{shape} | {row[TORCH]:.2f} | {row[SCAN]:.2f} | {row[TORCH] / row[SCAN]:.2f}x"
