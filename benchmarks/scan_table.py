@@ -192,14 +192,16 @@ def _one_by_one(
 ) -> torch.Tensor:
     """The kernel that replays a chunk, with one chunk: a program for sixteen sequences."""
     from stepscope.fix.scan import kernels
+    from stepscope.fix.scan.launches import launch_for
 
     steps, batch, size = gradient.shape
+    warps = launch_for(gradient.shape, gradient.device, precision).replay_warps
     reached, left = torch.empty_like(gradient), torch.empty_like(gradient[0])
     kernels._replay[1, -(-batch // kernels._SEQUENCES)](
         gradient, state, weight, reached, torch.zeros_like(left), reached, left,
         steps, batch, size, steps,
-        SEQUENCES=kernels._SEQUENCES, SIZE=max(16, 1 << (size - 1).bit_length()), TANH=True,
-        PRECISION=precision, AGAIN=False, num_warps=1,
+        SEQUENCES=kernels._SEQUENCES, SIZE=kernels.padded_size(size), TANH=True,
+        PRECISION=precision, AGAIN=False, num_warps=warps,
     )  # fmt: skip
     return reached
 
@@ -230,7 +232,7 @@ def _launches(shape: tuple[int, int, int], options: argparse.Namespace) -> Rival
             backward_states,
             gradient, state, weight, tanh=True, launch=launch, precision=options.precision,
         )
-        for launch in (Launch(chunk, warps, warps) for chunk, warps in product(CHUNKS, WARPS))
+        for launch in (Launch(chunk, *[warps] * 3) for chunk, warps in product(CHUNKS, WARPS))
     }  # fmt: skip
 
 

@@ -209,7 +209,7 @@ def _chain(
         matrix, exponent, offset = next_matrix, next_exponent, next_offset
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"])  # a batch of one would be no tensor, and have no type
 def _replay_and_sum(
     gradient, state, initial, inputs, weight, weight_input, entering, left, of_inputs, partial,
     steps, batch, chunk, chunks, sums_of_input, sums_of_bias, sums_width,

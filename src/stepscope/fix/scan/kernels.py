@@ -39,6 +39,7 @@ class Launch(NamedTuple):
 
     chunk: int
     fold_warps: int = 1
+    map_warps: int = 1
     replay_warps: int = 1
 
 
@@ -270,8 +271,7 @@ def carries(maps: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """The row that enters each of the maps from the right, by products without tensor cores: from
     matrices, exponents of their rows and offsets, as AffineMaps has them."""
     _, batch, size = maps[2].shape
-    warps = plain_warps(padded_size(size))
-    launch = Launch(chunk=1, fold_warps=warps, replay_warps=warps)
+    launch = Launch(1, *[plain_warps(padded_size(size))] * 3)
     return _Scan.first(batch, size, True, "ieee", launch, maps[2].device).carries(maps)
 
 
@@ -317,8 +317,7 @@ class _Scan(NamedTuple):
 
     def again(self) -> _Scan:
         """The same without tensor cores, where a map lasts."""
-        warps = plain_warps(self.padded)
-        launch = Launch(self.launch.chunk, fold_warps=warps, replay_warps=warps)
+        launch = Launch(self.launch.chunk, *[plain_warps(self.padded)] * 3)
         return self._replace(precision="ieee", launch=launch, is_again=True)
 
     @property
@@ -387,6 +386,6 @@ class _Scan(NamedTuple):
         _fold_maps[groups, self.batch, self.blocks](
             *maps, self.lasting, *above, len(maps[0]), self.batch, self.size, GROUP,
             ROWS=self.rows, SIZE=self.padded, PRECISION=self.precision, AGAIN=self.is_again,
-            num_warps=self.launch.fold_warps,
+            num_warps=self.launch.map_warps,
         )  # fmt: skip
         return above

@@ -12,13 +12,14 @@ from stepscope.records.scan_costs import gpu_chunk
 if TYPE_CHECKING:
     import torch
 
-# Fold and replay, by padded size: the fewest whose registers hold everything (ptxas for sm_90).
-_WARPS = {16: (1, 1), 32: (1, 1), 64: (2, 4), 128: (4, 8)}
+# Of steps, of maps and of the replay, by padded size: the fewest whose registers hold everything,
+# or nearly (ptxas for sm_90).
+_WARPS = {16: (1, 1, 1), 32: (1, 1, 1), 64: (2, 4, 4), 128: (4, 8, 8)}
 
 
 def launch_for(shape: torch.Size, device: torch.device, precision: str) -> Launch:
     """`shape` is steps, batch and size."""
     steps, batch, size = shape
     padded = padded_size(size)
-    fold, replay = (plain_warps(padded),) * 2 if precision == "ieee" else _WARPS[padded]
-    return Launch(gpu_chunk(steps, batch, size, multiprocessors(device)), fold, replay)
+    warps = (plain_warps(padded),) * 3 if precision == "ieee" else _WARPS[padded]
+    return Launch(gpu_chunk(steps, batch, size, multiprocessors(device)), *warps)

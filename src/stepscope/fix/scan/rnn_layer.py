@@ -55,12 +55,14 @@ def _states(
     if bias_input is not None and bias is not None:
         weights += [bias_input, bias]
     compute = torch.rnn_tanh if tanh else torch.rnn_relu
-    found, state = [], initial.unsqueeze(0)
+    options = (weights, len(weights) > 2, 1, 0.0, False, False, False)
     with torch.no_grad(), no_warning(weights):
-        for some in inputs.split(MOST_STEPS):
-            states, state = compute(some, state, weights, len(weights) > 2, 1, 0.0, *[False] * 3)
+        states, state = compute(inputs[:MOST_STEPS], initial.unsqueeze(0), *options)
+        found = [states]
+        for some in inputs[MOST_STEPS:].split(MOST_STEPS) if len(inputs) > MOST_STEPS else ():
+            states, state = compute(some, state, *options)
             found.append(states)
-    return (torch.cat(found) if len(found) > 1 else found[0]).contiguous()
+    return (torch.cat(found) if len(found) > 1 else states).contiguous()
 
 
 def no_warning(weights: list[Tensor]) -> AbstractContextManager[Any]:

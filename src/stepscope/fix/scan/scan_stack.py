@@ -6,6 +6,7 @@ scan_gated.py.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -178,7 +179,7 @@ class ScanStack(nn.Module):
             values = torch.cat(outputs, -1) if directions == 2 else outputs[0]
             if self.dropout and layer < self.num_layers - 1:
                 values = nn.functional.dropout(values, self.dropout, self.training)
-        return values, torch.stack(last)
+        return values, torch.stack(last) if len(last) > 1 else last[0].unsqueeze(0)
 
     def _one_way(
         self, values: Tensor, initial: Tensor, layer: int, reverse: bool, lengths: Tensor | None
@@ -196,12 +197,13 @@ class ScanStack(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Under autocast too: states that go around thousands of times are not rounded to 16
         bits."""
-        kind = weights[0].dtype
-        if values.dtype != kind and not torch.is_autocast_enabled(values.device.type):
+        kind, device = weights[0].dtype, values.device.type
+        casts = torch.is_autocast_enabled(device)
+        if values.dtype != kind and not casts:
             raise ValueError(
                 f"input is {values.dtype} and the weights are {kind}: convert one of them"
             )
-        with torch.autocast(values.device.type, enabled=False):
+        with torch.autocast(device, enabled=False) if casts else nullcontext():
             return self._one_layer(
                 values.to(kind).contiguous(),
                 initial.to(kind).contiguous(),
