@@ -61,6 +61,15 @@ def test_parametrized_weights_are_scanned_too(tmp_path: Path) -> None:
     assert values(scanned.losses) == pytest.approx(values(plain.losses), rel=1e-4)
 
 
+@pytest.mark.slow
+def test_a_gru_is_scanned_too(tmp_path: Path) -> None:
+    script = SCRIPT.replace("nn.RNN(", "nn.GRU(")
+    plain = run_injected(tmp_path, script, steps=6)
+    scanned = run_injected(tmp_path, script, "scan-backward", steps=6)
+    assert scanned.did == {"scan-backward": ["Net: backward through 1 nn.GRU by a scan"]}
+    assert values(scanned.losses) == pytest.approx(values(plain.losses), rel=1e-4)
+
+
 def values(losses: list[tuple[int, str]]) -> list[float]:
     return [float.fromhex(text) for _, text in losses]
 

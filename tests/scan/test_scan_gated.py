@@ -172,17 +172,26 @@ def test_more_steps_than_cudnn_takes(cell: str, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_model_keeps_its_parameters_and_state_dict(cell: str) -> None:
+def test_parameters_and_state_dict_stay(cell: str) -> None:
     plain, _ = twins(cell, num_layers=2, dropout=0.5)
-    model = nn.Sequential(plain)
-    names, parameters = list(model.state_dict()), list(model.parameters())
-    assert scan_backward(model) is model
-    assert type(model[0]) is CELLS[cell][1]
-    assert list(model.state_dict()) == names
-    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    ours = scan_backward(plain)
+    assert type(ours) is CELLS[cell][1]
+    assert list(ours.state_dict()) == list(plain.state_dict())
+    assert all(a is b for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
     inputs = torch.randn(STEPS, BATCH, FEATURES, dtype=torch.float64)
-    assert not torch.equal(model[0](inputs)[0], model[0](inputs)[0])
-    assert torch.equal(model.eval()[0](inputs)[0], plain.eval()(inputs)[0])
+    assert not torch.equal(ours(inputs)[0], ours(inputs)[0])
+    assert torch.equal(ours.eval()(inputs)[0], plain.eval()(inputs)[0])
+
+
+def test_inside_a_model_an_lstm_stays_on_a_cpu() -> None:
+    model = nn.Sequential(nn.GRU(3, 4), nn.LSTM(4, 4))
+    assert scan_backward(model) is model
+    assert [type(one) for one in model] == [ScanGRU, nn.LSTM]
+    with pytest.raises(RefusedError, match="move the model to its GPU first"):
+        scan_backward(nn.Sequential(nn.LSTM(3, 4)))
+    elsewhere = nn.Sequential(nn.LSTM(3, 4, device="meta"), nn.LSTM(4, 4, proj_size=2))
+    scan_backward(elsewhere)
+    assert [type(one) for one in elsewhere] == [ScanLSTM, nn.LSTM]
 
 
 @pytest.mark.parametrize("cell", CELLS)

@@ -24,7 +24,7 @@ from stepscope.fix.scan.rnn_layer import MOST_STEPS, no_warning
 from stepscope.fix.scan.second_derivative import refuse_second_derivative
 from stepscope.fix.scan.step_jacobians import backward_rows
 
-CELLS = ("gru", "lstm")
+_PIECE_ROWS = 2048
 
 
 @torch.library.custom_op("stepscope::gated_layer", mutates_args=())
@@ -111,8 +111,8 @@ def gated_layer_backward(
         found = (
             gates.of_inputs @ weights.input if wants_inputs else features.new_empty(0),
             left,
-            rows.t() @ features.flatten(0, 1),
-            rows_of_states.t() @ before.flatten(0, 1),
+            _sum_over_rows(rows, features.flatten(0, 1)),
+            _sum_over_rows(rows_of_states, before.flatten(0, 1)),
             rows.sum(0),
             rows_of_states.sum(0),
         )
@@ -153,6 +153,20 @@ def _own_gradients(gradient: Tensor, of_cells: Tensor | None, cell: str) -> Tens
     if of_cells is None:
         of_cells = torch.zeros_like(gradient)
     return torch.cat([_wide(gradient), _wide(of_cells)], -1)
+
+
+def _sum_over_rows(left: Tensor, right: Tensor) -> Tensor:
+    """left.t() @ right: on a GPU in pieces, because one small product of half a million rows keeps
+    few multiprocessors busy."""
+    pieces = len(left) // _PIECE_ROWS
+    if not left.is_cuda or pieces < 2:
+        return left.t() @ right
+    whole = pieces * _PIECE_ROWS
+    by_piece = torch.bmm(
+        left[:whole].unflatten(0, (pieces, -1)).transpose(1, 2),
+        right[:whole].unflatten(0, (pieces, -1)),
+    )
+    return by_piece.sum(0) + left[whole:].t() @ right[whole:]
 
 
 def _wide(values: Tensor) -> Tensor:

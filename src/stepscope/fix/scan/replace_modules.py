@@ -14,7 +14,8 @@ from stepscope.fix.scan.scan_stack import ScanStack, is_plain, what_it_is
 
 def scan_backward(model: nn.Module, precision: str = "tf32x3") -> nn.Module:
     """A ScanRNN, ScanGRU or ScanLSTM in the place of torch's module, or of every such one inside a
-    model: same parameters. `precision` is ScanRNN's."""
+    model: same parameters. Inside a model, an LSTM on a CPU stays: torch's is the faster one there.
+    `precision` is ScanRNN's."""
     if not isinstance(model, nn.Module):
         raise RefusedError(f"scan_backward takes a module, not a {type(model).__name__}")
     if isinstance(model, nn.RNNBase) and _plain_kind(model):
@@ -32,8 +33,15 @@ def scan_backward(model: nn.Module, precision: str = "tf32x3") -> nn.Module:
 
 
 def is_replaceable(module: nn.Module) -> bool:
-    """Whether it is a recurrent module as torch has it, that a scan can go back through."""
-    return _plain_kind(module) is not None and not getattr(module, "proj_size", 0)
+    """Whether it is a recurrent module as torch has it, where a scan is possible and may pay."""
+    kind = _plain_kind(module)
+    if kind is not nn.LSTM:
+        return kind is not None
+    return not getattr(module, "proj_size", 0) and not _is_on_cpu(module)
+
+
+def _is_on_cpu(module: nn.Module) -> bool:
+    return all(one.device.type == "cpu" for one in module.parameters())
 
 
 def _plain_kind(module: nn.Module) -> type[nn.Module] | None:
@@ -53,10 +61,16 @@ def _nothing_to_replace(model: nn.Module) -> str:
         return f"every nn.RNN, nn.GRU and nn.LSTM in {name} goes back by a scan already"
     recurrent = next((one for one in inside if isinstance(one, nn.RNNBase)), None)
     if recurrent is not None:
-        what = what_it_is(recurrent)
-        projected = f"{what} with proj_size" if getattr(recurrent, "proj_size", 0) else what
-        return f"there is nothing to replace in {name}, but {projected}"
+        return f"there is nothing to replace in {name}: {_why_left(recurrent)}"
     return (
         f"there is no nn.RNN, nn.GRU or nn.LSTM in {name}; cells called step by step are not "
         "replaced"
     )
+
+
+def _why_left(recurrent: nn.RNNBase) -> str:
+    if _plain_kind(recurrent) is not nn.LSTM:
+        return f"it has {what_it_is(recurrent)}"
+    if recurrent.proj_size:
+        return "there is no scan for an nn.LSTM with proj_size"
+    return "torch goes back through an nn.LSTM faster on a CPU; move the model to its GPU first"
