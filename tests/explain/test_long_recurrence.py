@@ -206,10 +206,21 @@ def test_the_what_if_prefers_what_was_measured_on_the_device(
     assert any("measured on this device" in each for each in prediction.assumptions)
 
 
+def test_the_what_if_of_an_lstm_rests_on_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path))
+    file = tmp_path / "scan-NVIDIA-H200-torch-2.11.json"
+    choices = {"4096 16 20 8 lstm": "[4.0, 2.0]"}
+    file.write_text(json.dumps({"schema": 1, "choices": choices}))
+    path = write(tmp_path / "t.json", cudnn(4096, 8_500, "lstm", 4), device="NVIDIA H200")
+    assert stepscope.whatif(path, "scan").predicted_ms == pytest.approx(10 - 9.5 / 2, abs=0.3)
+
+
 @pytest.mark.parametrize(
     ("events", "why"),
     [
-        (("lstm", 4, 4096, 8_500), "no scan for the backward pass of an LSTM"),
+        (("lstm", 4, 4096, 8_500), "of an LSTM or a GRU takes is not known"),
         (("rnn_tanh", 1, 100, 8_500), "no recurrence of 128 steps"),
         (("rnn_tanh", 1, 4096, 300), "not worth it for 4,096 steps"),
     ],

@@ -61,6 +61,15 @@ def test_parametrized_weights_are_scanned_too(tmp_path: Path) -> None:
     assert values(scanned.losses) == pytest.approx(values(plain.losses), rel=1e-4)
 
 
+@pytest.mark.slow
+def test_a_gru_is_scanned_too(tmp_path: Path) -> None:
+    script = SCRIPT.replace("nn.RNN(", "nn.GRU(")
+    plain = run_injected(tmp_path, script, steps=6)
+    scanned = run_injected(tmp_path, script, "scan-backward", steps=6)
+    assert scanned.did == {"scan-backward": ["Net: backward through 1 nn.GRU by a scan"]}
+    assert values(scanned.losses) == pytest.approx(values(plain.losses), rel=1e-4)
+
+
 def values(losses: list[tuple[int, str]]) -> list[float]:
     return [float.fromhex(text) for _, text in losses]
 
@@ -69,8 +78,9 @@ def values(losses: list[tuple[int, str]]) -> list[float]:
     ("facts", "why"),
     [
         (ScriptFacts(modules={"RNN": 1, "Linear": 2}, roots=("Net",)), None),
-        (ScriptFacts(modules={"LSTM": 1}, roots=("Net",)), "no module is an nn.RNN"),
+        (ScriptFacts(modules={"LSTMCell": 1}, roots=("Net",)), "no module is an nn.RNN, nn.GRU or"),
         (ScriptFacts(modules={"RNN": 1}, roots=("RNN",)), "calls an nn.RNN itself"),
+        (ScriptFacts(modules={"GRU": 1}, roots=("GRU",)), "build a stepscope.fix.scan.ScanGRU"),
         (ScriptFacts(modules={"RNN": 1}, roots=("Net",), compiled=True), "before torch.compile"),
     ],
 )

@@ -113,8 +113,8 @@ class OwnRnn(nn.RNN):
     ("model", "why"),
     [
         (nn.Sequential(OwnRnn(3, 4)), "OwnRnn, a subclass"),
-        (nn.LSTM(3, 4), "there is no scan for it"),
-        (nn.Linear(3, 4), "no nn.RNN in Linear"),
+        (nn.LSTM(3, 4, proj_size=2), "no scan for an nn.LSTM with proj_size=2"),
+        (nn.Linear(3, 4), "no nn.RNN, nn.GRU or nn.LSTM in Linear"),
         (ScanRNN(3, 4), "by a scan already"),
         ("model", "takes a module, not a str"),
     ],
@@ -174,7 +174,7 @@ def test_more_steps_than_torch_takes_at_once(monkeypatch: pytest.MonkeyPatch) ->
     plain = nn.RNN(3, 4, dtype=torch.float64)
     inputs = torch.randn(23, 2, 3, dtype=torch.float64)
     right, last = plain(inputs)
-    monkeypatch.setattr(rnn_layer, "_MOST_STEPS", 7)
+    monkeypatch.setattr(rnn_layer, "MOST_STEPS", 7)
     states, end = ScanRNN.of(plain)(inputs)
     torch.testing.assert_close(states, right)
     torch.testing.assert_close(end, last)

@@ -150,8 +150,8 @@ def test_a_second_derivative_is_refused() -> None:
 
 
 def test_what_is_no_plain_rnn_is_refused() -> None:
-    with pytest.raises(RefusedError, match=r"no plain nn\.RNN in LSTM"):
-        scan_backward(nn.LSTM(3, 4))
+    with pytest.raises(RefusedError, match=r"an nn\.RNN itself, not LSTM"):
+        ScanRNN.of(nn.LSTM(3, 4))
     with pytest.raises(RefusedError, match="precision is one of"):
         scan_backward(nn.RNN(3, 4), precision="fp8")
 

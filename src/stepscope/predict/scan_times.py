@@ -62,6 +62,11 @@ def scan_time(
     return ScanTime(backward_ns=1e3 * us * recurrence.layers, doubt=_GPU_DOUBT, basis=basis)
 
 
+def is_measured(recurrence: Recurrence, device: str | None) -> bool:
+    """Whether `recommend` measured this shape on the device, or its neighbours."""
+    return _measured_ratio(recurrence, device or "cpu") is not None
+
+
 def _measured_ratio(recurrence: Recurrence, device: str) -> float | None:
     """The scan's time over torch's, forward and backward together, where `recommend` measured it
     here: for this number of steps, or between its neighbours."""
@@ -78,7 +83,7 @@ def _measured_ratio(recurrence: Recurrence, device: str) -> float | None:
 
 
 def _measured(recurrence: Recurrence, device: str) -> Iterator[tuple[int, float]]:
-    """Steps and ratios of the same batch, size and activation."""
+    """Steps and ratios of the same batch, size and cell."""
     for key, text in _table(device).items():
         words = key.split()
         if len(words) != 5 or not all(map(str.isdecimal, words[:4])):

@@ -128,8 +128,8 @@ TRUNCATE_BACKWARD = _add(
 )
 SCAN_BACKWARD = _add(
     "scan-backward",
-    "call stepscope.fix.scan.scan_backward(model): the backward pass of nn.RNN by chunks that run "
-    "at the same time",
+    "call stepscope.fix.scan.scan_backward(model): the backward pass of nn.RNN, nn.GRU and "
+    "nn.LSTM by chunks that run at the same time",
 )
 
 # Precision and kernels

@@ -1,7 +1,8 @@
-"""Backward through time of plain RNNs by stepscope.fix.scan."""
+"""Backward through time by stepscope.fix.scan."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.declaration import Effect, Fix
@@ -13,14 +14,20 @@ if TYPE_CHECKING:
     from stepscope.records.script_facts import ScriptFacts
 
 _MODULE = "stepscope.fix.scan"
-_PLAIN = ("RNN", "ParametrizedRNN")  # torch names it so when its weights are parametrized
+_KINDS = ("RNN", "GRU", "LSTM")
+_NAMES = (*_KINDS, *(f"Parametrized{kind}" for kind in _KINDS))  # as torch names them
 
 
 def fits(facts: ScriptFacts, value: str) -> str | None:
-    if not any(map(facts.modules.get, _PLAIN)):
-        return "no module is an nn.RNN; there is no scan for LSTM and GRU (docs/scan.md)"
-    if any(name in facts.roots for name in _PLAIN):
-        return "the script calls an nn.RNN itself: build a stepscope.fix.scan.ScanRNN in its place"
+    if not any(map(facts.modules.get, _NAMES)):
+        return "no module is an nn.RNN, nn.GRU or nn.LSTM (docs/scan.md)"
+    root = next((name for name in _NAMES if name in facts.roots), None)
+    if root is not None:
+        kind = root.removeprefix("Parametrized")
+        return (
+            f"the script calls an nn.{kind} itself: build a stepscope.fix.scan.Scan{kind} in its "
+            "place"
+        )
     if facts.compiled:
         return "the model is compiled: call scan_backward on it before torch.compile"
     return None
@@ -33,15 +40,16 @@ def apply(training: TrainingProcess, value: str) -> None:
     def convert(module: Any) -> None:
         from torch import nn
 
-        recurrent = [child for child in module.modules() if isinstance(child, nn.RNN)]
-        if not recurrent:
+        if not any(isinstance(child, nn.RNNBase) for child in module.modules()):
             return
-        from stepscope.fix.scan.scan_rnn import is_plain_rnn, scan_backward
+        from stepscope.fix.scan.replace_modules import is_replaceable, scan_backward
 
-        plain = sum(map(is_plain_rnn, recurrent))
-        if plain and not is_plain_rnn(module):
+        kinds = [type(child).__name__ for child in module.modules() if is_replaceable(child)]
+        if kinds and not is_replaceable(module):
             scan_backward(module)
-            tell(f"{type(module).__name__}: backward through {plain} nn.RNN by a scan")
+            counts = Counter(kind.removeprefix("Parametrized") for kind in kinds)
+            words = ", ".join(f"{count} nn.{kind}" for kind, count in counts.items())
+            tell(f"{type(module).__name__}: backward through {words} by a scan")
 
     training.when_root(convert)
 

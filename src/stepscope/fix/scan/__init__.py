@@ -3,7 +3,8 @@
     from stepscope.fix.scan import scan_backward
 
 textbook.py has the scans as they are taught, affine_maps.py the one for recurrences, kernels.py the
-same for GPUs, rnn_layer.py the operator, scan_rnn.py the module. linear_recurrence.py scans
+same for GPUs, rnn_layer.py the operator, scan_rnn.py the module. For GRU and LSTM these are
+step_jacobians.py, gated_cells.py, gated_layer.py and scan_gated.py. linear_recurrence.py scans
 h = a * h + b, horizon.py says how far back a gradient reaches at all, and recommend.py which
 backward pass is the fastest here.
 """
@@ -12,5 +13,7 @@ from stepscope.fix.scan.chain import scan_chain as scan_chain
 from stepscope.fix.scan.horizon import gradient_horizon as gradient_horizon
 from stepscope.fix.scan.linear_recurrence import linear_scan as linear_scan
 from stepscope.fix.scan.recommend import recommend as recommend
+from stepscope.fix.scan.replace_modules import scan_backward as scan_backward
+from stepscope.fix.scan.scan_gated import ScanGRU as ScanGRU
+from stepscope.fix.scan.scan_gated import ScanLSTM as ScanLSTM
 from stepscope.fix.scan.scan_rnn import ScanRNN as ScanRNN
-from stepscope.fix.scan.scan_rnn import scan_backward as scan_backward

@@ -111,7 +111,7 @@ def _fold_steps(gradients: Tensor, slopes: Tensor, weight: Tensor) -> AffineMaps
         matrix = (matrix * slope.unsqueeze(-2)) @ weight
         offset = ((offset + gradients[:, place]) * slope) @ weight
         if place % _RESCALE_EVERY == 0:
-            matrix, exponent = _rescaled(matrix, exponent)
+            matrix, exponent = rescaled(matrix, exponent)
     return AffineMaps(matrix, exponent, offset)
 
 
@@ -122,7 +122,7 @@ def _fold_maps(members: AffineMaps) -> AffineMaps:
         its_matrix, its_exponent, its_offset = (part[:, place] for part in members)
         largest = its_exponent.amax(-1, keepdim=True)
         columns = torch.exp2(its_exponent - largest).unsqueeze(-2)
-        matrix, exponent = _rescaled((matrix * columns) @ its_matrix, exponent + largest)
+        matrix, exponent = rescaled((matrix * columns) @ its_matrix, exponent + largest)
         offset = _through(offset, its_matrix, its_exponent) + its_offset
     return AffineMaps(matrix, exponent, offset)
 
@@ -152,7 +152,7 @@ def _through(row: Tensor, matrix: Tensor, exponent: Tensor) -> Tensor:
     return (scaled.unsqueeze(-2) @ matrix).squeeze(-2)
 
 
-def _rescaled(matrix: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor]:
+def rescaled(matrix: Tensor, exponent: Tensor) -> tuple[Tensor, Tensor]:
     """Every row with its largest number between 1 and 2."""
     largest = matrix.abs().amax(-1)
     power = torch.where(largest > 0, largest.log2().floor(), torch.zeros_like(largest))

@@ -267,6 +267,14 @@ def backward_states(
     return reached, left
 
 
+def carries(maps: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """The row that enters each of the maps from the right, by products without tensor cores: from
+    matrices, exponents of their rows and offsets, as AffineMaps has them."""
+    _, batch, size = maps[2].shape
+    launch = Launch(1, *[plain_warps(padded_size(size))] * 3)
+    return _Scan.first(batch, size, True, "ieee", launch, maps[2].device).carries(maps)
+
+
 def padded_size(size: int) -> int:
     """Of a matrix that kernels multiply: a power of two, and no less than tensor cores take."""
     return max(16, 1 << (size - 1).bit_length())

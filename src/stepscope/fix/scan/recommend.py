@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from stepscope.fix.choice_cache import ChoiceCache
+from stepscope.fix.scan.scan_gated import ScanGRU, ScanLSTM
 from stepscope.fix.scan.scan_rnn import ScanRNN
 from stepscope.records.figures import factor, milliseconds
 
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from stepscope.fix.scan.horizon import GradientHorizon
 
 WORTH = 1.05  # times as fast: less is not worth another module
+_MODULES: dict[str, tuple[Any, dict[str, str], Any]] = {
+    "tanh": (nn.RNN, {"nonlinearity": "tanh"}, ScanRNN),
+    "relu": (nn.RNN, {"nonlinearity": "relu"}, ScanRNN),
+    "gru": (nn.GRU, {}, ScanGRU),
+    "lstm": (nn.LSTM, {}, ScanLSTM),
+}
 _ROUNDS = 7
 _LEAST_S = 0.02
 
@@ -36,7 +43,7 @@ class RnnShape(NamedTuple):
     batch: int
     size: int
     features: int
-    nonlinearity: str = "tanh"
+    cell: str = "tanh"  # or "relu": a plain RNN's; "gru", "lstm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +65,15 @@ def recommend(
     size: int,
     *,
     features: int | None = None,
+    cell: str = "rnn",
     nonlinearity: str = "tanh",
     device: torch.device | str | None = None,
     horizon: GradientHorizon | None = None,
 ) -> ScanAdvice:
-    """For one layer. Give `gradient_horizon(rnn, inputs)` too: where few steps matter, truncation
-    beats both. Takes a second the first time."""
-    shape = RnnShape(steps, batch, size, size if features is None else features, nonlinearity)
+    """For one layer; `cell` is "rnn", "gru" or "lstm". Give `gradient_horizon(rnn, inputs)` of a
+    plain RNN too: where few steps matter, truncation beats both. Takes a second the first time."""
+    kind = nonlinearity if cell == "rnn" else cell
+    shape = RnnShape(steps, batch, size, size if features is None else features, kind)
     _check(shape)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if place.type == "cuda" and not torch.cuda.is_available():
@@ -78,8 +87,10 @@ def _check(shape: RnnShape) -> None:
         value = getattr(shape, name)
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} is a whole number from 1 on, not {value!r}")
-    if shape.nonlinearity not in ("tanh", "relu"):
-        raise ValueError(f"nonlinearity is tanh or relu, not {shape.nonlinearity!r}")
+    if shape.cell not in _MODULES:
+        raise ValueError(
+            f"cell is rnn (nonlinearity tanh or relu), gru or lstm, not {shape.cell!r}"
+        )
 
 
 def _advice(torch_ms: float, scan_ms: float, horizon: GradientHorizon | None) -> ScanAdvice:
@@ -117,10 +128,11 @@ def _measure(shape: RnnShape, device: torch.device) -> tuple[float, float]:
     """Medians of rounds that take turns. The training's random numbers stay as they are."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.enable_grad():
-        plain = nn.RNN(shape.features, shape.size, nonlinearity=shape.nonlinearity, device=device)
+        make, options, scan = _MODULES[shape.cell]
+        plain = make(shape.features, shape.size, device=device, **options)
         inputs = torch.randn(shape.steps, shape.batch, shape.features, device=device)
         gradient = torch.randn(shape.steps, shape.batch, shape.size, device=device)
-        trainings = [_training(rnn, inputs, gradient) for rnn in (plain, ScanRNN.of(plain))]
+        trainings = [_training(rnn, inputs, gradient) for rnn in (plain, scan.of(plain))]
         for train in trainings:  # compiles, and chooses kernels
             train()
         rounds = [[_ms(train, device) for train in trainings] for _ in range(_ROUNDS)]

@@ -24,7 +24,7 @@ PRECISIONS = ("fp32", "tf32x3", "tf32", "bf16")
 _DOT = {"fp32": "ieee", "tf32x3": "tf32x3", "tf32": "tf32", "bf16": "bf16"}  # as kernels call them
 _FOLD = _DOT | {"tf32x3": "fp16x3"}  # of fused kernels: the same bits, faster
 _LARGEST_PLAIN = 64  # beyond, products without tensor cores take minutes to compile
-_MOST_STEPS = 65535  # that cuDNN takes at once
+MOST_STEPS = 65535  # that cuDNN takes at once
 
 
 @torch.library.custom_op("stepscope::rnn_layer", mutates_args=())
@@ -56,16 +56,16 @@ def _states(
         weights += [bias_input, bias]
     compute = torch.rnn_tanh if tanh else torch.rnn_relu
     options = (weights, len(weights) > 2, 1, 0.0, False, False, False)
-    with torch.no_grad(), _no_warning(weights):
-        states, state = compute(inputs[:_MOST_STEPS], initial.unsqueeze(0), *options)
+    with torch.no_grad(), no_warning(weights):
+        states, state = compute(inputs[:MOST_STEPS], initial.unsqueeze(0), *options)
         found = [states]
-        for some in inputs[_MOST_STEPS:].split(_MOST_STEPS) if len(inputs) > _MOST_STEPS else ():
+        for some in inputs[MOST_STEPS:].split(MOST_STEPS) if len(inputs) > MOST_STEPS else ():
             states, state = compute(some, state, *options)
             found.append(states)
     return (torch.cat(found) if len(found) > 1 else states).contiguous()
 
 
-def _no_warning(weights: list[Tensor]) -> AbstractContextManager[Any]:
+def no_warning(weights: list[Tensor]) -> AbstractContextManager[Any]:
     """cuDNN wants weights in one piece and says so; only the first layer's are."""
     pieces = {one.untyped_storage().data_ptr() for one in weights}
     if not weights[0].is_cuda or (len(pieces) == 1 and weights[0].storage_offset() == 0):

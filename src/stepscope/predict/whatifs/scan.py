@@ -1,4 +1,4 @@
-"""scan: backward through time of plain RNNs by stepscope.fix.scan."""
+"""scan: backward through time by stepscope.fix.scan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepscope.explain.replay.schedule import step_ns
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import scale_calls, scale_tasks
 from stepscope.predict.outcome import Outcome, Refused, changed
-from stepscope.predict.scan_times import scan_time
+from stepscope.predict.scan_times import is_measured, scan_time
 from stepscope.records.figures import duration
 from stepscope.records.scan_costs import LARGEST_SIZE
 
@@ -55,7 +55,7 @@ class _ScannedRecurrence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def apply(context: StepContext, _value: str) -> Outcome:
-    """Refuses a step without a long plain recurrence, and one where the scan is no faster."""
+    """Refuses a step without a long recurrence, and one where the scan is no faster."""
     found = find_recurrences(context.trace, _window(context))
     changes = [
         change
@@ -90,7 +90,14 @@ def _window(context: StepContext) -> StepWindow:
 
 
 def _fits(context: StepContext, recurrence: Recurrence) -> bool:
-    return recurrence.is_plain and (context.on_host or recurrence.size <= LARGEST_SIZE)
+    """A gated layer only where the scan was measured: there is no model of its cost."""
+    if recurrence.is_plain:
+        return context.on_host or recurrence.size <= LARGEST_SIZE
+    return recurrence.form == "layer" and is_measured(recurrence, _device(context))
+
+
+def _device(context: StepContext) -> str | None:
+    return None if context.on_host else context.trace.device_name or ""
 
 
 def _change(
@@ -114,7 +121,7 @@ def _change(
     time = scan_time(
         recurrence,
         (float(item_ns[forward].sum()), now_ns),
-        None if context.on_host else context.trace.device_name or "",
+        _device(context),
         context.multiprocessors,
     )
     return _ScannedRecurrence(
@@ -144,8 +151,8 @@ def _why_none(found: Sequence[Recurrence]) -> str:
         return f"states are larger than {LARGEST_SIZE}, or the step has no backward pass"
     if found:
         return (
-            "there is no scan for the backward pass of an LSTM or a GRU (docs/scan.md says what "
-            "one would cost)"
+            "what the scan of an LSTM or a GRU takes is not known for this shape: measure it on "
+            'the device by stepscope.fix.scan.recommend(steps, batch, size, cell="lstm") (or "gru")'
         )
     return (
         f"no recurrence of {LONG} steps or more was found; shapes must be recorded "
@@ -155,7 +162,7 @@ def _why_none(found: Sequence[Recurrence]) -> str:
 
 WHATIF = WhatIf(
     name="scan",
-    help="backward through time of plain RNNs in chunks that run at the same time",
+    help="backward through time of recurrent layers in chunks that run at the same time",
     label="scan backward",
     stage=ApplyStage.SCALE,
     apply=apply,

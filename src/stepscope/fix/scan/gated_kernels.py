@@ -1,0 +1,132 @@
+"""The scan of step_jacobians.py as Triton kernels, for states of up to 64.
+
+`_fold`: a program for each chunk and sequence keeps the chunk's matrix in registers, and makes each
+step's change there from its coefficients. `_replay`: the steps of a chunk again, for the row that
+enters it. Carries between chunks are those of plain RNNs (kernels.py). Products are of float32
+without tensor cores: a gate that keeps nearly everything makes a long memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+from stepscope.fix.scan.device_size import multiprocessors
+from stepscope.fix.scan.kernels import _rescale, carries, padded_size
+from stepscope.records.scan_costs import gpu_chunk
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@triton.jit
+def _tile(basis, mixed, size, MIXED: tl.constexpr, SIZE: tl.constexpr):
+    rows, columns = tl.arange(0, SIZE), tl.arange(0, SIZE)
+    return tl.load(
+        basis + (rows[:, None] * MIXED + mixed) * size + columns[None, :],
+        mask=(rows < size)[:, None] & (columns < size)[None, :], other=0.0,
+    )  # fmt: skip
+
+
+@triton.jit
+def _change(
+    coefficient, place, inside, b0, b1, b2, b3, b4, MIXED: tl.constexpr, SIZE: tl.constexpr
+):
+    """The change that one step of one sequence makes: its Jacobian but for what is kept."""
+    here = coefficient + (place + tl.arange(0, SIZE)) * MIXED
+    change = tl.load(here, mask=inside, other=0.0)[:, None] * b0
+    change += tl.load(here + 1, mask=inside, other=0.0)[:, None] * b1
+    change += tl.load(here + 2, mask=inside, other=0.0)[:, None] * b2
+    change += tl.load(here + 3, mask=inside, other=0.0)[:, None] * b3
+    if MIXED == 5:
+        change += tl.load(here + 4, mask=inside, other=0.0)[:, None] * b4
+    return change
+
+
+@triton.jit
+def _fold(
+    gradient, coefficient, basis, matrix_out, exponent_out, offset_out,
+    steps, batch, size, chunk, kept,
+    MIXED: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    group, sequence = tl.program_id(0), tl.program_id(1)
+    rows, columns = tl.arange(0, SIZE), tl.arange(0, SIZE)
+    inside, is_kept = columns < size, (columns >= kept) & (columns < size)
+    b0 = _tile(basis, 0, size, MIXED, SIZE)
+    b1 = _tile(basis, 1, size, MIXED, SIZE)
+    b2 = _tile(basis, 2, size, MIXED, SIZE)
+    b3 = _tile(basis, 3, size, MIXED, SIZE)
+    b4 = _tile(basis, MIXED - 1, size, MIXED, SIZE)
+    matrix = tl.where(rows[:, None] == columns[None, :], 1.0, 0.0)
+    exponent = tl.zeros([SIZE], tl.float32)
+    offset = tl.zeros([SIZE], tl.float32)
+    first = group * chunk
+    last = tl.minimum(first + chunk, steps) - 1
+    for back in range(last - first + 1):
+        place = ((last - back) * batch + sequence).to(tl.int64) * size
+        change = _change(coefficient, place, inside, b0, b1, b2, b3, b4, MIXED, SIZE)
+        arrived = offset + tl.load(gradient + place + columns, mask=inside, other=0.0)
+        unchanged = tl.where(is_kept[None, :], matrix, 0.0)
+        matrix = unchanged + tl.dot(matrix, change, input_precision="ieee")
+        offset = tl.where(is_kept, arrived, 0.0) + tl.sum(arrived[:, None] * change, axis=0)
+        if back % 8 == 7:
+            matrix, exponent = _rescale(matrix, exponent)
+    matrix, exponent = _rescale(matrix, exponent)
+    place = (group * batch + sequence).to(tl.int64) * size
+    tl.store(
+        matrix_out + (place + rows[:, None]) * size + columns[None, :], matrix,
+        mask=(rows < size)[:, None] & inside[None, :],
+    )  # fmt: skip
+    tl.store(exponent_out + place + rows, exponent, mask=rows < size)
+    tl.store(offset_out + place + columns, offset, mask=inside)
+
+
+@triton.jit
+def _replay(
+    gradient, coefficient, basis, entering, reached, left,
+    steps, batch, size, chunk, kept,
+    MIXED: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    group, sequence = tl.program_id(0), tl.program_id(1)
+    columns = tl.arange(0, SIZE)
+    inside, is_kept = columns < size, (columns >= kept) & (columns < size)
+    b0 = _tile(basis, 0, size, MIXED, SIZE)
+    b1 = _tile(basis, 1, size, MIXED, SIZE)
+    b2 = _tile(basis, 2, size, MIXED, SIZE)
+    b3 = _tile(basis, 3, size, MIXED, SIZE)
+    b4 = _tile(basis, MIXED - 1, size, MIXED, SIZE)
+    enters = entering + (group * batch + sequence).to(tl.int64) * size
+    row = tl.load(enters + columns, mask=inside, other=0.0)
+    first = group * chunk
+    last = tl.minimum(first + chunk, steps) - 1
+    for back in range(last - first + 1):
+        place = ((last - back) * batch + sequence).to(tl.int64) * size
+        change = _change(coefficient, place, inside, b0, b1, b2, b3, b4, MIXED, SIZE)
+        arrived = row + tl.load(gradient + place + columns, mask=inside, other=0.0)
+        tl.store(reached + place + columns, arrived, mask=inside)
+        row = tl.where(is_kept, arrived, 0.0) + tl.sum(arrived[:, None] * change, axis=0)
+    if group == 0:
+        tl.store(left + sequence * size + columns, row, mask=inside)
+
+
+def backward_rows(
+    gradient: Tensor, coefficient: Tensor, basis: Tensor, kept: int, chunk: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """As step_jacobians.backward_rows; tensors of float32, contiguous."""
+    steps, batch, size = map(int, gradient.shape)
+    chunk = chunk or gpu_chunk(steps, batch, size, multiprocessors(gradient.device))
+    chunks, padded = triton.cdiv(steps, chunk), padded_size(size)
+    given, numbers = (gradient, coefficient, basis), (steps, batch, size, chunk, kept)
+    options = {"MIXED": basis.shape[1], "SIZE": padded, "num_warps": max(1, padded // 8)}
+    maps = (
+        gradient.new_empty(chunks, batch, size, size),
+        gradient.new_empty(chunks, batch, size),
+        gradient.new_empty(chunks, batch, size),
+    )
+    _fold[chunks, batch](*given, *maps, *numbers, **options)
+    reached, left = torch.empty_like(gradient), torch.empty_like(gradient[0])
+    _replay[chunks, batch](*given, carries(maps), reached, left, *numbers, **options)
+    return reached, left
