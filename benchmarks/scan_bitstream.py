@@ -11,6 +11,7 @@ both take turns, so their times compare.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import statistics
@@ -24,6 +25,7 @@ from torch import nn
 
 sys.path.append(str(Path(__file__).parent.parent / "src"))
 
+from library_turn import shared_turns
 from stepscope.fix.scan import gradient_horizon, scan_backward
 
 CLASSES, SIZE, BATCH = 10, 20, 16
@@ -48,6 +50,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
+    turns = shared_turns()
+    options.alone = turns.alone if turns is not None else contextlib.nullcontext
     found = []
     for steps in map(int, options.steps.split(",")):
         found.append(_one_length(steps, options))
@@ -92,15 +96,16 @@ def _trained(
     draw = torch.Generator(device).manual_seed(seed)
     losses: dict[str, list[float]] = {way: [] for way in nets}
     times: dict[str, list[float]] = {way: [] for way in nets}
-    end = time.monotonic() + options.seconds / SEEDS
     bits, labels = _batch(steps, device, draw)
     horizon = str(gradient_horizon(plain.rnn, bits))
-    while len(losses["scan"]) < options.most and time.monotonic() < end:
-        bits, labels = _batch(steps, device, draw)
-        for way, net in nets.items():
-            loss, ms = _step(net, optimizers[way], bits, labels, device)
-            losses[way].append(loss)
-            times[way].append(ms)
+    with options.alone():
+        end = time.monotonic() + options.seconds / SEEDS
+        while len(losses["scan"]) < options.most and time.monotonic() < end:
+            bits, labels = _batch(steps, device, draw)
+            for way, net in nets.items():
+                loss, ms = _step(net, optimizers[way], bits, labels, device)
+                losses[way].append(loss)
+                times[way].append(ms)
     return {
         "losses": losses,
         "ms": {way: statistics.median(values[2:] or values) for way, values in times.items()},

@@ -19,17 +19,19 @@ H200_MULTIPROCESSORS = 132
 LARGEST_SIZE = 128  # of a state that the GPU's kernels keep in registers
 FUSED_SIZE = 32  # of a state and an input whose whole backward pass is fused
 _CHUNKS = (8, 16, 32, 64, 128, 256, 512, 1024)
-# Microseconds on an H200, by padded size. Those of size 32 were measured (scan_table.py), the
-# others follow by the products' sizes.
+# Microseconds on an H200, by padded size. Those of size 32 and the share of size 64 were measured
+# (scan_table.py), the others follow by the products' sizes.
 _FOLD_US = {16: 0.7, 32: 0.95, 64: 1.6, 128: 5.0}  # a step of one program, which waits for itself
 _REPLAY_US = {16: 0.6, 32: 0.78, 64: 0.9, 128: 1.8}
-_FOLD_SHARE_US = {16: 0.06, 32: 0.2, 64: 1.0, 128: 5.0}  # of a multiprocessor that is full
+_FOLD_SHARE_US = {16: 0.06, 32: 0.2, 64: 0.68, 128: 5.0}  # of a multiprocessor that is full
 _MAP_US = 1.0  # a map of a group, which waits for the one behind it
 _MAP_SHARE_US = 1.3
 _LAUNCH_US = 42.0  # on the host, which launches while the device computes
 _MAPS_BYTES = 1 << 30
-# Of the fused kernels, by the instructions of their loops (compiled for sm_90).
-_FUSED_FOLD_US, _FUSED_FOLD_SHARE_US, _FUSED_MAP_US, _FUSED_REPLAY_US = 0.7, 0.11, 0.3, 0.5
+# Of the fused kernels, by the instructions of their loops (compiled for sm_90); the share was
+# measured. Layers of 16 and 256 sequences took 3% to 30% longer than this gives (scan_table.py).
+_FUSED_FOLD_US, _FUSED_FOLD_SHARE_US, _FUSED_MAP_US, _FUSED_REPLAY_US = 0.7, 0.12, 0.3, 0.5
+_FUSED_HOST_US = 320.0  # autograd and the launches of a ScanRNN's backward pass
 _WEIGHTS_LAUNCHES = 3  # gradients of the weights and of the inputs
 _WEIGHTS_BYTES_US = 2.0e6  # bytes a microsecond: what sums over all steps reach on an H200
 
@@ -62,6 +64,9 @@ def gpu_states_us(chunk: int, steps: int, batch: int, size: int, processors: int
 
 def gpu_layer_us(steps: int, batch: int, size: int, features: int, processors: int) -> float:
     """The same with the gradients of weights and inputs; sizes up to LARGEST_SIZE."""
+    if is_fused(size, features):
+        chunk = fused_chunk(steps, batch, processors)
+        return max(_FUSED_HOST_US, _fused_us(chunk, steps, batch, processors))
     chunk = gpu_chunk(steps, batch, size, processors)
     moved = 4 * steps * batch * (3 * size + 2 * features)
     weights = max(_WEIGHTS_LAUNCHES * _LAUNCH_US, moved / _WEIGHTS_BYTES_US)
@@ -76,14 +81,14 @@ def is_fused(size: int, features: int) -> bool:
 @lru_cache(maxsize=256)
 def fused_chunk(steps: int, batch: int, processors: int) -> int:
     """The chunk that the model expects to be the fastest where all is fused."""
+    return min(_CHUNKS, key=lambda chunk: _fused_us(chunk, steps, batch, processors))
 
-    def expected_us(chunk: int) -> float:
-        chunks, blocks = -(-steps // chunk), -(-batch // 16)
-        fold = max(chunk * _FUSED_FOLD_US, steps * batch * _FUSED_FOLD_SHARE_US / processors)
-        rounds = max(1.0, chunks * blocks / (2 * processors))
-        return fold + chunks * _FUSED_MAP_US + rounds * chunk * _FUSED_REPLAY_US
 
-    return min(_CHUNKS, key=expected_us)
+def _fused_us(chunk: int, steps: int, batch: int, processors: int) -> float:
+    chunks, blocks = -(-steps // chunk), -(-batch // 16)
+    fold = max(chunk * _FUSED_FOLD_US, steps * batch * _FUSED_FOLD_SHARE_US / processors)
+    rounds = max(1.0, chunks * blocks / (2 * processors))
+    return fold + chunks * _FUSED_MAP_US + rounds * chunk * _FUSED_REPLAY_US
 
 
 def _carries(maps: int, batch: int, processors: int) -> tuple[int, float]:
