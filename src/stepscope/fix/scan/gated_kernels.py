@@ -120,7 +120,7 @@ def backward_rows(
     chunk = chunk or gpu_chunk(steps, batch, size, multiprocessors(gradient.device))
     chunks, padded = triton.cdiv(steps, chunk), padded_size(size)
     given, numbers = (gradient, coefficient, basis), (steps, batch, size, chunk, kept)
-    options = {"MIXED": basis.shape[1], "SIZE": padded, "num_warps": max(1, padded // 8)}
+    options = {"MIXED": basis.shape[1], "SIZE": padded, "num_warps": padded**2 // 256}
     maps = (
         gradient.new_empty(chunks, batch, size, size),
         gradient.new_empty(chunks, batch, size),
