@@ -6,7 +6,10 @@ import math
 from typing import Any
 
 Cell = dict[str, Any]
-_SIDE, _LEFT, _TOP, _GAP = 46, 70, 40, 28
+_SIDE, _LEFT, _TOP, _GAP, _TITLE = 46, 70, 40, 20, 34
+_PANELS = 2  # in a row
+_EVEN, _FASTER, _SLOWER = (240, 240, 236), (66, 170, 110), (222, 110, 90)
+_ONLY_SCAN = "rgb(176,203,232)"  # cuDNN takes no more than 65535 steps
 
 
 def markdown(cells: list[Cell]) -> str:
@@ -54,53 +57,65 @@ def _times(value: float | None) -> str:
 
 
 def heat_map(cells: list[Cell]) -> str:
-    """Panels by batch; steps across, sizes down; green where the scan's backward pass is faster."""
+    """Panels by batch, two in a row; steps across, sizes down; green where the scan's backward pass
+    is faster, and in blue the steps that only the scan takes."""
     batches, sizes, steps = (
         sorted({one[name] for one in cells}) for name in ("batch", "size", "steps")
     )
-    panel = _TOP + _SIDE * len(sizes) + _GAP
-    wide, high = _LEFT + _SIDE * len(steps) + 10, panel * len(batches) + 10
+    high = _TOP + _SIDE * len(sizes) + _GAP
+    wide = _LEFT + _SIDE * len(steps) + _GAP
+    rows = -(-len(batches) // _PANELS)
+    width, height = wide * min(_PANELS, len(batches)), high * rows + _TITLE
+    title = "Times as fast as cuDNN, backward through time; steps across, size of the state down"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{wide}" height="{high}" fill="#fff"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12" fill="#333">',
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        f'<text x="16" y="22" font-size="14" font-weight="bold">{title}</text>',
     ]
     for number, batch in enumerate(batches):
-        top = number * panel + _TOP
-        parts.append(f'<text x="{_LEFT}" y="{top - 22}" font-weight="bold">batch {batch}</text>')
-        for column, count in enumerate(steps):
-            x = _LEFT + _SIDE * (column + 0.5)
-            parts.append(f'<text x="{x}" y="{top - 6}" text-anchor="middle">{_short(count)}</text>')
-        for row, size in enumerate(sizes):
-            y = top + _SIDE * (row + 0.5) + 4
-            parts.append(f'<text x="{_LEFT - 8}" y="{y}" text-anchor="end">H = {size}</text>')
-        mine = {
-            (one["size"], one["steps"]): backward_gain(one)
-            for one in cells
-            if one["batch"] == batch
-        }
-        for (row, size), (column, count) in (
-            (a, b) for a in enumerate(sizes) for b in enumerate(steps)
-        ):
-            gain = mine.get((size, count))
-            if gain is not None:
-                parts.append(_square(_LEFT + _SIDE * column, top + _SIDE * row, gain))
+        mine = {(one["size"], one["steps"]): one for one in cells if one["batch"] == batch}
+        x, y = wide * (number % _PANELS), high * (number // _PANELS) + _TITLE
+        parts.append(f'<g transform="translate({x} {y})">')
+        parts += _panel(f"batch {batch}", sizes, steps, mine)
+        parts.append("</g>")
     return "\n".join([*parts, "</svg>"])
 
 
-def _square(x: float, y: float, gain: float) -> str:
+def _panel(
+    title: str, sizes: list[int], steps: list[int], cells: dict[tuple[int, int], Cell]
+) -> list[str]:
+    parts = [f'<text x="{_LEFT}" y="{_TOP - 22}" font-weight="bold">{title}</text>']
+    for column, count in enumerate(steps):
+        x = _LEFT + _SIDE * (column + 0.5)
+        parts.append(f'<text x="{x}" y="{_TOP - 6}" text-anchor="middle">{_short(count)}</text>')
+    for row, size in enumerate(sizes):
+        y = _TOP + _SIDE * (row + 0.5) + 4
+        parts.append(f'<text x="{_LEFT - 8}" y="{y}" text-anchor="end">H = {size}</text>')
+        for column, count in enumerate(steps):
+            if cell := cells.get((size, count)):
+                parts.append(_square(_LEFT + _SIDE * column, _TOP + _SIDE * row, cell))
+    return parts
+
+
+def _square(x: float, y: float, cell: Cell) -> str:
+    gain, only_scan = backward_gain(cell), isinstance(cell["ms"].get("scan"), float)
+    if gain is None and not only_scan:
+        return ""
+    colour, words = (_colour(gain), f"{gain:.2g}") if gain is not None else (_ONLY_SCAN, "only")
     middle = _SIDE / 2
     return (
-        f'<rect x="{x}" y="{y}" width="{_SIDE - 2}" height="{_SIDE - 2}" fill="{_colour(gain)}"/>'
-        f'<text x="{x + middle - 1}" y="{y + middle + 4}" text-anchor="middle">{gain:.2g}</text>'
+        f'<rect x="{x}" y="{y}" width="{_SIDE - 2}" height="{_SIDE - 2}" rx="3" fill="{colour}"/>'
+        f'<text x="{x + middle - 1}" y="{y + middle + 4}" text-anchor="middle">{words}</text>'
     )
 
 
 def _colour(gain: float) -> str:
-    """White at one; green to sixteen times as fast, red to sixteen times as slow."""
+    """Grey at one; green to sixteen times as fast, red to sixteen times as slow."""
     strength = min(1.0, abs(math.log2(gain)) / 4) if gain > 0 else 1.0
-    rest = round(255 * (1 - 0.65 * strength))
-    return f"rgb({rest},255,{rest})" if gain >= 1 else f"rgb(255,{rest},{rest})"
+    end = _FASTER if gain >= 1 else _SLOWER
+    mixed = (round(a + (b - a) * strength) for a, b in zip(_EVEN, end, strict=True))
+    return "rgb({},{},{})".format(*mixed)
 
 
 def _short(count: int) -> str:
