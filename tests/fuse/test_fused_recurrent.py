@@ -204,7 +204,7 @@ def test_the_faster_way_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: A
     x = torch.randn(5, 40, 4)
     ways = (recurrent._STEPS, recurrent._ONE_BY_ONE)
     for fastest in ways:
-        monkeypatch.setattr("stepscope.fix.fuse.choose.fastest", lambda _, way=fastest: way)
+        monkeypatch.setattr("stepscope.fix.fuse.choose.fastest", lambda *_, way=fastest: way)
         array = fuse(copy.deepcopy(models), choose="measure")
         for length in (40, 30):
             output, _ = array(x[:, :length])

@@ -85,23 +85,23 @@ run · 2 ranks · 23.5 s
 status    training: the last step ended 1.00 s ago
 command   torchrun train.py
 steps     400 steps · 20.5 a second now · 22.8 on average · 1 window recorded
-step      mean 44.0 ms (38.3 to 49.7) · median 24.0 ms · p99 117 ms
+step      mean 43.9 ms (38.2 to 49.7) · median 24.0 ms · p99 121 ms
           longest 583 ms · rank 1
           ╳╳████████████████████████████████████████████████████████████████████
           ╳ data 1.00 ms 3.4%  █ forward 28.1 ms 97%
 over time ▂▃▂▂▃▂▃▂▂▃▂▃▂▂▃▂▃▇▂▃▂▃▂▃▂▂▃▂▃▂▃▂▂▃▇▃▂▂▃▂▃▂▃▂▂▃▂▃▂▂▃▂█▃▃▄▃▄▃▃▄▃▄▃▃▄▃▄▃█
           dddddddddddddddddeddddddddddddddddedddddddddddddddddedddddddddddddddde
 last 200  ▁▂▂▁▂▂▂▁▂▂▁▂▂▂▁▂▂▁▂▂▂▁▂▂▁▂▂▂▁▂▂▁▂▂█▂▃▃▂▃▃▃▂▃▃▂▃▃▃▂▃▃▂▃▃▃▂▃▃▂▃▃▃▂▃▃▂▃▃█
-stalls    d data stalls     9.80 ms a step   22%  99 steps, every 4
-          e evaluation      5.08 ms a step   12%  4 steps, every 100
+stalls    d data stalls     9.73 ms a step   22%  98 steps, every 4
+          e evaluation      5.09 ms a step   12%  4 steps, every 100
 changes   step 300: 24.0 -> 44.0 ms (1.8 times)
 run       goodput 68% · start-up 22% · evaluation 8.9% · our own windows 0.7%
 memory    1.00 GB when the last step ended
 
  rank     steps  now/s      mean       p99 stalls  over time
-    1       400   20.5   44.0 ms    117 ms    34%  ▃▃▃▃▃▃▃▆▃▃▃▃▃▃▆▃▃▃▃▃▃▇▄▅▅▄▅▄▇
-    0       400   21.1   41.0 ms    114 ms    36%  ▃▃▃▃▃▃▃▆▃▃▃▃▃▃▆▃▃▃▃▃▃▇▅▅▅▅▅▅█
-spread    rank 1 takes 44.0 ms, 1.07 times rank 0
+    1       400   20.5   43.9 ms    121 ms    34%  ▃▃▃▃▃▃▃▆▃▃▃▃▃▃▆▃▃▃▃▃▃▇▄▅▅▄▅▄▇
+    0       400   21.1   40.9 ms    118 ms    36%  ▃▃▃▃▃▃▃▆▃▃▃▃▃▃▆▃▃▃▃▃▃▇▅▅▅▅▅▅█
+spread    rank 1 takes 43.9 ms, 1.07 times rank 0
 q quits · p pauses"""
 
 AT_60 = """\
@@ -110,24 +110,24 @@ status    training: the last step ended 1.00 s ago
 command   torchrun train.py
 steps     400 steps · 20.5 a second now · 22.8 on average
           1 window recorded
-step      mean 44.0 ms (38.3 to 49.7) · median 24.0 ms
-          p99 117 ms · longest 583 ms · rank 1
+step      mean 43.9 ms (38.2 to 49.7) · median 24.0 ms
+          p99 121 ms · longest 583 ms · rank 1
           ╳╳████████████████████████████████████████████████
           ╳ data 1.00 ms 3.4%  █ forward 28.1 ms 97%
 over time ▃▃▃▃▃▃▃▃▃▃▃▃▇▃▃▃▃▃▃▃▃▃▃▃▇▃▃▃▃▃▃▃▃▃▃▃▃█▄▄▄▄▄▄▄▄▄▄▄█
           ddddddddddddedddddddddddeddddddddddddeddddddddddde
 last 200  ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂█▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃▃█
-stalls    d data stalls     9.80 ms a step   22%  every 4
-          e evaluation      5.08 ms a step   12%  every 100
+stalls    d data stalls     9.73 ms a step   22%  every 4
+          e evaluation      5.09 ms a step   12%  every 100
 changes   step 300: 24.0 -> 44.0 ms (1.8 times)
 run       goodput 68% · start-up 22% · evaluation 8.9%
           our own windows 0.7%
 memory    1.00 GB when the last step ended
 
  rank     steps  now/s      mean       p99 stalls  over time
-    1       400   20.5   44.0 ms    117 ms    34%  ▃▂▃▂▃▂▃▄▄
-    0       400   21.1   41.0 ms    114 ms    36%  ▂▂▃▂▃▂▄▄▄
-spread    rank 1 takes 44.0 ms, 1.07 times rank 0"""
+    1       400   20.5   43.9 ms    121 ms    34%  ▃▂▃▂▃▂▃▄▄
+    0       400   21.1   40.9 ms    118 ms    36%  ▂▂▃▂▃▂▄▄▄
+spread    rank 1 takes 43.9 ms, 1.07 times rank 0"""
 
 
 def test_a_run_of_two_ranks_on_80_columns(two_ranks: LiveRun) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from stepscope.explain.whole_run.rank_run import explain_run
+from stepscope.explain.whole_run.steady import find_steady
 from stepscope.records.step_columns import StepColumns
 from stepscope.records.whole_run import STALL_CAUSES
 
@@ -32,12 +33,11 @@ class SteadySteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_steady_steps(steps: StepColumns) -> SteadySteps:
-    """All plain steps after the warm-up."""
+    """All plain steps after the warm-up, but for those that a window disturbed."""
     run = explain_run(steps)
-    plain = steps.plain
-    steady = plain & (np.arange(len(steps)) >= run.warm_up)
+    steady, _ = find_steady(steps)
     return SteadySteps(
-        warm_up=int((plain & ~steady).sum()),
+        warm_up=int(steps.plain[: run.warm_up].sum()),
         step_ms=steps.step_ns[steady] / 1e6,
         phases_ms={phase: column[steady] / 1e6 for phase, column in steps.phases_ns.items()},
         stalls_ms={stall.cause: _stalls_ms(run, stall, steady) for stall in run.stalls},

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.whole_run.rank_run import explain_run
+from stepscope.explain.whole_run.steady import find_steady
 from stepscope.records.figures import factor, long_duration
 from stepscope.records.live_run import LiveRank, LiveRun
 from stepscope.records.whole_run import RankRun
@@ -177,7 +178,7 @@ def _goodput(run: RankRun, steps: StepsSoFar, times: RunTimes | None) -> float |
         return run.account.goodput if run.account.wall_ms else None
     kept = steps.kept
     own = kept.wall_ns - sum(kept.phases_ns.get(phase, 0) for phase in OWN_PARTS)
-    steady = kept.plain & (np.arange(len(kept)) >= run.warm_up)
+    steady, _ = find_steady(kept)
     share = float(own[steady].sum()) / max(1.0, float(kept.wall_ns.sum()))
     wall_ns = times.ended_ns - times.began_ns if times is not None else steps.wall_ns
     return min(1.0, share * steps.wall_ns / wall_ns) if wall_ns > 0 else None
@@ -209,7 +210,8 @@ def _typical_phases(columns: StepColumns, run: RankRun) -> dict[str, float]:
     """Means over the steady steps that are no stalls and follow no epoch's end."""
     if run.series is None or run.times is None:
         return {}
-    calm = columns.plain & (np.arange(len(columns)) >= run.warm_up) & (run.series.cause < 0)
+    steady, _ = find_steady(columns)
+    calm = steady & (run.series.cause < 0)
     if columns.epoch_gap_ns is not None:
         calm &= columns.epoch_gap_ns == 0
     if not calm.any():
