@@ -48,6 +48,7 @@ from stepscope.measure.start_up import StartUp
 from stepscope.measure.step_meter import StepMeter
 from stepscope.measure.step_notes import AGAIN, ENDED, ENTER, LEAVE, PERHAPS
 from stepscope.measure.steps import Anchor, StepLines, step_marks
+from stepscope.measure.training_claim import TrainingClaim
 from stepscope.measure.window_requests import WindowRequests
 from stepscope.measure.writer import LineWriter, flush_interval_s
 
@@ -79,6 +80,7 @@ class Session:
         self._load = HostLoadMeter()
         self.optimizers = Optimizers()
         self.thread = get_ident()  # the one that trains; 0 once closed
+        self._claim = TrainingClaim()
         self._alone = True  # no other thread trains
         self._pid = os.getpid()
         self._parts: RankParts | None = None
@@ -123,9 +125,8 @@ class Session:
 
     def first_pass_begins(self) -> bool:
         """The thread that runs backward first trains; a trainer may start one for it."""
-        if self._closed:
-            return False
-        if not self.number and not self.in_backward:
+        is_first = not (self._closed or self.number or self.in_backward)
+        if is_first and self._claim.take():
             self.thread = get_ident()
             self.start_up.backward_begins()
         return get_ident() == self.thread
@@ -176,6 +177,7 @@ class Session:
             return
         self.pass_begins()
         self.pass_ends(outermost=True)
+        self._claim.release()
 
     def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """A hook as torch calls it; one optimizer may wrap another."""
@@ -211,6 +213,7 @@ class Session:
         """An optimizer's step has shown that this many steps are over."""
         if not ended:
             self.notes.append((PERHAPS, perf_counter_ns(), time.time_ns()))
+            self._claim.release()
             return
         two = ended == 2 and self._is_plain() and self.number + 2 < self._due
         self.number += two
@@ -223,7 +226,8 @@ class Session:
     def _is_training_thread(self) -> bool:
         """Whether this is the first thread that trains; remember whether others train too."""
         here = get_ident()
-        if here != self.thread and not self.number and not self.passes_ended and not self._closed:
+        is_open = not self.number and not self.passes_ended and not self._closed
+        if is_open and self._claim.take():
             self.thread = here
         if here != self.thread and not self._closed:
             self._alone = False
