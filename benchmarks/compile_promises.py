@@ -29,7 +29,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from library_hand import Combination, training_step
-from library_turn import FOLDER_VARIABLE, Turns, end_with_children
+from library_turn import FOLDER_VARIABLE, Turns, end_with_children, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,14 +83,9 @@ def _options() -> argparse.Namespace:
 def _all_models(options: argparse.Namespace) -> None:
     end = time.monotonic() + options.seconds
     forget_failures(options.save)
-    with tempfile.TemporaryDirectory() as own:
-        os.environ.setdefault(FOLDER_VARIABLE, own)
-        threads = max(1, (os.cpu_count() or 1) // options.at_once)
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
-        turns = Turns(Path(os.environ[FOLDER_VARIABLE]))
-        with turns.kept_going(), ThreadPoolExecutor(options.at_once) as pool:
-            for _ in pool.map(lambda case: _child(*case, options, end), cases_left(options)):
-                pass
+    with side_by_side(options.at_once) as pool:
+        for _ in pool.map(lambda case: _child(*case, options, end), cases_left(options)):
+            pass
 
 
 def cases_left(options: argparse.Namespace) -> list[tuple[str, str]]:

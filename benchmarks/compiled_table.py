@@ -31,7 +31,6 @@ import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from library_turn import FOLDER_VARIABLE, Turns, end_with_children
+from library_turn import end_with_children, side_by_side
 
 MODELS = ("gpt2", "resnet50", "llama", "unet", "bert")
 WAYS = (
@@ -126,13 +125,8 @@ class Rows:
         end = time.monotonic() + options.seconds
         known = {(row["model"], row["way"], row["precision"]) for row in self._rows}
         cases = [case for case in plan(options) if case not in known]
-        with tempfile.TemporaryDirectory() as own:
-            os.environ.setdefault(FOLDER_VARIABLE, own)
-            threads = max(1, (os.cpu_count() or 1) // options.at_once)
-            os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
-            turns = Turns(Path(os.environ[FOLDER_VARIABLE]))
-            with turns.kept_going(), ThreadPoolExecutor(options.at_once) as pool:
-                list(pool.map(lambda case: self._measure_one(case, end, tiny=options.tiny), cases))
+        with side_by_side(options.at_once) as pool:
+            list(pool.map(lambda case: self._measure_one(case, end, tiny=options.tiny), cases))
         return self._rows
 
     def _measure_one(self, case: Case, end: float, *, tiny: bool) -> None:

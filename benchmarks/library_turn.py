@@ -19,8 +19,10 @@ import os
 import runpy
 import signal
 import sys
+import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +137,18 @@ def shared_turns() -> Turns | None:
     turns = Turns(Path(folder))
     turns.enter()
     return turns
+
+
+@contextlib.contextmanager
+def side_by_side(at_once: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool for so many children that share the device by turns, and the cores for compiling."""
+    with tempfile.TemporaryDirectory() as own:
+        os.environ.setdefault(FOLDER_VARIABLE, own)
+        threads = max(1, (os.cpu_count() or 1) // at_once)
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
+        turns = Turns(Path(os.environ[FOLDER_VARIABLE]))
+        with turns.kept_going(), ThreadPoolExecutor(at_once) as pool:
+            yield pool
 
 
 def signal_all(processes: Iterable[int], number: signal.Signals) -> None:
