@@ -128,9 +128,10 @@ def searched(
     rules: TrialRules | None = None,
     late: Sequence[ChosenFix] = (),
     journal: Journal | None = None,
+    together: Configuration = (),
 ) -> Search:
     """A whole search, done."""
     bench = TrialBench(command, budget_s=budget_s, journal=journal)
-    search = Search(fixes, bench, rules or TrialRules(), late=late)
+    search = Search(fixes, bench, rules or TrialRules(), late=late, together=together)
     search.run()
     return search

@@ -83,14 +83,21 @@ def _is_baseline(explanation: Explanation, tune: FoundTune) -> bool:
 
 def add_trials(explanation: Explanation, tune: FoundTune | None) -> Explanation:
     """Findings get the command to try their remedies, and what was measured already."""
-    tried = tried_alone(tune)
-    findings = tuple(_with_trials(finding, tried, explanation) for finding in explanation.findings)
+    tried, kept = tried_alone(tune), _kept(tune)
+    findings = tuple(
+        _with_trials(finding, tried, kept, explanation) for finding in explanation.findings
+    )
     return replace(explanation, findings=findings)
 
 
 def tried_alone(tune: FoundTune | None) -> dict[str, TriedRemedy]:
     """By remedy id."""
     return best_alone(tune.result, str(tune.folder)) if tune else {}
+
+
+def _kept(tune: FoundTune | None) -> set[str]:
+    """Ids of what it kept, alone or together with others."""
+    return {name.partition("=")[0] for name in tune.result.kept} if tune else set()
 
 
 def next_by_tune(explanation: Explanation, tune: FoundTune | None) -> Explanation:
@@ -107,10 +114,10 @@ def next_by_tune(explanation: Explanation, tune: FoundTune | None) -> Explanatio
 
 
 def _with_trials(
-    finding: Finding, tried: Mapping[str, TriedRemedy], explanation: Explanation
+    finding: Finding, tried: Mapping[str, TriedRemedy], kept: set[str], explanation: Explanation
 ) -> Finding:
     remedies = tuple(_with_trial(remedy, tried) for remedy in finding.remedies)
-    names = [name for name in applicable(finding) if name not in tried]
+    names = [name for name in applicable(finding) if name not in tried and name not in kept]
     origin = explanation.origin
     in_use = {each.id.partition("=")[0] for each in origin.remedies} if origin else set()
     command = origin.command if origin else ()

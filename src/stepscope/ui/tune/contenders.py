@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 Configuration = tuple[str, ...]
 BASELINE: Configuration = ()
+FEWEST_TOGETHER = 2
 OUT_OF_TIME = "the budget was spent before it was sure"
 
 

@@ -55,6 +55,15 @@ class PlannedRemedy(msgspec.Struct, frozen=True, kw_only=True):
     hopeless: bool = False  # predicted to be slower, or to make no difference
 
 
+class PlannedCombination(msgspec.Struct, frozen=True, kw_only=True):
+    """Remedies that are predicted to do far more together than the best of them alone."""
+
+    remedies: tuple[str, ...]  # the one that gives most first
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+
+
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     """A remedy that is not tried, and why."""
 
@@ -73,6 +82,7 @@ class TunePlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan", tag_field=
     took_s: float
     limit_s: float  # of one trial
     least_steps: int  # of a command that ends by itself
+    together: PlannedCombination | None = None
 
 
 class FinishedTrial(msgspec.Struct, frozen=True, kw_only=True, tag="trial", tag_field="kind"):

@@ -28,7 +28,7 @@ from stepscope.verify.trial_steps import without_pauses
 if TYPE_CHECKING:
     from stepscope.records.script_facts import ScriptFacts
     from stepscope.ui.tune.contenders import Configuration, Contender, PairTest
-    from stepscope.ui.tune.journal import Journal
+    from stepscope.ui.tune.journal import Journal, PlannedCombination
     from stepscope.ui.tune.patch import TunePatch
     from stepscope.ui.tune.rules import CheckedTrial
     from stepscope.ui.tune.search import Search
@@ -51,9 +51,29 @@ def tune_result(
     if search is None or not search.bases:
         return replace(known, verdict=verdict_words(known))
     result = _measured(known, search, start.memory_limit)
+    if plan is not None and plan.together is not None:
+        result = replace(result, trials=_with_prediction(result.trials, plan.together))
     if facts is not None and plan is not None:
         result = _with_patch(result, facts, plan.proposals)
     return replace(result, verdict=verdict_words(result))
+
+
+def _with_prediction(
+    rows: tuple[TriedConfiguration, ...], planned: PlannedCombination
+) -> tuple[TriedConfiguration, ...]:
+    """What was predicted for several remedies together stands in their row."""
+    wanted = frozenset(planned.remedies)
+    return tuple(
+        replace(
+            row,
+            predicted_ms=planned.predicted_ms,
+            predicted_low_ms=planned.low_ms,
+            predicted_high_ms=planned.high_ms,
+        )
+        if frozenset(row.remedies) == wanted
+        else row
+        for row in rows
+    )
 
 
 def _measured(known: TuneResult, search: Search, memory_limit: int | None) -> TuneResult:
@@ -128,7 +148,8 @@ class _Rows:
                 rows.append(self._tested(test))
         for configuration, (base, screening) in search.rescreened.items():
             if configuration not in tested:
-                why = f"{gain_words(screening.gain)} on top of {configuration_words(base)}"
+                on_top = "on top of" if set(base) < set(configuration) else "against"
+                why = f"{gain_words(screening.gain)} {on_top} {configuration_words(base)}"
                 rows.append(self._row(configuration, base, screening.gain, why=why))
         if search.final is not None and search.final not in search.tests:
             rows = [row for row in rows if row.remedies != search.final.challenger]

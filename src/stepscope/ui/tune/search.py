@@ -1,13 +1,16 @@
-"""What to try next and what to keep: every candidate alone, then the winners together.
+"""What to try next and what to keep: a combination that promises much, or each candidate alone.
 
-1. The command runs as it is, twice; then each candidate once, with a run of the command as it is
-   after every third. What crashes, changes nothing, breaks parity or needs too much memory is out.
-2. The promising ones are confirmed, best first, in fresh pairs of runs. What is kept joins the
+1. The command runs as it is, twice. If several remedies together are predicted to do far more than
+   the best alone, they run together. Once they are surely faster, each must earn its place: what
+   is as fast without it loses it. Then everything else is tried once on top, rivals last.
+2. Otherwise each candidate runs once, with a run of the command as it is after every third. What
+   crashes, changes nothing, breaks parity or needs too much memory is out.
+3. The promising ones are confirmed, best first, in fresh pairs of runs. What is kept joins the
    base, and the next one has to beat that. Of a family only one is kept; a better member
    replaces it.
-3. What did not help alone is tried once more on top of what was kept; what was clearly worse
+4. What did not help alone is tried once more on top of what was kept; what was clearly worse
    alone too, once the step is less than half of what it was.
-4. The whole combination is confirmed against the command as it is.
+5. The whole combination is confirmed against the command as it is.
 
 verify.tuned_gain decides what is promising and what is sure.
 """
@@ -18,33 +21,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.errors import NotCapturedError
 from stepscope.fix.remedies import FIXES
 from stepscope.ui.tune.contenders import (
     BASELINE,
+    FEWEST_TOGETHER,
     Configuration,
     Contender,
     PairTest,
     Rescreened,
 )
 from stepscope.ui.tune.journal import PlannedRemedy
-from stepscope.ui.tune.rules import Controls
+from stepscope.ui.tune.pair_runs import PairRuns
 from stepscope.ui.tune.trial_bench import OutOfTimeError
-from stepscope.verify.tuned_gain import (
-    FALSE_KEEPS,
-    FEWEST_PAIRS,
-    WORTH,
-    TimedTrial,
-    judge,
-    level_of_next_test,
-    screen,
-)
+from stepscope.verify.tuned_gain import FALSE_KEEPS, FEWEST_PAIRS, WORTH, level_of_next_test
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from stepscope.fix.chosen import ChosenFix
-    from stepscope.ui.tune.rules import CheckedTrial, TrialRules
+    from stepscope.ui.tune.rules import TrialRules
     from stepscope.ui.tune.trial_bench import TrialBench
     from stepscope.ui.tune.trial_run import TrialRun
 
@@ -65,25 +60,38 @@ class Search:
         rules: TrialRules,
         *,
         late: Sequence[ChosenFix] = (),
+        together: Configuration = BASELINE,
     ) -> None:
-        """`late` are remedies that may fit once another one is kept."""
+        """`late` are remedies that may fit once another one is kept, `together` those that are
+        predicted to do far more together than alone, the one that gives most first."""
         self.contenders = list(contenders)
-        self._late = list(late)
+        self._late, self._together = list(late), together
         self._by_name = {contender.name: contender for contender in contenders}
-        self._bench, self._rules, self._controls = bench, rules, Controls()
-        self.bases: list[TrialRun] = []  # the command as it is
+        self._bench, self._runs = bench, PairRuns(bench, rules)
         self.tests: list[PairTest] = []
         self._expected = 0  # tests that the tune is likely to make
         self.rescreened: dict[Configuration, Rescreened] = {}  # by the whole configuration
         self.kept: Configuration = BASELINE
         self.final: PairTest | None = None
         self.doing = "the command as it is"
+        self.leapt = False  # the combination that was predicted was kept
         self.done = False
         self.out_of_time = False
 
+    @property
+    def bases(self) -> list[TrialRun]:
+        """Runs of the command as it is."""
+        return self._runs.bases
+
     def run(self) -> None:
         """Until everything is decided or the budget is spent."""
-        for part in (self._measure_bases, self._screen_and_combine, self._confirm_combination):
+        parts = (
+            self._measure_bases,
+            self._leap,
+            self._screen_and_combine,
+            self._confirm_combination,
+        )
+        for part in parts:
             try:
                 part()
             except OutOfTimeError:
@@ -91,25 +99,79 @@ class Search:
         self.out_of_time |= bool(self.not_tried())
         self.done = True
 
-    def _screen_and_combine(self) -> None:
-        """What there was no time to screen at first is screened if confirming took less."""
-        while screened := self._screen_all():
-            self._combine(screened)
-
-    # 1. Each alone.
-
     def _measure_bases(self) -> None:
         """Two, so that chance is known: how starts differ, and whether losses repeat."""
         for _ in range(2):
-            self._run_base()
+            self._runs.run_base()
 
-    def _run_base(self) -> None:
-        trial = self._bench.run(BASELINE)
-        if not trial.counts:
-            raise NotCapturedError(
-                f"the command as it is could not be measured: {trial.failed}", *trial.output
-            )
-        self.bases.append(trial)
+    # 1. Much at once.
+
+    def _leap(self) -> None:
+        """What is surely faster is kept; a member that it does as well without is dropped."""
+        if len(self._together) < FEWEST_TOGETHER:
+            return
+        together = in_declared_order(self._together)
+        self.doing = "predicted to be fastest together"
+        trial = self._bench.run(together)
+        test = PairTest(base=BASELINE, challenger=together)
+        why, test.checked = self._runs.why_out(trial, self._members(together))
+        if why is not None:
+            test.why = why
+            self.tests.append(test)
+            return
+        screening = self._runs.screen(trial, self.bases)
+        self.rescreened[together] = Rescreened(BASELINE, screening)
+        if screening.promising:
+            self._expected = 1 + len(together)
+            self.leapt = self._decide(test)
+        if self.leapt:
+            for name in reversed(self._together):
+                self._must_earn_its_place(self._by_name[name])
+
+    def _must_earn_its_place(self, member: Contender) -> None:
+        """The rest runs once without it; unless that is clearly slower, fresh pairs decide."""
+        rest = in_declared_order(name for name in self.kept if name != member.name)
+        if rest == BASELINE:
+            return
+        self.doing = f"without {member.name}"
+        with_it = [trial for trial in self._bench.trials if self._is_kept(trial)]
+        trial = self._bench.run(rest)
+        if self._runs.why_out(trial, self._members(rest))[0] is not None:
+            return
+        without = self._runs.screen(trial, with_it)
+        self.rescreened[rest] = Rescreened(self.kept, without)
+        if without.gain.high > -WORTH and not self._decide(
+            PairTest(base=rest, challenger=self.kept)
+        ):
+            member.tested_on.add(rest)
+            self.kept = rest
+
+    def _decide(self, test: PairTest) -> bool:
+        """Fresh pairs, at this tune's next level; what is kept is the base from now on."""
+        self.tests.append(test)
+        outcomes = [earlier.kept for earlier in self.tests[:-1] if earlier.pairs]
+        level = level_of_next_test(outcomes, self._expected)
+        self._run_pairs(test, level)
+        if test.kept:
+            self.kept = test.challenger
+            self._reserve_confirmation()
+        return test.kept
+
+    def _run_pairs(self, test: PairTest, level: float) -> None:
+        for number in self._runs.pairs_of(test, self._members(test.challenger), level):
+            self.doing = f"{_words(test.challenger)}, pair {number}"
+
+    def _screen_and_combine(self) -> None:
+        """What there was no time to screen at first is screened if confirming took less."""
+        if self.leapt:
+            self._combine(self._worth_another_try())
+            return
+        while screened := self._screen_all():
+            promising = [contender for contender in screened if contender.is_promising]
+            self._expected = self._expected or max(1, len(promising))  # it must not change later
+            self._combine(sorted(promising, key=lambda contender: -contender.gain))
+
+    # 2. Each alone.
 
     def _screen_all(self) -> list[Contender]:
         """Those that ran just now. What is predicted not to help comes last, and not in the time
@@ -126,7 +188,7 @@ class Search:
     def _screen_in_turn(self, screened: list[Contender], *, first: bool) -> None:
         since_base = 0
         for number, contender in enumerate(self.contenders, 1):
-            if contender.alone is not None or self.was_tried(contender.name):
+            if contender.alone is not None or self._ran_on_top(contender):
                 continue
             if first and contender.planned.hopeless and not self._bench.affords_half():
                 continue
@@ -134,34 +196,27 @@ class Search:
             try:
                 contender.alone = trial = self._bench.run((contender.name,))
                 screened.append(contender)
-                contender.out, contender.checked = self._why_out(trial, [contender.chosen])
+                contender.out, contender.checked = self._runs.why_out(trial, [contender.chosen])
                 since_base += 1
                 if since_base == _BETWEEN_BASES:
                     since_base = 0
-                    self._run_base()
+                    self._runs.run_base()
             except OutOfTimeError:
                 break
         self._reserve_confirmation()
         if since_base and self._bench.affords(BASELINE):
-            self._run_base()
+            self._runs.run_base()
 
     def _compare_screened(self, screened: Sequence[Contender]) -> None:
         """Only now: a run of the base after a candidate counts as well as the one before."""
         for contender in screened:
             if contender.alone is not None and contender.alone.counts:
-                contender.screening = screen(
-                    _timed(contender.alone), list(map(_timed, self.bases)), self._timed_trials()
-                )
+                contender.screening = self._runs.screen(contender.alone, self.bases)
 
-    # 2. and 3. The winners together.
+    # 3. and 4. The winners together.
 
-    def _combine(self, screened: Sequence[Contender]) -> None:
-        promising = sorted(
-            (contender for contender in screened if contender.is_promising),
-            key=lambda contender: -contender.gain,
-        )
-        self._expected = self._expected or max(1, len(promising))  # it must not change later
-        waiting = promising
+    def _combine(self, promising: Sequence[Contender]) -> None:
+        waiting = list(promising)
         while waiting:
             for contender in self._one_per_family_first(waiting):
                 try:
@@ -190,36 +245,7 @@ class Search:
         if rival is not None and not self._may_beat(contender, rival, challenger):
             return
         contender.tested_on.add(self.kept)
-        test = PairTest(base=self.kept, challenger=challenger)
-        self.tests.append(test)
-        outcomes = [earlier.kept for earlier in self.tests[:-1]]
-        self._run_pairs(test, level_of_next_test(outcomes, self._expected))
-        if test.kept:
-            self.kept = challenger
-            self._reserve_confirmation()
-
-    def _run_pairs(self, test: PairTest, level: float) -> None:
-        while True:
-            self.doing = f"{_words(test.challenger)}, pair {len(test.pairs) + 1}"
-            base_first = len(test.pairs) % 2 == 0
-            order = (test.base, test.challenger) if base_first else (test.challenger, test.base)
-            trials = {configuration: self._bench.run(configuration) for configuration in order}
-            base, challenger = trials[test.base], trials[test.challenger]
-            if test.base == BASELINE and base.counts:
-                self.bases.append(base)
-            members = self._members(test.challenger)
-            why, test.checked = self._why_out(challenger, members)
-            why = why or (f"the run beside it failed: {base.failed}" if base.failed else None)
-            if why is not None:
-                test.why = why
-                return
-            test.pairs.append((base, challenger))
-            timed = [(_timed(a), _timed(b)) for a, b in test.pairs]
-            test.verdict = judge(timed, self._timed_trials(), level)
-            if test.verdict.decision != "more runs":
-                test.kept = test.verdict.decision == "kept"
-                test.why = test.verdict.why
-                return
+        self._decide(PairTest(base=self.kept, challenger=challenger))
 
     def _worth_another_try(self) -> list[Contender]:
         """On top of what is kept now: run once, and those that look promising are confirmed."""
@@ -227,6 +253,7 @@ class Search:
             return []
         self._admit_late()
         again = [contender for contender in self.contenders if self._may_help_now(contender)]
+        again.sort(key=lambda contender: self._rival(contender) is not None)
         promising = []
         for contender in again:
             challenger = self._with(contender)
@@ -239,14 +266,16 @@ class Search:
             except OutOfTimeError:
                 self.out_of_time = True
                 continue
-            why, _ = self._why_out(trial, self._members(challenger))
+            why, _ = self._runs.why_out(trial, self._members(challenger))
             if why is not None:
                 contender.tested_on.add(self.kept)
                 continue
-            screening = screen(_timed(trial), list(map(_timed, base)), self._timed_trials())
+            screening = self._runs.screen(trial, base)
             self.rescreened[challenger] = Rescreened(self.kept, screening)
             if screening.promising:
                 promising.append((screening.gain.value, contender))
+            elif self.leapt:
+                contender.tested_on.add(self.kept)
         return [contender for _, contender in sorted(promising, key=lambda pair: -pair[0])]
 
     def _admit_late(self) -> None:
@@ -269,6 +298,8 @@ class Search:
             return False
         if self._is_new_beside_its_families(contender):
             return True
+        if self.leapt and not self.was_tried(contender.name):
+            return True
         if self._rival(contender) is not None or contender.tested_on:
             return False
         return contender.is_open or self._is_another_step()
@@ -288,11 +319,12 @@ class Search:
             for one in waited_for
         )
 
-    # 4. The answer.
+    # 5. The answer.
 
     def _reserve_confirmation(self) -> None:
         """Time to confirm what is kept against the command as it is."""
-        self._bench.reserve(*() if self.kept == BASELINE else _pairs(BASELINE, self.kept))
+        is_confirmed = self.kept == BASELINE or self._direct_test(self.kept) is not None
+        self._bench.reserve(*() if is_confirmed else _pairs(BASELINE, self.kept))
 
     def _confirm_combination(self) -> None:
         """One remedy was confirmed against the command as it is already."""
@@ -348,36 +380,6 @@ class Search:
     def _is_kept(self, trial: TrialRun) -> bool:
         return trial.remedies == self.kept and trial.counts
 
-    def _why_out(
-        self, trial: TrialRun, members: Sequence[ChosenFix]
-    ) -> tuple[str | None, CheckedTrial | None]:
-        if not trial.counts:
-            return f"failed: {trial.failed}", None
-        if trial.unapplied:
-            name, why = next(iter(trial.unapplied.items()))
-            return (why if len(members) == 1 else f"{name}: {why}"), None
-        checked = self._rules.look(self.bases, trial, members, self._controls)
-        while checked.control is not None:
-            self._measure_control(checked.control)
-            checked = self._rules.look(self.bases, trial, members, self._controls)
-        return checked.why_out, checked
-
-    def _measure_control(self, kind: str) -> None:
-        """What chance does to the losses; without time for it, it stays unknown."""
-        doing, self.doing = self.doing, "what chance does to the losses"
-        runs = self._controls.runs.setdefault(kind, [])
-        try:
-            for number in (1, 2):
-                trial = self._bench.run((f"{kind}{':' if '=' in kind else '='}{number}",))
-                if trial.counts and not trial.unapplied:
-                    runs.append(trial)
-        except OutOfTimeError:
-            pass
-        self.doing = doing
-
-    def _timed_trials(self) -> list[TimedTrial]:
-        return [_timed(trial) for trial in self._bench.trials if trial.counts]
-
     def folders_of(self, configuration: Configuration) -> list[str]:
         """Of its trials that count, in order."""
         return [
@@ -385,6 +387,10 @@ class Search:
             for trial in self._bench.trials
             if trial.remedies == configuration and trial.counts
         ]
+
+    def _ran_on_top(self, contender: Contender) -> bool:
+        """Of something that was kept; together with others that were not does not count."""
+        return contender.name not in self._together and self.was_tried(contender.name)
 
     def was_tried(self, name: str) -> bool:
         """Alone or with others."""
@@ -423,12 +429,6 @@ def _pairs(base: Configuration, challenger: Configuration) -> list[Configuration
 
 def _middle(trial: TrialRun) -> float:
     return float(np.median(trial.step_ms))
-
-
-def _timed(trial: TrialRun) -> TimedTrial:
-    return TimedTrial(
-        remedies=trial.remedies, number=trial.number, steps_ms=tuple(trial.step_ms.tolist())
-    )
 
 
 def _words(configuration: Configuration) -> str:

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 PATCH = "tune.patch"
 _LAST_LINES = 8
 _PROBE_S, _PROBE_PART = 20.0, 0.1  # at most, and of the budget
-_LEAST_LIMIT_S, _LIMIT_TIMES = 60.0, 10.0  # of one trial: these seconds, and times the baseline
+# Of one trial: these seconds, and times the baseline; but no more than this part of the budget.
+_LEAST_LIMIT_S, _LIMIT_TIMES, _LIMIT_PART = 60.0, 10.0, 0.3
 
 
 class TrialProgress(Protocol):
@@ -137,8 +138,9 @@ class _Tune:
             proposals=tuple(map(str, fitting.proposals)),
             baseline_ms=predictions.baseline_ms,
             took_s=time.monotonic() - began,
-            limit_s=_LEAST_LIMIT_S + _LIMIT_TIMES * took_s,
+            limit_s=_limit_s(took_s, start.budget_s),
             least_steps=min(steps, start.steps),
+            together=predictions.together,
         )
         self._journal.add(plan)
         return plan
@@ -201,7 +203,13 @@ class _Tune:
         self._bench = bench
         rules = TrialRules(allow=Effect(start.allow), memory_limit=start.memory_limit)
         contenders = [Contender(planned=row, chosen=choose(row.remedy)) for row in plan.candidates]
-        return Search(contenders, bench, rules, late=tuple(map(choose, plan.late)))
+        return Search(
+            contenders,
+            bench,
+            rules,
+            late=tuple(map(choose, plan.late)),
+            together=plan.together.remedies if plan.together else (),
+        )
 
     def _announce(self, number: int, remedies: tuple[str, ...]) -> None:
         if self._search is not None and self._bench is not None:
@@ -228,6 +236,14 @@ class _Tune:
             path.unlink(missing_ok=True)
         else:
             path.write_bytes(result.patch.encode())
+
+
+def _limit_s(took_s: float, budget_s: float) -> float:
+    """A trial that goes on longer is ended: it would take the time of all others."""
+    return max(
+        _LEAST_LIMIT_S + took_s,
+        min(_LEAST_LIMIT_S + _LIMIT_TIMES * took_s, _LIMIT_PART * budget_s),
+    )
 
 
 def _builtins(result: TuneResult) -> dict[str, object]:
