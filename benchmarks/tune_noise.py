@@ -31,6 +31,7 @@ from stepscope.ui.tune.journal import FinishedTrial, PlannedRemedy
 from stepscope.ui.tune.rules import TrialRules
 from stepscope.ui.tune.search import Search
 from stepscope.ui.tune.trial_bench import TrialBench
+from stepscope.ui.tune.trial_length import TrialLength
 from stepscope.ui.tune.trial_run import TrialRun
 from stepscope.verify.step_lists import read_step_list
 from stepscope.verify.trial_file import Loss, RankTrial
@@ -104,7 +105,8 @@ class MadeUpCommand:
 
     draw: Draw
 
-    def run(self, number: int, remedies: Sequence[str]) -> TrialRun:
+    def run(self, number: int, remedies: Sequence[str], steps: int) -> TrialRun:
+        del steps
         return TrialRun(
             number=number,
             remedies=tuple(remedies),
@@ -127,14 +129,15 @@ class Tuned:
     trials: int
 
 
-def tune(draw: Draw, names: Sequence[str]) -> Tuned:
-    """A whole search of `stepscope tune`, without processes."""
+def tune(draw: Draw, names: Sequence[str], together: tuple[str, ...] = ()) -> Tuned:
+    """A whole search of `stepscope tune`, without processes; `together` are tried at once first."""
     contenders = [
         Contender(planned=PlannedRemedy(remedy=name), chosen=ChosenFix(_made_up_fix(name), ""))
         for name in names
     ]
-    bench = TrialBench(MadeUpCommand(draw=draw), budget_s=1e9)
-    search = Search(contenders, bench, TrialRules())
+    length = TrialLength(asked=STEPS)
+    bench = TrialBench(MadeUpCommand(draw=draw), length=length, budget_s=1e9)
+    search = Search(contenders, bench, TrialRules(), together=together)
     search.run()
     pairs = {
         contender.name: len(tests[-1].pairs)
@@ -154,20 +157,23 @@ def _made_up_fix(name: str) -> Fix:
     )
 
 
-def false_keeps(draw: Callable[[int], Draw], candidates: int, tunes: int) -> tuple[int, float]:
-    """Tunes that keep something, and trials per tune."""
+def false_keeps(
+    draw: Callable[[int], Draw], candidates: int, tunes: int, *, at_once: int = 0
+) -> tuple[int, float]:
+    """Tunes that keep something, and trials per tune; `at_once` are predicted to help together."""
     names = [f"nothing-{place}" for place in range(candidates)]
-    done = [tune(draw(seed), names) for seed in range(tunes)]
+    done = [tune(draw(seed), names, tuple(names[:at_once])) for seed in range(tunes)]
     return sum(bool(one.kept) for one in done), float(np.mean([one.trials for one in done]))
 
 
 def simulate(tunes: int) -> None:
     print(f"of 100 tunes in which nothing helps, so many keep nothing ({tunes} tunes each; trials)")
-    print(f"{'machine':24}" + "".join(f"{count:>16}" for count in COUNTS))
+    heads = [*map(str, COUNTS), f"{COUNTS[-1]}, 3 at once"]
+    print(f"{'machine':24}" + "".join(f"{head:>16}" for head in heads))
     for name, machine in MACHINES.items():
         cells = []
-        for count in COUNTS:
-            keeps, trials = false_keeps(machine.draw, count, tunes)
+        for count, at_once in (*((count, 0) for count in COUNTS), (COUNTS[-1], 3)):
+            keeps, trials = false_keeps(machine.draw, count, tunes, at_once=at_once)
             cells.append(f"{100 - 100 * keeps / tunes:.1f} ({trials:.0f})")
         print(f"{name:24}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
 

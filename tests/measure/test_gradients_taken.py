@@ -34,11 +34,10 @@ def test_its_steps_end_where_the_next_forward_begins_and_its_losses_are_kept(
     trial = TrialCommand(
         command=(sys.executable, str(tmp_path / "train.py")),
         home=tmp_path / "trials",
-        steps=20,
         step_on="forward",
         limit_s=300.0,
         least_steps=20,
-    ).run(1, ())
+    ).run(1, (), 20)
     assert trial.failed is None, trial.output
     values = [loss.value for loss in trial.ranks[0].losses]
     assert len(values) >= 20

@@ -16,6 +16,7 @@ from stepscope.ui.tune.journal import FinishedTrial, Journal, PlannedRemedy
 from stepscope.ui.tune.rules import TrialRules
 from stepscope.ui.tune.search import Search
 from stepscope.ui.tune.trial_bench import TrialBench
+from stepscope.ui.tune.trial_length import TrialLength
 from stepscope.ui.tune.trial_run import TrialRun
 from stepscope.verify.trial_file import Loss, RankPeak, RankTrial
 
@@ -41,7 +42,8 @@ class SimulatedCommand:
     starts: float = 0.003  # deviation from start to start
     asked: list[Configuration] = field(default_factory=list)
 
-    def run(self, number: int, remedies: Sequence[str]) -> TrialRun:
+    def run(self, number: int, remedies: Sequence[str], steps: int) -> TrialRun:
+        del steps
         self.asked.append(tuple(remedies))
         return self._make(number, remedies)
 
@@ -131,7 +133,8 @@ def searched(
     together: Configuration = (),
 ) -> Search:
     """A whole search, done."""
-    bench = TrialBench(command, budget_s=budget_s, journal=journal)
+    length = TrialLength(asked=STEPS)
+    bench = TrialBench(command, length=length, budget_s=budget_s, journal=journal)
     search = Search(fixes, bench, rules or TrialRules(), late=late, together=together)
     search.run()
     return search

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from simulated_runs import TOOK_S, SimulatedCommand, contenders, made_up_fix, searched
 
+from stepscope.records.tuning import TriedConfiguration
 from stepscope.ui.tune.contenders import OUT_OF_TIME
+from stepscope.ui.tune.journal import Journal, PlannedCombination, TunePlan, TuneStart
+from stepscope.ui.tune.result import tune_result
+from stepscope.ui.tune.search import Search
 
 
 def test_what_is_predicted_together_is_kept_without_trying_each_alone() -> None:
@@ -48,9 +54,9 @@ def test_two_members_of_which_one_is_enough_leave_one() -> None:
 
 def test_if_it_crashes_together_each_is_tried_alone() -> None:
     class Together(SimulatedCommand):
-        def run(self, number, remedies):  # type: ignore[no-untyped-def]
+        def run(self, number, remedies, steps):  # type: ignore[no-untyped-def]
             self.crashes = frozenset("b") if len(remedies) > 1 else frozenset()
-            return super().run(number, remedies)
+            return super().run(number, remedies, steps)
 
     command = Together({"a": 0.8, "b": 0.9})
     search = searched(command, contenders(*map(made_up_fix, "ab")), together=("a", "b"))
@@ -116,3 +122,61 @@ def test_without_time_to_confirm_it_nothing_is_kept() -> None:
     search = searched(command, fixes, together=("a", "b"), budget_s=4.5 * TOOK_S)
     assert search.kept == ()
     assert [test.why for test in search.tests] == [OUT_OF_TIME]
+
+
+def test_where_starts_differ_too_much_to_tell_a_member_stays_and_the_row_says_so() -> None:
+    command = SimulatedCommand({"a": 0.3, "b": 0.95}, starts=0.1, seed=3)
+    fixes = contenders(*map(made_up_fix, "ab"))
+    search = searched(command, fixes, together=("a", "b"))
+    assert search.kept == ("a", "b")
+    earned = next(test for test in search.tests if test.is_for == "b")
+    assert earned.is_unsure
+    row = next(row for row in rows_of(search) if row.remedies == ("a",))
+    assert "starts of the same command differ" in row.why
+    assert row.why.endswith("b stays")
+
+
+def test_a_part_that_there_is_no_time_to_confirm_gives_way_to_the_whole() -> None:
+    """What is kept always beat the command as it is."""
+    for trials in range(9, 20):
+        command = SimulatedCommand({"a": 0.5, "b": 0.6, "idle": 1.0})
+        fixes = contenders(*map(made_up_fix, ("a", "b", "idle")))
+        search = searched(
+            command, fixes, together=("a", "b", "idle"), budget_s=(trials + 0.5) * TOOK_S
+        )
+        assert search.kept in (("a", "b"), ("a", "b", "idle"))
+        assert search.final is not None
+        assert search.final.base == ()
+        assert search.final.challenger == search.kept
+        assert search.final.kept
+
+
+def test_rows_hold_the_prediction_and_what_is_lost_without_each_member() -> None:
+    command = SimulatedCommand({"a": 0.5, "b": 0.8})
+    search = searched(command, contenders(*map(made_up_fix, "ab")), together=("a", "b"))
+    rows = {row.remedies: row for row in rows_of(search)}
+    assert list(rows) == [("a", "b"), ("a",), ("b",)]
+    assert rows["a", "b"].kept
+    assert rows["a", "b"].predicted_ms == 42.0
+    assert rows["a",].measured_ms is not None
+    assert rows["a",].why.startswith("25% slower")
+    assert rows["a",].why.endswith("against a + b")
+    assert rows["b",].parity == "bit-identical"
+
+
+def rows_of(search: Search) -> tuple[TriedConfiguration, ...]:
+    start = TuneStart(command=("x",), folder="/w", steps=60, budget_s=9e9, allow="rounding")
+    plan = TunePlan(
+        candidates=(),
+        left_out=(),
+        late=(),
+        proposals=(),
+        baseline_ms=100.0,
+        took_s=1.0,
+        limit_s=60.0,
+        least_steps=60,
+        together=PlannedCombination(
+            remedies=("a", "b"), predicted_ms=42.0, low_ms=40.0, high_ms=45.0
+        ),
+    )
+    return tune_result(Journal(Path("/t"), [start, plan]), search, None, "finished").trials

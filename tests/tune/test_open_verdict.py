@@ -14,6 +14,7 @@ from stepscope.ui.tune.result import tune_result
 from stepscope.ui.tune.rules import TrialRules
 from stepscope.ui.tune.search import Search
 from stepscope.ui.tune.trial_bench import TrialBench
+from stepscope.ui.tune.trial_length import TrialLength
 from stepscope.ui.tune_words import tune_answer
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ START = TuneStart(command=("python", "x.py"), folder="/w", steps=60, budget_s=9e
 class StoppedCommand(SimulatedCommand):
     """Ctrl-C comes while the fifth trial runs."""
 
-    def run(self, number: int, remedies: Sequence[str]) -> TrialRun:
+    def run(self, number: int, remedies: Sequence[str], steps: int) -> TrialRun:
         if number == 5:
             raise KeyboardInterrupt
-        return super().run(number, remedies)
+        return super().run(number, remedies, steps)
 
 
 def result_of(command: SimulatedCommand, budget_s: float = 9e9) -> TuneResult:
@@ -71,7 +72,7 @@ def test_a_budget_that_ended_first_proves_nothing() -> None:
 
 def test_what_ran_before_it_was_stopped_has_its_numbers() -> None:
     command = StoppedCommand({"a": 0.9, "b": 1.2})
-    bench = TrialBench(command, budget_s=9e9)
+    bench = TrialBench(command, length=TrialLength(asked=60), budget_s=9e9)
     search = Search(contenders(*map(made_up_fix, "abcd")), bench, TrialRules())
     with pytest.raises(KeyboardInterrupt):
         search.run()

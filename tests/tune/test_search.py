@@ -171,9 +171,9 @@ def test_a_crash_costs_one_trial_and_says_why() -> None:
 
 def test_a_crash_of_a_combination_leaves_what_was_kept() -> None:
     class Together(SimulatedCommand):
-        def run(self, number, remedies):  # type: ignore[no-untyped-def]
+        def run(self, number, remedies, steps):  # type: ignore[no-untyped-def]
             self.crashes = frozenset("b") if len(remedies) > 1 else frozenset()
-            return super().run(number, remedies)
+            return super().run(number, remedies, steps)
 
     command = Together({"a": 0.8, "b": 0.85})
     search = searched(command, contenders(*map(made_up_fix, "ab")))
@@ -198,8 +198,8 @@ def test_more_memory_than_allowed_is_out() -> None:
 
 def test_a_command_that_fails_as_it_is_cannot_be_tuned() -> None:
     class Broken(SimulatedCommand):
-        def run(self, number, remedies):  # type: ignore[no-untyped-def]
-            trial = super().run(number, remedies)
+        def run(self, number, remedies, steps):  # type: ignore[no-untyped-def]
+            trial = super().run(number, remedies, steps)
             return type(trial)(
                 number=number, remedies=(), folder="x", took_s=1.0, failed="exit code 1"
             )

@@ -82,6 +82,15 @@ class GainVerdict(msgspec.Struct, frozen=True, kw_only=True):
     starts_differ: float | None = None  # by so much of a step, if that is why it is not kept
 
 
+def other_way_round(gain: Gain) -> Gain:
+    """What the base saves against the candidate."""
+
+    def turned(share: float) -> float:
+        return -share / (1 - share)
+
+    return Gain(value=turned(gain.value), low=turned(gain.high), high=turned(gain.low))
+
+
 def mean_ms(trial: TimedTrial) -> float:
     """The mean steady step without pauses of the machine."""
     return float(without_pauses(trial.steps_ms).mean())

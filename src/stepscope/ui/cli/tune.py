@@ -34,7 +34,7 @@ def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
     default=60,
     show_default=True,
     type=click.IntRange(_FEWEST_STEPS),
-    help="Steps of each trial; it ends itself then.",
+    help="Steps of each trial at least; it ends itself then.",
 )
 @click.option(
     "--budget",

@@ -50,7 +50,7 @@ class Contender:
 
 @dataclass(slots=True, kw_only=True)
 class PairTest:
-    """Fresh pairs of a base and the same with one remedy more, or another one of its family."""
+    """Fresh pairs of a base and the same with more remedies, or another one of a family."""
 
     base: Configuration
     challenger: Configuration
@@ -59,14 +59,21 @@ class PairTest:
     checked: CheckedTrial | None = None
     why: str = OUT_OF_TIME
     kept: bool = False
+    is_for: str = ""  # the member of a combination that must earn its place by this test
 
     @property
     def gain(self) -> Gain | None:
         return self.verdict.gain if self.verdict else None
 
+    @property
+    def is_unsure(self) -> bool:
+        """Starts of one command differ by as much as there is to gain."""
+        return self.verdict is not None and self.verdict.starts_differ is not None
+
 
 class Rescreened(NamedTuple):
-    """One run of what was kept at the time with one remedy more."""
+    """One run of what was kept at the time with one remedy more, exchanged or left out."""
 
     base: Configuration
     screening: Screening
+    checked: CheckedTrial | None = None

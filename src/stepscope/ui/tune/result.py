@@ -24,6 +24,7 @@ from stepscope.ui.tune.rules import control_words, peak_bytes
 from stepscope.ui.tune.words import configuration_words, gain_words, verdict_words
 from stepscope.verify.mean_change import mean_step
 from stepscope.verify.trial_steps import without_pauses
+from stepscope.verify.tuned_gain import other_way_round
 
 if TYPE_CHECKING:
     from stepscope.records.script_facts import ScriptFacts
@@ -143,18 +144,26 @@ class _Rows:
         rows = [self._alone(one) for one in search.contenders if one.alone is not None]
         tested = set()
         for test in search.tests:
-            if len(test.challenger) > 1:
+            if len(test.challenger) > 1 and not test.is_for:
                 tested.add(test.challenger)
                 rows.append(self._tested(test))
-        for configuration, (base, screening) in search.rescreened.items():
-            if configuration not in tested:
-                on_top = "on top of" if set(base) < set(configuration) else "against"
-                why = f"{gain_words(screening.gain)} {on_top} {configuration_words(base)}"
-                rows.append(self._row(configuration, base, screening.gain, why=why))
+        rows += [self._once(one) for one in search.rescreened if one not in tested]
         if search.final is not None and search.final not in search.tests:
             rows = [row for row in rows if row.remedies != search.final.challenger]
             rows.append(self._tested(search.final))
         return rows
+
+    def _once(self, configuration: Configuration) -> TriedConfiguration:
+        """One run, or the pairs that followed it where a member had to earn its place."""
+        base, screening, checked = self._search.rescreened[configuration]
+        gain, unsure = screening.gain, ""
+        for test in self._search.tests:
+            if test.is_for and test.base == configuration and test.gain is not None:
+                gain = other_way_round(test.gain)
+                unsure = f"; {test.why}: {test.is_for} stays" if test.is_unsure else ""
+        on_top = "on top of" if set(base) < set(configuration) else "against"
+        why = f"{gain_words(gain)} {on_top} {configuration_words(base)}{unsure}"
+        return self._row(configuration, base, gain, why=why, checked=checked)
 
     def _alone(self, contender: Contender) -> TriedConfiguration:
         planned, test = contender.planned, self._direct_test(contender)

@@ -120,7 +120,7 @@ class Search:
             self.tests.append(test)
             return
         screening = self._runs.screen(trial, self.bases)
-        self.rescreened[together] = Rescreened(BASELINE, screening)
+        self.rescreened[together] = Rescreened(BASELINE, screening, test.checked)
         if screening.promising:
             self._expected = 1 + len(together)
             self.leapt = self._decide(test)
@@ -129,22 +129,26 @@ class Search:
                 self._must_earn_its_place(self._by_name[name])
 
     def _must_earn_its_place(self, member: Contender) -> None:
-        """The rest runs once without it; unless that is clearly slower, fresh pairs decide."""
+        """The rest runs once without it; unless that is clearly slower, fresh pairs decide. Where
+        starts differ too much to tell, what is confirmed stays as it is."""
         rest = in_declared_order(name for name in self.kept if name != member.name)
         if rest == BASELINE:
             return
         self.doing = f"without {member.name}"
         with_it = [trial for trial in self._bench.trials if self._is_kept(trial)]
         trial = self._bench.run(rest)
-        if self._runs.why_out(trial, self._members(rest))[0] is not None:
+        why, checked = self._runs.why_out(trial, self._members(rest))
+        if why is not None:
             return
         without = self._runs.screen(trial, with_it)
-        self.rescreened[rest] = Rescreened(self.kept, without)
-        if without.gain.high > -WORTH and not self._decide(
-            PairTest(base=rest, challenger=self.kept)
-        ):
+        self.rescreened[rest] = Rescreened(self.kept, without, checked)
+        if without.gain.high < -WORTH:
+            return
+        test = PairTest(base=rest, challenger=self.kept, is_for=member.name)
+        if not self._decide(test) and not test.is_unsure:
             member.tested_on.add(rest)
             self.kept = rest
+            self._reserve_confirmation()
 
     def _decide(self, test: PairTest) -> bool:
         """Fresh pairs, at this tune's next level; what is kept is the base from now on."""
@@ -266,12 +270,12 @@ class Search:
             except OutOfTimeError:
                 self.out_of_time = True
                 continue
-            why, _ = self._runs.why_out(trial, self._members(challenger))
+            why, checked = self._runs.why_out(trial, self._members(challenger))
             if why is not None:
                 contender.tested_on.add(self.kept)
                 continue
             screening = self._runs.screen(trial, base)
-            self.rescreened[challenger] = Rescreened(self.kept, screening)
+            self.rescreened[challenger] = Rescreened(self.kept, screening, checked)
             if screening.promising:
                 promising.append((screening.gain.value, contender))
             elif self.leapt:
@@ -332,14 +336,21 @@ class Search:
         if self.kept == BASELINE:
             return
         self.final = self._direct_test(self.kept)
-        if self.final is None:
-            self.final = PairTest(base=BASELINE, challenger=self.kept)
+        if self.final is not None:
+            return
+        self.final = PairTest(base=BASELINE, challenger=self.kept)
+        try:
             self._run_pairs(self.final, FALSE_KEEPS)
-            if not self.final.kept:
+        except OutOfTimeError:
+            self.out_of_time = True
+            if self.leapt:  # parts of a combination were never measured against the command
                 self._fall_back()
+            return
+        if not self.final.kept:
+            self._fall_back()
 
     def _direct_test(self, configuration: Configuration) -> PairTest | None:
-        """One that beat the command as it is."""
+        """The test that it won against the command as it is."""
         return next(
             (
                 test

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from stepscope.ui.tune.journal import Journal
+    from stepscope.ui.tune.trial_length import TrialLength
     from stepscope.ui.tune.trial_run import TrialRun
 
 
@@ -26,7 +27,7 @@ class OutOfTimeError(Exception):
 class TrialRunner(Protocol):
     """Runs one trial, or reads a finished one; trial_run.TrialCommand does."""
 
-    def run(self, number: int, remedies: Sequence[str]) -> TrialRun: ...
+    def run(self, number: int, remedies: Sequence[str], steps: int) -> TrialRun: ...
 
     def read(self, finished: FinishedTrial) -> TrialRun: ...
 
@@ -38,12 +39,14 @@ class TrialBench:
         self,
         runner: TrialRunner,
         *,
+        length: TrialLength,
         budget_s: float,
         spent_s: float = 0.0,
         journal: Journal | None = None,
         announce: Callable[[int, tuple[str, ...]], None] = lambda _number, _remedies: None,
     ) -> None:
         self._runner, self._journal, self._announce = runner, journal, announce
+        self._length = length
         self._budget_s, self.spent_s = budget_s, spent_s
         self._reserve_s = 0.0
         self.trials: list[TrialRun] = []
@@ -98,7 +101,8 @@ class TrialBench:
 
     def _run_now(self, remedies: tuple[str, ...]) -> TrialRun:
         self._announce(self._number, remedies)
-        trial = self._runner.run(self._number, remedies)
+        steps = self._length.steps(remedies, self.trials)
+        trial = self._runner.run(self._number, remedies, steps)
         if self._journal is not None:
             self._journal.add(
                 FinishedTrial(

@@ -70,12 +70,11 @@ class TrialCommand:
 
     command: tuple[str, ...]
     home: Path  # of the trials' folders
-    steps: int
     step_on: str
     limit_s: float
     least_steps: int  # of a command that ends by itself
 
-    def run(self, number: int, remedies: Sequence[str]) -> TrialRun:
+    def run(self, number: int, remedies: Sequence[str], steps: int) -> TrialRun:
         """A trial that fails is an answer too; only a command that cannot be started raises."""
         folder = self.home / folder_name(number, remedies)
         settings = Settings(
@@ -86,7 +85,7 @@ class TrialCommand:
             step_on=self.step_on,
             remedies=tuple(remedies),
             trial=True,
-            stop_after=self.steps,
+            stop_after=steps,
         )
         began = time.monotonic()
         end, ranks = capture_to_end(
@@ -96,7 +95,7 @@ class TrialCommand:
             limit_s=self.limit_s,
             enough=lambda: all_reached(folder),
         )
-        failed = self._why_failed(folder, end, ranks)
+        failed = self._why_failed(folder, end, ranks, steps)
         output = tuple(last_lines(folder, _LAST_LINES)) if failed else ()
         return read_run(
             folder,
@@ -118,7 +117,9 @@ class TrialCommand:
             output=finished.output,
         )
 
-    def _why_failed(self, folder: Path, end: CommandEnd, ranks: list[dict[str, Any]]) -> str | None:
+    def _why_failed(
+        self, folder: Path, end: CommandEnd, ranks: list[dict[str, Any]], steps: int
+    ) -> str | None:
         if all_reached(folder):
             return None
         if end.too_long:
@@ -126,7 +127,7 @@ class TrialCommand:
         return why_unfinished(
             {rank["rank"] or 0: rank.get("steps") or 0 for rank in ranks},
             ranks=max((rank["world_size"] or 1 for rank in ranks), default=1),
-            wanted=self.steps,
+            wanted=steps,
             exit_code=end.code,
             baseline_steps=self.least_steps,
         )

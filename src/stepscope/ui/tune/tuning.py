@@ -31,6 +31,7 @@ from stepscope.ui.tune.rules import TrialRules
 from stepscope.ui.tune.search import Search
 from stepscope.ui.tune.track import answer_promises
 from stepscope.ui.tune.trial_bench import TrialBench
+from stepscope.ui.tune.trial_length import TrialLength
 from stepscope.ui.tune.trial_run import TrialCommand, all_reached
 from stepscope.ui.tune.words import progress_words
 from stepscope.verify.trial_steps import FEWEST_STEPS
@@ -188,13 +189,13 @@ class _Tune:
         runner = TrialCommand(
             command=start.command,
             home=self._folder / TRIALS,
-            steps=start.steps,
             step_on=start.step_on,
             limit_s=plan.limit_s,
             least_steps=plan.least_steps,
         )
         bench = TrialBench(
             runner,
+            length=_length(start, plan),
             budget_s=start.budget_s,
             spent_s=plan.took_s,
             journal=self._journal,
@@ -236,6 +237,15 @@ class _Tune:
             path.unlink(missing_ok=True)
         else:
             path.write_bytes(result.patch.encode())
+
+
+def _length(start: TuneStart, plan: TunePlan) -> TrialLength:
+    predicted = {
+        frozenset((row.remedy,)): row.predicted_ms for row in plan.candidates if row.predicted_ms
+    }
+    if plan.together is not None:
+        predicted[frozenset(plan.together.remedies)] = plan.together.predicted_ms
+    return TrialLength(asked=start.steps, baseline_ms=plan.baseline_ms, predicted_ms=predicted)
 
 
 def _limit_s(took_s: float, budget_s: float) -> float:
