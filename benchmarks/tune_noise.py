@@ -105,8 +105,8 @@ class MadeUpCommand:
 
     draw: Draw
 
-    def run(self, number: int, remedies: Sequence[str], steps: int) -> TrialRun:
-        del steps
+    def run(self, number: int, remedies: Sequence[str], *, steps: int, limit_s: float) -> TrialRun:
+        del steps, limit_s
         return TrialRun(
             number=number,
             remedies=tuple(remedies),

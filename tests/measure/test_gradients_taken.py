@@ -35,9 +35,8 @@ def test_its_steps_end_where_the_next_forward_begins_and_its_losses_are_kept(
         command=(sys.executable, str(tmp_path / "train.py")),
         home=tmp_path / "trials",
         step_on="forward",
-        limit_s=300.0,
         least_steps=20,
-    ).run(1, (), 20)
+    ).run(1, (), steps=20, limit_s=300.0)
     assert trial.failed is None, trial.output
     values = [loss.value for loss in trial.ranks[0].losses]
     assert len(values) >= 20

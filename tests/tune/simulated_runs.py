@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -42,10 +43,13 @@ class SimulatedCommand:
     starts: float = 0.003  # deviation from start to start
     asked: list[Configuration] = field(default_factory=list)
 
-    def run(self, number: int, remedies: Sequence[str], steps: int) -> TrialRun:
+    def run(self, number: int, remedies: Sequence[str], *, steps: int, limit_s: float) -> TrialRun:
         del steps
         self.asked.append(tuple(remedies))
-        return self._make(number, remedies)
+        trial = self._make(number, remedies)
+        if trial.took_s > limit_s:
+            return replace(trial, took_s=limit_s, failed="it was ended", was_ended=True)
+        return trial
 
     def read(self, finished: FinishedTrial) -> TrialRun:
         return self._make(finished.number, finished.remedies)
@@ -127,6 +131,7 @@ def searched(
     fixes: Sequence[Contender],
     *,
     budget_s: float = 10_000.0,
+    limit_s: float = math.inf,
     rules: TrialRules | None = None,
     late: Sequence[ChosenFix] = (),
     journal: Journal | None = None,
@@ -134,7 +139,7 @@ def searched(
 ) -> Search:
     """A whole search, done."""
     length = TrialLength(asked=STEPS)
-    bench = TrialBench(command, length=length, budget_s=budget_s, journal=journal)
+    bench = TrialBench(command, length=length, budget_s=budget_s, limit_s=limit_s, journal=journal)
     search = Search(fixes, bench, rules or TrialRules(), late=late, together=together)
     search.run()
     return search

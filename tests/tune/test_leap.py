@@ -54,9 +54,9 @@ def test_two_members_of_which_one_is_enough_leave_one() -> None:
 
 def test_if_it_crashes_together_each_is_tried_alone() -> None:
     class Together(SimulatedCommand):
-        def run(self, number, remedies, steps):  # type: ignore[no-untyped-def]
+        def run(self, number, remedies, **rest):  # type: ignore[no-untyped-def]
             self.crashes = frozenset("b") if len(remedies) > 1 else frozenset()
-            return super().run(number, remedies, steps)
+            return super().run(number, remedies, **rest)
 
     command = Together({"a": 0.8, "b": 0.9})
     search = searched(command, contenders(*map(made_up_fix, "ab")), together=("a", "b"))

@@ -28,10 +28,10 @@ START = TuneStart(command=("python", "x.py"), folder="/w", steps=60, budget_s=9e
 class StoppedCommand(SimulatedCommand):
     """Ctrl-C comes while the fifth trial runs."""
 
-    def run(self, number: int, remedies: Sequence[str], steps: int) -> TrialRun:
+    def run(self, number: int, remedies: Sequence[str], *, steps: int, limit_s: float) -> TrialRun:
         if number == 5:
             raise KeyboardInterrupt
-        return super().run(number, remedies, steps)
+        return super().run(number, remedies, steps=steps, limit_s=limit_s)
 
 
 def result_of(command: SimulatedCommand, budget_s: float = 9e9) -> TuneResult:

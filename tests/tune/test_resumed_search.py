@@ -35,11 +35,11 @@ class MortalCommand(SimulatedCommand):
 
     lives = 1000
 
-    def run(self, number, remedies, steps):  # type: ignore[no-untyped-def]
+    def run(self, number, remedies, **rest):  # type: ignore[no-untyped-def]
         if self.lives == 0:
             raise KilledError
         self.lives -= 1
-        return super().run(number, remedies, steps)
+        return super().run(number, remedies, **rest)
 
 
 def command() -> MortalCommand:

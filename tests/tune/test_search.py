@@ -171,9 +171,9 @@ def test_a_crash_costs_one_trial_and_says_why() -> None:
 
 def test_a_crash_of_a_combination_leaves_what_was_kept() -> None:
     class Together(SimulatedCommand):
-        def run(self, number, remedies, steps):  # type: ignore[no-untyped-def]
+        def run(self, number, remedies, **rest):  # type: ignore[no-untyped-def]
             self.crashes = frozenset("b") if len(remedies) > 1 else frozenset()
-            return super().run(number, remedies, steps)
+            return super().run(number, remedies, **rest)
 
     command = Together({"a": 0.8, "b": 0.85})
     search = searched(command, contenders(*map(made_up_fix, "ab")))
@@ -198,8 +198,8 @@ def test_more_memory_than_allowed_is_out() -> None:
 
 def test_a_command_that_fails_as_it_is_cannot_be_tuned() -> None:
     class Broken(SimulatedCommand):
-        def run(self, number, remedies, steps):  # type: ignore[no-untyped-def]
-            trial = super().run(number, remedies, steps)
+        def run(self, number, remedies, **rest):  # type: ignore[no-untyped-def]
+            trial = super().run(number, remedies, **rest)
             return type(trial)(
                 number=number, remedies=(), folder="x", took_s=1.0, failed="exit code 1"
             )
@@ -311,3 +311,20 @@ def test_what_is_kept_is_confirmed_even_if_there_is_no_time_for_the_rest() -> No
     assert search.final is not None
     assert search.final.base == ()
     assert search.final.kept
+
+
+def test_a_trial_that_takes_longer_than_the_budget_is_ended_and_blames_no_remedy() -> None:
+    command = SimulatedCommand({"a": 0.5, "b": 0.8}, slow={"b": 50 * TOOK_S})
+    search = searched(command, contenders(*map(made_up_fix, "ab")), budget_s=20 * TOOK_S)
+    assert search.kept == ("a",)
+    assert search.out_of_time
+    assert ("b",) in command.asked
+    assert [name for name, _ in search.not_tried()] == ["b"]
+
+
+def test_a_trial_that_hangs_with_time_left_has_failed() -> None:
+    command = SimulatedCommand({"a": 0.5, "b": 0.8}, slow={"b": 50 * TOOK_S})
+    fixes = contenders(*map(made_up_fix, "ab"))
+    search = searched(command, fixes, budget_s=90 * TOOK_S, limit_s=5 * TOOK_S)
+    assert search.kept == ("a",)
+    assert search.contenders[1].out == "failed: it was ended"

@@ -7,6 +7,7 @@ that was never killed.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from stepscope.ui.tune.trial_run import TrialRun
 
 
+_LATER_S = 20.0  # that a trial may go on past the budget, if it takes longer than expected
+
+
 class OutOfTimeError(Exception):
     """The budget has no room for another trial."""
 
@@ -27,7 +31,9 @@ class OutOfTimeError(Exception):
 class TrialRunner(Protocol):
     """Runs one trial, or reads a finished one; trial_run.TrialCommand does."""
 
-    def run(self, number: int, remedies: Sequence[str], steps: int) -> TrialRun: ...
+    def run(
+        self, number: int, remedies: Sequence[str], *, steps: int, limit_s: float
+    ) -> TrialRun: ...
 
     def read(self, finished: FinishedTrial) -> TrialRun: ...
 
@@ -41,12 +47,13 @@ class TrialBench:
         *,
         length: TrialLength,
         budget_s: float,
+        limit_s: float = math.inf,
         spent_s: float = 0.0,
         journal: Journal | None = None,
         announce: Callable[[int, tuple[str, ...]], None] = lambda _number, _remedies: None,
     ) -> None:
         self._runner, self._journal, self._announce = runner, journal, announce
-        self._length = length
+        self._length, self._limit_s = length, limit_s
         self._budget_s, self.spent_s = budget_s, spent_s
         self._reserve_s = 0.0
         self.trials: list[TrialRun] = []
@@ -56,7 +63,7 @@ class TrialBench:
             self._finished[trial.remedies].append(trial)
 
     def run(self, remedies: Sequence[str]) -> TrialRun:
-        """OutOfTimeError if it would not end in time."""
+        """OutOfTimeError if it would not end in time, or did not."""
         wanted = tuple(remedies)
         if self._finished[wanted]:
             trial = self._runner.read(self._finished[wanted].popleft())
@@ -102,7 +109,12 @@ class TrialBench:
     def _run_now(self, remedies: tuple[str, ...]) -> TrialRun:
         self._announce(self._number, remedies)
         steps = self._length.steps(remedies, self.trials)
-        trial = self._runner.run(self._number, remedies, steps)
+        left_s = self.left_s + _LATER_S
+        trial = self._runner.run(
+            self._number, remedies, steps=steps, limit_s=min(self._limit_s, left_s)
+        )
+        if trial.was_ended and left_s < self._limit_s:
+            raise OutOfTimeError
         if self._journal is not None:
             self._journal.add(
                 FinishedTrial(

@@ -48,6 +48,7 @@ class TrialRun:
     folder: str
     took_s: float
     failed: str | None = None  # why it does not count
+    was_ended: bool = False  # because it took too long
     output: tuple[str, ...] = ()  # the last lines of a trial that failed
     step_ms: Floats = field(default_factory=lambda: np.empty(0))  # steady ones, in order
     ranks: dict[int, RankTrial] = field(default_factory=dict)  # losses and peak of each
@@ -71,10 +72,9 @@ class TrialCommand:
     command: tuple[str, ...]
     home: Path  # of the trials' folders
     step_on: str
-    limit_s: float
     least_steps: int  # of a command that ends by itself
 
-    def run(self, number: int, remedies: Sequence[str], steps: int) -> TrialRun:
+    def run(self, number: int, remedies: Sequence[str], *, steps: int, limit_s: float) -> TrialRun:
         """A trial that fails is an answer too; only a command that cannot be started raises."""
         folder = self.home / folder_name(number, remedies)
         settings = Settings(
@@ -92,10 +92,15 @@ class TrialCommand:
             self.command,
             folder,
             settings,
-            limit_s=self.limit_s,
+            limit_s=limit_s,
             enough=lambda: all_reached(folder),
         )
-        failed = self._why_failed(folder, end, ranks, steps)
+        was_ended = end.too_long and not all_reached(folder)
+        failed = (
+            f"it was ended after {long_duration(limit_s * 1e9)}"
+            if was_ended
+            else self._why_failed(folder, end, ranks, steps)
+        )
         output = tuple(last_lines(folder, _LAST_LINES)) if failed else ()
         return read_run(
             folder,
@@ -103,6 +108,7 @@ class TrialCommand:
             remedies=remedies,
             took_s=time.monotonic() - began,
             failed=failed,
+            was_ended=was_ended,
             output=output,
         )
 
@@ -122,8 +128,6 @@ class TrialCommand:
     ) -> str | None:
         if all_reached(folder):
             return None
-        if end.too_long:
-            return f"it was ended after {long_duration(self.limit_s * 1e9)}"
         return why_unfinished(
             {rank["rank"] or 0: rank.get("steps") or 0 for rank in ranks},
             ranks=max((rank["world_size"] or 1 for rank in ranks), default=1),
@@ -155,6 +159,7 @@ def read_run(
     remedies: Sequence[str],
     took_s: float,
     failed: str | None,
+    was_ended: bool = False,
     output: tuple[str, ...] = (),
 ) -> TrialRun:
     """From the files of a trial that has ended."""
@@ -170,7 +175,7 @@ def read_run(
         except StepscopeError as error:
             failed = str(error)
     if failed is not None:
-        return TrialRun(**known, failed=failed, output=output)
+        return TrialRun(**known, failed=failed, was_ended=was_ended, output=output)
     places = sorted(place for place in folder.glob("rank-*") if "." not in place.name)
     told = [read_facts(place).get("remedies") or [] for place in places]
     return TrialRun(

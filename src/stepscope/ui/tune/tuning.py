@@ -190,13 +190,13 @@ class _Tune:
             command=start.command,
             home=self._folder / TRIALS,
             step_on=start.step_on,
-            limit_s=plan.limit_s,
             least_steps=plan.least_steps,
         )
         bench = TrialBench(
             runner,
             length=_length(start, plan),
             budget_s=start.budget_s,
+            limit_s=plan.limit_s,
             spent_s=plan.took_s,
             journal=self._journal,
             announce=self._announce,
