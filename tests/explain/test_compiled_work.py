@@ -126,6 +126,33 @@ def counted_flops(analysis: RankAnalysis) -> int:
     return int(costs.flops[costs.counted].sum())
 
 
+ATTENTION_BACKWARD = GraphOperator(
+    node="attention_backward",
+    name="aten::_scaled_dot_product_flash_attention_backward",
+    shapes=[[2, 4, 8, 16]] * 4,
+    dtypes=["c10::BFloat16"] * 4,
+    concrete=[""] * 4,
+    size_bytes=1024,
+    place=LINE,
+)  # five products of 2 * 2 * 4 * 8 * 8 * 16 FLOPs, of which one is the forward's again
+
+
+def test_what_attention_computes_again_in_a_compiled_backward_is_not_in_the_mfu(read: Read) -> None:
+    record = CompilerRecord(
+        graphs=(CompiledGraph(key="a", region="0/0", operators=(ATTENTION_BACKWARD,)),)
+    )
+    product = 2 * 2 * 4 * 8 * 8 * 16
+    assert price_graph(record.graphs[0]).again == product
+    events = [
+        step(1, start=0, dur=100),
+        note(call("a"), start=10, dur=20),
+        graph([kernel("flash_bwd", start=20, dur=5)], launched_at=12),
+    ]
+    costs = analysed(read, record, *events).costs
+    assert int(costs.flops[costs.counted].sum()) == 5 * product
+    assert int(costs.model_flops[costs.counted].sum()) == 4 * product
+
+
 def test_products_that_the_trace_does_not_show_come_from_the_recorded_graph(read: Read) -> None:
     """A CUDA graph: its kernels belong to no operator."""
     kernels = [kernel("nvjet_tst", start=20, dur=5), kernel("elementwise", start=25, dur=5)]

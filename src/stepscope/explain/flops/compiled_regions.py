@@ -42,6 +42,7 @@ class GraphCost(msgspec.Struct, frozen=True, kw_only=True):
 
     flops: int | None  # None: a product has sizes that are not known
     dtype: int  # of most of them; code of DTYPES
+    again: int = 0  # of them, what fused attention computes again in backward
 
 
 def price_operator(operator: GraphOperator) -> Cost:
@@ -51,19 +52,21 @@ def price_operator(operator: GraphOperator) -> Cost:
 
 def price_graph(graph: CompiledGraph) -> GraphCost:
     """All products of a graph; unknown without its operators."""
-    total = 0
+    total = again = 0
     by_dtype: Counter[int] = Counter()
     for operator in graph.operators:
         if operator.name not in MATMUL_LIKE:
             continue
-        flops = price_operator(operator).flops
-        if flops < 0:
+        cost = price_operator(operator)
+        if cost.flops < 0:
             return GraphCost(flops=None, dtype=ABSENT)
-        total += flops
-        by_dtype[dtype_code(operator.dtypes)] += flops
+        total += cost.flops
+        again += cost.again
+        by_dtype[dtype_code(operator.dtypes)] += cost.flops
     if not graph.operators or total >= LARGEST:  # damaged shapes
         return GraphCost(flops=None, dtype=ABSENT)
-    return GraphCost(flops=total, dtype=max(by_dtype, key=by_dtype.__getitem__, default=ABSENT))
+    dtype = max(by_dtype, key=by_dtype.__getitem__, default=ABSENT)
+    return GraphCost(flops=total, dtype=dtype, again=again)
 
 
 def graph_rates(cost: GraphCost | None, ceilings: Ceilings | None) -> tuple[float, float]:
@@ -78,6 +81,7 @@ class RegionColumns(msgspec.Struct, frozen=True, kw_only=True):
     """Columns of `Costs` that compiled regions fill in."""
 
     flops: Int64s
+    again: Int64s
     counted: Bools
     answering: Bools
     dtype: Int8s
@@ -97,9 +101,10 @@ def fill_regions(trace: Trace, graphs: Sequence[CompiledGraph], columns: RegionC
         return
     inside = np.flatnonzero(columns.counted)
     around = nearest_of(host, regions, inside)
-    shown = np.zeros(len(host), np.int64)
+    shown, shown_again = np.zeros((2, len(host)), np.int64)
     held = around >= 0
     np.add.at(shown, around[held], columns.flops[inside[held]])
+    np.add.at(shown_again, around[held], columns.again[inside[held]])
     unpriced = np.flatnonzero(columns.answering & (columns.flops < 0))
     hidden = unpriced[nearest_of(host, regions, unpriced) >= 0]
     columns.flops[hidden] = 0  # their FLOPs are among the region's
@@ -112,6 +117,8 @@ def fill_regions(trace: Trace, graphs: Sequence[CompiledGraph], columns: RegionC
     if missing[owed].astype(np.float64).sum() >= LARGEST:
         return
     columns.flops[rows[owed]] = missing[owed]
+    again = np.array([cost.again for cost in of_names], np.int64)[which] - shown_again[rows]
+    columns.again[rows[owed]] = np.clip(again, 0, missing)[owed]
     columns.dtype[rows[owed]] = np.array([cost.dtype for cost in of_names], np.int8)[which][owed]
     columns.counted[rows[owed]] = columns.answering[rows[owed]] = True
 

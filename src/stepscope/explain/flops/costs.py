@@ -113,7 +113,9 @@ def count_costs(
     like |= _backward_by_forward(trace, is_operator, flops, again)
     counted, answering = _counted(trace, families, like, flops)
     if graphs:
-        columns = RegionColumns(flops=flops, counted=counted, answering=answering, dtype=dtype)
+        columns = RegionColumns(
+            flops=flops, again=again, counted=counted, answering=answering, dtype=dtype
+        )
         fill_regions(trace, graphs, columns)
     own = _find_operators(trace, is_operator, answering)
     launched = _ran(trace, own)
