@@ -3,6 +3,8 @@
 Measured on GPT-2 small on an H200 (eager against torch.compile, one machine): a launch of compiled
 code takes 0.72 of what a launch of the eager backward pass takes, which runs no Python of the model
 and so shows how fast the host is. Entering a pass and summing gradients at its end come on top.
+Eight library models took more, 1.1 to 2, on a host whose own speed changed by half meanwhile
+(benchmarks/compile_promises.py, 2026-11-17): so what the host paces is doubtful.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 # In launches of the eager backward pass.
 _LAUNCH, _ENTRY, _GRADIENT = 0.72, 9.0, 0.3
+LAUNCH_DOUBT = 0.25  # of the logarithm, in a step that these launches pace
 _LONGEST = 20.0  # median launches: the rest of a longer gap is no launching, and stays
 
 
@@ -64,6 +67,12 @@ def relaunch(
         launches=launches,
         share=wanted_ns / eager_ns if eager_ns > 0 else 1.0,
     )
+
+
+def is_paced_by_host(graph: StepGraph) -> bool:
+    """Whether launching takes longer than all that is launched."""
+    calls = graph.calls
+    return float((calls.gap_ns + calls.call_ns).sum()) > float(graph.tasks.dur_ns.sum())
 
 
 def in_passes(calls: Calls) -> Flags:

@@ -7,6 +7,7 @@ stays as it is.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.compiling import compile_step
 from stepscope.predict.compiling.compiled_already import is_compiled
-from stepscope.predict.compiling.compiled_host import relaunch
+from stepscope.predict.compiling.compiled_host import LAUNCH_DOUBT, is_paced_by_host, relaunch
 from stepscope.predict.compiling.compiled_step import UNKNOWN_SHARE
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.kernels import FLOOR_NS, Family
@@ -66,7 +67,10 @@ def apply(context: StepContext, value: str) -> Outcome:
         peak=peak_of(after),
         assumptions=tuple(_assume(context, compiled, times, value, guessed_share)),
         spread=_SPREAD + (_GUESSED - _SPREAD) * guessed_share,
-        doubt=_TUNED_DOUBT if value in _TUNED else 0.0,
+        doubt=math.hypot(
+            _TUNED_DOUBT if value in _TUNED else 0.0,
+            LAUNCH_DOUBT if is_paced_by_host(times.graph) else 0.0,
+        ),
     )
 
 
