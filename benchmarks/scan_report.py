@@ -6,10 +6,14 @@ import math
 from typing import Any
 
 Cell = dict[str, Any]
-_SIDE, _LEFT, _TOP, _GAP, _TITLE = 46, 70, 40, 20, 34
+_SIDE, _LEFT, _TOP, _GAP, _TITLE = 46, 70, 40, 20, 50
 _PANELS = 2  # in a row
 _EVEN, _FASTER, _SLOWER = (240, 240, 236), (66, 170, 110), (222, 110, 90)
 _ONLY_SCAN = "rgb(176,203,232)"  # cuDNN takes no more than 65535 steps
+_LEGEND = (
+    "Green: the scan is faster. Red: cuDNN is. Blue, only: cuDNN refuses more than 65535 steps. "
+    "Dashed: not measured."
+)
 
 
 def markdown(cells: list[Cell]) -> str:
@@ -30,6 +34,22 @@ def markdown(cells: list[Cell]) -> str:
         row = [cell["batch"], cell["size"], cell["steps"], cudnn, scan]
         row += [_times(backward_gain(cell)), *others, _times(step_gain(cell))]
         lines.append("| " + " | ".join(map(str, row)) + " |")
+    return "\n".join(lines)
+
+
+def gains(cells: list[Cell]) -> str:
+    """A row for each batch and size: times as fast as cuDNN, backward and the whole step."""
+    steps = sorted({cell["steps"] for cell in cells if backward_gain(cell) is not None})
+    by_shape: dict[tuple[int, int], dict[int, str]] = {}
+    for cell in cells:
+        shape = by_shape.setdefault((cell["batch"], cell["size"]), {})
+        backward, step = backward_gain(cell), step_gain(cell)
+        if backward is not None and step is not None:
+            shape[cell["steps"]] = f"{backward:.2g} / {step:.2g}"
+    lines = ["| B | H | " + " | ".join(map(str, steps)) + " |", "|--:" * (len(steps) + 2) + "|"]
+    for (batch, size), known in sorted(by_shape.items()):
+        row = [str(batch), str(size), *(known.get(count, "-") for count in steps)]
+        lines.append("| " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 
@@ -72,6 +92,7 @@ def heat_map(cells: list[Cell]) -> str:
         'font-family="sans-serif" font-size="12" fill="#333">',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
         f'<text x="16" y="22" font-size="14" font-weight="bold">{title}</text>',
+        f'<text x="16" y="42">{_LEGEND}</text>',
     ]
     for number, batch in enumerate(batches):
         mine = {(one["size"], one["steps"]): one for one in cells if one["batch"] == batch}
@@ -93,15 +114,18 @@ def _panel(
         y = _TOP + _SIDE * (row + 0.5) + 4
         parts.append(f'<text x="{_LEFT - 8}" y="{y}" text-anchor="end">H = {size}</text>')
         for column, count in enumerate(steps):
-            if cell := cells.get((size, count)):
-                parts.append(_square(_LEFT + _SIDE * column, _TOP + _SIDE * row, cell))
+            cell = cells.get((size, count))
+            parts.append(_square(_LEFT + _SIDE * column, _TOP + _SIDE * row, cell))
     return parts
 
 
-def _square(x: float, y: float, cell: Cell) -> str:
-    gain, only_scan = backward_gain(cell), isinstance(cell["ms"].get("scan"), float)
-    if gain is None and not only_scan:
-        return ""
+def _square(x: float, y: float, cell: Cell | None) -> str:
+    if cell is None or not isinstance(cell["ms"].get("scan"), float):
+        return (
+            f'<rect x="{x + 0.5}" y="{y + 0.5}" width="{_SIDE - 3}" height="{_SIDE - 3}" rx="3" '
+            'fill="none" stroke="#bbb" stroke-dasharray="3 3"/>'
+        )
+    gain = backward_gain(cell)
     colour, words = (_colour(gain), f"{gain:.2g}") if gain is not None else (_ONLY_SCAN, "only")
     middle = _SIDE / 2
     return (

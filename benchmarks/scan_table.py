@@ -34,7 +34,7 @@ from torch import nn
 sys.path.append(str(Path(__file__).parent.parent / "src"))
 
 from library_turn import shared_turns
-from scan_report import heat_map, markdown, step_gain
+from scan_report import gains, heat_map, markdown, step_gain
 from stepscope.fix.scan import ScanRNN, affine_maps
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def main() -> None:
     if not options.print:
         _measure_all(options, cells)
     if not options.launches:
-        print(markdown(cells))
+        print(markdown(cells), gains(cells), sep="\n\n")
     if options.svg:
         options.svg.write_text(heat_map(cells))
 

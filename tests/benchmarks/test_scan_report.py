@@ -34,7 +34,10 @@ def test_gains_are_times_as_fast_and_unknown_where_one_failed() -> None:
 def test_the_picture_has_a_square_for_each_shape_that_was_measured() -> None:
     refused = cell(65536, 1, 64, scan=1.2, cudnn="RuntimeError: CUDNN_STATUS_NOT_SUPPORTED")
     root = ElementTree.fromstring(heat_map([*CELLS, refused]))
-    colours = [one.get("fill") for one in root.iter() if one.tag.endswith("rect")][1:]
+    squares = [one for one in root.iter() if one.tag.endswith("rect")][1:]
+    colours = [one.get("fill") for one in squares if one.get("fill") != "none"]
+    dashed = [one for one in squares if one.get("stroke-dasharray")]
+    assert len(colours) + len(dashed) == len(squares)
     reds, greens = zip(*(map(int, one[4:-1].split(",")[:2]) for one in colours), strict=True)
     assert reds[0] > greens[0]  # batch 1 comes first: slower
     assert "only" in [one.text for one in root.iter()]

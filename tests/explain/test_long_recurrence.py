@@ -222,7 +222,6 @@ def test_the_what_if_of_an_lstm_rests_on_what_was_measured(
     [
         (("lstm", 4, 4096, 8_500), "of an LSTM or a GRU takes is not known"),
         (("rnn_tanh", 1, 100, 8_500), "no recurrence of 128 steps"),
-        (("rnn_tanh", 1, 4096, 300), "not worth it for 4,096 steps"),
     ],
 )
 def test_the_what_if_refuses(tmp_path: Path, events: tuple[str, int, int, float], why: str) -> None:
@@ -230,6 +229,18 @@ def test_the_what_if_refuses(tmp_path: Path, events: tuple[str, int, int, float]
     path = write(tmp_path / "t.json", cudnn(steps, backward_us, layer, gates), device="NVIDIA H200")
     with pytest.raises(stepscope.StepscopeError, match=why):
         stepscope.whatif(path, "scan")
+
+
+def test_where_the_scan_loses_the_step_is_predicted_longer_and_no_remedy_offered(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path / "t.json", cudnn(4096, 400), device="NVIDIA H200")
+    prediction = stepscope.whatif(path, "scan")
+    assert prediction.predicted_ms > prediction.baseline_ms
+    assert any("not worth it for 4,096 steps" in words for words in prediction.assumptions)
+    found = finding(path)
+    assert found is not None
+    assert [remedy.id for remedy in found.remedies] == ["truncate-backward"]
 
 
 def test_gated_cells_are_offered_truncation_alone(tmp_path: Path) -> None:

@@ -74,6 +74,11 @@ def values(losses: list[tuple[int, str]]) -> list[float]:
     return [float.fromhex(text) for _, text in losses]
 
 
+def gpu_facts(*recurrent: tuple[str, int]) -> ScriptFacts:
+    modules = {kind: 1 for kind, _ in recurrent}
+    return ScriptFacts(device="cuda", modules=modules, roots=("Net",), recurrent=recurrent)
+
+
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
@@ -82,6 +87,10 @@ def values(losses: list[tuple[int, str]]) -> list[float]:
         (ScriptFacts(modules={"RNN": 1}, roots=("RNN",)), "calls an nn.RNN itself"),
         (ScriptFacts(modules={"GRU": 1}, roots=("GRU",)), "build a stepscope.fix.scan.ScanGRU"),
         (ScriptFacts(modules={"RNN": 1}, roots=("Net",), compiled=True), "before torch.compile"),
+        (gpu_facts(("LSTM", 64)), "cuDNN is faster than a scan"),
+        (gpu_facts(("RNN", 129), ("LSTM", 33)), "cuDNN is faster than a scan"),
+        (gpu_facts(("LSTM", 64), ("GRU", 64)), None),
+        (gpu_facts(("LSTM", 32)), None),
     ],
 )
 def test_where_it_fits(facts: ScriptFacts, why: str | None) -> None:

@@ -27,6 +27,7 @@ def model_facts(roots: Sequence[Any]) -> dict[str, Any]:
     return {
         "device": device,
         "modules": dict(Counter(type(module).__name__ for module in modules)),
+        "recurrent": _recurrent(modules),
         **_block_facts(roots),
         "sources": _sources(modules),
         "parameters": sum(p.numel() for p in parameters),
@@ -38,6 +39,12 @@ def model_facts(roots: Sequence[Any]) -> dict[str, Any]:
         "no_compiler": _why_no_compiler(device),
         "bf16": _has_bf16(device),
     }
+
+
+def _recurrent(modules: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+    rnn_base = sys.modules["torch"].nn.RNNBase
+    found = {id(module): module for module in modules if isinstance(module, rnn_base)}
+    return tuple((type(module).__name__, int(module.hidden_size)) for module in found.values())
 
 
 def _block_facts(roots: Sequence[Any]) -> dict[str, Any]:

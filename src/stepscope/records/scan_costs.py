@@ -17,22 +17,28 @@ from functools import lru_cache
 GROUP = 16  # maps that fold into one
 H200_MULTIPROCESSORS = 132
 LARGEST_SIZE = 128  # of a state that the GPU's kernels keep in registers
+LARGEST_LSTM = 32  # larger ones go back by batched products on a GPU, and lose to cuDNN there
 FUSED_SIZE = 32  # of a state and an input whose whole backward pass is fused
 _CHUNKS = (8, 16, 32, 64, 128, 256, 512, 1024)
-# Microseconds on an H200, by padded size. Those of size 32 and the share of size 64 were measured
-# (scan_table.py), the others follow by the products' sizes.
+# Microseconds on an H200, by padded size. Those of size 32 and the shares of 64 and 128 were
+# measured (scan_table.py), the others follow by the products' sizes.
 _FOLD_US = {16: 0.7, 32: 0.95, 64: 1.6, 128: 5.0}  # a step of one program, which waits for itself
 _REPLAY_US = {16: 0.6, 32: 0.78, 64: 0.9, 128: 1.8}
-_FOLD_SHARE_US = {16: 0.06, 32: 0.2, 64: 0.68, 128: 5.0}  # of a multiprocessor that is full
+_FOLD_SHARE_US = {16: 0.06, 32: 0.2, 64: 0.68, 128: 4.15}  # of a multiprocessor that is full
 _MAP_US = 1.0  # a map of a group, which waits for the one behind it
 _MAP_SHARE_US = 1.3
 _LAUNCH_US = 42.0  # on the host, which launches while the device computes
 _MAPS_BYTES = 1 << 30
-# Of the fused kernels, by the instructions of their loops (compiled for sm_90); the share was
-# measured. Layers of 16 and 256 sequences took 3% to 30% longer than this gives (scan_table.py).
-_FUSED_FOLD_US, _FUSED_FOLD_SHARE_US, _FUSED_MAP_US, _FUSED_REPLAY_US = 0.7, 0.12, 0.3, 0.5
-_FUSED_HOST_US = 320.0  # autograd and the launches of a ScanRNN's backward pass
-_WEIGHTS_LAUNCHES = 3  # gradients of the weights and of the inputs
+# Of the fused kernels, by the instructions of their loops (compiled for sm_90); the shares were
+# measured, by padded size. Chunks are chosen by the share of 32.
+_FUSED_FOLD_US, _FUSED_MAP_US, _FUSED_REPLAY_US = 0.7, 0.3, 0.5
+_FUSED_FOLD_SHARE_US = {16: 0.04, 32: 0.12}
+# What the host takes for a ScanRNN: medians of the cells of benchmarks/measured/scan_h200.json
+# whose kernels take less. Backward with autograd, by fused kernels or by parts and their levels;
+# and what forward takes longer than nn.RNN's.
+_FUSED_HOST_US, _PARTS_HOST_US, _LEVEL_HOST_US = 470.0, 450.0, 330.0
+FORWARD_HOST_US = 160.0
+WORTH = 1.05  # times as fast: less is not worth another module
 _WEIGHTS_BYTES_US = 2.0e6  # bytes a microsecond: what sums over all steps reach on an H200
 
 # One core of an ARM server, torch 2.13: a call of torch, and an element of a map through one step.
@@ -63,14 +69,25 @@ def gpu_states_us(chunk: int, steps: int, batch: int, size: int, processors: int
 
 
 def gpu_layer_us(steps: int, batch: int, size: int, features: int, processors: int) -> float:
-    """The same with the gradients of weights and inputs; sizes up to LARGEST_SIZE."""
+    """The same with the gradients of weights and inputs, and with the host's work where that takes
+    longer; sizes up to LARGEST_SIZE."""
     if is_fused(size, features):
-        chunk = fused_chunk(steps, batch, processors)
-        return max(_FUSED_HOST_US, _fused_us(chunk, steps, batch, processors))
+        chunk, padded = fused_chunk(steps, batch, processors), 16 if size <= 16 else 32
+        return max(_FUSED_HOST_US, _fused_us(chunk, steps, batch, processors, padded))
     chunk = gpu_chunk(steps, batch, size, processors)
+    levels, _ = _carries(-(-steps // chunk), batch, processors)
     moved = 4 * steps * batch * (3 * size + 2 * features)
-    weights = max(_WEIGHTS_LAUNCHES * _LAUNCH_US, moved / _WEIGHTS_BYTES_US)
-    return gpu_states_us(chunk, steps, batch, size, processors) + weights
+    device = gpu_states_us(chunk, steps, batch, size, processors) + moved / _WEIGHTS_BYTES_US
+    return max(_PARTS_HOST_US + _LEVEL_HOST_US * levels, device)
+
+
+def gpu_scan_pays(
+    now_us: float, shape: tuple[int, int, int, int], processors: int, layers: int = 1
+) -> bool:
+    """Whether the scan is expected to beat a backward pass that takes `now_us` on a GPU, by enough
+    to make up for its slower forward pass. `shape` is steps, batch, size (up to LARGEST_SIZE) and
+    features."""
+    return now_us > WORTH * layers * (gpu_layer_us(*shape, processors) + FORWARD_HOST_US)
 
 
 def is_fused(size: int, features: int) -> bool:
@@ -84,9 +101,9 @@ def fused_chunk(steps: int, batch: int, processors: int) -> int:
     return min(_CHUNKS, key=lambda chunk: _fused_us(chunk, steps, batch, processors))
 
 
-def _fused_us(chunk: int, steps: int, batch: int, processors: int) -> float:
+def _fused_us(chunk: int, steps: int, batch: int, processors: int, padded: int = 32) -> float:
     chunks, blocks = -(-steps // chunk), -(-batch // 16)
-    fold = max(chunk * _FUSED_FOLD_US, steps * batch * _FUSED_FOLD_SHARE_US / processors)
+    fold = max(chunk * _FUSED_FOLD_US, steps * batch * _FUSED_FOLD_SHARE_US[padded] / processors)
     rounds = max(1.0, chunks * blocks / (2 * processors))
     return fold + chunks * _FUSED_MAP_US + rounds * chunk * _FUSED_REPLAY_US
 

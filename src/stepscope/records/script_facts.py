@@ -85,6 +85,9 @@ class ScriptFacts:
     set_threads: tuple[Frame, ...] = ()  # of the last call of torch.set_num_threads
     roots: tuple[str, ...] = ()  # types of the modules that the script itself calls to train
     modules: dict[str, int] = field(default_factory=dict)  # inside the roots, by type's name
+    recurrent: tuple[
+        tuple[str, int], ...
+    ] = ()  # nn.RNN, GRU, LSTM of the roots: type, state's size
     blocks: tuple[str, int] | None = (
         None  # the type that repeats with the most parameters, and how often
     )
@@ -140,6 +143,7 @@ class ScriptFacts:
         )
         for name in ("roots", "dtypes", "sources"):
             known[name] = tuple(known.get(name, ()))
+        known["recurrent"] = tuple((kind, size) for kind, size in known.get("recurrent", ()))
         if known.get("blocks") is not None:
             known["blocks"] = tuple(known["blocks"])
         return cls(**known)

@@ -11,8 +11,9 @@ from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.recurrences import StepWindow, find_recurrences, owners
 from stepscope.explain.replay.build import outermost_operator
 from stepscope.records import remedies
+from stepscope.records.devices import find_device
 from stepscope.records.figures import percent
-from stepscope.records.scan_costs import LARGEST_SIZE
+from stepscope.records.scan_costs import LARGEST_SIZE, gpu_scan_pays
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _NAMES = {
     "gru": "a GRU",
     "gated": "a gated recurrence",
 }
+_USUAL_MULTIPROCESSORS = 108  # of a GPU that is not listed
 _FORMS = {"layer": "", "cells": ", its cell called step by step", "loop": ", written as a loop"}
 
 
@@ -59,7 +61,7 @@ def find(evidence: RankEvidence) -> Finding | None:
             *_guess_words(guessed),
         ),
         where=costliest_places(evidence.trace, *_first_calls(found, shares)),
-        remedies=tuple(_offer([one.recurrence for one in found])),
+        remedies=tuple(_offer(_scannable(evidence, found, shares))),
     )
 
 
@@ -126,13 +128,34 @@ def _first_calls(found: Sequence[RecurrentCalls], shares: Sequence[float]) -> tu
     return rows, np.array([int(share * 1e9) for share in shares], np.int64)
 
 
-def _offer(recurrences: Sequence[Recurrence]) -> Iterator[Remedy]:
+def _scannable(
+    evidence: RankEvidence, found: Sequence[RecurrentCalls], shares: Sequence[float]
+) -> list[Recurrence]:
+    """Plain recurrences that a scan is expected to take through faster, as the what-if does."""
+    plain = [
+        (one.recurrence, 1e3 * share * evidence.budget.step_ms)
+        for one, share in zip(found, shares, strict=True)
+        if one.recurrence.is_plain and one.recurrence.size <= LARGEST_SIZE
+    ]
+    if evidence.on_host:
+        return [recurrence for recurrence, _ in plain]
+    device = find_device(evidence.trace.device_name or "")
+    processors = device.multiprocessors if device else _USUAL_MULTIPROCESSORS
+    return [
+        one
+        for one, now_us in plain
+        if gpu_scan_pays(
+            now_us, (one.steps, one.batch, one.size, one.features), processors, one.layers
+        )
+    ]
+
+
+def _offer(fitting: Sequence[Recurrence]) -> Iterator[Remedy]:
     yield remedies.TRUNCATE_BACKWARD.offer(
         "first look how far back the gradient reaches (stepscope.fix.scan.gradient_horizon): a "
         "plain RNN at its initialisation forgets within about 30 steps. Where few steps matter, "
         "detach the state between stretches of twice as many"
     )
-    fitting = [one for one in recurrences if one.is_plain and one.size <= LARGEST_SIZE]
     if not fitting:
         return
     if any(one.form == "layer" for one in fitting):

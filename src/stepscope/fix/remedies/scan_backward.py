@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.root_places import add_before_training, import_where_edited
+from stepscope.records.scan_costs import LARGEST_LSTM, LARGEST_SIZE
 
 if TYPE_CHECKING:
     from stepscope.fix.proposal import Proposal, Script
@@ -28,9 +29,20 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
             f"the script calls an nn.{kind} itself: build a stepscope.fix.scan.Scan{kind} in its "
             "place"
         )
+    if facts.device != "cpu" and facts.recurrent and not any(map(_may_pay, facts.recurrent)):
+        return (
+            f"cuDNN is faster than a scan for an nn.LSTM of more than {LARGEST_LSTM} and an nn.RNN "
+            f"of more than {LARGEST_SIZE} (docs/scan.md)"
+        )
     if facts.compiled:
         return "the model is compiled: call scan_backward on it before torch.compile"
     return None
+
+
+def _may_pay(module: tuple[str, int]) -> bool:
+    """On a GPU, for some batch and number of steps."""
+    kind, size = module[0].removeprefix("Parametrized"), module[1]
+    return size <= {"LSTM": LARGEST_LSTM, "RNN": LARGEST_SIZE}.get(kind, size)
 
 
 def apply(training: TrainingProcess, value: str) -> None:

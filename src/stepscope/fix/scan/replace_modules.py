@@ -10,12 +10,13 @@ from stepscope.fix.refusal import RefusedError
 from stepscope.fix.scan.scan_gated import ScanGRU, ScanLSTM
 from stepscope.fix.scan.scan_rnn import ScanRNN
 from stepscope.fix.scan.scan_stack import ScanStack, is_plain, what_it_is
+from stepscope.records.scan_costs import LARGEST_LSTM
 
 
 def scan_backward(model: nn.Module, precision: str = "tf32x3") -> nn.Module:
     """A ScanRNN, ScanGRU or ScanLSTM in the place of torch's module, or of every such one inside a
-    model: same parameters. Inside a model, an LSTM on a CPU stays: torch's is the faster one there.
-    `precision` is ScanRNN's."""
+    model: same parameters. Inside a model, an LSTM on a CPU and one with a state of more than 32 on
+    a GPU stay: torch's is the faster one there. `precision` is ScanRNN's."""
     if not isinstance(model, nn.Module):
         raise RefusedError(f"scan_backward takes a module, not a {type(model).__name__}")
     if isinstance(model, nn.RNNBase) and _plain_kind(model):
@@ -37,7 +38,9 @@ def is_replaceable(module: nn.Module) -> bool:
     kind = _plain_kind(module)
     if kind is not nn.LSTM:
         return kind is not None
-    return not getattr(module, "proj_size", 0) and not _is_on_cpu(module)
+    if getattr(module, "proj_size", 0) or _is_on_cpu(module):
+        return False
+    return int(getattr(module, "hidden_size", 0)) <= LARGEST_LSTM
 
 
 def _is_on_cpu(module: nn.Module) -> bool:
@@ -73,4 +76,6 @@ def _why_left(recurrent: nn.RNNBase) -> str:
         return f"it has {what_it_is(recurrent)}"
     if recurrent.proj_size:
         return "there is no scan for an nn.LSTM with proj_size"
+    if recurrent.hidden_size > LARGEST_LSTM:
+        return f"torch goes back faster through an nn.LSTM of more than {LARGEST_LSTM} numbers"
     return "torch goes back through an nn.LSTM faster on a CPU; move the model to its GPU first"

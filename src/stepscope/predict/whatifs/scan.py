@@ -14,7 +14,7 @@ from stepscope.predict.edit import scale_calls, scale_tasks
 from stepscope.predict.outcome import Outcome, Refused, changed
 from stepscope.predict.scan_times import is_measured, scan_time
 from stepscope.records.figures import duration
-from stepscope.records.scan_costs import LARGEST_SIZE
+from stepscope.records.scan_costs import LARGEST_SIZE, WORTH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
 
 _HOST_NS = 300e3  # of one layer's launches; a loop makes several for each of its steps
-_WORTH = 1.05  # times as fast: less is not worth another module
 _HORIZON = (
     "the gradient reaches far enough to matter: ask gradient_horizon first; where few steps "
     "matter, truncation is cheaper than any scan"
@@ -43,7 +42,12 @@ class _ScannedRecurrence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_worth_it(self) -> bool:
-        return self.now_ns > _WORTH * self.time.backward_ns
+        return self.now_ns > WORTH * self.scanned_ns
+
+    @property
+    def scanned_ns(self) -> float:
+        """What takes the place of today's backward pass: the scan's forward pass is longer too."""
+        return self.time.backward_ns + self.time.forward_ns
 
     def __str__(self) -> str:
         shape = self.recurrence
@@ -55,7 +59,8 @@ class _ScannedRecurrence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def apply(context: StepContext, _value: str) -> Outcome:
-    """Refuses a step without a long recurrence, and one where the scan is no faster."""
+    """Refuses a step without a long recurrence. Where the scan pays for none of them, the step is
+    predicted with all scanned: tune must know that it gets longer."""
     found = find_recurrences(context.trace, _window(context))
     changes = [
         change
@@ -63,14 +68,13 @@ def apply(context: StepContext, _value: str) -> Outcome:
         if _fits(context, calls.recurrence)
         and (change := _change(context, found, place)) is not None
     ]
-    worth = [change for change in changes if change.is_worth_it]
-    if not worth:
-        reason = "; ".join(map(str, changes)) or _why_none([one.recurrence for one in found])
-        raise Refused(f"scan: {reason}")
+    if not changes:
+        raise Refused(f"scan: {_why_none([one.recurrence for one in found])}")
+    scanned = [change for change in changes if change.is_worth_it] or changes
     graph = context.graph
-    for change in worth:
+    for change in scanned:
         graph = _scanned(context, graph, change)
-    wrong_ns = sum(change.time.doubt * change.time.backward_ns for change in worth)
+    wrong_ns = sum(change.time.doubt * change.time.backward_ns for change in scanned)
     return Outcome(
         context=changed(context, graph),
         assumptions=(_HORIZON, *map(str, changes)),
@@ -134,7 +138,7 @@ def _change(
 
 
 def _scanned(context: StepContext, graph: StepGraph, change: _ScannedRecurrence) -> StepGraph:
-    factor = change.time.backward_ns / change.now_ns
+    factor = change.scanned_ns / change.now_ns
     if context.on_host:
         return scale_calls(graph, change.backward, factor)
     graph = scale_tasks(graph, change.backward, factor)
