@@ -25,6 +25,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,6 +86,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--ways", help="by comma; all: " + ", ".join(WAYS))
     parser.add_argument("--precisions", help="by comma; all: " + ", ".join(PRECISIONS))
     parser.add_argument("--save", type=Path, help="JSON; read first, written after every row")
+    parser.add_argument("--keep", type=Path, help="a folder for the run folders of all rows")
     parser.add_argument("--print", action="store_true", help="measure nothing")
     parser.add_argument("--tiny", action="store_true", help="small shapes, for a CPU")
     for name in ("--worker", "--explain"):
@@ -126,16 +128,16 @@ class Rows:
         known = {(row["model"], row["way"], row["precision"]) for row in self._rows}
         cases = [case for case in plan(options) if case not in known]
         with side_by_side(options.at_once) as pool:
-            list(pool.map(lambda case: self._measure_one(case, end, tiny=options.tiny), cases))
+            list(pool.map(lambda case: self._measure_one(case, end, options), cases))
         return self._rows
 
-    def _measure_one(self, case: Case, end: float, *, tiny: bool) -> None:
+    def _measure_one(self, case: Case, end: float, options: argparse.Namespace) -> None:
         began = time.monotonic()
         if end - began < _LEAST_S:
             return
         row: Row = dict(zip(("model", "way", "precision"), case, strict=True))
         try:
-            row |= run_row(case, min(_ROW_S, end - began), tiny=tiny)
+            row |= run_row(case, min(_ROW_S, end - began), options)
         except Exception as error:  # one row's trouble is not the next one's
             row["error"] = f"{type(error).__name__}: {error}"[-600:]
         row["took_s"] = round(time.monotonic() - began, 1)
@@ -150,7 +152,7 @@ class Rows:
             written.replace(self._file)
 
 
-def run_row(case: Case, limit_s: float, *, tiny: bool) -> Row:
+def run_row(case: Case, limit_s: float, options: argparse.Namespace) -> Row:
     """What the training measured and what stepscope says of it; RuntimeError if either fails."""
     from compiled_training import ACTIVE, WAIT, WARMUP
 
@@ -160,7 +162,9 @@ def run_row(case: Case, limit_s: float, *, tiny: bool) -> Row:
         window = ["--wait", WAIT, "--warmup", WARMUP, "--active", ACTIVE, "--repeat", 1]
         capture = ["-m", "stepscope", "run", "--no-explain", "--out", out, *window, "--"]
         training = [sys.executable, __file__, "--worker", facts, "--case", "/".join(case)]
-        _run_to_end([*capture, *training, *(["--tiny"] if tiny else [])], limit_s)
+        _run_to_end([*capture, *training, *(["--tiny"] if options.tiny else [])], limit_s)
+        if options.keep is not None:
+            shutil.copytree(out, options.keep / "-".join(case).replace(" ", "_"))
         measured = json.loads(facts.read_text())
         about = json.dumps(measured | {"way": case[1]})
         answer = _run_to_end([__file__, "--explain", out], end - time.monotonic(), about)

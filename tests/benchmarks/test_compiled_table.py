@@ -67,7 +67,7 @@ def test_rows_run_beside_each_other_and_one_that_dies_costs_only_itself(
 ) -> None:
     both = threading.Barrier(2, timeout=30)
 
-    def run_row(case: tuple[str, str, str], _limit_s: float, *, tiny: bool) -> dict[str, Any]:
+    def run_row(case: tuple[str, str, str], _limit_s: float, _options: Any) -> dict[str, Any]:
         both.wait()
         dies = ["-c", f"import os; os.kill(os.getpid(), {signal.SIGKILL:d})"]
         if case[0] == "gpt2":
@@ -85,7 +85,7 @@ def test_rows_run_beside_each_other_and_one_that_dies_costs_only_itself(
 def test_known_rows_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
-    def run_row(case: tuple[str, str, str], _limit_s: float, *, tiny: bool) -> dict[str, Any]:
+    def run_row(case: tuple[str, str, str], _limit_s: float, _options: Any) -> dict[str, Any]:
         measured.append(case)
         return dict(GOOD)
 
