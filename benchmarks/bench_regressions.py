@@ -25,6 +25,8 @@ import numpy as np
 
 import stepscope
 from process import environment
+from stepscope.bench.enough_runs import MOST_RUNS, sees
+from stepscope.bench.rules import CLAIM_RUNS
 from stepscope.bench.run_change import run_change, usual_variance
 from stepscope.records.figures import percent, signed_percent
 
@@ -66,7 +68,7 @@ def main() -> int:
     parser.add_argument("what", choices=("simulate", "real"))
     parser.add_argument("workloads", nargs="*", default=["ncf", "dlrm"])
     parser.add_argument("--tries", type=int, default=20)
-    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--runs", type=int, help="of each workload; as many as needed without it")
     parser.add_argument("--benches", type=int, default=2000, help="simulated ones for each number")
     parser.add_argument("--json", type=Path, help="write every change of every try here")
     options = parser.parse_args()
@@ -79,8 +81,9 @@ def main() -> int:
 def simulate(benches: int) -> None:
     """Shares of made-up benches: a planted slow-down found in one workload, and false alarms."""
     names = " | ".join(f"{runs} runs" for runs in RUNS)
-    print(f"| starts differ by | workloads | {names} | false alarms, 5 runs |")
-    print(f"|---|---|{'---|' * (len(RUNS) + 1)}")
+    needed = "as needed: runs | found | false alarms"
+    print(f"| starts differ by | workloads | {names} | false alarms, 5 runs | {needed} |")
+    print(f"|---|---|{'---|' * (len(RUNS) + 4)}")
     for workloads in (1, 2, SUITE):
         for starts in STARTS:
             draw = np.random.default_rng(0)
@@ -93,7 +96,42 @@ def simulate(benches: int) -> None:
             ]
             found = " | ".join(percent(np.mean([a for a, _ in shares])) for shares in made)
             false = percent(np.mean([b for _, b in made[1]]))
-            print(f"| {percent(starts)} | {workloads} | {found} | {false} |", flush=True)
+            cells = [percent(starts), str(workloads), found, false]
+            if workloads == 1:
+                cells += as_needed(draw, starts, benches)
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def as_needed(draw: np.random.Generator, starts: float, benches: int) -> list[str]:
+    """Of benches of one workload that make as many runs as they need: runs of the base, slow-downs
+    of PLANTED that raise the alarm, and false alarms."""
+    outcomes = []
+    for _ in range(benches):
+        spread = starts * np.exp(draw.normal(0.0, RESTLESS))
+        base = enough_runs(draw, spread, None)
+        now = enough_runs(draw, spread, base)
+        slower = [(1 + PLANTED) * ms for ms in now]
+        raised = [alarm(base, runs, 1, None) for runs in (slower, now)]
+        outcomes.append((len(base), *raised))
+    runs, found, false = np.mean(outcomes, axis=0)
+    return [f"{runs:.0f}", percent(found), percent(false)]
+
+
+def enough_runs(draw: np.random.Generator, spread: float, base: list[float] | None) -> list[float]:
+    """By the rule of `bench --save` and `bench --against`."""
+    session = draw.normal(0.0, 0.005)
+    most = MOST_RUNS if base is None else min(MOST_RUNS, 3 * len(base))
+    runs: list[float] = []
+    while len(runs) < most:
+        runs.append(math.exp(session + spread * draw.normal()))
+        if len(runs) >= CLAIM_RUNS and sees(base or runs, runs, workloads=1):
+            break
+    return runs
+
+
+def alarm(base: list[float], now: list[float], workloads: int, usual: float | None) -> bool:
+    change = run_change(base, now, comparisons=workloads, usual_variance=usual)
+    return change is not None and change.low > 0 and change.value > math.log1p(LIMIT)
 
 
 def alarms(
@@ -110,16 +148,9 @@ def alarms(
     usual = usual_variance(pairs)
 
     def raised(slower: float) -> list[bool]:
-        changes = (
-            run_change(
-                base,
-                [(1 + slower) * ms for ms in now],
-                comparisons=workloads,
-                usual_variance=usual,
-            )
-            for base, now in pairs
-        )
-        return [x is not None and x.low > 0 and x.value > math.log1p(LIMIT) for x in changes]
+        return [
+            alarm(base, [(1 + slower) * ms for ms in now], workloads, usual) for base, now in pairs
+        ]
 
     return float(np.mean(raised(PLANTED))), any(raised(0.0))
 
@@ -150,7 +181,7 @@ def try_for_real(options: argparse.Namespace) -> int:
     return int(outcomes["stopped"] < n or outcomes["false"] > n // 20)
 
 
-def one_try(workloads: list[str], runs: int, folder: Path) -> dict:
+def one_try(workloads: list[str], runs: int | None, folder: Path) -> dict:
     base = folder / "base.json"
     saved, _ = bench(workloads, runs, folder, "--save", str(base))
     limit = ("--against", str(base), "--fail-on-slower", str(LIMIT))
@@ -166,10 +197,11 @@ def one_try(workloads: list[str], runs: int, folder: Path) -> dict:
 
 
 def bench(
-    workloads: list[str], runs: int, folder: Path, *options: str, code: Path | None = None
+    workloads: list[str], runs: int | None, folder: Path, *options: str, code: Path | None = None
 ) -> tuple[dict, int]:
     """The JSON of one bench and its exit code; `code` is where another stepscope lies."""
-    words = [sys.executable, "-m", "stepscope", "bench", *workloads, "--runs", str(runs), "--json"]
+    words = [sys.executable, "-m", "stepscope", "bench", *workloads, "--json"]
+    words += ["--runs", str(runs)] if runs else []
     done = subprocess.run(
         [*words, "--quiet", "--out", tempfile.mkdtemp(dir=folder) + "/runs", *options],
         env=environment(**({"PYTHONPATH": _before_others(code)} if code else {})),

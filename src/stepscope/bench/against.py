@@ -32,10 +32,10 @@ _SEEN_ELSEWHERE = {"runs", "dropped", "interleaved"}  # rules that each row's co
 def compare_results(base: BenchResults, now: BenchResults, against: str) -> BenchComparison:
     """Every workload of `now` with its like in `base`; `against` is where the base was read."""
     other = _other_machine(base.machine, now.machine)
-    pairs = [(_like(result, base.workloads), result) for result in now.workloads]
+    pairs = [(like(result, base.workloads), result) for result in now.workloads]
     reasons = [other or _why_not(then, result) for then, result in pairs]
     alike = [
-        _compared_runs(then, result)
+        compared_runs(then, result)
         for (then, result), why in zip(pairs, reasons, strict=True)
         if then is not None and why is None
     ]
@@ -72,7 +72,7 @@ def moved_part(change: WorkloadChange) -> PartChange | None:
     return next((part for part in change.parts if part.change_ms * direction > 0), None)
 
 
-def _like(result: WorkloadResult, base: Sequence[WorkloadResult]) -> WorkloadResult | None:
+def like(result: WorkloadResult, base: Sequence[WorkloadResult]) -> WorkloadResult | None:
     """The base's row of this workload that has most in common with it."""
     same = [then for then in base if then.name == result.name]
     return max(same, key=lambda then: -len(list(_unlike(then, result))), default=None)
@@ -124,7 +124,7 @@ def _differences(base: BenchMachine, now: BenchMachine, names: Sequence[str]) ->
 def _change(
     then: WorkloadResult, now: WorkloadResult, comparisons: int, noise: float | None
 ) -> WorkloadChange:
-    before, after = _compared_runs(then, now)
+    before, after = compared_runs(then, now)
     estimate = run_change(before, after, comparisons=comparisons, usual_variance=noise)
     if estimate is None:
         return _not_comparable(now, "too few runs")
@@ -149,7 +149,7 @@ def _change(
     )
 
 
-def _compared_runs(
+def compared_runs(
     then: WorkloadResult, now: WorkloadResult
 ) -> tuple[Sequence[float], Sequence[float]]:
     """Each run's mean step, in which a single pause of the machine counts as an ordinary step: a

@@ -41,11 +41,13 @@ def run_change(
     *,
     comparisons: int = 1,
     usual_variance: float | None = None,
+    power: float = POWER,
 ) -> Estimate | None:
     """ln(now / base) of the runs' mean steps; None if no side has two runs.
 
     The interval is so wide that those of all `comparisons` together hold in 95 of 100 cases.
-    `usual_variance` is how much runs of the other workloads differ.
+    `usual_variance` is how much runs of the other workloads differ, `power` how often the smallest
+    change is found.
     """
     sides = [_Runs(values) for values in (base, now)]
     noise = _noise(sides)
@@ -63,7 +65,7 @@ def run_change(
         value=value,
         low=value - reach,
         high=value + reach,
-        smallest=reach + _reach(freedom, POWER, chance),
+        smallest=reach + _reach(freedom, power, chance),
     )
 
 

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 import stepscope
+from stepscope.bench.enough_runs import SEEN
 from stepscope.bench.rules import CLAIM_RUNS, broken_rules, in_turns
 from stepscope.bench.saved_results import RESULTS, write_results
 from stepscope.errors import StepscopeError
 from stepscope.measure import folder as layout
 from stepscope.records.bench_result import BenchResults
+from stepscope.records.figures import percent
 from stepscope.records.words import counted
 from stepscope.ui.bench.fits import predict_peaks, too_large, worth_predicting
 from stepscope.ui.bench.machine import describe_machine, read_clocks
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from stepscope.bench.enough_runs import EnoughRuns
     from stepscope.bench.task import BenchTask
     from stepscope.records.bench_result import WorkloadResult
     from stepscope.ui.bench.metrics import ExplainedRun
@@ -80,8 +83,10 @@ def run_suite(
     command: tuple[str, ...],
     progress: BenchProgress,
     check_memory: bool = True,
+    enough: EnoughRuns | None = None,
 ) -> SuiteEnd:
-    """Ctrl-C and SIGTERM end it with what is known. What needs too much memory is not run."""
+    """Ctrl-C and SIGTERM end it with what is known. What needs too much memory is not run. After
+    `runs` of each, more are made until there are `enough`."""
     suite = _Suite([TaskRow(task=task) for task in tasks], runs, folder, command, progress)
     code = 0
     try:
@@ -89,6 +94,8 @@ def run_suite(
             (signal.SIGTERM, signal.SIGHUP), lambda number: SystemExit(128 + number)
         ):
             suite.run(check_memory=check_memory)
+            if enough is not None:
+                suite.add_runs(enough)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except SystemExit as stop:  # a signal
@@ -131,6 +138,17 @@ class _Suite:
             if not row.gave_up:
                 again = f", run {number} of {self._runs}" if self._runs > 1 else ""
                 self._progress.trying(f"{place} of {len(turns)}: {task.name}{again}")
+                self._run_once(row, number)
+
+    def add_runs(self, enough: EnoughRuns) -> None:
+        """In turns, of those rows that differ too much from start to start."""
+        while rows := [
+            row for row in self._rows if not row.gave_up and not enough.are_there(row.result())
+        ]:
+            for row in rows:
+                number = len(row.runs) + 1
+                why = f"its starts differ too much to see {percent(SEEN)}"
+                self._progress.trying(f"{row.task.name}, run {number}: {why}")
                 self._run_once(row, number)
 
     def _predict_memory(self) -> None:

@@ -130,7 +130,8 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
 @click.option(
     "--runs",
     type=click.IntRange(1),
-    help="Runs of each workload (default: 1; with --save and --against 5, which a claim needs).",
+    help="Runs of each workload (default: 1; with --save and --against 5, and more until a change "
+    "of 5% would be seen).",
 )
 @_file_option("--save", "Write all results to this file, to compare later ones with it.")
 @click.option(
@@ -179,7 +180,10 @@ def command(
     base = _read_saved(context, again) if again else None
     options = _asked_before(base, again) if base and again else asked
     request = _request(options, claim=bool(save or against))
-    end = _run(request, out, quiet=quiet, check_memory=memory_check)
+    adds_runs = bool(save or against) and options["runs"] is None
+    end = _run(
+        request, out, quiet=quiet, check_memory=memory_check, older=older, adds_runs=adds_runs
+    )
     end = replace(end, results=_with_studies(end.results))
     if base is not None and again is not None and end.code < _SIGNALS:
         _note_rerun(base, again, end.results)
@@ -205,7 +209,16 @@ def _request(asked: dict[str, Any], *, claim: bool) -> BenchRequest:
     return BenchRequest(**{**asked, "size": parse_size(asked["size"]), "runs": runs})
 
 
-def _run(request: BenchRequest, out: Path | None, *, quiet: bool, check_memory: bool) -> SuiteEnd:
+def _run(
+    request: BenchRequest,
+    out: Path | None,
+    *,
+    quiet: bool,
+    check_memory: bool,
+    older: BenchResults | None,
+    adds_runs: bool,
+) -> SuiteEnd:
+    from stepscope.bench.enough_runs import EnoughRuns
     from stepscope.bench.request import choose_tasks
     from stepscope.ui.bench.machine import require_gpu, require_torch
     from stepscope.ui.bench.suite import SuiteEnd, run_suite
@@ -226,6 +239,7 @@ def _run(request: BenchRequest, out: Path | None, *, quiet: bool, check_memory: 
             command=request.command,
             progress=progress,
             check_memory=check_memory,
+            enough=EnoughRuns(workloads=len(tasks), base=older) if adds_runs else None,
         )
     return SuiteEnd(results=end.results, code=end.code or (_FAILED if problems else 0))
 

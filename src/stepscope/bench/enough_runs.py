@@ -1,0 +1,56 @@
+"""How many runs a claim needs: until a slow-down of 5% would hardly be missed.
+
+How much starts differ is known only from runs, and changes from hour to hour. So runs are added
+while too few were made to tell, up to a limit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepscope.bench.against import compared_runs, like
+from stepscope.bench.run_change import run_change
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.records.bench_result import BenchResults, WorkloadResult
+
+SEEN = 0.05  # a slow-down of this size
+FOUND = 0.999  # is found so often
+MOST_RUNS, MOST_OF_MANY = 30, 10  # of one workload; of each where there are more than _FEW
+_FEW = 4
+_TIMES_BASE = 3  # as many runs as the base has: further ones leave the base's own doubt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnoughRuns:
+    """The rule of one bench, alone or against `base`."""
+
+    workloads: int
+    base: BenchResults | None = None
+
+    @property
+    def most(self) -> int:
+        return MOST_RUNS if self.workloads <= _FEW else MOST_OF_MANY
+
+    def are_there(self, row: WorkloadResult) -> bool:
+        """Whether this row needs no further run. Without a base, later runs are taken to differ as
+        much, and to be as many."""
+        then = like(row, self.base.workloads) if self.base is not None else row
+        if row.status != "measured" or then is None or then.status != "measured":
+            return True
+        if len(row.runs_ms) >= self.most or self._outnumber(row, then):
+            return True
+        return sees(*compared_runs(then, row), workloads=self.workloads)
+
+    def _outnumber(self, row: WorkloadResult, then: WorkloadResult) -> bool:
+        return self.base is not None and len(row.runs_ms) >= _TIMES_BASE * len(then.runs_ms)
+
+
+def sees(base: Sequence[float], now: Sequence[float], *, workloads: int) -> bool:
+    """Whether a change of SEEN would be found between such runs."""
+    estimate = run_change(base, now, comparisons=workloads, power=FOUND)
+    return estimate is not None and estimate.smallest <= math.log1p(SEEN)

@@ -1,0 +1,107 @@
+"""Runs are added until a slow-down of 5% would be seen, or there are as many as may be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from test_against import results, row
+
+from stepscope.bench import catalogue
+from stepscope.bench.enough_runs import MOST_OF_MANY, MOST_RUNS, EnoughRuns, sees
+from stepscope.bench.rules import CLAIM_RUNS
+from stepscope.bench.task import BenchTask
+from stepscope.ui.bench import suite
+from stepscope.ui.bench.runs import BenchRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def starts(deviation: float, runs: int, seed: int = 0) -> tuple[float, ...]:
+    draw = np.random.default_rng(seed)
+    return tuple(np.exp(draw.normal(0.0, deviation, runs)).tolist())
+
+
+def test_five_runs_are_enough_where_starts_hardly_differ() -> None:
+    calm = starts(0.002, CLAIM_RUNS)
+    assert sees(calm, calm, workloads=1)
+
+
+def test_five_runs_are_not_enough_where_starts_differ_by_two_percent() -> None:
+    restless = starts(0.02, CLAIM_RUNS)
+    assert not sees(restless, restless, workloads=1)
+    many = starts(0.02, 25)
+    assert sees(many, many, workloads=1)
+    assert not sees(many, many, workloads=24)
+
+
+def test_one_run_says_nothing() -> None:
+    assert not sees([1.0], [1.0], workloads=1)
+
+
+def test_there_is_a_limit_and_a_lower_one_for_many_workloads() -> None:
+    wild = row(starts(0.3, MOST_RUNS))
+    assert EnoughRuns(workloads=1).are_there(wild)
+    assert not EnoughRuns(workloads=1).are_there(row(wild.runs_ms[:-1]))
+    assert EnoughRuns(workloads=24).are_there(row(wild.runs_ms[:MOST_OF_MANY]))
+
+
+def test_against_a_base_of_few_runs_three_times_as_many_are_all_that_helps() -> None:
+    base = results(row(starts(0.05, 5)))
+    rule = EnoughRuns(workloads=1, base=base)
+    assert not rule.are_there(row(starts(0.05, 14, seed=1)))
+    assert rule.are_there(row(starts(0.05, 15, seed=1)))
+
+
+def test_a_failed_row_and_one_that_the_base_lacks_need_no_more_runs() -> None:
+    base = results(row())
+    assert EnoughRuns(workloads=1, base=base).are_there(row((1.0, 2.0), status="failed"))
+    assert EnoughRuns(workloads=1, base=base).are_there(row((1.0, 2.0), name="other"))
+
+
+class _Silent:
+    def news(self, words: str) -> None:
+        del words
+
+    def trying(self, words: str) -> None:
+        del words
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
+    """A suite whose runs take no time: each of its steps takes as long as drawn for the run."""
+
+    def run(deviation: dict[str, float]) -> dict[str, int]:
+        draws = {name: np.random.default_rng(1) for name in deviation}
+
+        def run_once(task: BenchTask, number: int, home: Path) -> BenchRun:
+            name = task.workload.name
+            step = float(np.exp(draws[name].normal(0.0, deviation[name])))
+            return BenchRun(
+                number=number, folder=home, seconds=0.0, steps_ms=np.full(20, step), losses=(1.0,)
+            )
+
+        monkeypatch.setattr(suite, "run_once", run_once)
+        monkeypatch.setattr(suite, "explain_run", lambda _: None)
+        tasks = [BenchTask(workload=catalogue.load(name), size="tiny") for name in deviation]
+        end = suite.run_suite(
+            tasks,
+            runs=CLAIM_RUNS,
+            folder=tmp_path,
+            command=("stepscope", "bench"),
+            progress=_Silent(),
+            check_memory=False,
+            enough=EnoughRuns(workloads=len(tasks)),
+        )
+        return {one.name: len(one.runs_ms) for one in end.results.workloads}
+
+    return run
+
+
+def test_only_the_restless_workload_runs_more_often(measured: Callable[..., Any]) -> None:
+    runs = measured({"ncf": 0.001, "dlrm": 0.02})
+    assert runs["ncf"] == CLAIM_RUNS
+    assert CLAIM_RUNS < runs["dlrm"] <= MOST_RUNS
