@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -99,7 +100,9 @@ class GraphedAllocator(Allocator):
         return self.pools
 
 
-def test_a_graphed_step_adds_up_with_its_pool(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("activations", [0, 1, 2])
+def test_a_graphed_step_adds_up_with_its_pool(monkeypatch: Any, activations: int) -> None:
+    """Also where activations took the whole pool before a gradient took half of it."""
     net = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     net(torch.randn(8, 64)).sum().backward()
@@ -114,13 +117,16 @@ def test_a_graphed_step_adds_up_with_its_pool(monkeypatch: Any) -> None:
     monkeypatch.setattr(memory_module, "Allocator", fake)
     step = MemoryStep([optimizer])
     step.begin()
+    step._pooled = activations * size
     result = step.end()
     peak = result["peak"]
     assert sum(peak["categories"].values()) == peak["allocated_bytes"] == 2 * parameters + size
     assert peak["categories"]["gradients"] == parameters
-    assert peak["categories"]["temporaries"] == size
+    left = 0 if activations else size
+    assert peak["categories"]["activations"] == size - left
+    assert peak["categories"]["temporaries"] == left
     assert result["pools"] == [{"pool": "0.1", "bytes": 2 * size}]
-    assert result["pools_unknown_bytes"] == size
+    assert result["pools_unknown_bytes"] == left
     for phase in result["phases"]:
         assert sum(phase["categories"].values()) == phase["allocated_bytes"]
     assert not [note for note in result["notes"] if "did not come from" in note]

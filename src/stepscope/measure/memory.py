@@ -282,8 +282,7 @@ class MemoryStep:
         level: dict[str, int | None] = {
             category: moment.held.total(category, self._kind) for category in KNOWN
         }
-        # A graph keeps the place of its activations, alive or not.
-        kept = moment.activations - moment.pooled + self._pooled
+        kept = moment.activations - moment.pooled + self._activations_in_graphs(moment)
         level["activations"] = kept if self._saved is not None else None
         level["temporaries"] = level["other"] = None
         if moment.reading is not None:
@@ -293,10 +292,16 @@ class MemoryStep:
             level["other"] = self._rest(rest)
         return level
 
+    def _activations_in_graphs(self, moment: _Moment) -> int:
+        """A graph keeps the place of its activations, alive or not, unless something else lies
+        there now: gradients often take the place of activations that backward is done with."""
+        room = _pools_of(moment).unknown_bytes(moment.held.storages.values(), 0)
+        return min(self._pooled, room)
+
     def _temporaries_of_graphs(self, moment: _Moment) -> int:
         """What private pools hold besides storages that are known."""
         known = moment.held.storages.values()
-        return _pools_of(moment).unknown_bytes(known, self._pooled)
+        return _pools_of(moment).unknown_bytes(known, self._activations_in_graphs(moment))
 
     def _rest(self, left: int) -> int:
         if left < 0:
@@ -350,7 +355,7 @@ class MemoryStep:
     def _replayed(self, begin: _Moment, events: list[Any]) -> dict[str, Any]:
         assert begin.reading is not None
         start = {name: begin.held.total(name, self._kind) for name in KNOWN}
-        start["activations"] = self._pooled
+        start["activations"] = self._activations_in_graphs(begin)
         start["temporaries"] = self._temporaries_of_graphs(begin)
         start["other"] = self._rest(begin.reading.requested_bytes - sum(start.values()))
         if self._saved is not None:
