@@ -46,7 +46,8 @@ def test_pools_are_the_segments_that_name_one() -> None:
     assert inside == [MB * place for place in expected]
     storages = {("cuda:0", 21 * MB): 5, ("cuda:0", 2 * MB): 7, ("cuda:0", 61 * MB): 11}
     assert pools.bytes_of(storages) == 16
-    assert pools.unknown_bytes([storages], activations=100) == 10 * MB - 116
+    assert pools.kept_for([storages], activations=100) == (100, 10 * MB - 116)
+    assert pools.kept_for([storages], activations=11 * MB) == (10 * MB - 16, 0)
     assert pools.content(7)["pools"][0] == {"pool": "0.1", "bytes": 8 * MB}
 
 

@@ -9,7 +9,7 @@ import pytest
 from simulated_runs import SimulatedCommand, contenders, made_up_fix, searched
 
 from stepscope.fix.declaration import Effect
-from stepscope.records.tuning import TriedConfiguration, TuneResult
+from stepscope.records.tuning import TriedConfiguration, TuneResult, short_name, short_why
 from stepscope.ui.terminal.tune import print_tune
 from stepscope.ui.tune.contenders import Contender
 from stepscope.ui.tune.journal import Journal, LeftOut, TunePlan, TuneStart
@@ -154,3 +154,27 @@ def test_gains_and_losses_in_words() -> None:
     )
     wide = gain_words(Gain(value=-0.1, low=-9.0, high=0.3))
     assert wide == "10.0% slower (over 100% slower to 30% shorter)"
+
+
+@pytest.mark.parametrize(
+    ("remedies", "kept", "name"),
+    [
+        (("a", "b", "c"), ("a", "b", "c"), "a + b + c"),
+        (("a", "b"), ("a", "b", "c"), "without c"),
+        (("a", "b", "c", "d"), ("a", "b", "c"), "with d"),
+        (("a", "b", "d"), ("a", "b", "c"), "d instead of c"),
+        (("a",), ("a", "b"), "a"),
+        (("a", "b"), ("a",), "a + b"),
+        (("a", "d"), ("a", "b", "c"), "a + d"),
+    ],
+)
+def test_a_configuration_is_named_by_how_it_differs_from_what_is_kept(
+    remedies: tuple[str, ...], kept: tuple[str, ...], name: str
+) -> None:
+    assert short_name(remedies, kept) == name
+
+
+def test_reasons_do_not_spell_out_what_is_kept_again() -> None:
+    row = TriedConfiguration(remedies=("a", "b"), why="5% slower against a + b + c")
+    assert short_why(row, ("a", "b", "c")) == "5% slower against what is kept"
+    assert short_why(row, ("a",)) == row.why

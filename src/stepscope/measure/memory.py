@@ -282,26 +282,20 @@ class MemoryStep:
         level: dict[str, int | None] = {
             category: moment.held.total(category, self._kind) for category in KNOWN
         }
-        kept = moment.activations - moment.pooled + self._activations_in_graphs(moment)
+        in_graphs, temporaries = self._in_graphs(moment)
+        kept = moment.activations - moment.pooled + in_graphs
         level["activations"] = kept if self._saved is not None else None
         level["temporaries"] = level["other"] = None
         if moment.reading is not None:
             # Between phases only graphs keep temporaries: the rest is the batch and foreign memory.
-            level["temporaries"] = in_graphs = self._temporaries_of_graphs(moment)
-            rest = moment.reading.allocated_bytes - _known(level) - in_graphs
+            level["temporaries"] = temporaries
+            rest = moment.reading.allocated_bytes - _known(level) - temporaries
             level["other"] = self._rest(rest)
         return level
 
-    def _activations_in_graphs(self, moment: _Moment) -> int:
-        """A graph keeps the place of its activations, alive or not, unless something else lies
-        there now: gradients often take the place of activations that backward is done with."""
-        room = _pools_of(moment).unknown_bytes(moment.held.storages.values(), 0)
-        return min(self._pooled, room)
-
-    def _temporaries_of_graphs(self, moment: _Moment) -> int:
-        """What private pools hold besides storages that are known."""
-        known = moment.held.storages.values()
-        return _pools_of(moment).unknown_bytes(known, self._activations_in_graphs(moment))
+    def _in_graphs(self, moment: _Moment) -> tuple[int, int]:
+        """What private pools keep for activations, and for temporaries."""
+        return _pools_of(moment).kept_for(moment.held.storages.values(), self._pooled)
 
     def _rest(self, left: int) -> int:
         if left < 0:
@@ -355,8 +349,7 @@ class MemoryStep:
     def _replayed(self, begin: _Moment, events: list[Any]) -> dict[str, Any]:
         assert begin.reading is not None
         start = {name: begin.held.total(name, self._kind) for name in KNOWN}
-        start["activations"] = self._activations_in_graphs(begin)
-        start["temporaries"] = self._temporaries_of_graphs(begin)
+        start["activations"], start["temporaries"] = self._in_graphs(begin)
         start["other"] = self._rest(begin.reading.requested_bytes - sum(start.values()))
         if self._saved is not None:
             for key, saved in self._saved.seen:
@@ -433,7 +426,7 @@ class MemoryStep:
         return {kind: size for kind, size in sizes.items() if kind != self._kind}
 
     def _graph_pools(self, moment: _Moment) -> dict[str, Any]:
-        return _pools_of(moment).content(self._temporaries_of_graphs(moment))
+        return _pools_of(moment).content(self._in_graphs(moment)[1])
 
     def _storages(self, moments: list[_Moment]) -> int:
         """Number of distinct storages counted in the step."""

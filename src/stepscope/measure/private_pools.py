@@ -43,9 +43,13 @@ class PrivatePools:
             return 0
         return sum(size for (_, address), size in storages.items() if self.hold(address))
 
-    def unknown_bytes(self, known: Iterable[Mapping[Key, int]], activations: int) -> int:
-        """What the pools hold besides known storages and these activations."""
-        return max(0, self.size_bytes - sum(map(self.bytes_of, known)) - activations)
+    def kept_for(self, known: Iterable[Mapping[Key, int]], activations: int) -> tuple[int, int]:
+        """Besides known storages: what is kept for these activations, and what for something else.
+        A graph keeps their place, alive or not, unless something known lies there now: gradients
+        often do, once backward is done with activations."""
+        room = max(0, self.size_bytes - sum(map(self.bytes_of, known)))
+        kept = min(activations, room)
+        return kept, room - kept
 
     def content(self, unknown_bytes: int) -> dict[str, Any]:
         """For memory.json, the largest first; nothing without pools."""

@@ -14,6 +14,9 @@ from stepscope.records.figures import interval, milliseconds, significant
 FAILED, NOT_KNOWN = "failed", "not known"
 
 
+KEPT = "what is kept"
+
+
 class TriedConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """One row of tune.json's trials: some remedies, applied together."""
 
@@ -67,6 +70,24 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     baseline_peak_bytes: int | None = None
     starts_differ: float | None = None  # by so much of a step, where that left a remedy undecided
     verdict: str = ""
+
+
+def short_name(remedies: tuple[str, ...], kept: tuple[str, ...]) -> str:
+    """Named by how it differs from what is kept, where that is shorter and as clear."""
+    out = [name for name in kept if name not in remedies]
+    new = [name for name in remedies if name not in kept]
+    whole = " + ".join(remedies)
+    if len(kept) < 2 or len(remedies) < 2 or len(out) > 1 or len(new) > 1 or not (out or new):
+        return whole
+    if not new:
+        return f"without {out[0]}"
+    return f"with {new[0]}" if not out else f"{new[0]} instead of {out[0]}"
+
+
+def short_why(trial: TriedConfiguration, kept: tuple[str, ...]) -> str:
+    """The reason, in which what is kept is not spelt out again."""
+    whole = " + ".join(kept)
+    return trial.why.replace(whole, KEPT) if len(kept) > 1 else trial.why
 
 
 class TriedRemedy(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from stepscope.records.tuning import short_name
 from stepscope.ui.html.svg import drawing, path, text
 from stepscope.verify.trial_file import losses_of, read_trial
 
@@ -35,7 +36,8 @@ def loss_curves(folder: Path, result: TuneResult) -> list[tuple[str, str, Markup
     for trial in result.trials[:_MOST_CURVES]:
         curve = _first_curve(folder, trial.runs)
         if curve:
-            curves.append((trial.name, trial.parity, draw_losses(baseline, curve, trial.name)))
+            name = short_name(trial.remedies, result.kept)
+            curves.append((name, trial.parity, draw_losses(baseline, curve, name)))
     return curves
 
 

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepscope.records.figures import interval, milliseconds, relative_change, size
-from stepscope.records.tuning import FAILED, NOT_KNOWN, TriedConfiguration, TuneResult
+from stepscope.records.tuning import (
+    FAILED,
+    NOT_KNOWN,
+    TriedConfiguration,
+    TuneResult,
+    short_name,
+    short_why,
+)
 from stepscope.ui.words import one_line, or_dash
 
 if TYPE_CHECKING:
@@ -24,6 +31,7 @@ PARITY_WORDS = {
     FAILED: "losses differ",
     NOT_KNOWN: "losses were not compared",
 }
+_BASELINE = "baseline"
 _MOST_NAME = 80
 _WIDEST_INTERVAL = 1.3  # times the longest step: what lies beyond ends at the picture's edge
 _WIDEST = 98.0  # percent of the picture's width that the longest mark takes
@@ -123,8 +131,13 @@ def _bars(result: TuneResult, baseline_ms: float, longest: float) -> list[TuneBa
     measured = [trial for trial in result.trials if trial.measured_ms is not None]
     measured.sort(key=lambda trial: trial.measured_ms or 0.0)
     return [
-        _bar(base, baseline_ms, longest, tone="baseline"),
-        *(_bar(trial, baseline_ms, longest, tone=_tone(trial)) for trial in measured),
+        _bar(base, baseline_ms, longest, tone="baseline", name=_BASELINE),
+        *(
+            _bar(
+                trial, baseline_ms, longest, tone=_tone(trial), name=_shown_name(trial, result.kept)
+            )
+            for trial in measured
+        ),
     ]
 
 
@@ -134,7 +147,9 @@ def _tone(trial: TriedConfiguration) -> str:
     return "failed" if trial.parity == FAILED else "still"
 
 
-def _bar(trial: TriedConfiguration, baseline_ms: float, longest: float, *, tone: str) -> TuneBar:
+def _bar(
+    trial: TriedConfiguration, baseline_ms: float, longest: float, *, tone: str, name: str
+) -> TuneBar:
     def at(ms: float) -> float:
         return min(max(_WIDEST * ms / longest, 0.0), 100.0)
 
@@ -142,7 +157,6 @@ def _bar(trial: TriedConfiguration, baseline_ms: float, longest: float, *, tone:
     ends = None
     if trial.low_ms is not None and trial.high_ms is not None:
         ends = (at(trial.low_ms), at(trial.high_ms))
-    name = _name(trial) if trial.remedies else "baseline"
     promise = trial.predicted_ms
     between = f" ({_between(trial)})" if ends else ""
     title = f"{name}: {milliseconds(step)}{between}"
@@ -164,7 +178,7 @@ def _row(trial: TriedConfiguration, result: TuneResult) -> TuneRow:
     baseline = result.baseline_ms
     change = trial.measured_ms / baseline - 1 if baseline and trial.measured_ms else None
     return TuneRow(
-        name=_name(trial),
+        name=_shown_name(trial, result.kept),
         promised=or_dash(trial.predicted_ms, milliseconds),
         measured=or_dash(trial.measured_ms, milliseconds),
         between=_between(trial),
@@ -173,7 +187,7 @@ def _row(trial: TriedConfiguration, result: TuneResult) -> TuneRow:
         parity=trial.parity or "-",
         parity_hint=trial.parity_detail or PARITY_WORDS.get(trial.parity, ""),
         kept=trial.kept,
-        why=one_line(trial.why),
+        why=one_line(short_why(trial, result.kept)),
     )
 
 
@@ -183,8 +197,8 @@ def _between(trial: TriedConfiguration) -> str:
     return interval(trial.low_ms, trial.high_ms)
 
 
-def _name(trial: TriedConfiguration) -> str:
-    name = one_line(trial.name) or "baseline"
+def _shown_name(trial: TriedConfiguration, kept: tuple[str, ...]) -> str:
+    name = one_line(short_name(trial.remedies, kept)) or _BASELINE
     return name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME - 1]}…"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from stepscope.records.figures import interval, significant, size
+from stepscope.records.tuning import short_name, short_why
 from stepscope.ui.terminal.console import make_console, note_line, print_path
 from stepscope.ui.terminal.tables import answer_grid, fitting_table
 from stepscope.ui.tune.words import configuration_words
@@ -44,7 +45,7 @@ def print_tune(
 
 def _table(result: TuneResult, width: int) -> Table:
     columns = ["remedies", ">promised", ">measured", ">interval", ">memory", "numbers", "kept"]
-    rows = [_baseline(result), *map(_cells, result.trials)]
+    rows = [_baseline(result), *(_cells(row, result.kept) for row in result.trials)]
     return fitting_table("what was tried, ms per step", columns, rows, width=width, spare=_SPARE)
 
 
@@ -63,10 +64,10 @@ def _baseline(result: TuneResult) -> list[str]:
     ]
 
 
-def _cells(row: TriedConfiguration) -> list[str]:
+def _cells(row: TriedConfiguration, kept: tuple[str, ...]) -> list[str]:
     known = row.low_ms is not None and row.high_ms is not None
     return [
-        configuration_words(row.remedies),
+        short_name(row.remedies, kept),
         or_dash(row.predicted_ms, significant),
         or_dash(row.measured_ms, significant),
         interval(row.low_ms or 0.0, row.high_ms or 0.0) if known else "-",
@@ -79,7 +80,8 @@ def _cells(row: TriedConfiguration) -> list[str]:
 def _print_reasons(console: Console, result: TuneResult) -> None:
     """Why each was kept or not, and why others were not tried."""
     for row in result.trials:
-        console.print(Text(f"{configuration_words(row.remedies)}: {row.why}"), soft_wrap=True)
+        name = short_name(row.remedies, result.kept)
+        console.print(Text(f"{name}: {short_why(row, result.kept)}"), soft_wrap=True)
         if row.parity_detail and row.parity != "bit-identical":
             console.print(note_line(row.parity_detail), soft_wrap=True)
     if result.trials:
