@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from stepscope.ui.tune.trial_run import TrialRun
 
-LEAST_MS = 3000.0  # of steps, together
+LEAST_MS = 2000.0  # of steps, together
 MOST_TIMES = 5  # of what was asked for
 
 
