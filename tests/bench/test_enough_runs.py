@@ -56,10 +56,11 @@ def test_against_a_base_of_few_runs_three_times_as_many_are_all_that_helps() -> 
     assert rule.are_there(row(starts(0.05, 15, seed=1)))
 
 
-def test_a_failed_row_and_one_that_the_base_lacks_need_no_more_runs() -> None:
+def test_a_row_that_cannot_be_compared_needs_no_more_runs() -> None:
     base = results(row())
     assert EnoughRuns(workloads=1, base=base).are_there(row((1.0, 2.0), status="failed"))
     assert EnoughRuns(workloads=1, base=base).are_there(row((1.0, 2.0), name="other"))
+    assert EnoughRuns(workloads=1, base=base).are_there(row((1.0, 2.0), size="small"))
 
 
 class _Silent:

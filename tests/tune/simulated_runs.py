@@ -95,6 +95,14 @@ class SimulatedCommand:
         return tuple(Loss(step, float(value).hex()) for step, value in enumerate(curve))
 
 
+class CrashesTogether(SimulatedCommand):
+    """Remedy b runs alone, and beside no other."""
+
+    def run(self, number: int, remedies: Sequence[str], *, steps: int, limit_s: float) -> TrialRun:
+        self.crashes = frozenset("b") if len(remedies) > 1 else frozenset()
+        return super().run(number, remedies, steps=steps, limit_s=limit_s)
+
+
 def made_up_fix(
     name: str,
     *,

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulated_runs import TOOK_S, SimulatedCommand, contenders, made_up_fix, searched
+from simulated_runs import (
+    TOOK_S,
+    CrashesTogether,
+    SimulatedCommand,
+    contenders,
+    made_up_fix,
+    searched,
+)
 
 from stepscope.records.tuning import TriedConfiguration
 from stepscope.ui.tune.contenders import OUT_OF_TIME
@@ -53,12 +60,7 @@ def test_two_members_of_which_one_is_enough_leave_one() -> None:
 
 
 def test_if_it_crashes_together_each_is_tried_alone() -> None:
-    class Together(SimulatedCommand):
-        def run(self, number, remedies, **rest):  # type: ignore[no-untyped-def]
-            self.crashes = frozenset("b") if len(remedies) > 1 else frozenset()
-            return super().run(number, remedies, **rest)
-
-    command = Together({"a": 0.8, "b": 0.9})
+    command = CrashesTogether({"a": 0.8, "b": 0.9})
     search = searched(command, contenders(*map(made_up_fix, "ab")), together=("a", "b"))
     assert search.kept == ("a",)
     assert search.tests[0].why == "failed: exit code 1 with b"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from simulated_runs import (
     TOOK_S,
+    CrashesTogether,
     SimulatedCommand,
     contenders,
     made_up_fix,
@@ -170,12 +171,7 @@ def test_a_crash_costs_one_trial_and_says_why() -> None:
 
 
 def test_a_crash_of_a_combination_leaves_what_was_kept() -> None:
-    class Together(SimulatedCommand):
-        def run(self, number, remedies, **rest):  # type: ignore[no-untyped-def]
-            self.crashes = frozenset("b") if len(remedies) > 1 else frozenset()
-            return super().run(number, remedies, **rest)
-
-    command = Together({"a": 0.8, "b": 0.85})
+    command = CrashesTogether({"a": 0.8, "b": 0.85})
     search = searched(command, contenders(*map(made_up_fix, "ab")))
     assert search.kept == ("a",)
     assert "exit code 1" in search.tests[-1].why

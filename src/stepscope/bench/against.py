@@ -32,8 +32,8 @@ _SEEN_ELSEWHERE = {"runs", "dropped", "interleaved"}  # rules that each row's co
 def compare_results(base: BenchResults, now: BenchResults, against: str) -> BenchComparison:
     """Every workload of `now` with its like in `base`; `against` is where the base was read."""
     other = _other_machine(base.machine, now.machine)
-    pairs = [(like(result, base.workloads), result) for result in now.workloads]
-    reasons = [other or _why_not(then, result) for then, result in pairs]
+    pairs = [(row_of_base(result, base.workloads), result) for result in now.workloads]
+    reasons = [other or why_not_comparable(then, result) for then, result in pairs]
     alike = [
         compared_runs(then, result)
         for (then, result), why in zip(pairs, reasons, strict=True)
@@ -72,13 +72,13 @@ def moved_part(change: WorkloadChange) -> PartChange | None:
     return next((part for part in change.parts if part.change_ms * direction > 0), None)
 
 
-def like(result: WorkloadResult, base: Sequence[WorkloadResult]) -> WorkloadResult | None:
+def row_of_base(result: WorkloadResult, base: Sequence[WorkloadResult]) -> WorkloadResult | None:
     """The base's row of this workload that has most in common with it."""
     same = [then for then in base if then.name == result.name]
     return max(same, key=lambda then: -len(list(_unlike(then, result))), default=None)
 
 
-def _why_not(then: WorkloadResult | None, now: WorkloadResult) -> str | None:
+def why_not_comparable(then: WorkloadResult | None, now: WorkloadResult) -> str | None:
     if then is None:
         return "the base has no such workload"
     for side, result in (("the base's", then), ("this", now)):

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.bench.against import compared_runs, like
+from stepscope.bench.against import compared_runs, row_of_base, why_not_comparable
 from stepscope.bench.run_change import run_change
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class EnoughRuns:
     def are_there(self, row: WorkloadResult) -> bool:
         """Whether this row needs no further run. Without a base, later runs are taken to differ as
         much, and to be as many."""
-        then = like(row, self.base.workloads) if self.base is not None else row
-        if row.status != "measured" or then is None or then.status != "measured":
+        then = row_of_base(row, self.base.workloads) if self.base is not None else row
+        if then is None or why_not_comparable(then, row):
             return True
         if len(row.runs_ms) >= self.most or self._outnumber(row, then):
             return True

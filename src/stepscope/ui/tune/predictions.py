@@ -103,7 +103,7 @@ def _promise(bench: Bench, raw: Prediction, run: Path) -> str | None:
     return None
 
 
-class _Together:
+class _CombinationSearch:
     """The fastest combination that the what-ifs know, one member of a family: add what gains most,
     exchange members for their rivals, until nothing is predicted to gain any more."""
 
@@ -144,7 +144,7 @@ def _fastest_together(
     """None where the best alone is predicted to do nearly as much."""
     families = {str(chosen): chosen.family for chosen in candidates}
     settings = {row.remedy: row.setting for row in planned if row.setting is not None}
-    search = _Together(bench, settings, {name: families[name] for name in settings})
+    search = _CombinationSearch(bench, settings, {name: families[name] for name in settings})
     search.grow()
     members = tuple(sorted(search.members, key=lambda name: search.step_ms((name,))))
     alone_ms = min((search.step_ms((name,)) for name in settings), default=math.inf)
