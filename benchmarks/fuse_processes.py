@@ -12,18 +12,24 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 PROCESSES, MPS = "processes", "processes+MPS"
 _CONTROL = "nvidia-cuda-mps-control"
 _START_S = 20
 
 
-def train_in_processes(command: list[str], models: int, way: str) -> dict[str, Any]:
-    """Each worker says "ready", waits for "go", and ends with its steps and seconds as JSON."""
+def train_in_processes(
+    command: list[str], models: int, way: str, alone: Callable[[], AbstractContextManager[Any]]
+) -> dict[str, Any]:
+    """Each worker says "ready", waits for "go", and ends with its steps and seconds as JSON.
+
+    From "go" on they have the device `alone`.
+    """
     try:
         with mps() if way == MPS else contextlib.nullcontext({}) as environment:
-            return _train(command, models, environment)
+            return _train(command, models, environment, alone)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
@@ -50,7 +56,12 @@ def mps() -> Iterator[dict[str, str]]:
             )
 
 
-def _train(command: list[str], models: int, environment: dict[str, str]) -> dict[str, Any]:
+def _train(
+    command: list[str],
+    models: int,
+    environment: dict[str, str],
+    alone: Callable[[], AbstractContextManager[Any]],
+) -> dict[str, Any]:
     start = time.monotonic()
     workers = [
         subprocess.Popen(
@@ -66,10 +77,11 @@ def _train(command: list[str], models: int, environment: dict[str, str]) -> dict
         if any(worker.stdout.readline() != "ready\n" for worker in workers):  # type: ignore[union-attr]
             return {"error": "a process ended before it was ready"}
         ready_s = time.monotonic() - start
-        for worker in workers:
-            worker.stdin.write("go\n")  # type: ignore[union-attr]
-            worker.stdin.flush()  # type: ignore[union-attr]
-        facts = [json.loads(worker.stdout.readline()) for worker in workers]  # type: ignore[union-attr]
+        with alone():
+            for worker in workers:
+                worker.stdin.write("go\n")  # type: ignore[union-attr]
+                worker.stdin.flush()  # type: ignore[union-attr]
+            facts = [json.loads(worker.stdout.readline()) for worker in workers]  # type: ignore[union-attr]
     except (ValueError, OSError) as error:
         return {"error": f"a process failed: {error}"}
     finally:

@@ -21,7 +21,7 @@ import sys
 import time
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,6 +34,9 @@ from fuse_profile import table as kernel_table
 from fuse_report import markdown, plot
 from fuse_ways import SERIAL, WAYS, Setup, TrainAll
 from library_turn import Turns, shared_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BLOCKS = 3
 _KERNELS = 30  # rows of a profile
@@ -192,8 +195,7 @@ def _measured(
 ) -> dict[str, Any]:
     alone = turns.alone if turns is not None else contextlib.nullcontext
     if cell.way in (PROCESSES, MPS):
-        with alone():
-            return _processes(cell, options)
+        return _processes(cell, options, alone)
     setup = Setup(CASES[cell.case], device, cell.dtype, options.tiny)
     try:
         control = WAYS["serial eager"](setup, 1)
@@ -269,12 +271,16 @@ def _free(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def _processes(cell: FuseCell, options: argparse.Namespace) -> dict[str, Any]:
+def _processes(
+    cell: FuseCell,
+    options: argparse.Namespace,
+    alone: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> dict[str, Any]:
     """As many processes train at once; each begins when all are ready."""
     command = [sys.executable, __file__, "--worker", "--device", options.device]
     command += ["--only", cell.case, "--dtypes", cell.dtype, "--timed", str(2 * options.timed)]
     command += ["--tiny"] if options.tiny else []
-    return train_in_processes(command, cell.models, cell.way)
+    return train_in_processes(command, cell.models, cell.way, alone)
 
 
 def _worker(options: argparse.Namespace, device: torch.device) -> int:
