@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,38 +42,37 @@ class CheckResult:
 def check(setup: Setup, models: int, compiled: bool = False) -> list[CheckResult]:
     """Fused as it is, as a graph, and if wanted compiled."""
     name = f"{setup.case.name} {setup.dtype}"
-    results = []
-    alone = [_train_alone(setup, model) for model in range(models)]
-    controls = [
-        [_train_alone(setup, model, _ROUNDING[setup.dtype], seed) for model in range(models)]
-        for seed in range(_CONTROLS)
-    ]
-    limit = _limit(alone, controls, setup.dtype)
-    results.append(_against(name, alone, limit, lambda: _train_fused(setup, models)))
+    plain = _Serial(setup, models)
+    results = [_against(name, plain, lambda: _train_fused(setup, models))]
+    # Graphs and compiled code draw for all models together, which gives other random numbers.
+    quiet = replace(setup, drops=False)
+    serial = _Serial(quiet, models) if setup.case.draws else plain
     ways = [("graphed", True, False)] + ([("compiled", True, True)] if compiled else [])
     for words, graphed, by_compiler in ways:
-        # Random numbers are drawn together here: where models drop, only that it runs is checked.
-        loose = torch.full_like(limit, torch.inf) if setup.case.draws else limit
-        results.append(
-            _against(
-                f"{name} {words}",
-                alone,
-                loose,
-                lambda: _train_fused(setup, models, "together", graphed, by_compiler),  # noqa: B023
-            )
-        )
+        train = partial(_train_fused, quiet, models, "together", graphed, by_compiler)
+        results.append(_against(f"{name} {words}", serial, train))
     return results
 
 
-def _limit(alone: list[Any], controls: list[Any], dtype: str) -> torch.Tensor:
-    losses, others = (torch.tensor(one) for one in (alone, controls))
+class _Serial:
+    """Losses of the models trained alone, and how far others may be from them."""
+
+    def __init__(self, setup: Setup, models: int) -> None:
+        alone = [_train_alone(setup, model) for model in range(models)]
+        controls = [
+            [_train_alone(setup, model, _ROUNDING[setup.dtype], seed) for model in range(models)]
+            for seed in range(_CONTROLS)
+        ]
+        self.losses = torch.tensor(alone)
+        self.limit = _limit(self.losses, torch.tensor(controls), setup.dtype)
+
+
+def _limit(losses: torch.Tensor, others: torch.Tensor, dtype: str) -> torch.Tensor:
     noise = (losses - others).abs().cummax(2).values  # it grows, by chance not in every step
     return _TIMES_CONTROL * noise.amax((0, 1)) + _FLOOR[dtype] * losses.abs().amax(0)
 
 
-def _against(
-    name: str, alone: list[Any], limit: torch.Tensor, train: Callable[[], Any]
-) -> CheckResult:
+def _against(name: str, serial: _Serial, train: Callable[[], Any]) -> CheckResult:
     start = time.perf_counter()
     try:
         losses, report = train()
@@ -80,7 +80,7 @@ def _against(
         last = traceback.format_exc().strip().splitlines()
         return CheckResult(name, False, " | ".join(line.strip() for line in last[-7:]))
     seconds = time.perf_counter() - start
-    wanted = torch.tensor(alone)
+    wanted, limit = serial.losses, serial.limit
     distance = (losses - wanted).abs().amax(0)
     passed = bool((distance <= limit).all()) and bool(losses.isfinite().all())
     worst = int((distance / limit.clamp(min=1e-30)).argmax())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from stepscope.bench.workload import TrainingPlace
 from stepscope.fix.fuse import CapturedStep, ModelArray, fuse
@@ -30,11 +31,17 @@ class Setup:
     device: torch.device
     dtype: str  # "fp32" | "bf16"
     tiny: bool
+    drops: bool = True  # False: dropout is off
 
     def nets(self, seed: int) -> tuple[nn.Module, ...]:
         torch.manual_seed(seed)
         with self.device:  # a GPU draws first weights a hundred times faster
             built = self.case.build(self.case.config(self.tiny))
+        for layer in (one for net in built for one in net.modules() if not self.drops):
+            if isinstance(layer, _DropoutNd):
+                layer.p = 0.0
+            elif isinstance(layer, nn.MultiheadAttention):
+                layer.dropout = 0.0
         return tuple(net.to(self.device) for net in built)
 
     def batch(self, seed: int) -> Batch:

@@ -102,6 +102,34 @@ def test_a_compiled_array_follows_modes_shapes_and_models_that_leave() -> None:
     torch.testing.assert_close(made.of(0), array[0](x))
 
 
+def test_compiled_code_rounds_as_eager_code_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a maximum in bf16 is no more found by backward, whose gradients are then NaN."""
+    asked: list[dict[str, Any]] = []
+
+    def compile_by(run: Any, **options: Any) -> Any:
+        asked.append(options)
+        return run
+
+    monkeypatch.setattr(torch, "compile", compile_by)
+    array = array_of(picture_net, draws="together")
+    x = torch.randn(3, 3, 4, 4)
+    for options in (
+        {},
+        {"mode": "reduce-overhead", "fullgraph": True},
+        {"options": {"emulate_precision_casts": False}},
+        {"backend": "eager"},
+    ):
+        array.compile(**options)(x)
+    plain, of_mode, own, other = asked
+    rounds = {"emulate_precision_casts": True}
+    assert plain == {"dynamic": False, "options": rounds}
+    assert of_mode["options"] == {**rounds, "triton.cudagraphs": True}
+    assert of_mode["fullgraph"]
+    assert "mode" not in of_mode
+    assert own["options"] == {"emulate_precision_casts": False}
+    assert "options" not in other
+
+
 def test_own_random_numbers_cannot_be_compiled() -> None:
     with pytest.raises(UsageError, match="together"):
         array_of(picture_net).compile()

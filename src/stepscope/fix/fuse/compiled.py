@@ -21,6 +21,8 @@ from stepscope.fix.fuse.stacked import Stacked
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_ROUNDS = "emulate_precision_casts"
+
 
 class CompilableArray(Protocol):
     """What the compiler needs of an array."""
@@ -43,7 +45,7 @@ class CompiledFunction:
         self, array: CompilableArray, function: Callable[..., Any], options: dict[str, Any]
     ) -> None:
         self._array, self._function = array, function
-        self._options = {"dynamic": False, **options}
+        self._options = {"dynamic": False, **_rounding_as_eager(options)}
         self._known: dict[Any, _Recorded] = {}
 
     def __call__(self, *inputs: Any) -> Any:
@@ -62,6 +64,25 @@ class CompiledFunction:
     def compile(self, run: Callable[..., Any]) -> Callable[..., Any]:
         compiled: Callable[..., Any] = torch.compile(run, **self._options)
         return compiled
+
+
+def _rounding_as_eager(options: dict[str, Any]) -> dict[str, Any]:
+    """torch.compile's options, with which compiled code rounds wherever eager code does.
+
+    Without it, what backward computes again in bf16 may differ in the last digit from what forward
+    compared with: no value equals the maximum any more, and its gradient is 0 / 0 (pytorch issue
+    195214). PointNet trained to NaN so.
+    """
+    if options.get("backend", "inductor") != "inductor":
+        return options
+    from torch._inductor import config, list_mode_options
+
+    if not hasattr(config, _ROUNDS):
+        return options
+    rest = {name: value for name, value in options.items() if name != "mode"}
+    of_mode = list_mode_options(options["mode"]) if options.get("mode") else {}
+    given = {_ROUNDS: True, **of_mode, **(options.get("options") or {})}
+    return {**rest, "options": given}
 
 
 class _Place:

@@ -12,13 +12,13 @@ from stepscope.fix.fuse.rules.filters import as_filters, channels_last, precisio
 from stepscope.fix.fuse.rules.pointwise import product, product_in_channels, shared_product
 from stepscope.fix.fuse.rules.registry import front_of, rule_for
 from stepscope.fix.fuse.rules.taps import each_dimension, useful_taps
+from stepscope.fix.fuse.rules.transposed import LAST, convolve_transposed_last
 from stepscope.fix.fuse.rules.unfolded import convolve_unfolded
 from stepscope.fix.fuse.stacked import Layout, Stacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _HALVES = (torch.bfloat16, torch.float16)
 _FOR_POINTS = ("product", "product, channels last")
 _NOT_FOR_POINTS = ("unfolded", "unfolded, rows kept")
@@ -115,14 +115,14 @@ class _Convolution(NamedTuple):
         """A way's result in the layout that norms, pools and convolutions after it take."""
         made, given = way(*tensors), tensors[0]
         if not pointwise and self.func.__name__ != "conv1d" and _is_half_on_cuda(given):
-            return made.channels().contiguous(memory_format=_LAST[given.dim() - self._in_front()])
+            return made.channels().contiguous(memory_format=LAST[given.dim() - self._in_front()])
         if self.shared:
             return made.physical
         if self.order == "front":
             front = made.front().transpose(1, 2) if pointwise else made.channels()
             return front.contiguous()
         if given.dim() > 3 and not given.is_contiguous():
-            return made.channels().contiguous(memory_format=_LAST[given.dim()])
+            return made.channels().contiguous(memory_format=LAST[given.dim()])
         return made.channels().contiguous()
 
     def _in_front(self) -> bool:
@@ -142,7 +142,7 @@ class _Convolution(NamedTuple):
     def _grouped(self, pictures: Any, weight: Any, bias: Any = None, last: bool = False) -> Stacked:
         given, groups = self._channels(pictures)
         if last:
-            given = given.contiguous(memory_format=_LAST[given.dim()])
+            given = given.contiguous(memory_format=LAST[given.dim()])
             filters = as_filters(channels_last(weight, precision_of_autocast(weight)))
         else:
             filters = weight.flatten(0, 1)
@@ -231,12 +231,12 @@ def convolve_transposed(
     own = weight.front()
     flat = None if bias is None else front_of(bias, count).reshape(-1)
     pictures = _channels(input, count)
-    if pictures.dim() > 3 and _is_half_on_cuda(pictures):
-        pictures = pictures.contiguous(memory_format=_LAST[pictures.dim()])
-        filters = as_filters(channels_last(own, precision_of_autocast(own)))
-    else:
-        filters = own.flatten(0, 1)
-    made = func(pictures, filters, flat, stride, padding, output_padding, groups * count, dilation)
+    settings = (stride, padding, output_padding, groups * count, dilation)
+    if pictures.dim() == 3 or not _is_half_on_cuda(pictures):
+        return Stacked(func(pictures, own.flatten(0, 1), flat, *settings), count, "channel")
+    pictures = pictures.contiguous(memory_format=LAST[pictures.dim()])
+    filters = as_filters(channels_last(own, precision_of_autocast(own)))
+    made = convolve_transposed_last(func, pictures, filters, flat, *settings)
     return Stacked(made, count, "channel")
 
 
