@@ -133,6 +133,7 @@ def _stepper(way: str, held: dict[str, Any], cast: Any, *, on_gpu: bool) -> Step
         _pass(called, batch, cast)
         optimizer.step()
 
+    held["optimizer"] = optimizer  # a graph does not keep it
     return _recorded(step) if whole else step
 
 

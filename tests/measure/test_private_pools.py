@@ -131,3 +131,29 @@ def test_a_graphed_step_adds_up_with_its_pool(monkeypatch: Any, activations: int
     for phase in result["phases"]:
         assert sum(phase["categories"].values()) == phase["allocated_bytes"]
     assert not [note for note in result["notes"] if "did not come from" in note]
+
+
+def test_a_graph_that_outlives_its_optimizer_still_has_an_account(monkeypatch: Any) -> None:
+    """A replay calls no module; where the script let its optimizer go, only the device is left."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 3000)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    asked = []
+
+    def fake(kind: str, devices: list[int], notes: set[str]) -> GraphedAllocator:
+        asked.append((kind, devices))
+        return GraphedAllocator(kind, devices, notes)
+
+    pool = PrivatePools({"0.1": 2000}, 1000, 1000, ((1 << 20, (1 << 20) + 2000),))
+    monkeypatch.setattr(GraphedAllocator, "pools", pool, raising=False)
+    monkeypatch.setattr(GraphedAllocator, "held", 3000, raising=False)
+    monkeypatch.setattr(memory_module, "Allocator", fake)
+    step = MemoryStep([])
+    step.begin()
+    result = step.end()
+    assert asked == [("cuda", [1])]
+    assert result["device"] == "cuda"
+    peak = result["peak"]
+    assert sum(peak["categories"].values()) == peak["allocated_bytes"]
+    assert peak["categories"]["temporaries"] == 2000  # the pool
+    assert "no module or optimizer was seen: what they hold counts as other" in result["notes"]

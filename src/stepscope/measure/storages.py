@@ -152,6 +152,10 @@ def bytes_by_kind(*storages: Mapping[Key, int]) -> Counter[str]:
     return sizes
 
 
+def _holds_cuda_memory() -> bool:
+    return bool(torch.cuda.is_initialized() and torch.cuda.memory_allocated())
+
+
 class Model:
     """The modules that train, and the optimizers that train them."""
 
@@ -209,13 +213,16 @@ class Model:
         ]
 
     def kind(self) -> str:
-        """Where most of the parameters are."""
+        """Where most of the parameters are; if none are known, where torch holds anything."""
         sizes = bytes_by_kind(self.held().storages["parameters"])
-        return max(sizes, key=lambda kind: sizes[kind], default="cpu")
+        elsewhere = "cuda" if _holds_cuda_memory() else "cpu"
+        return max(sizes, key=lambda kind: sizes[kind], default=elsewhere)
 
     def devices(self, kind: str) -> list[int]:
-        """The devices of that kind that hold parameters."""
+        """The devices of that kind that hold parameters; if none are known, the current one."""
         held = self.held().storages["parameters"]
+        if not held and kind == "cuda":
+            return [torch.cuda.current_device()]
         return sorted({int(key[0].partition(":")[2] or 0) for key in held if on(key, kind)})
 
     def held(self) -> Held:
@@ -250,6 +257,8 @@ class Model:
     def remarks(self) -> None:
         """Note what readers of the figures should know."""
         own, grouped = self._own_parameters(), trained_parameters(self.optimizers)
+        if not own and not grouped:
+            self._notes.add("no module or optimizer was seen: what they hold counts as other")
         stepped = {id(parameter) for parameter in grouped}
         free = [parameter for parameter in own if id(parameter) not in stepped]
         if free:
