@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepscope.explain.compiled.graph_spots import open_spots
 from stepscope.explain.flops.attention import CAUSAL
 from stepscope.explain.flops.compiled import PREFIX
 from stepscope.explain.flops.cost import MATMUL_LIKE
@@ -79,7 +80,7 @@ def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency 
         devices=pieces.devices,
         by_dtype=uses,
         ceilings=ceilings,
-        spots=list_spots(trace, costs, pieces, ceilings),
+        spots=open_spots(analysis, list_spots(trace, costs, pieces, ceilings)),
         notes=tuple(_notes(trace, costs, pieces, rows, chosen, unknown)),
     )
 

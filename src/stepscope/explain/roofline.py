@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from stepscope.explain.arrays import Bools, Floats, Indices, Int64s
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.pieces import Pieces
-    from stepscope.records.efficiency import Bound, PeakSource
+    from stepscope.records.efficiency import Bound, PeakSource, Phase
+    from stepscope.records.place import Place
     from stepscope.records.profile import Profile
     from stepscope.records.trace import Trace
 
@@ -108,9 +109,16 @@ def list_spots(
         ),
         strict=True,
     )
-    spots = [_spot(trace, costs, ceilings, *row) for row in columns]
-    spots.sort(key=lambda spot: (spot.gap_ns is None, -(spot.gap_ns or 0.0), -spot.device_ns))
-    return tuple(spots)
+    return widest_first([_spot(trace, costs, ceilings, *row) for row in columns])
+
+
+def widest_first(spots: list[Spot]) -> tuple[Spot, ...]:
+    """By the gap; those without one last, the longest first."""
+    return tuple(
+        sorted(
+            spots, key=lambda spot: (spot.gap_ns is None, -(spot.gap_ns or 0.0), -spot.device_ns)
+        )
+    )
 
 
 def _count_calls(replayed: Bools, call_part: Floats, place: Indices, count: int) -> Floats:
@@ -142,15 +150,47 @@ def _spot(
     moved: float | None,
 ) -> Spot:
     host, code = trace.host, int(costs.dtype[row])
-    dtype = DTYPES[code] if code >= 0 else ""
+    return place_on_roofline(
+        ceilings,
+        operator=trace.strings[host.name[row]],
+        shapes=" ".join(trace.strings[host.shapes[row]].split()) if host.shapes[row] >= 0 else "",
+        dtype=DTYPES[code] if code >= 0 else "",
+        calls=calls,
+        device_ns=device_ns,
+        flops=flops,
+        moved=moved,
+        phase=phase_of(costs, row),
+        recomputed=bool(costs.recomputed[row]),
+    )
+
+
+def phase_of(costs: Costs, row: int) -> Phase:
+    return PHASES[costs.phase[row]]  # type: ignore[return-value]
+
+
+def place_on_roofline(
+    ceilings: Ceilings | None,
+    *,
+    operator: str,
+    dtype: str,
+    calls: float,
+    device_ns: float,
+    flops: float | None,
+    moved: float | None,
+    phase: Phase,
+    shapes: str = "",
+    recomputed: bool = False,
+    place: Place | None = None,
+) -> Spot:
+    """Amounts of one step against what the device could do at best."""
     peak = ceilings.flops.get(dtype) if ceilings else None
     bytes_s = ceilings.bytes_s if ceilings else None
     by_flops = flops / peak * 1e9 if flops and peak else None
     by_bytes = moved / bytes_s * 1e9 if moved and bytes_s else None
     roof = _roof(flops, by_flops, by_bytes)
     return Spot(
-        operator=trace.strings[host.name[row]],
-        shapes=" ".join(trace.strings[host.shapes[row]].split()) if host.shapes[row] >= 0 else "",
+        operator=operator,
+        shapes=shapes,
         dtype=dtype,
         calls=calls,
         device_ns=device_ns,
@@ -162,8 +202,9 @@ def _spot(
         roof_ns=roof,
         gap_ns=device_ns - roof if roof is not None else None,
         bound=_bound(flops, by_flops, by_bytes),
-        phase=PHASES[costs.phase[row]],  # type: ignore[arg-type]
-        recomputed=bool(costs.recomputed[row]),
+        phase=phase,
+        recomputed=recomputed,
+        place=place,
     )
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from stepscope.records.words import counted
 
+if TYPE_CHECKING:
+    from stepscope.records.efficiency import Spot
+
 MOST = 3  # shapes in a sentence
+
+
+def which_call(spot: Spot, most: int | None = None) -> str:
+    """What tells a row of the roofline from others of its operator: shapes, or a line."""
+    return spot.place.short if spot.place is not None else shape_words(spot.shapes, most)
 
 
 def shape_words(shapes: str, most: int | None = None) -> str:

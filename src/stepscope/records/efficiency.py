@@ -6,8 +6,11 @@ from typing import Literal
 
 import msgspec
 
+from stepscope.records.place import Place  # noqa: TC001  (decoded)
+
 PeakSource = Literal["table", "calibrated"]
 Bound = Literal["compute", "memory", "unknown"]
+Phase = Literal["forward", "backward", "optimizer", "other"]
 
 
 class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +52,9 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
     roof_ns: float | None  # max(FLOPs / peak, bytes / bandwidth)
     gap_ns: float | None  # device_ns - roof_ns
     bound: Bound
-    phase: Literal["forward", "backward", "optimizer", "other"]
+    phase: Phase
     recomputed: bool = False
+    place: Place | None = None  # inside a compiled graph: the line that most of it comes from
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True):

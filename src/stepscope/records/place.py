@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 import msgspec
 
 
@@ -9,3 +11,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     line: int
     function: str = ""
+
+    @property
+    def short(self) -> str:
+        """`train.py:12`"""
+        return f"{PurePath(self.file).name}:{self.line}"

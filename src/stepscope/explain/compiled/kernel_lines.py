@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.explain.flops.compiled_regions import price_operator
 from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER
+from stepscope.explain.flops.dtypes import dtype_code
 from stepscope.records.lazy_pattern import lazy_pattern
+from stepscope.records.trace import ABSENT
 from stepscope.trace.kernel_nodes import GRAPH_VIEWS
 
 if TYPE_CHECKING:
@@ -64,12 +66,25 @@ class KernelFacts(NamedTuple):
     lines: tuple[tuple[Place, float], ...]  # with the share of each; shares add up to 1
     flops: int | None  # of its products; None: not known
     size_bytes: int | None
+    dtype: int = ABSENT  # of most of its FLOPs; code of DTYPES
 
 
 def describe_kernels(graph: CompiledGraph, rates: tuple[float, float]) -> list[KernelFacts]:
     """In the order of the code."""
     operators = {one.node: one for one in graph.operators}
-    return [_describe(kernel, operators, rates) for kernel in graph.kernels]
+    by_library = {
+        node
+        for kernel in graph.kernels
+        if kernel.operator is not None
+        for node in kernel.nodes
+        if node in operators and operators[node].name in MATMUL_LIKE
+    }
+    # Inductor also names a product among the nodes of loops that read its result.
+    others = {node: one for node, one in operators.items() if node not in by_library}
+    return [
+        _describe(kernel, others if kernel.operator is None else operators, rates)
+        for kernel in graph.kernels
+    ]
 
 
 def _describe(
@@ -79,15 +94,26 @@ def _describe(
     computed = [one for one in computed if one.name not in GRAPH_VIEWS]
     seconds = [_seconds(one, rates) for one in computed]
     costliest = [one for _, one in sorted(zip(seconds, computed, strict=True), key=_first)]
-    flops = [price_operator(one).flops for one in computed if one.name in MATMUL_LIKE]
+    products = [one for one in computed if one.name in MATMUL_LIKE]
+    flops = [price_operator(one).flops for one in products]
+    largest = max(zip(flops, products, strict=True), key=lambda row: row[0], default=None)
     names = tuple(dict.fromkeys(one.name for one in costliest))[:_MOST_OPERATORS]
     return KernelFacts(
         name=kernel.name,
         operators=names or _by_name(kernel),
         lines=_lines(computed, seconds),
         flops=None if not computed or any(one < 0 for one in flops) else sum(flops),
-        size_bytes=kernel.size_bytes,
+        size_bytes=_moved(kernel, products),
+        dtype=dtype_code(largest[1].dtypes) if largest else ABSENT,
     )
+
+
+def _moved(kernel: GraphKernel, products: Sequence[GraphOperator]) -> int | None:
+    """Code that hands a library its arguments in a list shows only the result."""
+    priced = [price_operator(one).moved for one in products]
+    if kernel.operator is None or not priced or min(priced) < 0:
+        return kernel.size_bytes
+    return max(kernel.size_bytes or 0, sum(priced))
 
 
 def _first(row: tuple[float, GraphOperator]) -> float:

@@ -40,10 +40,14 @@ def find(evidence: RankEvidence) -> Finding | None:
         severity="medium" if share >= MEDIUM else "low",
         summary=f"{percent(share)} of the step is what {counted(len(widest), 'operator')} "
         f"{'takes' if len(widest) == 1 else 'take'} longer than at {percent(REACHABLE)} of the "
-        f"{evidence.device}'s peak rates; first {widest[0][1].operator}.",
+        f"{evidence.device}'s peak rates; first {_named(widest[0][1])}.",
         evidence=tuple(_describe(evidence, ns, spot) for ns, spot in widest),
         remedies=tuple(_offer([spot for _, spot in widest])),
     )
+
+
+def _named(spot: Spot) -> str:
+    return f"{spot.operator} of {spot.place.short}" if spot.place else spot.operator
 
 
 def _lost_ns(spot: Spot) -> float:

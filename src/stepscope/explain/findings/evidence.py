@@ -11,7 +11,7 @@ from stepscope.explain.call_tree import group, sum_by
 from stepscope.explain.compiled import is_mostly_compiled
 from stepscope.explain.graph_replays import MOSTLY
 from stepscope.explain.python_functions import place_of, user_frames
-from stepscope.explain.shapes import MOST, shape_words
+from stepscope.explain.shapes import MOST, which_call
 from stepscope.records.figures import milliseconds
 
 if TYPE_CHECKING:
@@ -144,9 +144,9 @@ def from_run(
 
 
 def spot_words(evidence: RankEvidence, spot: Spot) -> str:
-    """An operator with its shapes and its time in the step."""
+    """An operator with its shapes, or its line, and its time in the step."""
     time = evidence.step_ms(evidence.mean_step_share(spot.device_ns))
-    return f"{spot.operator} {shape_words(spot.shapes, MOST)}: {time}"
+    return f"{spot.operator} {which_call(spot, MOST)}: {time}"
 
 
 def severity(share: float) -> Severity:

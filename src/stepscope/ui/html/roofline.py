@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from stepscope.explain.shapes import shape_words
+from stepscope.explain.shapes import which_call
 from stepscope.records.figures import byte_rate, duration, flop_rate, significant, size
 from stepscope.records.words import counted
 from stepscope.ui.efficiency import about, of_roof, operators, share_of_roof
@@ -180,7 +180,7 @@ def _about_move(spot: Spot) -> str:
 
 def _about(spot: Spot) -> list[str]:
     return [
-        f"{spot.operator} {shape_words(spot.shapes)}",
+        f"{spot.operator} {which_call(spot)}",
         f"{about(spot)}: {duration(spot.device_ns)} per step, {counted(round(spot.calls), 'call')}",
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -51,7 +50,7 @@ def _explained_share(compiled: CompiledWork) -> list[RenderableType]:
 
 def where(place: Place | None) -> str:
     """`train.py:12`, or a dash."""
-    return f"{PurePath(place.file).name}:{place.line}" if place else "-"
+    return place.short if place else "-"
 
 
 def _regions(regions: tuple[RegionTime, ...], width: int) -> Table:

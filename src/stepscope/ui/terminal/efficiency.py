@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from stepscope.explain.efficiency import above_peak
-from stepscope.explain.shapes import shape_words
+from stepscope.explain.shapes import which_call
 from stepscope.records.figures import duration, flop_rate, flops, percent
 from stepscope.ui.efficiency import (
     MFU_WORDS,
@@ -83,7 +83,7 @@ def _dtypes(efficiency: Efficiency, width: int) -> Table:
 def _gaps(efficiency: Efficiency, width: int) -> Table:
     columns = [">gap", ">time", ">of roof", "bound", "dtype", "operator"]
     if width >= 90:
-        columns.append("shapes")
+        columns.append("shapes, line")
     table = titled_table("widest gaps to the roof, per step", *columns)
     room = max(28, width - _FIXED)
     for spot in gaps(efficiency, MOST_GAPS):
@@ -96,6 +96,6 @@ def _gaps(efficiency: Efficiency, width: int) -> Table:
             short_kernel(spot.operator, room * 4 // 7),
         ]
         if width >= 90:
-            cells.append(short_kernel(shape_words(spot.shapes), room * 3 // 7))
+            cells.append(short_kernel(which_call(spot), room * 3 // 7))
         table.add_row(*cells)
     return table

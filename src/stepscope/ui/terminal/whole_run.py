@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
@@ -179,7 +178,7 @@ def _stall_row(rank: RankRun, stall: Stall) -> list[str]:
         f"{stall.steps:,}" if stall.steps else "",
         f"{stall.period:,}" if stall.period else "",
         stall_time_words(stall),
-        one_line(f"{Path(place.file).name}:{place.line}") if place else "",
+        one_line(place.short) if place else "",
     ]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepscope.explain.efficiency import above_peak
-from stepscope.explain.shapes import shape_words
+from stepscope.explain.shapes import which_call
 from stepscope.records.figures import byte_rate, duration, flop_rate, flops, percent
 from stepscope.ui.efficiency import (
     about,
@@ -151,7 +151,7 @@ def _rows(spots: list[Spot]) -> list[GapRow]:
         GapRow(
             number=place,
             operator=spot.operator,
-            shapes=shape_words(spot.shapes),
+            shapes=which_call(spot),
             about=about(spot),
             time=duration(spot.device_ns),
             near=share_of_roof(spot),
