@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from stepscope.explain.explain_rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.compiled import CompiledGraph, CompilerRecord, GraphKernel
+from stepscope.records.optimizer_line import OptimizerLine
 from stepscope.records.rank_inputs import RankInputs
 
-from .build import graph, kernel, note, step
-from .test_kernel_pieces import CALL, CODE, NORM, OPERATORS, PRODUCT, SCALE
+from .build import graph, kernel, note, op, step
+from .test_kernel_pieces import CALL, CODE, NORM, OPERATORS, PRODUCT, RECORD, SCALE
 
 if TYPE_CHECKING:
     from stepscope.records.efficiency import Spot
@@ -73,6 +75,29 @@ def test_a_loop_does_not_compute_the_product_whose_result_it_reads(read: Read) -
     found = spots(read, *CODE[:3], last)
     assert found["aten::div"].flops == 0
     assert found["aten::mm"].flops == FLOPS
+
+
+def test_the_optimizer_s_operators_have_the_line_that_calls_it(read: Read) -> None:
+    events = [
+        step(1, start=0, dur=200),
+        note(CALL, start=10, dur=20),
+        graph([kernel("triton_poi_fused_tanh_0", start=20, dur=30)], launched_at=12),
+        note("Optimizer.step#AdamW.step", start=100, dur=50),
+        op("aten::_fused_adamw_", start=110, dur=20),
+        kernel("adam", start=120, dur=10, launched_at=112),
+    ]
+    trace, line = read(*events), OptimizerLine(optimizer="AdamW", file="/home/me/train.py", line=8)
+    shares, places = [], []
+    for lines in ((line,), (line, replace(line, line=9)), ()):
+        inputs = RankInputs(trace=trace, compiler=RECORD, optimizer_lines=lines)
+        rank = explain_analysis(RankAnalysis(inputs))
+        assert rank.compiled is not None
+        assert rank.efficiency is not None
+        shares.append(rank.compiled.line_share)
+        places.append({one.operator: one.place for one in rank.efficiency.spots})
+    assert shares == pytest.approx([1.0, 0.75, 0.75])  # two lines: which of them is not known
+    assert places[0]["aten::_fused_adamw_"] == line.place
+    assert places[1]["aten::_fused_adamw_"] is places[2]["aten::_fused_adamw_"] is None
 
 
 def test_what_the_code_does_not_name_stays_with_the_graph(read: Read) -> None:

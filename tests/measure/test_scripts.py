@@ -101,6 +101,15 @@ def test_skipped_steps_of_a_grad_scaler_count_and_are_marked(tmp_path: Path) -> 
     assert [row["step"] for row in rows if row.get("skipped")] == [5, 12]
 
 
+def test_the_line_that_calls_the_optimizer_is_noted(tmp_path: Path) -> None:
+    """Also where a scaler calls it."""
+    captured("grad_scaler", [], tmp_path / "run")
+    (line,) = json.loads((tmp_path / "run/rank-00000/rank.json").read_text())["optimizer_lines"]
+    source = Path(line["file"]).read_text().splitlines()[line["line"] - 1]
+    assert "scaler.step(" in source
+    assert line["optimizer"] == "SGD"
+
+
 def test_steps_without_an_optimizer_are_told_from_backward_passes(tmp_path: Path) -> None:
     expected = bare("no_optimizer", [])
     done = captured("no_optimizer", [], tmp_path / "run")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from stepscope.explain.compiled.graph_spots import open_spots
 from stepscope.explain.flops.attention import CAUSAL
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from stepscope.explain.flops.kernel_names import KernelName
     from stepscope.explain.flops.pieces import Chosen, Pieces
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.records.efficiency import Ceilings
+    from stepscope.records.efficiency import Ceilings, Spot
     from stepscope.records.explanation import StepTime
     from stepscope.records.trace import Trace
 
@@ -80,8 +81,22 @@ def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency 
         devices=pieces.devices,
         by_dtype=uses,
         ceilings=ceilings,
-        spots=open_spots(analysis, list_spots(trace, costs, pieces, ceilings)),
+        spots=_with_line_of_step(
+            analysis, open_spots(analysis, list_spots(trace, costs, pieces, ceilings))
+        ),
         notes=tuple(_notes(trace, costs, pieces, rows, chosen, unknown)),
+    )
+
+
+def _with_line_of_step(analysis: RankAnalysis, spots: tuple[Spot, ...]) -> tuple[Spot, ...]:
+    """The optimizer's operators with the line that calls it, where there is one for all."""
+    places = {line.place for line in analysis.inputs.optimizer_lines}
+    if len(places) != 1:
+        return spots
+    (place,) = places
+    return tuple(
+        replace(spot, place=place) if spot.phase == "optimizer" and not spot.place else spot
+        for spot in spots
     )
 
 

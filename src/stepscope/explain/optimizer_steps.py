@@ -16,15 +16,27 @@ from stepscope.records.trace import ABSENT, HostKind
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from stepscope.explain.arrays import Bools, Int32s
+    from stepscope.records.optimizer_line import OptimizerLine
+    from stepscope.records.place import Place
     from stepscope.records.trace import Trace
 
 _STEP = re.compile(r"Optimizer\.step#")
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
 _CLOSURE = re.compile(r"stepscope: closure$")  # written by capture around every call of one
 _NODE = re.compile(r"autograd::engine::evaluate_function")
+
+
+def places_of_steps(lines: Iterable[OptimizerLine]) -> dict[str, Place]:
+    """By the name of torch's mark; nothing for a class whose optimizers several lines call."""
+    found: dict[str, set[Place]] = {}
+    for line in lines:
+        found.setdefault(f"Optimizer.step#{line.optimizer}.step", set()).add(line.place)
+    return {name: places.pop() for name, places in found.items() if len(places) == 1}
 
 
 def in_optimizer_step(trace: Trace, rows: NDArray[np.integer]) -> Int32s:

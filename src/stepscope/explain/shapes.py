@@ -15,8 +15,9 @@ MOST = 3  # shapes in a sentence
 
 
 def which_call(spot: Spot, most: int | None = None) -> str:
-    """What tells a row of the roofline from others of its operator: shapes, or a line."""
-    return spot.place.short if spot.place is not None else shape_words(spot.shapes, most)
+    """What tells a row of the roofline from others of its operator: shapes, else a line."""
+    words = shape_words(spot.shapes, most)
+    return words if words or spot.place is None else spot.place.short
 
 
 def shape_words(shapes: str, most: int | None = None) -> str:

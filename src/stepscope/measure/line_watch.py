@@ -151,6 +151,15 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def running_line() -> UserLine | None:
+    """The innermost line of the user's code that runs now."""
+    for frame in _frames():
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            return UserLine(code.co_filename, frame.f_lineno, code.co_name)
+    return None
+
+
 def profiler_mark(line: UserLine, running: bool) -> Callable[[], None]:
     """The line as an event of the profiler."""
     mark = _record_function()(f"{RUNNING if running else MARK}{line}")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import weakref
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from stepscope.measure.line_watch import running_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+_MOST_LINES = 16
 _WRAPPER, _TORCHS = "wrapper", f"optim{os.sep}optimizer.py"  # torch's own, around every step
 
 
@@ -20,6 +24,7 @@ class Optimizers:
         self.calls = 0
         self.capturing = False  # a CUDA graph records what is called: nothing trains
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.lines: list[dict[str, Any]] = []  # where each was first called, for rank.json
         self._latest: Callable[[], Any] = lambda: None
         self._running: list[Any] = []  # inside each other
 
@@ -36,8 +41,15 @@ class Optimizers:
         self.calls += 1
         if self._latest() is not optimizer:
             self._latest = weakref.ref(optimizer)
+            if optimizer not in self.known and len(self.lines) < _MOST_LINES:
+                self._keep_line(optimizer)
             self.known.add(optimizer)
         return not self.capturing
+
+    def _keep_line(self, optimizer: Any) -> None:
+        line = running_line()
+        if line is not None:
+            self.lines.append({"optimizer": type(optimizer).__name__, **asdict(line)})
 
     def ends(self) -> bool:
         """True for an outermost step that trained."""

@@ -410,7 +410,7 @@ class Session:
             "after_last_step": self._lines.after_last_step() if status == "finished" else None,
             "remedies": self.trial.remedies() if self.trial is not None else [],
         }
-        surroundings: dict[str, Any] = {"communication": self._job}
+        surroundings = {"communication": self._job, "optimizer_lines": self.optimizers.lines}
         surroundings |= {"host_load": self._load.content(), "host_steps": self._special.content()}
         self._rank_file.write(status, progress, surroundings)
 

@@ -54,7 +54,7 @@ class Spot(msgspec.Struct, frozen=True, kw_only=True):
     bound: Bound
     phase: Phase
     recomputed: bool = False
-    place: Place | None = None  # inside a compiled graph: the line that most of it comes from
+    place: Place | None = None  # of a compiled kernel, and of the optimizer's: its line
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stepscope.records.job import RankFolder
     from stepscope.records.measured_steps import MeasuredSteps
     from stepscope.records.memory import CapturedMemory
+    from stepscope.records.optimizer_line import OptimizerLine
     from stepscope.records.profile import Profile
     from stepscope.records.quality import Note
     from stepscope.records.run_times import RunTimes
@@ -43,6 +44,7 @@ class RankInputs(msgspec.Struct, frozen=True, kw_only=True):
     folder: RankFolder | None = None
     memory: MemoryInputs = MemoryInputs()
     host_steps: tuple[HostStepTimes, ...] = ()  # those in which the host never waited
+    optimizer_lines: tuple[OptimizerLine, ...] = ()
     samples: StackSamples | None = None  # stacks outside windows, with their steps
     compiler: CompilerRecord | None = None  # what torch.compile did
     captures: tuple[CapturedGraph, ...] = ()  # CUDA graphs of the script, in order

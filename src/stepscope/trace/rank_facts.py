@@ -17,6 +17,7 @@ from stepscope.records.host_load import HostLoad  # noqa: TC001  (decoded at run
 from stepscope.records.host_steps import HostStepTimes  # noqa: TC001  (decoded)
 from stepscope.records.limits import Bytes, Count, DurationNs, RankNumber, Ranks, StampNs  # noqa: TC001  (decoded)
 from stepscope.records.network_place import NetworkPlace  # noqa: TC001  (decoded)
+from stepscope.records.optimizer_line import OptimizerLine  # noqa: TC001  (decoded)
 from stepscope.records.process_identity import ProcessIdentity  # noqa: TC001  (decoded)
 from stepscope.trace.decode import Oddities
 from stepscope.trace.side_files import read_record
@@ -172,6 +173,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     torch: str | UnsetType | None = UNSET
     math: dict[str, bool] | UnsetType | None = UNSET
     host_steps: list[HostStepTimes] | UnsetType | None = UNSET
+    optimizer_lines: list[OptimizerLine] | UnsetType | None = UNSET
     cuda: str | UnsetType | None = UNSET
     hip: str | UnsetType | None = UNSET
     device: CapturedDevice | str | UnsetType | None = UNSET

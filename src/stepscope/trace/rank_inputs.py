@@ -15,13 +15,13 @@ from stepscope.trace.read import read_trace
 from stepscope.trace.regular_files import may_exist
 
 if TYPE_CHECKING:
-    from stepscope.records.host_steps import HostStepTimes
     from stepscope.records.job import RankFolder
     from stepscope.records.profile import Profile
     from stepscope.records.quality import Note
     from stepscope.records.step_columns import StepColumns
     from stepscope.records.trace import Trace
     from stepscope.trace.files import Progress
+    from stepscope.trace.rank_facts import RankFacts
 
 _FIRST_ENDS, _LAST_ENDS = 10, 100  # see explain/memory/growth.py
 
@@ -77,13 +77,15 @@ def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> Rank
     samples, sample_notes = read_stack_samples(path.parent)
     compiler, compiler_notes = read_compiler_record(path.parent)
     captures, capture_notes = read_captures(path.parent)
+    facts = _read_rank_facts(path.parent)
     others = (*oddities.notes, *sample_notes, *compiler_notes, *capture_notes)
     return RankInputs(
         trace=trace,
         steps=steps,
         times=read_run_times(path.parent, steps, options.same_rank.get(str(path.parent), ())),
         folder=folder,
-        host_steps=_read_host_steps(path.parent),
+        host_steps=tuple(facts.host_steps or ()),
+        optimizer_lines=tuple(facts.optimizer_lines or ()),
         memory=_read_memory(path.parent, steps, others, options.memory_limit),
         samples=samples,
         compiler=compiler,
@@ -92,12 +94,11 @@ def _read_captured_files(path: Path, trace: Trace, options: ReadOptions) -> Rank
     )
 
 
-def _read_host_steps(folder: Path) -> tuple[HostStepTimes, ...]:
+def _read_rank_facts(folder: Path) -> RankFacts:
     from stepscope.trace.decode import Oddities
     from stepscope.trace.rank_facts import RANK, decode_facts
 
-    steps = decode_facts(folder, Oddities(RANK)).host_steps
-    return tuple(steps) if isinstance(steps, list) else ()
+    return decode_facts(folder, Oddities(RANK))
 
 
 def _read_memory(

@@ -21,6 +21,7 @@ from stepscope.explain.compiled.kernel_pieces import (
     mark_rows,
 )
 from stepscope.explain.flops.compiled_regions import graph_rates, price_graph
+from stepscope.explain.optimizer_steps import in_optimizer_step, places_of_steps
 from stepscope.explain.work import rows_named
 from stepscope.records.compiled import KernelTime
 from stepscope.records.trace import DeviceKind, HostKind
@@ -29,7 +30,7 @@ from stepscope.trace.links import nearest_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from stepscope.explain.arrays import Bools
+    from stepscope.explain.arrays import Bools, Int32s
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.place import Place
 
@@ -202,5 +203,15 @@ def _outside(analysis: RankAnalysis, pieces: KernelPieces) -> tuple[int, int, in
     by_name = rows_named(trace, trace.device, everywhere, split_fused_name)[rows]
     costs = analysis.costs
     made = np.where(costs.replayed[rows], costs.operator[rows], launch)
-    python = nearest_of(host, host.kind == HostKind.PYTHON, made)
-    return int(ns.sum()), int(ns[(operator >= 0) | by_name].sum()), int(ns[python >= 0].sum())
+    with_line = nearest_of(host, host.kind == HostKind.PYTHON, made) >= 0
+    with_line |= _in_known_step(analysis, made)
+    return int(ns.sum()), int(ns[(operator >= 0) | by_name].sum()), int(ns[with_line].sum())
+
+
+def _in_known_step(analysis: RankAnalysis, rows: Int32s) -> Bools:
+    """Whether an optimizer whose line capture noted launched what these rows launched."""
+    trace, known = analysis.trace, places_of_steps(analysis.inputs.optimizer_lines)
+    annotation = trace.host.kind <= HostKind.ANNOTATION
+    named = rows_named(trace, trace.host, annotation, known.__contains__)
+    mark = in_optimizer_step(trace, rows)
+    return (mark >= 0) & named[np.maximum(mark, 0)]
