@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from test_against import results, row
 
 from stepscope.bench import catalogue
 from stepscope.bench.enough_runs import MOST_OF_MANY, MOST_RUNS, EnoughRuns, sees
 from stepscope.bench.rules import CLAIM_RUNS
 from stepscope.bench.task import BenchTask
+from stepscope.records.bench_result import BenchMachine
 from stepscope.ui.bench import suite
 from stepscope.ui.bench.runs import BenchRun
 
@@ -61,6 +63,14 @@ def test_a_row_that_cannot_be_compared_needs_no_more_runs() -> None:
     assert EnoughRuns(workloads=1, base=base).are_there(row((1.0, 2.0), status="failed"))
     assert EnoughRuns(workloads=1, base=base).are_there(row((1.0, 2.0), name="other"))
     assert EnoughRuns(workloads=1, base=base).are_there(row((1.0, 2.0), size="small"))
+
+
+def test_runs_do_not_help_against_a_base_of_another_machine() -> None:
+    here = BenchMachine(host="a", processor="fast", cores=2)
+    base = replace(results(row()), machine=here)
+    assert EnoughRuns(workloads=1, base=base).can_help(replace(here, host="b"))
+    assert not EnoughRuns(workloads=1, base=base).can_help(replace(here, cores=64))
+    assert EnoughRuns(workloads=1).can_help(here)
 
 
 class _Silent:

@@ -31,7 +31,7 @@ _SEEN_ELSEWHERE = {"runs", "dropped", "interleaved"}  # rules that each row's co
 
 def compare_results(base: BenchResults, now: BenchResults, against: str) -> BenchComparison:
     """Every workload of `now` with its like in `base`; `against` is where the base was read."""
-    other = _other_machine(base.machine, now.machine)
+    other = other_machine(base.machine, now.machine)
     pairs = [(row_of_base(result, base.workloads), result) for result in now.workloads]
     reasons = [other or why_not_comparable(then, result) for then, result in pairs]
     alike = [
@@ -105,7 +105,7 @@ def _unlike(then: WorkloadResult, now: WorkloadResult) -> Iterator[str]:
             yield f"{name} {_said(after)}, the base {_said(before)}"
 
 
-def _other_machine(base: BenchMachine | None, now: BenchMachine | None) -> str | None:
+def other_machine(base: BenchMachine | None, now: BenchMachine | None) -> str | None:
     if base is None or now is None:
         return None
     unlike = _differences(base, now, _MACHINE_IS)

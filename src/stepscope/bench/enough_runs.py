@@ -10,13 +10,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.bench.against import compared_runs, row_of_base, why_not_comparable
+from stepscope.bench.against import (
+    compared_runs,
+    other_machine,
+    row_of_base,
+    why_not_comparable,
+)
 from stepscope.bench.run_change import run_change
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.bench_result import BenchResults, WorkloadResult
+    from stepscope.records.bench_result import BenchMachine, BenchResults, WorkloadResult
 
 SEEN = 0.05  # a slow-down of this size
 FOUND = 0.999  # is found so often
@@ -45,6 +50,10 @@ class EnoughRuns:
         if len(row.runs_ms) >= self.most or self._outnumber(row, then):
             return True
         return sees(*compared_runs(then, row), workloads=self.workloads)
+
+    def can_help(self, machine: BenchMachine | None) -> bool:
+        """Runs on this machine; nothing is compared with a base of another one."""
+        return self.base is None or not other_machine(self.base.machine, machine)
 
     def _outnumber(self, row: WorkloadResult, then: WorkloadResult) -> bool:
         return self.base is not None and len(row.runs_ms) >= _TIMES_BASE * len(then.runs_ms)

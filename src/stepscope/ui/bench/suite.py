@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from stepscope.bench.enough_runs import EnoughRuns
     from stepscope.bench.task import BenchTask
-    from stepscope.records.bench_result import WorkloadResult
+    from stepscope.records.bench_result import BenchMachine, WorkloadResult
     from stepscope.ui.bench.metrics import ExplainedRun
     from stepscope.ui.bench.runs import BenchRun
 
@@ -94,7 +94,7 @@ def run_suite(
             (signal.SIGTERM, signal.SIGHUP), lambda number: SystemExit(128 + number)
         ):
             suite.run(check_memory=check_memory)
-            if enough is not None:
+            if enough is not None and enough.can_help(suite.machine):
                 suite.add_runs(enough)
     except KeyboardInterrupt:
         code = _INTERRUPTED
@@ -126,6 +126,10 @@ class _Suite:
                 "seed": rows[0].task.seed if rows else 0,
             },
         )
+
+    @property
+    def machine(self) -> BenchMachine | None:
+        return self._results.machine
 
     def run(self, *, check_memory: bool) -> None:
         self._results = replace(self._results, machine=describe_machine())
