@@ -25,7 +25,7 @@ FLOPS = 2 * 8 * 16 * 32  # of the product
 RESULT, OPERANDS = 4 * 8 * 32, 4 * (8 * 16 + 16 * 32)  # bytes
 
 
-def spots(read: Read, *code: GraphKernel) -> dict[str, Spot]:
+def spots(read: Read, *code: GraphKernel, product: str = "nvjet_gemm") -> dict[str, Spot]:
     """Of two steps with one replay of the graph in each."""
     record = CompilerRecord(
         graphs=(CompiledGraph(key="a", region="0/0", operators=OPERATORS, kernels=code),)
@@ -35,7 +35,7 @@ def spots(read: Read, *code: GraphKernel) -> dict[str, Spot]:
         replayed = [
             kernel("triton_poi_fused_tanh_0", start=begin + 20, dur=8),
             kernel("triton_poi_fused_mul_1", start=begin + 30, dur=4),
-            kernel("nvjet_gemm", start=begin + 40, dur=16),
+            kernel(product, start=begin + 40, dur=16),
             kernel("splitk_reduce", start=begin + 56, dur=2),
             kernel("triton_poi_fused_div_2", start=begin + 60, dur=10),
         ]
@@ -98,6 +98,11 @@ def test_the_optimizer_s_operators_have_the_line_that_calls_it(read: Read) -> No
     assert shares == pytest.approx([1.0, 0.75, 0.75])  # two lines: which of them is not known
     assert places[0]["aten::_fused_adamw_"] == line.place
     assert places[1]["aten::_fused_adamw_"] is places[2]["aten::_fused_adamw_"] is None
+
+
+def test_fp32_that_is_computed_as_tf32_stands_under_that_roof(read: Read) -> None:
+    found = spots(read, *CODE, product="sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128")
+    assert found["aten::mm"].dtype == "tf32"
 
 
 def test_what_the_code_does_not_name_stays_with_the_graph(read: Read) -> None:

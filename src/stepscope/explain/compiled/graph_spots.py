@@ -13,7 +13,7 @@ import numpy as np
 from stepscope.explain.call_tree import group, sum_by
 from stepscope.explain.compiled.graph_kernels import open_regions
 from stepscope.explain.compiled.kernel_pieces import graph_key
-from stepscope.explain.flops.dtypes import DTYPES
+from stepscope.explain.flops.dtypes import DTYPES, FP32, TF32
 from stepscope.explain.roofline import phase_of, place_on_roofline, widest_first
 from stepscope.records.trace import ABSENT
 from stepscope.trace.links import nearest_of
@@ -96,14 +96,14 @@ def _sum_kernels(analysis: RankAnalysis, opened: OpenedRegions) -> dict[_KernelR
     runs = np.bincount(place[once], minlength=count)
     rows: dict[_KernelRow, _KernelSums] = {}
     for number, sample in enumerate(mine[first].tolist()):
-        graph, kernel = int(pieces.graph[sample]), int(pieces.kernel[sample])
-        fact = opened.facts[graph][kernel]
+        graph, region = int(pieces.graph[sample]), int(pieces.region[sample])
+        fact = opened.facts[graph][int(pieces.kernel[sample])]
         row = _KernelRow(
             graph=graph,
             operator=_words(fact),
             place=fact.lines[0][0] if fact.lines else None,
-            dtype=DTYPES[fact.dtype] if fact.flops and fact.dtype >= 0 else "",
-            phase=phase_of(analysis.costs, int(pieces.region[sample])),
+            dtype=_dtype(fact, int(analysis.costs.dtype[region])),
+            phase=phase_of(analysis.costs, region),
         )
         before = rows.get(row, _KernelSums(0, 0, 0, 0))
         rows[row] = before.plus(int(total[number]), int(runs[number]), fact)
@@ -120,6 +120,13 @@ def _belong_to_graph(analysis: RankAnalysis, pieces: KernelPieces) -> Bools:
         row = costs.operator[pieces.event]
     mine: Bools = row == pieces.region
     return mine
+
+
+def _dtype(fact: KernelFacts, of_graph: int) -> str:
+    """In which its products are computed: the kernels' names say whether fp32 is tf32."""
+    if not fact.flops or fact.dtype < 0:
+        return ""
+    return DTYPES[TF32 if fact.dtype == FP32 and of_graph == TF32 else fact.dtype]
 
 
 def _words(fact: KernelFacts) -> str:
