@@ -222,3 +222,12 @@ def test_events_on_thousands_of_lanes_are_located_quickly(count: int) -> None:
     lane, time = np.arange(count, dtype=np.int32), np.arange(count, dtype=np.int64)
     found = links.locate(lane, time, np.arange(count), lane[::-1], time[::-1])
     assert (found == np.arange(count)[::-1]).all()
+
+
+@given(
+    st.lists(st.integers(-(2**62), 2**62) | st.integers(0, 5), max_size=20),
+    st.lists(st.integers(-(2**62), 2**62) | st.integers(0, 5), max_size=20),
+)
+def test_is_among_is_isin(values: list[int], wanted: list[int]) -> None:
+    given_values, given_wanted = np.array(values, np.int64), np.array(wanted, np.int64)
+    assert links.is_among(given_values, given_wanted).tolist() == [one in wanted for one in values]

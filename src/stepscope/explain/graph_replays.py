@@ -8,6 +8,7 @@ import numpy as np
 
 from stepscope.explain.work import named, one_of
 from stepscope.records.trace import DeviceKind
+from stepscope.trace.links import is_among
 
 if TYPE_CHECKING:
     from stepscope.explain.arrays import Bools, Int64s
@@ -55,5 +56,4 @@ def find_gaps_in_replays(trace: Trace, end_ns: Int64s) -> Bools:
     replays, which = np.unique(device.correlation[rows], return_inverse=True)
     first = np.full(len(replays), np.iinfo(np.int64).max)
     np.minimum.at(first, which.reshape(-1), start)
-    later: Bools = np.isin(end_ns, start[start > first[which.reshape(-1)]])
-    return later
+    return is_among(end_ns, start[start > first[which.reshape(-1)]])

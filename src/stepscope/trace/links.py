@@ -87,6 +87,16 @@ def distinct(values: NDArray[Any]) -> NDArray[Any]:
     return ordered[np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))]
 
 
+def is_among(values: NDArray[Any], wanted: NDArray[Any]) -> Flags:
+    """np.isin for large numbers, without numpy.ma."""
+    if not len(wanted):
+        return np.zeros(len(values), np.bool_)
+    ordered = np.sort(wanted)
+    place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    found: Flags = ordered[place] == values
+    return found
+
+
 def nearest(host: HostEvents, wanted: Flags) -> Int32:
     """For every host row: itself or its nearest ancestor among the wanted rows, or -1."""
     if not wanted.any():

@@ -7,7 +7,7 @@ bits, and the text of a shape, a dtype or a grid decodes to what its name says.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -29,6 +29,13 @@ MAX_ELEMENTS = 1 << 44
 MAX_IDS = 1 << 62
 MAX_DEVICES = 1 << 16
 _MAX_SIDES = 64  # torch's own limit on a tensor's dimensions
+_AS_MANY = msgspec.Meta(max_length=_MAX_SIDES)
+# Most texts are lists of these, which msgspec checks much faster than code here could.
+_SHAPES = msgspec.json.Decoder(list[Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], _AS_MANY]])
+_STRIDES = msgspec.json.Decoder(
+    list[Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=MAX_ELEMENTS)]], _AS_MANY]]
+)
+_TEXTS = msgspec.json.Decoder(list[str])
 _MAX_GRID_SIDE = (1 << 31) - 1  # CUDA's own limit
 _SHOWN_CHARACTERS = 60
 _LARGEST_SHOWN = 1 << 128
@@ -130,8 +137,12 @@ def limit_texts(
 
 def are_shapes(text: bytes) -> bool:
     """Whether the text lists the shape of each argument, or of each tensor in a list."""
-    arguments = decode_or_none(text, list[Any])
-    return arguments is not None and all(map(_is_shape_or_list, arguments))
+    try:
+        shapes = _SHAPES.decode(text)
+    except DECODE_ERRORS:  # lists of tensors, or no shapes
+        arguments = decode_or_none(text, list[Any])
+        return arguments is not None and all(map(_is_shape_or_list, arguments))
+    return all(math.prod(filter(None, sides)) <= MAX_ELEMENTS for sides in shapes)
 
 
 def _is_shape_or_list(argument: Any) -> bool:
@@ -145,11 +156,13 @@ def _is_shape_or_list(argument: Any) -> bool:
 def _is_shape(sides: list[Any]) -> bool:
     if len(sides) > _MAX_SIDES or not all(type(side) is int and side >= 0 for side in sides):
         return False
-    return bool(math.prod(side or 1 for side in sides) <= MAX_ELEMENTS)
+    return bool(math.prod(filter(None, sides)) <= MAX_ELEMENTS)
 
 
 def are_strides(text: bytes) -> bool:
     """Whether the text lists the strides of each argument, or of each tensor in a list."""
+    if _is_valid(_STRIDES, text):
+        return True
     arguments = decode_or_none(text, list[Any])
     return arguments is not None and all(map(_are_steps_or_lists, arguments))
 
@@ -166,7 +179,15 @@ def _are_steps(steps: list[Any]) -> bool:
 
 
 def are_texts(text: bytes) -> bool:
-    return decode_or_none(text, list[str]) is not None
+    return _is_valid(_TEXTS, text)
+
+
+def _is_valid(decoder: msgspec.json.Decoder[Any], text: bytes) -> bool:
+    try:
+        decoder.decode(text)
+    except DECODE_ERRORS:
+        return False
+    return True
 
 
 def is_grid(text: bytes) -> bool:

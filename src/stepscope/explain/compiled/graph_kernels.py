@@ -25,7 +25,7 @@ from stepscope.explain.optimizer_steps import in_optimizer_step, places_of_steps
 from stepscope.explain.work import rows_named
 from stepscope.records.compiled import KernelTime
 from stepscope.records.trace import DeviceKind, HostKind
-from stepscope.trace.links import nearest_of
+from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -78,7 +78,7 @@ def time_kernels(analysis: RankAnalysis) -> dict[str, GraphKernels]:
         size = len(graph.kernels) + 1  # the last is for what is not known
         kernel = np.where(pieces.kernel[mine] >= 0, pieces.kernel[mine], size - 1)
         total = np.bincount(kernel, pieces.dur_ns[mine], size)
-        runs = len(np.unique(pieces.region[mine]))
+        runs = len(distinct(pieces.region[mine]))
         facts = opened.facts[number]
         found[graph.key] = GraphKernels(
             times=_by_name(facts, total, runs / steps, steps),

@@ -20,7 +20,7 @@ from stepscope.explain.flops.kernel_names import read_name
 from stepscope.explain.graph_replays import find_replayed
 from stepscope.explain.work import named, one_of, rows_named
 from stepscope.records.trace import ABSENT, DeviceKind, HostKind
-from stepscope.trace.links import nearest_of
+from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -104,7 +104,7 @@ def _join_recordings(
     device = trace.device
     product = _find_products(trace, wanted)
     for rows in split_replays(trace, wanted):
-        if len(np.unique(device.stream[rows])) > 1:
+        if len(distinct(device.stream[rows])) > 1:
             continue
         kinds = np.array([_CODES.get(DeviceKind(kind), 0) for kind in device.kind[rows].tolist()])
         for launches, recorded in recordings:

@@ -13,6 +13,7 @@ import numpy as np
 
 from stepscope.explain.work import rows_named
 from stepscope.records.trace import HostKind
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.explain.strategies.evidence import Bools, Int64, StrategyEvidence
@@ -31,9 +32,9 @@ def find_exchanging_passes(evidence: StrategyEvidence, reduces: Bools) -> tuple[
     pass_of = np.searchsorted(forwards, evidence.made_ns, side="right") - 1
     updates = _update_ends(evidence.trace)
     counts: list[int] = []
-    for step in np.unique(evidence.step[reduces]).tolist():
+    for step in distinct(evidence.step[reduces]).tolist():
         calls = np.flatnonzero(reduces & (evidence.step == step))
-        passes = np.unique(pass_of[calls])
+        passes = distinct(pass_of[calls])
         times = forwards[passes]
         is_one_update = (
             passes[0] >= 0
@@ -62,5 +63,5 @@ def _update_ends(trace: Trace) -> Int64:
 
 def _same_sizes(sizes: Int64, pass_of: Int64) -> bool:
     """Whether every pass exchanges buckets of the same sizes."""
-    passes = [sorted(sizes[pass_of == one].tolist()) for one in np.unique(pass_of).tolist()]
+    passes = [sorted(sizes[pass_of == one].tolist()) for one in distinct(pass_of).tolist()]
     return all(one == passes[0] for one in passes)
