@@ -8,8 +8,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from stepscope.records.together import (
-    FOLDER,
-    SERVER_FILE,
     Pull,
     PullServed,
     Push,
@@ -20,6 +18,7 @@ from stepscope.records.together import (
     shard_file,
     worker_file,
 )
+from stepscope.records.together_folder import FOLDER, SERVER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,14 +18,13 @@ from stepscope.explain.together.straggling import find_straggling, mean_of_slowe
 from stepscope.explain.together.summary import summarise_together
 from stepscope.explain.whole_run.late_ranks import judge_whole_run
 from stepscope.records.together import (
-    COORDINATOR_FILE,
-    FOLDER,
     LostUpdates,
     MemberChange,
     ShardRestored,
     event_line,
     worker_file,
 )
+from stepscope.records.together_folder import COORDINATOR_FILE, FOLDER
 from stepscope.records.worker_times import WorkerTimes
 from stepscope.trace.together_files import read_together
 from stepscope.ui.cli.explain import command as explain_command

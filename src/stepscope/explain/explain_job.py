@@ -20,7 +20,7 @@ from stepscope.explain.rank_without_trace import (
 )
 from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
-from stepscope.records.together import FOLDER
+from stepscope.records.together_folder import FOLDER
 from stepscope.trace.discover import find_files_of_job, find_traces, named_file
 from stepscope.trace.job_folders import JobFolders, join_folders
 from stepscope.trace.rank_inputs import ReadOptions

@@ -26,10 +26,6 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
-FOLDER = "together"
-SERVER_FILE = "server.json"
-COORDINATOR_FILE = "coordinator.jsonl"
-
 Mode = Literal["strong", "bounded", "eventual", "weak"]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError
 from stepscope.records.host_names import HOSTS
 from stepscope.records.packed_steps import TAIL
-from stepscope.records.together import FOLDER
+from stepscope.records.together_folder import FOLDER
 from stepscope.trace.layout import ENDINGS, is_trace_name
 from stepscope.trace.regular_files import is_folder, list_folder, may_exist
 from stepscope.trace.remote import RemoteTrace, fetch, find_remote_traces, is_url, local_path

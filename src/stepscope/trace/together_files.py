@@ -11,13 +11,13 @@ import numpy as np
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.records.consistency import Consistency
 from stepscope.records.quality import Note
-from stepscope.records.together import FOLDER, SERVER_FILE
 from stepscope.records.together_events import (
     PullColumns,
     PushColumns,
     RequestColumns,
     TogetherEvents,
 )
+from stepscope.records.together_folder import FOLDER, SERVER_FILE
 from stepscope.records.words import counted
 from stepscope.trace.regular_files import is_folder, list_folder, may_exist, read_whole
 

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from stepscope.records.together import FOLDER, SERVER_FILE, event_line
+from stepscope.records.together import event_line
+from stepscope.records.together_folder import FOLDER, SERVER_FILE
 
 if TYPE_CHECKING:
     from stepscope.records.together import ServerEvent, ServerFacts

@@ -17,7 +17,8 @@ from stepscope.fix.server.messages import Ping, TakeCheckpoint, Unreachable
 from stepscope.fix.server.ray_cluster import RayNetwork, import_ray, node_ids, on_node
 from stepscope.fix.server.shard import ShardServer
 from stepscope.fix.server.shard_state import ShardRecipe
-from stepscope.records.together import COORDINATOR_FILE, ShardRestored, shard_file
+from stepscope.records.together import ShardRestored, shard_file
+from stepscope.records.together_folder import COORDINATOR_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

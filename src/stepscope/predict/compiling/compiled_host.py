@@ -15,9 +15,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.quantiles import median
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.edit import Selection, remove, scale_calls
 from stepscope.predict.graph_costs import LAUNCH_NS, PER_NODE_NS, SPACING_NS
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Calls, Flags, Floats, StepGraph
@@ -50,7 +52,7 @@ def relaunch(
     )
     after = in_passes(graph.calls)
     launches = int(after.sum())
-    passes = len(np.unique(graph.calls.phase[after]))
+    passes = len(distinct(graph.calls.phase[after]))
     fixed_ns = unit_ns * (_ENTRY * passes + _GRADIENT * gradients)
     wanted_ns = fixed_ns + launches * unit_ns * _LAUNCH
     if graphed:
@@ -92,7 +94,7 @@ def _other_ns(calls: Calls) -> Floats:
     launching = in_passes(calls)
     if not launching.any():
         return np.zeros(len(calls))
-    typical = float(np.median((calls.gap_ns + calls.call_ns)[launching]))
+    typical = median((calls.gap_ns + calls.call_ns)[launching])
     other: Floats = np.maximum(calls.gap_ns - _LONGEST * typical, 0.0)
     return other
 
