@@ -8,11 +8,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from stepscope.fix.fuse.choose import WayToChoose, chooser
-from stepscope.fix.fuse.rules.filters import as_filters, channels_last, precision_of_autocast
+from stepscope.fix.fuse.rules.filters import (
+    LAST,
+    as_filters,
+    channels_last,
+    precision_of_autocast,
+)
 from stepscope.fix.fuse.rules.pointwise import product, product_in_channels, shared_product
 from stepscope.fix.fuse.rules.registry import front_of, rule_for
 from stepscope.fix.fuse.rules.taps import each_dimension, useful_taps
-from stepscope.fix.fuse.rules.transposed import LAST, convolve_transposed_last
+from stepscope.fix.fuse.rules.transposed import convolve_transposed_last
 from stepscope.fix.fuse.rules.unfolded import convolve_unfolded
 from stepscope.fix.fuse.stacked import Layout, Stacked
 

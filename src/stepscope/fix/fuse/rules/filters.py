@@ -12,6 +12,7 @@ import torch
 
 from stepscope.fix.fuse.proven_kernels import proven_kernels
 
+LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by a tensor's dimensions
 _CAST = (torch.float32, torch.float16, torch.bfloat16)  # autocast leaves float64 as it is
 
 

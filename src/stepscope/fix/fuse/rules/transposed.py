@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
+from stepscope.fix.fuse.rules.filters import LAST
 from stepscope.fix.fuse.rules.taps import each_dimension
-
-LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def convolve_transposed_last(
@@ -82,6 +81,7 @@ def _gradients(
 def _as_told(
     gradient: torch.Tensor, pictures: torch.Tensor, filters: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the compiler is told of the results; `wanted` comes last."""
     of_pictures, of_filters = (
         _channels_last_like(like) if is_wanted else like.new_empty(0)
         for like, is_wanted in zip((pictures, filters), rest[-1], strict=True)
