@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _WARM_UP = 6  # steps
 _DRAIN_S = 0.3  # until what the others have launched is done
+_GRACE_S = 0.3  # before the others are stopped: who has just been woken gets into the line
 FOLDER_VARIABLE = "STEPSCOPE_TURNS"
 _LOOK_S = 0.05
 _NEVER = 1_000_000_000  # the step of a window that a trial never opens
@@ -55,6 +56,7 @@ class Turns:
         """Have the device alone from now on, until `end` or the end of the process."""
         self._lock = self._wait_in_line()
         signal_all(children_of(os.getpid()), signal.SIGCONT)  # stopped while this process waited
+        time.sleep(_GRACE_S)
         self._began = time.monotonic()
         self._signal_others(signal.SIGSTOP)
         time.sleep(_DRAIN_S)

@@ -77,9 +77,13 @@ def _measure_all(options: argparse.Namespace) -> list[Row]:
 
     def measured(cell: Row) -> Row:
         try:
-            if cell["way"] == TWICE:
-                return _cap_row(device, options.tiny)
-            return measure(cell["model"], WAYS[cell["way"]], device, alone, tiny=options.tiny)
+            if cell["way"] in COMPILED:
+                return measure(cell["model"], cell["way"], device, alone, tiny=options.tiny)
+            with alone():  # from the start: a plan rests on the times of the first steps
+                if cell["way"] == TWICE:
+                    return _cap_row(device, options.tiny)
+                now = contextlib.nullcontext
+                return measure(cell["model"], cell["way"], device, now, tiny=options.tiny)
         finally:
             clean(device)
 
@@ -100,17 +104,20 @@ def _wanted(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 def measure(
     name: str,
-    way: Callable[[Any], Any],
+    way: str,
     device: torch.device,
     alone: Callable[[], contextlib.AbstractContextManager[Any]],
     *,
     tiny: bool,
 ) -> dict[str, Any]:
     """One row; bytes are None where torch keeps no account of them."""
-    changed = Changed(way)
+    changed = Changed(WAYS[way])
     step = build(name, changed, device, tiny=tiny)
+    began = time.perf_counter()
     for number in range(WARM_UP + 2):
         step(number)
+    wait(device)
+    warm_up_s = time.perf_counter() - began
     held = _HeldAfterForward(changed.model, device)
     if device.type == "cpu" and changed.saver is None:
         held.kept_bytes = _counted(step, changed.model)
@@ -129,6 +136,7 @@ def measure(
         "peak_bytes": peak(device),
         "kept_bytes": held.kept_bytes,
         "loss": float(loss.detach()),
+        "warm_up_s": round(warm_up_s, 1),
     }
     if changed.saver is not None:
         row |= _promised(changed.saver)

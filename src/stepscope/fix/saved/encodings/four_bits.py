@@ -54,7 +54,8 @@ def pack_groups(flat: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tens
     groups = values.view(-1, GROUP)
     finite = groups.isfinite().all(1)
     lowest, highest = groups.amin(1), groups.amax(1)
-    step = highest / LEVELS - lowest / LEVELS
+    levels = lowest.new_full((), LEVELS)  # a number would be multiplied by its inverse on GPUs
+    step = highest / levels - lowest / levels
     inverse = torch.where(step > LEAST_STEP, 1 / step, 0)
     places = torch.arange(groups.numel(), device=flat.device).view(-1, GROUP)
     chance = (hashed(places ^ seed) >> 8).float() * 2.0**-24
