@@ -31,6 +31,7 @@ from stepscope.fix.saved.replay import (
     EncodedTensor,
     KeptTensor,
     RepeatableCall,
+    calls_among,
 )
 from stepscope.fix.saved.save_plan import ENCODE, RECOMPUTE, SavePlan
 
@@ -186,7 +187,8 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             held.append(kept)
         written = facts(func).written
         template = CallTemplate.of(func, args, kwargs, written[0] if written else None)
-        return RepeatableCall(template, tuple(held), (None,) * len(held))
+        parents = calls_among(held)
+        return RepeatableCall(template, tuple(held), (None,) * len(held), parents=parents)
 
     def _register(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
@@ -124,19 +123,21 @@ def _pinned(model: nn.Module, plan: SavePlan) -> PinnedPlan:
     finally:
         seen.detach()
     seen.finish()
-    return pin_plan(seen)
+    return pin_plan(seen, pausing=False)
 
 
 def _step_ns(model: nn.Module, pinned: PinnedPlan | None) -> int:
     """Forward and backward; without a plan, as they are."""
     began = time.thread_time_ns()
-    hooks = nullcontext()
-    if pinned is not None:
-        follower = PinnedFollower(pinned, _NOTHING, count=False)
-        hooks = torch.autograd.graph.saved_tensors_hooks(follower.pack, unpack_held)
-    with hooks:
+    follower = None if pinned is None else PinnedFollower(pinned, _NOTHING, count=False)
+    if follower is not None:
+        follower.start()
+    try:
         output = model(_two_by_two())
-    if pinned is not None:
+    finally:
+        if follower is not None:
+            follower.stop()
+    if follower is not None:
         follower.finish()
     torch.autograd.grad(output.sum(), list(model.parameters()))
     return time.thread_time_ns() - began

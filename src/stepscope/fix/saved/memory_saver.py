@@ -21,6 +21,7 @@ from stepscope.fix.saved.follower import (
 from stepscope.fix.saved.following_costs import following_costs
 from stepscope.fix.saved.graph_capture import is_capturing
 from stepscope.fix.saved.operators import is_plain, tensors_in
+from stepscope.fix.saved.pack_hook import is_following, other_hooks_are_active
 from stepscope.fix.saved.pin_plan import pin_plan
 from stepscope.fix.saved.pinned_follower import PinnedFollower
 from stepscope.fix.saved.pinning import PinningFollower
@@ -96,7 +97,8 @@ class MemorySaver:
         self._lossy = lossy
         self._given = None if plan is None else FollowedPlan.of(plan)
         self._start_over()
-        self._hooked: set[Any] = set()
+        self._entered: set[Any] = set()
+        self._left: set[Any] = set()
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._enters, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leaves, with_kwargs=True, always_call=True),
@@ -208,12 +210,14 @@ class MemorySaver:
             if isinstance(self._active, StepRecorder):
                 unpack = functools.partial(self._unpack_recorded, self._active, known)
             self._stack = ExitStack()
+            if isinstance(self._active, PinnedFollower):
+                self._stack.callback(self._active.stop)
+                self._stack.enter_context(_without_collections())
+                self._active.start()
+                return
             hooks = torch.autograd.graph.saved_tensors_hooks(self._active.pack, unpack)
             self._stack.enter_context(hooks)
-            if isinstance(self._active, PinnedFollower):
-                self._stack.enter_context(_without_collections())
-            else:
-                self._stack.enter_context(self._active)
+            self._stack.enter_context(self._active)
 
     def _end_interrupted(self) -> None:
         """Ctrl-C ends a pass without torch calling any hook."""
@@ -237,8 +241,6 @@ class MemorySaver:
         self._active = self._current = self._stack = self._caller = self._handled = None
         if stack is None:
             return
-        if isinstance(active, PinnedFollower):
-            active.stop_watching()
         stack.close()
         if isinstance(active, (StepRecorder, PinningFollower)):
             active.detach()
@@ -281,12 +283,12 @@ class MemorySaver:
                 self._use_plan(known, other)
             return
         known.pinned, known.report = pinned, report
-        for module in pinned.modules() - self._hooked:
-            self._hooked.add(module)
-            self._handles += [
-                module.register_forward_pre_hook(self._enters_inner, prepend=True),
-                module.register_forward_hook(self._leaves_inner, always_call=True),
-            ]
+        for module in pinned.entered_modules() - self._entered:
+            self._entered.add(module)
+            self._handles.append(module.register_forward_pre_hook(self._enters_inner, prepend=True))
+        for module in pinned.left_modules() - self._left:
+            self._left.add(module)
+            self._handles.append(module.register_forward_hook(self._leaves_inner, always_call=True))
 
     def _enters_inner(self, module: Any, args: Any) -> None:
         del args
@@ -366,7 +368,7 @@ class MemorySaver:
         if torch._C._are_functorch_transforms_active():
             self._note("torch.func transforms allow no hooks: everything is kept inside them")
             return False
-        if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        if other_hooks_are_active() or is_following():
             self._note(
                 "saved-tensor hooks are active around the model (checkpointing, offloading): they "
                 "go first, and everything is left to them"

@@ -124,12 +124,15 @@ class NodePattern:
 
     def is_like(self, node: Any) -> bool:
         """Kind and settings; the edges are compared on the way."""
-        return (
-            _one_name(node.name()) == self.name
-            and all(getattr(node, setting) == value for setting, value in self.settings)
-            and all(number_in(node, field) == value for field, value in self.numbers)
-            and (self.sizes is None or _sizes(node) == self.sizes)
-        )
+        if _one_name(node.name()) != self.name:
+            return False
+        for setting, value in self.settings:
+            if getattr(node, setting) != value:
+                return False
+        for operand, number in self.numbers:
+            if number_in(node, operand) != number:
+                return False
+        return self.sizes is None or _sizes(node) == self.sizes
 
 
 def number_in(node: Any, field: str) -> float | None:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepscope.fix.saved.encoding_names import OFFLOAD
 from stepscope.fix.saved.encodings import Geometry
+from stepscope.fix.saved.hook_pauses import HookPauses, plan_pauses
 from stepscope.fix.saved.node_patterns import (
     NEEDS_EPSILON,
     NUMBER_OPERANDS,
@@ -41,7 +43,8 @@ from stepscope.fix.saved.save_plan import ENCODE, KEEP, RECOMPUTE
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from stepscope.fix.saved.pinned_plan import ModuleCall, SourceKey
+    from stepscope.fix.saved.hook_pauses import ModuleBoundary, ModuleCall
+    from stepscope.fix.saved.pinned_plan import SourceKey
     from stepscope.fix.saved.pinning import (
         PinningFollower,
         SeenCall,
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
         SeenUse,
     )
     from stepscope.fix.saved.replay import RepeatableCall
+    from stepscope.fix.saved.save_plan import PlannedResult, PlannedUse
 
 _LONGEST_PATH = 8  # edges from a later tensor's node to the one that is to be proven
 _FURTHEST = 40  # saved tensors after the one that waits for its proof
@@ -60,9 +64,34 @@ class _NotSettledError(Exception):
     """Nodes do not tell all about a call."""
 
 
-def pin_plan(seen: PinningFollower) -> PinnedPlan:
-    """What cannot be recognised is kept; `lost` names it."""
-    return _Pinning(seen).plan()
+def pin_plan(seen: PinningFollower, *, pausing: bool = True) -> PinnedPlan:
+    """What cannot be recognised is kept; `lost` names it. With `pausing`, the pack hook rests where
+    all is kept."""
+    plan = _Pinning(seen).plan()
+    if not pausing:
+        return plan
+    needed = {number for number, use in enumerate(plan.uses) if use.needs_hook}
+    needed |= _uses_inside(plan.dispatched, seen.boundaries)
+    if needed and any(one.encoding == OFFLOAD for one in _planned(plan)):
+        needed.add(len(plan.uses) - 1)  # which backward reads first: it sends for offloaded values
+    return replace(plan, pauses=plan_pauses(sorted(needed), seen.boundaries))
+
+
+def _uses_inside(calls: Iterable[ModuleCall], boundaries: list[ModuleBoundary]) -> set[int]:
+    """Without the hook, autograd calls operators of its own where it saves a result: where
+    operators are counted, the hook stays."""
+    entered = {one.call: one.place.uses for one in boundaries if one.entering}
+    left = {one.call: one.place.uses for one in boundaries if not one.entering}
+    inside: set[int] = set()
+    for call in calls:
+        if call in entered and call in left:
+            inside.update(range(entered[call], left[call]))
+    return inside
+
+
+def _planned(plan: PinnedPlan) -> Iterator[PlannedUse | PlannedResult]:
+    yield from plan.followed.plan.uses
+    yield from plan.followed.plan.results
 
 
 class _SeenPass:
@@ -123,6 +152,7 @@ class _SettledCalls:
         self.node_of: dict[int, int] = {}  # by id of the call
         self.slots: dict[tuple[int, int], int] = {}
         self.use_sources: dict[int, SourceKey] = {}
+        self.sources: dict[SourceKey, Geometry] = {}
         self.results: dict[tuple[ModuleCall, int], SourceKey] = {}
         self.nodes: set[int] = set()
         self.with_numbers: dict[int, NodePattern] = {}
@@ -188,6 +218,7 @@ class _SettledCalls:
             self.slots[tensor.maker] = held.slot
             return ComputedArgument(made, held.slot, tensor.geometry), None, None
         key, seen_as, geometry = self._pass.source(tensor, node)
+        self.sources[key] = geometry
         same = geometry == tensor.geometry
         return SourceArgument(key), None if same else tensor.geometry, seen_as
 
@@ -278,7 +309,6 @@ class _Pinning:
             shape=seen.tensor.geometry.shape if planned.shape is None else planned.shape,
             dtype=getattr(torch, planned.dtype),
             action=KEEP,
-            after=planned.after,
             source=self._settled.use_sources.get(number),
         )
         if isinstance(seen.held, CallResult):
@@ -290,6 +320,7 @@ class _Pinning:
                 kept,
                 action=ENCODE,
                 value_encoding=ValueEncoding(*known) if whole and known is not None else None,
+                outcome=None if whole else planned.encoding,
             )
             self_evident = whole and not (planned.encoding or "").startswith("window ")
             return encoded if self_evident else self._proven_use(number, seen, encoded) or kept
@@ -371,10 +402,12 @@ class _Pinning:
             patterns=patterns,
             calls=self._settled.calls,
             slots=self._settled.slots,
+            sources=self._settled.sources,
             results={module: tuple(wanted) for module, wanted in results.items()},
             dispatched={module: self._seen.entered[module] for module in self._watched},
             epsilons=tuple(self._settled.epsilons),
             lost=frozenset(self._lost),
+            pauses=HookPauses(),
         )
 
 

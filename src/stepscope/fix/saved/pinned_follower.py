@@ -2,7 +2,7 @@
 
 A saved tensor is given up only when autograd's nodes prove that it is made as in the pass that was
 pinned, from values that are held by then; until then it is kept. Where nodes cannot prove it, the
-operators of one module are watched.
+operators of one module are watched. Where all is kept, the hook rests.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stepscope.fix.saved.encodings import Geometry
+from stepscope.fix.saved.encodings import Geometry, encode_use
 from stepscope.fix.saved.follower import Held, PassReport, PlanFollower, ToEncode
+from stepscope.fix.saved.node_checks import NodeChecks, PassDiffersError
 from stepscope.fix.saved.node_patterns import below_views, nodes_made
 from stepscope.fix.saved.operators import is_plain, tensors_in
+from stepscope.fix.saved.pack_hook import PackHook, other_hooks_are_active
 from stepscope.fix.saved.pinned_plan import (
     ComputedArgument,
     OwnedArgument,
@@ -33,11 +35,12 @@ from stepscope.fix.saved.replay import (
     EncodedTensor,
     KeptTensor,
     RepeatableCall,
+    calls_among,
 )
 from stepscope.fix.saved.save_plan import KEEP, RECOMPUTE
 
 if TYPE_CHECKING:
-    from stepscope.fix.saved.pinned_plan import ModuleCall
+    from stepscope.fix.saved.hook_pauses import ModuleCall, PassPlace
 
 
 _NOTHING = frozenset[int]()
@@ -52,10 +55,6 @@ class _SourceMissingError(Exception):
         self.source = source
 
 
-class _DiffersError(Exception):
-    """The pass is not like the pinned one."""
-
-
 @dataclass(slots=True)
 class PackedUse:
     """What the graph holds, until it may be replaced by less."""
@@ -66,7 +65,7 @@ class PackedUse:
         return self.held.unpack()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class _Unproven:
     packed: PackedUse
     number: int
@@ -75,21 +74,53 @@ class _Unproven:
 
 
 class PinnedFollower(PlanFollower):
-    """Active during one forward pass."""
+    """Active during one forward pass, from `start` to `stop`."""
 
     def __init__(self, pinned: PinnedPlan, owned: frozenset[int], *, count: bool) -> None:
         super().__init__(pinned.followed, owned, count=count)
         self._pinned = pinned
         self._first = nodes_made()
-        self._like: set[int] = set()  # nodes that are like their patterns
+        self._nodes = NodeChecks(pinned.patterns, self._first)
         self._sources: dict[SourceKey, Held] = {}
         self._calls: dict[int, RepeatableCall] = {}
         self._waiting: dict[SourceKey, list[_Unproven]] = defaultdict(list)
         self._unproven: dict[int, list[_Unproven]] = defaultdict(list)
-        self._module_calls: dict[Any, int] = defaultdict(int)
+        self._module_entries: dict[Any, int] = defaultdict(int)
+        self._module_exits: dict[Any, int] = defaultdict(int)
         self._watching: list[ModuleCall] = []
+        self._hook = PackHook()
+        self._pauses = pinned.pauses
         if not pinned.settings_hold():
             self._deviates("a norm's eps was changed")
+
+    # the hook
+
+    def start(self) -> None:
+        self._hook.begin()
+        if self.report.deviation is None and (self._count or not self._pauses.begins_paused):
+            self._hook.put(self.pack)
+
+    def stop(self) -> None:
+        """Also in the middle of a module, where an interrupt ended the pass."""
+        if self._watching:
+            self._watching.clear()
+            self.__exit__(None, None, None)
+        self._hook.end()
+
+    def _resume_at(self, place: PassPlace) -> None:
+        """The number of nodes says whether the pass is where it should be."""
+        if self.report.deviation is not None:
+            return
+        if nodes_made() - self._first != place.nodes:
+            self._deviates("a module ran more or fewer operators than recorded")
+        elif self._hook.in_place:
+            if self._packed != place.uses:
+                self._deviates("a module saved more or fewer tensors than recorded")
+        elif other_hooks_are_active():
+            self._deviates("other saved-tensor hooks are active than in the recorded pass")
+        else:
+            self._packed = place.uses
+            self._hook.put(self.pack)
 
     # saved tensors
 
@@ -98,7 +129,7 @@ class PinnedFollower(PlanFollower):
         busy, self._busy = self._busy, True
         try:
             held = self._hold(number, tensor) if self.report.deviation is None else None
-        except _DiffersError as difference:
+        except PassDiffersError as difference:
             self._deviates(str(difference))
             held = None
         finally:
@@ -107,22 +138,22 @@ class PinnedFollower(PlanFollower):
             held = self._kept(tensor)
         if self._count:
             self.report.held.append(held)
+        elif number in self._pauses.after or self.report.deviation is not None:
+            self._hook.take_away()
         return held
 
     def _hold(self, number: int, tensor: torch.Tensor) -> Any:
+        """None: keep it."""
         uses = self._pinned.uses
         use = uses[number] if number < len(uses) else None
-        if (
-            use is None
-            or nodes_made() - self._first != use.nodes_before
-            or tensor.dtype is not use.dtype
-            or tensor.shape != use.shape
-        ):
-            raise _DiffersError(
-                f"saved tensor {number} ({tuple(tensor.shape)}, {tensor.dtype}) was not recorded"
-            )
+        if use is None or nodes_made() - self._first != use.nodes_before:
+            raise _unexpected(number, tensor)
+        if not use.needs_hook:
+            return None
+        if tensor.dtype is not use.dtype or tensor.shape != use.shape:
+            raise _unexpected(number, tensor)
         held: Any = None
-        if use.action != KEEP and is_plain(tensor):
+        if use.action != KEEP:
             held = self._replaced(number, use, tensor)
         if use.proofs:
             self._prove(tensor.grad_fn, use.proofs)
@@ -141,33 +172,34 @@ class PinnedFollower(PlanFollower):
         return KeptTensor(tensor, tensor._version)
 
     def _replaced(self, number: int, use: PinnedUse, tensor: torch.Tensor) -> Any:
-        node = tensor.grad_fn
-        if use.proven_by_node is not None:
-            if node is None or node._sequence_nr() - self._first != use.proven_by_node:
+        by_node = use.proven_by_node
+        if by_node is not None:
+            node = tensor.grad_fn
+            if node is None or node._sequence_nr() - self._first != by_node:
                 packed = PackedUse(self._kept(tensor))
                 unproven = _Unproven(packed, number, tensor, tensor._version)
-                self._unproven[use.proven_by_node].append(unproven)
+                self._unproven[by_node].append(unproven)
                 return packed
-            if not self._pinned.patterns[use.proven_by_node].is_like(node):
-                raise _DiffersError(f"saved tensor {number} is made by {node.name()}")
+            self._nodes.check_kind(node, by_node, number)
         if use.action == RECOMPUTE:
             return self._recomputed(number, use, tensor)
-        return self._encoded_use(number, tensor)
+        return self._encoded_use(number, use, tensor)
 
-    def _encoded_use(self, number: int, tensor: torch.Tensor) -> Held | None:
-        use = self._pinned.uses[number]
+    def _encoded_use(self, number: int, use: PinnedUse, tensor: torch.Tensor) -> Held | None:
+        if not is_plain(tensor):
+            return None
+        if use.outcome is not None:
+            outcome = encode_use(use.outcome, tensor.detach())
+            return None if outcome is None else EncodedTensor(outcome, None)
         if use.value_encoding is not None:
             self._expect_encoding(tensor, use.value_encoding)
-        # As if operators had been counted; inside a watched module they are, and go on.
-        counted, self._ordinal = self._ordinal, use.after
-        held = self._pack(number, tensor)
-        self._ordinal = counted
+        held = self._encoded(tensor)
         if use.value_encoding is not None and use.value_encoding.encoding == "two-valued":
             # Only the content says that it is still a dropout's noise; no waiting for a GPU.
             if tensor.device.type != "cpu" or held is None:
                 return None
             if not torch.equal(held.unpack(), tensor):
-                raise _DiffersError(f"saved tensor {number} has more than two values")
+                raise PassDiffersError(f"saved tensor {number} has more than two values")
         return held
 
     def _expect_encoding(self, tensor: torch.Tensor, how: ValueEncoding) -> None:
@@ -177,25 +209,27 @@ class PinnedFollower(PlanFollower):
             self._to_encode[address] = ToEncode.of(tensor, how.encoding, how.geometry)
 
     def _recomputed(self, number: int, use: PinnedUse, tensor: torch.Tensor) -> Any:
-        again = PlanFollower._again(self, tensor) if self._made_again else None
-        if again is not None:
-            again.call.add_user()
-            return again
+        if self._made_again and is_plain(tensor):
+            again = PlanFollower._again(self, tensor)
+            if again is not None:
+                again.call.add_user()
+                return again
         if use.computed is None:
             return None
-        self._check_maker(tensor, use.computed[0])
-        return self._linked(number, tensor, None)
+        self._nodes.check_maker(tensor, use.computed[0])
+        return self._linked(number, use, tensor, None)
 
-    def _linked(self, number: int, tensor: torch.Tensor, packed: PackedUse | None) -> Any:
+    def _linked(
+        self, number: int, use: PinnedUse, tensor: torch.Tensor, packed: PackedUse | None
+    ) -> Any:
         """The call that makes it again; as long as something for it is missing, the tensor."""
-        use = self._pinned.uses[number]
         computed, geometry = use.computed, use.geometry
         if computed is None or geometry is None:
             return None
         if tensor.stride() != geometry.stride or tensor.storage_offset() != geometry.offset:
-            raise _DiffersError(f"saved tensor {number} lies in memory in another way")
+            raise PassDiffersError(f"saved tensor {number} lies in memory in another way")
         try:
-            call = self._call(computed[0])
+            call = self._calls.get(computed[0]) or self._call(computed[0])
         except _SourceMissingError as missing:
             packed = packed or PackedUse(self._kept(tensor))
             unproven = _Unproven(packed, number, tensor, tensor._version)
@@ -217,69 +251,29 @@ class PinnedFollower(PlanFollower):
         if slot is None:
             return None
         try:
-            self._check_maker(tensor, number)
+            self._nodes.check_maker(tensor, number)
             return CallResult(self._call(number), slot, Geometry.of(tensor))
         except _SourceMissingError:
             return None
-        except _DiffersError as difference:
+        except PassDiffersError as difference:
             self._deviates(str(difference))
             return None
 
-    def _check_maker(self, tensor: torch.Tensor, number: int) -> None:
-        node, _ = below_views(tensor)
-        if node is None or node._sequence_nr() - self._first != number:
-            raise _DiffersError(f"another operator than {number} made a saved tensor")
-        self._check_node(node, number)
-
-    def _check_node(self, node: Any, number: int) -> None:
-        """It and all before it, down to what is held, are as they were pinned."""
-        patterns, first = self._pinned.patterns, self._first
-        waiting = [(node, number)]
-        while waiting:
-            node, number = waiting.pop()
-            if number in self._like:
-                continue
-            pattern = patterns.get(number)
-            if pattern is None:
-                continue  # of a value that is held
-            following = node.next_functions
-            if not pattern.is_like(node) or len(following) != len(pattern.edges):
-                raise _DiffersError(f"node {number} is {node.name()}, {pattern.name} was recorded")
-            for (before, output), edge in zip(following, pattern.edges, strict=True):
-                if edge.made is not None and before is not None:
-                    if before._sequence_nr() - first != edge.made or output != edge.output:
-                        raise _DiffersError(f"node {number} has another input")
-                    waiting.append((before, edge.made))
-                elif edge.parameter is not None and before is not None:
-                    if getattr(before, "variable", None) is not edge.parameter:
-                        raise _DiffersError(f"node {number} has another parameter")
-                elif before is not None or edge.made is not None or edge.parameter is not None:
-                    raise _DiffersError(f"node {number} has another input")
-            self._like.add(number)
-
-    def _prove(self, node: Any, proofs: tuple[Proof, ...]) -> None:
+    def _prove(self, start: Any, proofs: tuple[Proof, ...]) -> None:
         for proof in proofs:
-            found = node
-            for place in proof.path:
-                edges = () if found is None else found.next_functions
-                found = edges[place][0] if place < len(edges) else None
-            if found is None or found._sequence_nr() - self._first != proof.node:
-                raise _DiffersError(f"node {proof.node} was not met again")
-            pattern = self._pinned.patterns[proof.node]
-            if not pattern.is_like(found):
-                raise _DiffersError(f"node {proof.node} is {found.name()}, not {pattern.name}")
+            node = self._nodes.proven_node(start, proof)
             for unproven in self._unproven.pop(proof.node, ()):
-                self._replace_proven(unproven, found, proof.node)
+                self._replace_proven(unproven, node, proof.node)
 
     def _replace_proven(self, unproven: _Unproven, node: Any, number: int) -> None:
         if unproven.tensor._version != unproven.version:
             return
-        packed = unproven.packed
-        if self._pinned.uses[unproven.number].action == RECOMPUTE:
-            self._check_node(node, number)
-            held = self._linked(unproven.number, unproven.tensor, packed)
+        packed, use = unproven.packed, self._pinned.uses[unproven.number]
+        if use.action == RECOMPUTE:
+            self._nodes.check_node(node, number)
+            held = self._linked(unproven.number, use, unproven.tensor, packed)
         else:
-            held = self._encoded_use(unproven.number, unproven.tensor)
+            held = self._encoded_use(unproven.number, use, unproven.tensor)
         if held is not None and held is not packed:
             packed.held = held
 
@@ -287,34 +281,36 @@ class PinnedFollower(PlanFollower):
 
     def _call(self, number: int) -> RepeatableCall:
         """Made when first needed, after those that it depends on."""
+        calls = self._calls
         waiting = [number]
         while waiting:
             current = waiting[-1]
-            if current in self._calls:
+            if current in calls:
                 waiting.pop()
                 continue
             pinned = self._pinned.calls[current]
-            missing = [parent for parent in pinned.parents if parent not in self._calls]
+            missing = [parent for parent in pinned.parents if parent not in calls]
             if missing:
                 waiting.extend(missing)
                 continue
-            self._calls[current] = self._repeatable_call(pinned)
-        return self._calls[number]
+            calls[current] = self._repeatable_call(pinned)
+        return calls[number]
 
     def _repeatable_call(self, pinned: PinnedCall) -> RepeatableCall:
         inputs = tuple(map(self._input, pinned.arguments))
+        parents = calls_among(inputs)  # a source may be computed, too
         return RepeatableCall(
-            pinned.template, inputs, pinned.geometries, pinned.places, pinned.sizes
+            pinned.template, inputs, pinned.geometries, pinned.places, pinned.sizes, parents
         )
 
     def _input(self, argument: SourceArgument | ComputedArgument | OwnedArgument) -> Held:
-        if type(argument) is ComputedArgument:
-            return CallResult(self._calls[argument.call], argument.slot, argument.geometry)
         if type(argument) is SourceArgument:
             held = self._sources.get(argument.source)
             if held is None:
                 raise _SourceMissingError(argument.source)
             return held
+        if type(argument) is ComputedArgument:
+            return CallResult(self._calls[argument.call], argument.slot, argument.geometry)
         assert isinstance(argument, OwnedArgument)
         return KeptTensor(argument.tensor, argument.tensor._version)
 
@@ -324,20 +320,32 @@ class PinnedFollower(PlanFollower):
         if key[0] != "use":
             node, output = below_views(tensor)
             if node is None or (node._sequence_nr() - self._first, output) != key:
-                raise _DiffersError(f"another operator than {key[0]} made a saved tensor")
+                raise PassDiffersError(f"another operator than {key[0]} made a saved tensor")
+        geometry = self._pinned.sources[key]
+        if tensor.stride() != geometry.stride or tensor.storage_offset() != geometry.offset:
+            raise PassDiffersError("what is recomputed from lies in memory in another way")
         if isinstance(held, PackedUse) or (isinstance(held, EncodedTensor) and not held.geometry):
             held = self._kept(tensor)  # what one consumer needs is not the value
         self._sources[key] = held
-        for unproven in self._waiting.pop(key, ()):
+        if key in self._waiting:
+            self._link_waiting(self._waiting.pop(key))
+
+    def _link_waiting(self, waiting: list[_Unproven]) -> None:
+        for unproven in waiting:
             if unproven.tensor._version == unproven.version:
-                held = self._linked(unproven.number, unproven.tensor, unproven.packed)
+                use = self._pinned.uses[unproven.number]
+                held = self._linked(unproven.number, use, unproven.tensor, unproven.packed)
                 if held is not unproven.packed:
                     unproven.packed.held = held
 
     # modules
 
     def enter_module(self, module: Any) -> None:
-        call = (module, self._module_calls[module])
+        call = (module, self._module_entries[module])
+        self._module_entries[module] += 1
+        place = self._pauses.ends_at_entry.get(call)
+        if place is not None:
+            self._resume_at(place)
         ordinal = self._pinned.dispatched.get(call)
         if ordinal is not None and self.report.deviation is None and not self._watching:
             self._watching.append(call)
@@ -346,11 +354,14 @@ class PinnedFollower(PlanFollower):
 
     def leave_module(self, module: Any, output: Any) -> None:
         """`output` is None where forward raised."""
-        call = (module, self._module_calls[module])
-        self._module_calls[module] += 1
+        call = (module, self._module_exits[module])
+        self._module_exits[module] += 1
         if self._watching and self._watching[-1] == call:
             self._watching.pop()
             self.__exit__(None, None, None)
+        place = self._pauses.ends_at_exit.get(call)
+        if place is not None:
+            self._resume_at(place)
         wanted = self._pinned.results.get(call)
         if wanted is None or self.report.deviation is not None:
             return
@@ -359,9 +370,9 @@ class PinnedFollower(PlanFollower):
         try:
             for result in wanted:
                 if result.place >= len(tensors):
-                    raise _DiffersError(f"{type(module).__name__} returned fewer tensors")
+                    raise PassDiffersError(f"{type(module).__name__} returned fewer tensors")
                 self._use_result(tensors[result.place], result.source, result.proofs)
-        except _DiffersError as difference:
+        except PassDiffersError as difference:
             self._deviates(str(difference))
         finally:
             self._busy = busy
@@ -386,17 +397,12 @@ class PinnedFollower(PlanFollower):
         for table in (self._sources, self._calls, self._waiting, self._unproven):
             table.clear()
 
-    def stop_watching(self) -> None:
-        """Also in the middle of a module, where an interrupt ended the pass."""
-        if self._watching:
-            self._watching.clear()
-            self.__exit__(None, None, None)
-
     def finish(self, owned: frozenset[int] = _NOTHING) -> PassReport:
-        self.stop_watching()
         if self.report.deviation is None:
-            made = nodes_made() - self._first
-            if self._packed != len(self._pinned.uses) or made != self._pinned.nodes:
+            made, expected = nodes_made() - self._first, self._pinned.nodes
+            if made != expected:
+                self._deviates(f"the pass ended with {made} nodes, {expected} were recorded")
+            elif self._count and self._packed != len(self._pinned.uses):
                 self._deviates(
                     f"the pass ended with {self._packed} saved tensors, "
                     f"{len(self._pinned.uses)} were recorded"
@@ -405,3 +411,9 @@ class PinnedFollower(PlanFollower):
         self.report.held = [h.held if isinstance(h, PackedUse) else h for h in self.report.held]
         self._clear()
         return super().finish(owned)
+
+
+def _unexpected(number: int, tensor: torch.Tensor) -> PassDiffersError:
+    return PassDiffersError(
+        f"saved tensor {number} ({tuple(tensor.shape)}, {tensor.dtype}) was not recorded"
+    )

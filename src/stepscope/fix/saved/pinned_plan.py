@@ -3,21 +3,22 @@ need only the pack hook and a few module hooks. It lives as long as the model; i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from stepscope.fix.saved.save_plan import KEEP
 
 if TYPE_CHECKING:
     import torch
 
     from stepscope.fix.saved.encodings import Geometry
     from stepscope.fix.saved.follower import FollowedPlan
+    from stepscope.fix.saved.hook_pauses import HookPauses, ModuleCall
     from stepscope.fix.saved.node_patterns import NodePattern
     from stepscope.fix.saved.replay import CallTemplate
 
 # A node's number and which of its results; ("use", n) for what has no gradient.
 SourceKey = tuple[int | str, int]
-# A module, and how often it was called before in the same pass.
-ModuleCall = tuple[Any, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,18 @@ class PinnedUse:
     shape: tuple[int, ...]
     dtype: torch.dtype
     action: str
-    after: int  # operators before it, where they are counted
     geometry: Geometry | None = None  # of a recomputed one
     computed: tuple[int, int] | None = None  # the call and its slot
     value_encoding: ValueEncoding | None = None
+    outcome: str | None = None  # the encoding of what one kind of node reads
     proven_by_node: int | None = None  # encoded once this node is seen to be of the right kind
     source: SourceKey | None = None
     proofs: tuple[Proof, ...] = ()
+    needs_hook: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        needed = self.action != KEEP or self.source is not None or bool(self.proofs)
+        object.__setattr__(self, "needs_hook", needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +114,20 @@ class PinnedPlan:
     patterns: dict[int, NodePattern]
     calls: dict[int, PinnedCall]
     slots: dict[tuple[int, int], int]  # of a node's results among the call's storages
+    sources: dict[SourceKey, Geometry]  # what calls start from, and how it lies in memory
     results: dict[ModuleCall, tuple[PinnedResult, ...]]
     dispatched: dict[ModuleCall, int]
     epsilons: tuple[tuple[Any, Any], ...]  # of norm modules: not in their nodes
     lost: frozenset[int]  # operators that the plan repeats, and later passes cannot
+    pauses: HookPauses
 
-    def modules(self) -> set[Any]:
-        return {module for module, _ in (*self.results, *self.dispatched)}
+    def entered_modules(self) -> set[Any]:
+        """The follower is told when they are entered."""
+        return {module for module, _ in (*self.dispatched, *self.pauses.ends_at_entry)}
+
+    def left_modules(self) -> set[Any]:
+        calls = (*self.results, *self.dispatched, *self.pauses.ends_at_exit)
+        return {module for module, _ in calls}
 
     def settings_hold(self) -> bool:
         return all(module.eps == epsilon for module, epsilon in self.epsilons)

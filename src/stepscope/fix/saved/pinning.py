@@ -15,11 +15,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from stepscope.fix.saved.encodings import Geometry
 from stepscope.fix.saved.follower import FollowedPlan, Held, PlanFollower
+from stepscope.fix.saved.hook_pauses import ModuleBoundary, PassPlace
 from stepscope.fix.saved.node_patterns import ACCUMULATE, below_views, nodes_made
 from stepscope.fix.saved.operators import is_plain, repeatable_arguments, tensors_in
 
 if TYPE_CHECKING:
-    from stepscope.fix.saved.pinned_plan import ModuleCall
+    from stepscope.fix.saved.hook_pauses import ModuleCall
     from stepscope.fix.saved.replay import RepeatableCall
 
 Content = tuple[int, int]  # a storage between two writes: its address and version
@@ -99,6 +100,7 @@ class PinningFollower(PlanFollower):
         self.calls: list[SeenCall] = []
         self.uses: list[SeenUse] = []
         self.results: list[SeenResult] = []
+        self.boundaries: list[ModuleBoundary] = []
         self.roots: dict[int, Any] = {}
         self.entered: dict[ModuleCall, int] = {}  # the ordinal of the first operator
         self.value_encodings: dict[Content, tuple[str, Geometry]] = {}
@@ -124,6 +126,7 @@ class PinningFollower(PlanFollower):
         call = (module, self._times[module])
         self.entered[call] = self._ordinal
         self._modules.append(call)
+        self._see_boundary(call, entering=True)
 
     def _leaves(self, module: Any, args: Any, output: Any) -> None:
         del args
@@ -133,6 +136,14 @@ class PinningFollower(PlanFollower):
             if is_plain(tensor):
                 seen = self._seen(tensor)
                 self.results.append(SeenResult(call, place, seen, len(self.uses)))
+        self._see_boundary(call, entering=False)
+
+    def _see_boundary(self, call: ModuleCall, *, entering: bool) -> None:
+        """Not inside checkpointing, which has hooks of its own."""
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        if hooks is not None and hooks[0] == self.pack:
+            place = PassPlace(len(self.uses), nodes_made() - self.first)
+            self.boundaries.append(ModuleBoundary(call, entering, place))
 
     def _seen(self, tensor: torch.Tensor) -> SeenTensor:
         storage = tensor.untyped_storage()

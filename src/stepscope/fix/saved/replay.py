@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +17,7 @@ import torch
 from stepscope.fix.saved.operators import is_plain, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from stepscope.fix.saved.encodings import Encoded, Geometry
 
@@ -25,6 +25,9 @@ _LOCK = threading.RLock()  # a backward pass may run in several threads
 # Operators were recorded below autograd and autocast, and are repeated there.
 _BelowAutograd = torch._C._AutoDispatchBelowAutograd
 _WithoutAutocast = torch._C._DisableAutocast
+# Backward mostly runs with neither: then operators end at the same kernels without guards.
+_grad_enabled = torch.is_grad_enabled
+_autocast_enabled = torch._C._is_any_autocast_enabled
 
 _MODES = torch._C.DispatchKeySet(torch._C.DispatchKey.Python).add(
     torch._C.DispatchKey.PythonTLSSnapshot
@@ -39,7 +42,7 @@ class ReplayDiffersError(RuntimeError):
     """A repeated operator returned something else than the first time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)  # thousands are made in a pass: frozen ones take twice as long
 class KeptTensor:
     """A tensor that is held, without its history: that would be a circle."""
 
@@ -79,7 +82,7 @@ def _sharing_versions() -> Any:
     return torch._C._ForceDispatchKeyGuard(included, layers)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class EncodedTensor:
     """`geometry` is the tensor's place in the decoded storage; None: the result as it is."""
 
@@ -87,9 +90,12 @@ class EncodedTensor:
     geometry: Geometry | None
 
     def unpack(self) -> torch.Tensor:
-        with _BelowAutograd(), _WithoutAutocast():
+        if _grad_enabled() or _autocast_enabled():
+            with _BelowAutograd(), _WithoutAutocast():
+                decoded = self.encoded.holder()
+        else:
             decoded = self.encoded.holder()
-            return decoded if self.geometry is None else self.geometry.on(decoded)
+        return decoded if self.geometry is None else self.geometry.seen_on(decoded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,14 +145,12 @@ class RepeatableCall:
     geometries: tuple[Geometry | None, ...]
     places: tuple[int, ...] = ()  # of the result's tensors: one for each new storage
     sizes: tuple[int, ...] = ()  # of these storages
+    parents: tuple[RepeatableCall, ...] = ()  # `calls_among` the inputs
     users: int = 0
     left: int = 0  # users that have not read the results yet
     results: tuple[torch.Tensor, ...] | None = None
-    parents: tuple[RepeatableCall, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        calls = [one.call for one in self.inputs if type(one) is CallResult]
-        self.parents = tuple(dict.fromkeys(calls)) if len(calls) > 1 else tuple(calls)
         for parent in self.parents:
             parent.add_user()
 
@@ -161,7 +165,7 @@ class RepeatableCall:
             self.results, self.left = None, self.users
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class CallResult:
     """One result of a repeatable call, seen through `geometry`."""
 
@@ -170,19 +174,32 @@ class CallResult:
     geometry: Geometry
 
     def unpack(self) -> torch.Tensor:
-        with _LOCK, _BelowAutograd(), _WithoutAutocast():
+        with _LOCK:
             call = self.call
             results = call.results
             if results is None:
-                results = _compute(call)
+                if _grad_enabled() or _autocast_enabled():
+                    with _BelowAutograd(), _WithoutAutocast():
+                        results = _compute(call)
+                else:
+                    results = _compute(call)
             call.was_read()
-            return self.geometry.on(results[self.slot])
+            return self.geometry.seen_on(results[self.slot])
+
+
+def calls_among(inputs: Iterable[Any]) -> tuple[RepeatableCall, ...]:
+    """Each once."""
+    calls = [one.call for one in inputs if type(one) is CallResult]
+    return tuple(dict.fromkeys(calls)) if len(calls) > 1 else tuple(calls)
 
 
 def _compute(target: RepeatableCall) -> tuple[torch.Tensor, ...]:
     """Run what is missing, inputs first; without recursion, as chains can be long. Results are held
     here until this ends, whoever else reads them."""
     computed: dict[RepeatableCall, tuple[torch.Tensor, ...]] = {}
+    if not target.parents:
+        target.results = _run(target, computed)
+        return target.results
     waiting = [target]
     while waiting:
         call = waiting[-1]
@@ -207,11 +224,11 @@ def _run(
     tensors = []
     for held, geometry in zip(call.inputs, call.geometries, strict=True):
         if type(held) is CallResult:
-            tensor = (geometry or held.geometry).on(computed[held.call][held.slot])
+            tensor = (geometry or held.geometry).seen_on(computed[held.call][held.slot])
         else:
             tensor = held.unpack()
             if geometry is not None:
-                tensor = geometry.on(tensor)
+                tensor = geometry.seen_on(tensor)
         tensors.append(tensor)
     made = call.template.run(tensors)
     if isinstance(made, torch.Tensor) and len(call.places) == 1:

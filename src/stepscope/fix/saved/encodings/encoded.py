@@ -32,6 +32,16 @@ class Geometry:
         """The same view of another tensor's storage."""
         return torch.as_strided(holder, self.shape, self.stride, self.offset)
 
+    def seen_on(self, holder: torch.Tensor) -> torch.Tensor:
+        """`on`, or the holder itself where it lies just like that: a view costs an operator."""
+        if (
+            holder.stride() == self.stride
+            and holder.shape == self.shape
+            and holder.storage_offset() == self.offset
+        ):
+            return holder
+        return self.on(holder)
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
