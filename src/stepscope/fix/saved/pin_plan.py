@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.save_plan import PlannedResult, PlannedUse
 
 _LONGEST_PATH = 8  # edges from a later tensor's node to the one that is to be proven
+_NEGLIGIBLE = 0.001  # of all saved bytes, where these are not few
+_FEW_BYTES = 1 << 20
 _FURTHEST = 40  # saved tensors after the one that waits for its proof
 Argument = ComputedArgument | OwnedArgument | SourceArgument
 
@@ -267,9 +269,14 @@ class _Pinning:
         self._proofs_of_uses = defaultdict[int, list[Proof]](list)
         self._proofs_of_results: defaultdict[Any, list[Proof]] = defaultdict(list)
         self._proven: set[int] = set()
+        self._negligible = _negligible_uses(seen)
 
     def plan(self) -> PinnedPlan:
-        chosen = [use.held.call for use in self._seen.uses if isinstance(use.held, CallResult)]
+        chosen = [
+            use.held.call
+            for number, use in enumerate(self._seen.uses)
+            if isinstance(use.held, CallResult) and number not in self._negligible
+        ]
         self._settle(_with_parents(chosen))
         uses = [self._use(number, use) for number, use in enumerate(self._seen.uses)]
         return self._assembled(uses)
@@ -311,6 +318,8 @@ class _Pinning:
             action=KEEP,
             source=self._settled.use_sources.get(number),
         )
+        if number in self._negligible:
+            return kept
         if isinstance(seen.held, CallResult):
             return self._recomputed_use(number, seen, seen.held, kept)
         if planned.action == ENCODE and isinstance(seen.held, EncodedTensor):
@@ -409,6 +418,25 @@ class _Pinning:
             lost=frozenset(self._lost),
             pauses=HookPauses(),
         )
+
+
+def _negligible_uses(seen: PinningFollower) -> set[int]:
+    """Recomputed tensors that are not worth the host's time, such as the statistics of norms: the
+    smallest ones, all together at most a small share of what is saved."""
+    sizes = sorted(
+        (use.tensor.geometry.size_bytes, number)
+        for number, use in enumerate(seen.uses)
+        if isinstance(use.held, CallResult)
+    )
+    saved_bytes = seen.followed.plan.saved_bytes_before
+    left_bytes = saved_bytes * _NEGLIGIBLE if saved_bytes >= _FEW_BYTES else 0
+    negligible: set[int] = set()
+    for size_bytes, number in sizes:
+        left_bytes -= size_bytes
+        if left_bytes < 0:
+            break
+        negligible.add(number)
+    return negligible
 
 
 def _with_parents(calls: Iterable[RepeatableCall]) -> set[int]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stepscope.fix.saved.operators import is_plain, tensors_in
+from stepscope.fix.saved.prepared_calls import quickest_call
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -114,6 +115,7 @@ class CallTemplate:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     written: int | None
+    quickest: list[Any] = field(default_factory=list)  # to call instead, once it was repeated
 
     @classmethod
     def of(
@@ -130,9 +132,12 @@ class CallTemplate:
         ]
         if self.written is not None:
             args[self.written] = _private_copy(args[self.written])
-        if self.kwargs:
-            return self.operator(*args, **_filled(self.kwargs, tensors))
-        return self.operator(*args)
+        kwargs = _filled(self.kwargs, tensors) if self.kwargs else self.kwargs
+        if self.quickest:
+            return self.quickest[0](*args, **kwargs)
+        function, result = quickest_call(self.operator, args, kwargs)
+        self.quickest.append(function)
+        return result
 
 
 @dataclass(eq=False, slots=True)

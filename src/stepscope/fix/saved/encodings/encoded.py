@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,10 @@ class Geometry:
         return cls(
             tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype
         )
+
+    @property
+    def size_bytes(self) -> int:
+        return int(math.prod(self.shape) * self.dtype.itemsize)
 
     def on(self, holder: torch.Tensor) -> torch.Tensor:
         """The same view of another tensor's storage."""
