@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory, node_times
 from stepscope.fix.saved.byte_costs import with_byte_costs, with_measured_costs
 from stepscope.fix.saved.encoding_names import OFFLOAD, described, is_lossy
+from stepscope.fix.saved.offload_offers import offload_points
 from stepscope.fix.saved.plan_search import search
 from stepscope.fix.saved.plan_timeline import plan_timeline
 from stepscope.fix.saved.save_plan import (
@@ -233,7 +234,7 @@ def _plan(
     around: StepMemory | None,
     notes: tuple[str, ...],
 ) -> SavePlan:
-    selection = chosen.selection
+    selection = _with_points(record, chosen.selection)
     return SavePlan(
         operators=tuple(call.name for call in record.operators),
         repeated=tuple(_repeats(record, selection)),
@@ -256,6 +257,15 @@ def _plan(
         ),
         notes=notes,
     )
+
+
+def _with_points(record: StepRecord, selection: ValueSelection) -> ValueSelection:
+    """Offloaded values, with the points at which they leave and come back."""
+    offloaded = [v for v, option in selection.encoded.items() if option.encoding == OFFLOAD]
+    encoded = dict(selection.encoded)
+    for value, points in offload_points(record, offloaded).items():
+        encoded[value] = replace(encoded[value], encoding=points.encoding())
+    return replace(selection, encoded=encoded)
 
 
 def _repeats(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedRepeat]:
@@ -310,7 +320,7 @@ def _action(record: StepRecord, selection: ValueSelection, number: int) -> str:
 def _shown_action(record: StepRecord, selection: ValueSelection, number: int) -> str:
     """For people: offloading is carried out as an encoding, but it is none."""
     option = selection.encoded.get(number)
-    is_offloaded = option is not None and option.encoding == OFFLOAD
+    is_offloaded = option is not None and described(option.encoding) == OFFLOAD
     return OFFLOAD if is_offloaded else _action(record, selection, number)
 
 

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepscope.fix.saved.encoding_names import described
-from stepscope.fix.saved.encodings import Encoded, Geometry, encode_use, encode_value, is_outcome
-from stepscope.fix.saved.encodings.offload import fetch_ahead
+from stepscope.fix.saved.encoding_names import OffloadPoints, described
+from stepscope.fix.saved.encodings import (
+    Encoded,
+    Geometry,
+    encode_use,
+    encode_value,
+    is_outcome,
+    offload,
+)
 from stepscope.fix.saved.graph_capture import is_capturing
 from stepscope.fix.saved.operators import (
     facts,
@@ -52,6 +58,8 @@ class FollowedPlan:
     plan: SavePlan
     repeated: dict[int, tuple[bool, ...]]
     kept: dict[int, dict[int, str | None]]  # results by operator and slot: how they are encoded
+    left_at: frozenset[int]  # saved tensors at which offloaded values have left the device
+    fetch_at: frozenset[int]  # and at which others have to be fetched
 
     @classmethod
     def of(cls, plan: SavePlan) -> FollowedPlan:
@@ -59,7 +67,16 @@ class FollowedPlan:
         for result in plan.results:
             kept.setdefault(result.operator, {})[result.slot] = result.encoding
         repeated = {call.operator: call.recomputed_inputs for call in plan.repeated}
-        return cls(plan, repeated, kept)
+        points = [OffloadPoints.of(result.encoding) for result in plan.results]
+        left_at = frozenset(one.left_at for one in points if one is not None)
+        fetch_at = frozenset(one.fetch_at for one in points if one is not None)
+        return cls(plan, repeated, kept, left_at, fetch_at)
+
+    def at_point(self, number: int, held: Any) -> Any:
+        """What the graph holds of a saved tensor, after copies to host memory were seen to."""
+        if number in self.left_at:
+            offload.packed(number)
+        return offload.FetchPoint(number, held) if number in self.fetch_at else held
 
 
 @dataclass(slots=True)
@@ -102,8 +119,6 @@ class PassReport:
 
 
 def unpack_held(held: Held) -> torch.Tensor:
-    """For backward, which goes on: the next offloaded values are sent for."""
-    fetch_ahead()
     return held.unpack()
 
 
@@ -252,7 +267,11 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
 
     # what backward keeps
 
-    def pack(self, tensor: torch.Tensor) -> Held:
+    def pack(self, tensor: torch.Tensor) -> Any:
+        number = self._packed
+        return self._followed.at_point(number, self._held_for(tensor))
+
+    def _held_for(self, tensor: torch.Tensor) -> Held:
         number, self._packed = self._packed, self._packed + 1
         self._busy = True
         try:

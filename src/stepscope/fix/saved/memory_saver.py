@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.fix.saved.choose import plan_step, without_repeating
+from stepscope.fix.saved.encodings.offload import link_of
 from stepscope.fix.saved.follower import (
     FollowedPlan,
     PassReport,
@@ -20,6 +21,7 @@ from stepscope.fix.saved.follower import (
 )
 from stepscope.fix.saved.following_costs import following_costs
 from stepscope.fix.saved.graph_capture import is_capturing
+from stepscope.fix.saved.offload_offers import with_offload
 from stepscope.fix.saved.operators import is_plain, tensors_in
 from stepscope.fix.saved.pin_plan import pin_plan
 from stepscope.fix.saved.pinned_follower import PinnedFollower
@@ -242,25 +244,29 @@ class MemorySaver:
         stack.close()
         if isinstance(active, (StepRecorder, PinningFollower)):
             active.detach()
-        if known is None or failed:
+        if known is not None and not failed:
+            if isinstance(active, StepRecorder):
+                self._plan(active.finish(output), known)
+            elif isinstance(active, PlanFollower):
+                self._end_followed(known, active)
+        if isinstance(active, PinningFollower):
+            active.forget()
+
+    def _end_followed(self, known: _KnownPass, active: PlanFollower) -> None:
+        report = active.finish(_NOTHING if known.counted else self._owned())
+        self._followed(known, active, report)
+        if report.uncaptured:
+            self._note(
+                f"a CUDA graph was captured: what is planned as "
+                f"{', '.join(sorted(report.uncaptured))} is kept in it, as it needs the host "
+                "or a size that differs from step to step"
+            )
+        if report.deviation is not None:
             return
-        if isinstance(active, StepRecorder):
-            self._plan(active.finish(output), known)
-        elif isinstance(active, PlanFollower):
-            report = active.finish(_NOTHING if known.counted else self._owned())
-            self._followed(known, active, report)
-            if report.uncaptured:
-                self._note(
-                    f"a CUDA graph was captured: what is planned as "
-                    f"{', '.join(sorted(report.uncaptured))} is kept in it, as it needs the host "
-                    "or a size that differs from step to step"
-                )
-            if report.deviation is not None:
-                return
-            if isinstance(active, PinningFollower):
-                self._pin(known, active, report)
-            elif not known.counted:
-                known.report, known.counted = report, True
+        if isinstance(active, PinningFollower):
+            self._pin(known, active, report)
+        elif not known.counted:
+            known.report, known.counted = report, True
 
     def _use_plan(self, known: _KnownPass, planned: PlannedStep) -> None:
         known.planned, self.plan = planned, planned.plan
@@ -304,8 +310,9 @@ class MemorySaver:
             surroundings=self._watch.surroundings(list(self._model.parameters())),
             measured_step_ns=self._watch.typical_ns(known.key, PLAIN),
         )
-        known.record = record
-        self._use_plan(known, plan_step(record, self._target))
+        link = link_of(self._watch.device)
+        known.record = record if link is None else with_offload(record, link.speed())
+        self._use_plan(known, plan_step(known.record, self._target))
 
     def _unpack_recorded(self, recorder: StepRecorder, known: _KnownPass, held: Any) -> Any:
         """Backward reads the recorded pass: what is allocated then says what a step needs."""

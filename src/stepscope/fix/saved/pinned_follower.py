@@ -80,6 +80,7 @@ class PinnedFollower(PlanFollower):
     def __init__(self, pinned: PinnedPlan, owned: frozenset[int], *, count: bool) -> None:
         super().__init__(pinned.followed, owned, count=count)
         self._pinned = pinned
+        self._offloads = bool(pinned.followed.fetch_at)
         self._first = nodes_made()
         self._like: set[int] = set()  # nodes that are like their patterns
         self._sources: dict[SourceKey, Held] = {}
@@ -107,7 +108,7 @@ class PinnedFollower(PlanFollower):
             held = self._kept(tensor)
         if self._count:
             self.report.held.append(held)
-        return held
+        return self._followed.at_point(number, held) if self._offloads else held
 
     def _hold(self, number: int, tensor: torch.Tensor) -> Any:
         uses = self._pinned.uses

@@ -119,6 +119,11 @@ class PinningFollower(PlanFollower):
         for handle in self._handles:
             handle.remove()
 
+    def forget(self) -> None:
+        """Nothing more is asked: its tables hold the pass's graph, whose hooks hold the tables."""
+        for table in (self.calls, self.uses, self.results, self.roots, self._alive):
+            table.clear()
+
     def _enters(self, module: Any, args: Any) -> None:
         del args
         call = (module, self._times[module])
@@ -171,9 +176,9 @@ class PinningFollower(PlanFollower):
         content = (tensor.untyped_storage()._cdata, known.version)
         self.value_encodings[content] = (encoding, known.tensor_geometry)
 
-    def pack(self, tensor: torch.Tensor) -> Held:
+    def _held_for(self, tensor: torch.Tensor) -> Held:
         made = nodes_made() - self.first
-        held = super().pack(tensor)
+        held = super()._held_for(tensor)
         plain = is_plain(tensor)
         if plain:
             self.uses.append(SeenUse(made, self._seen(tensor), held, plain))

@@ -17,9 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepscope.fix.saved import encodings
-from stepscope.fix.saved.encodings.offload import link_of
 from stepscope.fix.saved.encodings.trials import EncodingTrials, OutcomeCosts
-from stepscope.fix.saved.offload_offers import with_offload
 from stepscope.fix.saved.operator_clock import OperatorClock
 from stepscope.fix.saved.operators import (
     facts,
@@ -269,14 +267,12 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._read_graph(node for node in roots if node is not None)
         self._nodes.clear()
         calls = self._timed_calls()
-        record = StepRecord(
+        return StepRecord(
             operators=tuple(calls),
             values=tuple(self._values.with_options(self._trials.options(self._uses, calls))),
             uses=tuple(self._uses),
             on_host=self._device.type == "cpu",
         )
-        link = link_of(self._device)
-        return record if link is None else with_offload(record, link.speed())
 
     def _timed_calls(self) -> list[RecordedCall]:
         """Operators of one kind and size took as long as the median of them: layers are alike."""

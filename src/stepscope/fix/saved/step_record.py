@@ -74,6 +74,15 @@ class StepSurroundings:
     limit_bytes: int | None  # what this process may hold at most
 
 
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """Between a device and host memory, measured; `host_ns` is what a value costs the host."""
+
+    out_bytes_per_ns: float
+    in_bytes_per_ns: float
+    host_ns: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One forward pass."""
@@ -86,6 +95,7 @@ class StepRecord:
     replace_ns: int = 0  # one that is not kept, on top of that
     repeat_ns: int = 0  # an operator that is repeated, on top of its own time
     on_host: bool = True  # the operators ran on the CPU
+    link: LinkSpeed | None = None  # to host memory, where there is one
     surroundings: StepSurroundings | None = None
     measured_step_ns: int | None = None  # of whole steps before this one
 
