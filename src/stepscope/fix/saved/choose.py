@@ -59,7 +59,6 @@ class PlannedStep:
     times: list[int]
     before_levels: tuple[int, ...]
     after_levels: tuple[int, ...]
-    making: tuple[int, ...] | None  # bytes that a node makes; None where they were not asked for
     meets_target: bool  # without a target of bytes, always
 
 
@@ -97,7 +96,6 @@ def plan_step(record: StepRecord, target: MemoryTarget) -> PlannedStep:
         times=node_times(record),
         before_levels=plain.memory.levels,
         after_levels=chosen.memory.levels,
-        making=None if around is None else around.making,
         meets_target=meets_target,
     )
 

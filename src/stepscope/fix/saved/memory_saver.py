@@ -6,7 +6,7 @@ import functools
 import gc
 import sys
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,8 +32,8 @@ from stepscope.fix.saved.step_watch import (
     FOLLOWED,
     PLAIN,
     RECORDED,
+    BackwardPeaks,
     StepWatch,
-    allocated_bytes,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class _KnownPass:
     seen: int = 0
     record: StepRecord | None = None
     planned: PlannedStep | None = None
-    readings: list[tuple[int, int]] = field(default_factory=list)  # use, bytes; of one backward
+    peaks: BackwardPeaks | None = None  # of the recorded pass's backward
     followed: FollowedPlan | None = None
     pinned: PinnedPlan | None = None
     must_watch: bool = False  # the plan cannot be pinned: every operator passes through Python
@@ -140,7 +140,8 @@ class MemorySaver:
             return None
         known = recorded[-1]
         step_ns = self._watch.typical_ns(known.key, PLAIN)
-        return promise(recorded[-1].planned, readings=known.readings, step_ns=step_ns)
+        readings = [] if known.peaks is None else known.peaks.readings
+        return promise(recorded[-1].planned, readings=readings, step_ns=step_ns)
 
     @property
     def measured_step_ns(self) -> int | None:
@@ -189,6 +190,8 @@ class MemorySaver:
         known = self._known(inputs)
         if known is None or known.given_up:
             return
+        if known.peaks is not None:
+            known.peaks.end()
         # A pinned plan waits for nothing and decides by host facts: a graph can hold it.
         if is_capturing() and not known.counted:
             self._note(
@@ -247,6 +250,7 @@ class MemorySaver:
         if known is not None and not failed:
             if isinstance(active, StepRecorder):
                 self._plan(active.finish(output), known)
+                known.peaks = BackwardPeaks(self._watch.device)
             elif isinstance(active, PlanFollower):
                 self._end_followed(known, active)
         if isinstance(active, PinningFollower):
@@ -316,10 +320,8 @@ class MemorySaver:
 
     def _unpack_recorded(self, recorder: StepRecorder, known: _KnownPass, held: Any) -> Any:
         """Backward reads the recorded pass: what is allocated then says what a step needs."""
-        if known.planned is not None and len(known.readings) < len(known.planned.times):
-            allocated = allocated_bytes(self._watch.device)
-            if allocated is not None:
-                known.readings.append((held.number, allocated))
+        if known.peaks is not None:
+            known.peaks.reads(held.number)
         return recorder.unpack(held)
 
     def _followed(self, known: _KnownPass, active: PlanFollower, report: PassReport) -> None:
