@@ -179,7 +179,7 @@ def _is_worthwhile(one: _Candidate, plain: _Candidate) -> bool:
 def _candidate(
     record: StepRecord, selection: ValueSelection, around: StepMemory | None, batch: float
 ) -> _Candidate:
-    repeated_ns = sum(record.operators[number].took_ns for number in selection.repeated)
+    repeated_ns = sum(record.operators[number].again_ns for number in selection.repeated)
     options = [*selection.encoded.values(), *selection.encoded_uses.values()]
     extra_ns = repeated_ns + sum(option.cost_ns for option in options)
     if selection.changes_something():
@@ -268,9 +268,9 @@ def _with_points(record: StepRecord, selection: ValueSelection) -> ValueSelectio
 
 def _repeats(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedRepeat]:
     for number in sorted(selection.repeated):
-        inputs = record.operators[number].inputs
-        recomputed = tuple(_action(record, selection, value) == RECOMPUTE for value in inputs)
-        yield PlannedRepeat(operator=number, recomputed_inputs=recomputed)
+        call = record.operators[number]
+        recomputed = tuple(_action(record, selection, value) == RECOMPUTE for value in call.inputs)
+        yield PlannedRepeat(operator=number, recomputed_inputs=recomputed, again=call.again)
 
 
 def _results(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedResult]:
@@ -359,7 +359,7 @@ def _treatment(record: StepRecord, selection: ValueSelection, number: int) -> tu
     """Action, bytes held and time."""
     value, action = record.values[number], _shown_action(record, selection, number)
     if action == RECOMPUTE and value.producer is not None:
-        return action, 0, record.operators[value.producer].took_ns
+        return action, 0, record.operators[value.producer].again_ns
     option = selection.encoded.get(number)
     if option is None:
         return action, value.size_bytes, 0

@@ -7,7 +7,7 @@ that differs from the recorded one keeps more, but never something wrong.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -23,6 +23,7 @@ from stepscope.fix.saved.encodings import (
     offload,
 )
 from stepscope.fix.saved.graph_capture import is_capturing
+from stepscope.fix.saved.normalised_again import needed_again
 from stepscope.fix.saved.operators import (
     facts,
     is_plain,
@@ -57,6 +58,7 @@ class FollowedPlan:
 
     plan: SavePlan
     repeated: dict[int, tuple[bool, ...]]
+    again: dict[int, str]  # a cheaper way than the operator itself
     kept: dict[int, dict[int, str | None]]  # results by operator and slot: how they are encoded
     left_at: frozenset[int]  # saved tensors at which offloaded values have left the device
     fetch_at: frozenset[int]  # and at which others have to be fetched
@@ -70,7 +72,8 @@ class FollowedPlan:
         points = [OffloadPoints.of(result.encoding) for result in plan.results]
         left_at = frozenset(one.left_at for one in points if one is not None)
         fetch_at = frozenset(one.fetch_at for one in points if one is not None)
-        return cls(plan, repeated, kept, left_at, fetch_at)
+        again = {call.operator: call.again for call in plan.repeated if call.again is not None}
+        return cls(plan, repeated, again, kept, left_at, fetch_at)
 
     def at_point(self, number: int, held: Any) -> Any:
         """What the graph holds of a saved tensor, after copies to host memory were seen to."""
@@ -173,7 +176,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         written = written_tensors(func, args, kwargs)
         if not all(map(is_plain, [*given, *made])):
             return
-        call = self._repeatable(func, args, kwargs) if repeats else None
+        call = self._repeatable(func, args, kwargs, result) if repeats else None
         for tensor in written:
             self._forget(tensor)
         fresh = new_storages(given, made, written)
@@ -185,7 +188,9 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             if slot < len(fresh) and encoding is not None:
                 self._will_encode(fresh[slot], encoding, changed)
 
-    def _repeatable(self, func: Any, args: Any, kwargs: dict[str, Any]) -> RepeatableCall | None:
+    def _repeatable(
+        self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> RepeatableCall | None:
         """Called before versions change: the inputs are as the operator saw them. None where an
         input that should be recomputed cannot be: it may be overwritten later."""
         args = repeatable_arguments(func, args)
@@ -194,13 +199,19 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         if len(tensors) != len(recomputed):
             return None
         held: list[Held] = []
-        for tensor, again in zip(tensors, recomputed, strict=True):
-            kept = self._again(tensor) if again else self._encoded(tensor) or KeptTensor.of(tensor)
+        for tensor, is_again in zip(tensors, recomputed, strict=True):
+            kept = (
+                self._again(tensor) if is_again else self._encoded(tensor) or KeptTensor.of(tensor)
+            )
             if kept is None:
                 return None
             held.append(kept)
         written = facts(func).written
         template = CallTemplate.of(func, args, kwargs, written[0] if written else None)
+        again = self._followed.again.get(self._ordinal - 1)
+        if again is not None:
+            template = replace(template, again=again)
+            held += [KeptTensor.of(tensor) for tensor in needed_again(func, args, result)]
         return RepeatableCall(template, tuple(held), (None,) * len(held))
 
     def _register(
@@ -212,6 +223,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         changed: bool,
         kept: Container[int],
     ) -> None:
+        made = made[:1] if call.template.again is not None else made
         addresses = [tensor.untyped_storage()._cdata for tensor in made]
         places, sizes = [], []
         for slot, tensor in enumerate(fresh):

@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from stepscope.fix.saved.encodings import Geometry
 from stepscope.fix.saved.follower import FollowedPlan, Held, PlanFollower
 from stepscope.fix.saved.node_patterns import ACCUMULATE, below_views, nodes_made
+from stepscope.fix.saved.normalised_again import needed_again
 from stepscope.fix.saved.operators import is_plain, repeatable_arguments, tensors_in
 
 if TYPE_CHECKING:
@@ -160,10 +161,14 @@ class PinningFollower(PlanFollower):
                     self.roots[id(tensor.grad_fn)] = tensor.grad_fn
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _repeatable(self, func: Any, args: Any, kwargs: dict[str, Any]) -> RepeatableCall | None:
-        call = super()._repeatable(func, args, kwargs)
+    def _repeatable(
+        self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> RepeatableCall | None:
+        call = super()._repeatable(func, args, kwargs, result)
         if call is not None:
-            read = tensors_in([repeatable_arguments(func, args), kwargs])
+            read = [*tensors_in([repeatable_arguments(func, args), kwargs])]
+            if call.template.again is not None:
+                read += needed_again(func, args, result)
             tensors = tuple(map(self._seen, read))
             modules = tuple(self._modules)
             ordinal, epsilon = self._ordinal - 1, _epsilon(func, args)

@@ -32,6 +32,7 @@ class StepValue:
     producer: int | None  # operator's ordinal; None: made before the pass
     owned: bool  # by the model: a parameter or a buffer, kept anyway
     overwritten: bool  # later in the pass
+    needed_again: bool = False  # to repeat the operator that made it: it is never given up
     options: tuple[HoldingOption, ...] = ()  # that hold the whole value
 
 
@@ -44,6 +45,13 @@ class RecordedCall:
     outputs: tuple[int, ...]
     took_ns: int
     refusal: str | None  # why it is never repeated
+    again: str | None = None  # a cheaper way to repeat it, as normalised_again.py names it
+    cheaper_ns: int | None = None  # and what that takes
+
+    @property
+    def again_ns(self) -> int:
+        """What repeating it takes."""
+        return self.took_ns if self.cheaper_ns is None else self.cheaper_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
