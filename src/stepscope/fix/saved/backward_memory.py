@@ -63,11 +63,11 @@ class _ValueLives:
     made: dict[int, int] = field(default_factory=dict)
     read: dict[int, int] = field(default_factory=dict)
     held_until: dict[int, int] = field(default_factory=dict)  # by any node that may ask for it
-    first: dict[int, int] = field(default_factory=dict)  # reader
+    readers: dict[int, set[int]] = field(default_factory=dict)
 
     def reads(self, value: int, at: int) -> None:
         self.read[value] = max(self.read.get(value, 0), at)
-        self.first[value] = min(self.first.get(value, at), at)
+        self.readers.setdefault(value, set()).add(at)
 
     def holds(self, value: int, at: int) -> None:
         self.held_until[value] = max(self.held_until.get(value, 0), at)
@@ -90,6 +90,9 @@ def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMe
             continue
         if value in selection.encoded:
             encoded.held(selection.encoded[value].held_bytes, until)
+            if selection.encoded[value].encoding != OFFLOAD:
+                for at in lives.readers.get(value, ()):
+                    again.there(known.size_bytes, at, at)  # decoded
         elif value in selection.kept:
             kept.held(known.size_bytes, until)
     for value, (arrives, until) in _fetched(record, selection, lives, times).items():
@@ -108,7 +111,7 @@ def _fetched(
     """When offloaded values are on the device again: fetched ahead of their first reader."""
     offloaded = [v for v, option in selection.encoded.items() if option.encoding == OFFLOAD]
     arrives = {
-        value: min(times[points.fetch_at], lives.first.get(value, 0))
+        value: min(times[points.fetch_at], *lives.readers.get(value, {0}))
         for value, points in offload_points(record, offloaded).items()
     }
     return {

@@ -216,8 +216,6 @@ class AgainTrials:
         return None
 
     def _timed(self, again: Any) -> OperatorClock:
-        """Behind another one: the host's part is hidden, as it is in training."""
-        again()
         clock = OperatorClock(self._device)
         clock.start()
         again()
