@@ -130,14 +130,16 @@ class Turns:
                 signal_all(children_of(process), number)
 
 
-def shared_turns() -> Turns | None:
+def shared_turns(*, stops: bool = True) -> Turns | None:
     """Those of the folder that the environment names: benchmarks that time within themselves have
-    the device alone by these while others train beside them."""
+    the device alone by these while others train beside them. One that does not stop for others
+    must leave the device to them: it compiles."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return None
     turns = Turns(Path(folder))
-    turns.enter()
+    if stops:
+        turns.enter()
     return turns
 
 

@@ -195,3 +195,29 @@ def test_windows(layout: torch.memory_format) -> None:
     encoded = encode_value(spec, indices)
     assert encoded is not None
     assert torch.equal(encoded.decode().view_as(indices), indices)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_norm_with_what_follows_is_the_norm_and_then_that(dtype: torch.dtype, last: bool) -> None:
+    from stepscope.fix.saved.encodings import norm_kernels
+
+    layout = torch.channels_last if last else torch.contiguous_format
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 6, 7, device=DEVICE).to(dtype).to(memory_format=layout)
+    added = torch.randn_like(x)
+    weight, bias = torch.rand(5, device=DEVICE), torch.randn(5, device=DEVICE)
+    right, mean, inverse = torch.native_batch_norm(
+        x.float(), weight, bias, None, None, True, 0.1, 1e-5
+    )
+    inner = 1 if last else 42
+    for form in norm_kernels._FORMS:
+        result, fused = (
+            norm_kernels.normalise(
+                form, x, weight, bias, mean, inverse, inner=inner, residual=residual, relu=relu
+            )
+            for residual, relu in ((None, False), (added, True))
+        )
+        assert torch.allclose(result.float(), right, atol=1e-2 if dtype == torch.float16 else 2e-6)
+        assert_same(fused, torch.relu(result + added))
+        assert result.stride() == x.stride()

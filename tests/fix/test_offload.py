@@ -22,12 +22,11 @@ from stepscope.fix.saved.backward_memory import backward_memory
 from stepscope.fix.saved.choose import plan_step
 from stepscope.fix.saved.encoding_names import OFFLOAD
 from stepscope.fix.saved.encodings import offload
-from stepscope.fix.saved.encodings.offload import LinkSpeed
-from stepscope.fix.saved.offload_offers import offered_values, with_offload
+from stepscope.fix.saved.offload_offers import offered_values, offload_points, with_offload
 from stepscope.fix.saved.run_file import saving_content
 from stepscope.fix.saved.save_plan import ENCODE, KEEP
 from stepscope.fix.saved.selection import select
-from stepscope.fix.saved.step_record import StepRecord
+from stepscope.fix.saved.step_record import LinkSpeed, StepRecord
 from stepscope.records.memory_targets import MemoryTarget
 
 CPU = torch.device("cpu")
@@ -36,7 +35,8 @@ FAST = LinkSpeed(1e6, 1e6, 1)
 
 @dataclass(slots=True)
 class NotedLink:
-    """`events` has `send`, `fetch` and `arrived` with the number of each value."""
+    """`events` has `send`, `left`, `fetch`, `arrived` and `forgotten` with the number of each
+    value."""
 
     events: list[tuple[str, int]] = field(default_factory=list)
     sent: int = 0
@@ -45,6 +45,13 @@ class NotedLink:
         self.sent += 1
         self.events.append(("send", self.sent))
         return self.sent, tensor.clone()
+
+    def left(self, sent: Any) -> None:
+        self.events.append(("left", sent[0]))
+
+    def forgotten(self, sent: Any, fetched: Any, leaving: torch.Tensor | None) -> None:
+        del fetched, leaving
+        self.events.append(("forgotten", sent[0]))
 
     def fetch(self, sent: Any) -> Any:
         self.events.append(("fetch", sent[0]))
@@ -97,9 +104,13 @@ def test_training_is_exact_and_values_come_back_before_they_are_read(link: Noted
     assert saver.notes == []
     orders = {
         kind: [number for event, number in link.events if event == kind]
-        for kind in ("send", "fetch", "arrived")
+        for kind in ("send", "left", "fetch", "arrived")
     }
     assert sorted(orders["fetch"]) == sorted(orders["arrived"]) == orders["send"]
+    assert sorted(orders["left"]) == orders["send"]
+    for number in orders["send"]:
+        life = [event for event, of in link.events if of == number]
+        assert life == ["send", "left", "fetch", "arrived"]
     ahead = 0
     for event, number in link.events:
         if event == "arrived":
@@ -116,8 +127,8 @@ def test_nothing_is_held_after_backward(link: NotedLink) -> None:
     saver.remove()
     gc.collect()
     assert link.sent > 0
-    offload.fetch_ahead()
-    assert all(reference() is None for reference in offload._OUTSTANDING)
+    offload.unpacked(0)
+    assert not offload._OUTSTANDING
 
 
 def test_a_pass_without_backward_fetches_nothing(link: NotedLink) -> None:
@@ -128,6 +139,7 @@ def test_a_pass_without_backward_fetches_nothing(link: NotedLink) -> None:
     model(x)
     gc.collect()
     assert len([event for event, _ in link.events if event == "fetch"]) == before
+    assert "forgotten" in [event for event, _ in link.events]  # copies may still run
     saver.remove()
 
 
@@ -152,33 +164,53 @@ MEGABYTES = 4 << 20
 def test_a_fast_link_takes_all_but_the_last() -> None:
     """A transfer takes a quarter of an operator: the last ones are needed too soon."""
     record = heavy_chain(10, MEGABYTES, MEGABYTES)
-    offered = offered_values(record, LinkSpeed(4.0, 4.0, 1))
+    offered = offered_values(replace(record, link=LinkSpeed(4.0, 4.0, 1)))
     assert offered == list(range(1, 10))
 
 
 def test_a_slow_link_takes_as_many_as_fit_into_forward() -> None:
-    """A transfer takes three operators: three of ten fit."""
+    """A transfer takes as long as three operators and a fourth part on top: two of ten fit."""
     record = heavy_chain(10, MEGABYTES, MEGABYTES)
-    assert offered_values(record, LinkSpeed(1 / 3, 1 / 3, 1)) == [1, 2, 3]
+    assert offered_values(replace(record, link=LinkSpeed(1 / 3, 1 / 3, 1))) == [1, 2]
 
 
 def test_a_link_that_is_too_slow_takes_nothing() -> None:
     record = heavy_chain(10, MEGABYTES, MEGABYTES)
-    assert offered_values(record, LinkSpeed(0.05, 0.05, 1)) == []
-    assert offered_values(record, LinkSpeed(4.0, 0.01, 1)) == []
-    assert with_offload(record, LinkSpeed(0.05, 0.05, 1)) == record
+    assert offered_values(replace(record, link=LinkSpeed(0.05, 0.05, 1))) == []
+    assert offered_values(replace(record, link=LinkSpeed(4.0, 0.01, 1))) == []
+    assert with_offload(record, LinkSpeed(0.05, 0.05, 1)).values == record.values
 
 
 def test_small_values_stay() -> None:
     record = heavy_chain(10, 1000, MEGABYTES)
-    assert offered_values(record, FAST) == []
+    assert offered_values(replace(record, link=FAST)) == []
+
+
+def test_values_are_fetched_as_late_as_they_arrive_in_time() -> None:
+    """Operators of 4 ms forward and 8 ms backward, transfers of 5 ms: value 1 is saved after the
+    first operator and needed 72 ms into backward; it is fetched 67 ms into it or just before."""
+    record = heavy_chain(10, MEGABYTES, 4_000_000)
+    speed = LinkSpeed(MEGABYTES / 4e6, MEGABYTES / 4e6, 0)
+    points = offload_points(with_offload(record, speed), [1, 2])
+    uses = record.uses
+    read_ms = {v: 8 * (10 - uses[points[v].fetch_at].after) for v in points}
+    assert read_ms == {1: 64, 2: 56}
+    assert {v: uses[points[v].left_at].after for v in points} == {1: 3, 2: 4}
+
+
+def test_a_recorded_pass_that_took_too_long_does_not_count() -> None:
+    """Steps of 60 ms have a forward of 20, whatever the watched pass took: a link that needs 30 ms
+    for a value takes none."""
+    record = replace(heavy_chain(10, MEGABYTES, 10_000_000), measured_step_ns=60_000_000)
+    assert offered_values(replace(record, link=LinkSpeed(MEGABYTES / 3e7, 1e3, 0))) == []
+    assert offered_values(replace(record, link=LinkSpeed(MEGABYTES / 3e6, 1e3, 0))) != []
 
 
 def test_the_peak_counts_values_that_are_back() -> None:
     record = with_offload(heavy_chain(10, MEGABYTES, MEGABYTES), LinkSpeed(4.0, 4.0, 0))
     memory = backward_memory(record, select(record, bytes_per_ns=0, segments=1))
     assert memory.saved_bytes == MEGABYTES  # the last value stays
-    assert memory.peak_bytes == 3 * MEGABYTES  # one is read, two are on their way
+    assert memory.peak_bytes == 2 * MEGABYTES  # one is read, one is on its way
     without = replace(record, values=tuple(replace(v, options=()) for v in record.values))
     plain = backward_memory(without, select(without, bytes_per_ns=0, segments=1))
     assert plain.saved_bytes == 10 * MEGABYTES
@@ -196,7 +228,7 @@ def test_offloading_is_an_action_and_a_level_of_its_own() -> None:
         KEEP: MEGABYTES,
     }
     memory = backward_memory(record, select(record, bytes_per_ns=0, segments=1))
-    assert max(memory.offload_levels) == 3 * MEGABYTES
+    assert max(memory.offload_levels) == 2 * MEGABYTES
     assert max(memory.again_levels) == max(memory.encoded_levels) == 0
     assert memory.levels == planned.after_levels
 

@@ -129,6 +129,7 @@ def test_a_whole_step_with_a_plan_is_captured() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # torch's own capture
 def test_a_graphed_callable_can_be_part_of_the_model() -> None:
     """It is one operator to the planner; torch refuses to graph a module that has hooks."""
     model, inputs = make("cuda"), batch("cuda")

@@ -58,20 +58,22 @@ def test_an_unknown_lossy_encoding_is_refused() -> None:
 
 
 def test_values_with_zeros_are_packed() -> None:
-    """A product is not repeated, and most of this one is zero."""
+    """Products are not repeated, and most of these are zero. One alone would not be packed: when
+    it is read, it is there packed and unpacked."""
     torch.manual_seed(0)
 
     class Gated(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = nn.Linear(64, 256), nn.Linear(256, 8)
+            self.layers = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
             self.gate = nn.Buffer(torch.eye(256)[:, torch.arange(256) % 4 * 3])
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            sparse: torch.Tensor = self.first(x).relu() @ self.gate
-            return self.second(sparse)
+            for layer in self.layers:
+                x = layer(x).relu() @ self.gate
+            return x
 
-    model, x = Gated(), torch.randn(128, 64)
+    model, x = Gated(), torch.randn(128, 256)
     saver = save_memory(model)
     for _ in range(3):
         model(x).sum().backward()

@@ -13,6 +13,7 @@ from stepscope.fix.saved.backward_memory import backward_memory
 from stepscope.fix.saved.choose import make_plan
 from stepscope.fix.saved.max_flow import UNLIMITED, FlowNetwork
 from stepscope.fix.saved.selection import ValueSelection, keep_everything, select
+from stepscope.fix.saved.step_record import HoldingOption
 from stepscope.records.memory_targets import MemoryTarget
 
 
@@ -115,3 +116,15 @@ def test_nothing_cheap_is_said() -> None:
     assert plan.verdict() == "Backward keeps 140 B; nothing is changed."
     assert plan.notes == ("Nothing here is cheap to recompute or compresses exactly.",)
     assert backward_memory(record, ValueSelection()).saved_bytes == 0
+
+
+def test_a_packed_value_is_there_packed_and_unpacked_while_it_is_read() -> None:
+    """Three values of 100 bytes, each packed into 30."""
+    record = chain([5, 100, 100, 100], ["heavy"] * 3, [1, 2, 3])
+    packed = HoldingOption(encoding="sparse 0.3", held_bytes=30, cost_ns=1)
+    values = (replace(value, options=(packed,)) for value in record.values)
+    record = replace(record, values=tuple(values))
+    memory = backward_memory(record, select(record, bytes_per_ns=0, segments=1))
+    assert memory.saved_bytes == 90
+    assert memory.levels[:3] == (190, 160, 130)
+    assert memory.peak_bytes == 190

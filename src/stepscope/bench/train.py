@@ -26,6 +26,8 @@ def main() -> None:
     config = workload.config(options.size, changes)
     steps = options.steps or workload.targets[options.size].steps
     place = _place(options.device, options.seed)
+    if options.size == "tiny" and place.device.type == "cpu":
+        torch.set_num_threads(1)  # several would wait for each other where others use the cores
     pace_ms = time_fixed_work(place.device) if options.losses else None
     torch.manual_seed(options.seed)
     step = workload.build(config, place)

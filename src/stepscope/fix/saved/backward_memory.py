@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from stepscope.fix.saved.encoding_names import FETCHED_AHEAD, OFFLOAD
+from stepscope.fix.saved.encoding_names import OFFLOAD
+from stepscope.fix.saved.offload_offers import offload_points
 from stepscope.fix.saved.selection import held_anyway, is_planned
 
 if TYPE_CHECKING:
@@ -62,11 +63,11 @@ class _ValueLives:
     made: dict[int, int] = field(default_factory=dict)
     read: dict[int, int] = field(default_factory=dict)
     held_until: dict[int, int] = field(default_factory=dict)  # by any node that may ask for it
-    first: dict[int, int] = field(default_factory=dict)  # reader
+    readers: dict[int, set[int]] = field(default_factory=dict)
 
     def reads(self, value: int, at: int) -> None:
         self.read[value] = max(self.read.get(value, 0), at)
-        self.first[value] = min(self.first.get(value, at), at)
+        self.readers.setdefault(value, set()).add(at)
 
     def holds(self, value: int, at: int) -> None:
         self.held_until[value] = max(self.held_until.get(value, 0), at)
@@ -89,9 +90,12 @@ def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMe
             continue
         if value in selection.encoded:
             encoded.held(selection.encoded[value].held_bytes, until)
+            if selection.encoded[value].encoding != OFFLOAD:
+                for at in lives.readers.get(value, ()):
+                    again.there(known.size_bytes, at, at)  # decoded
         elif value in selection.kept:
             kept.held(known.size_bytes, until)
-    for value, (arrives, until) in _fetched(selection, lives).items():
+    for value, (arrives, until) in _fetched(record, selection, lives, times).items():
         offload.there(record.values[value].size_bytes, arrives, until)
     for value, made in lives.made.items():
         again.there(record.values[value].size_bytes, made, max(made, lives.read[value]))
@@ -101,14 +105,18 @@ def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMe
     return BackwardMemory(saved_bytes, max(saved_bytes, highest), *parts)
 
 
-def _fetched(selection: ValueSelection, lives: _ValueLives) -> dict[int, tuple[int, int]]:
+def _fetched(
+    record: StepRecord, selection: ValueSelection, lives: _ValueLives, times: list[int]
+) -> dict[int, tuple[int, int]]:
     """When offloaded values are on the device again: fetched ahead of their first reader."""
     offloaded = [v for v, option in selection.encoded.items() if option.encoding == OFFLOAD]
-    first = sorted((lives.first.get(value, 0), value) for value in offloaded)
-    begins = [0] * FETCHED_AHEAD + [time for time, _ in first]
+    arrives = {
+        value: min(times[points.fetch_at], *lives.readers.get(value, {0}))
+        for value, points in offload_points(record, offloaded).items()
+    }
     return {
-        value: (begin, max(begin, lives.held_until.get(value, 0)))
-        for (_, value), begin in zip(first, begins, strict=False)
+        value: (arrives.get(value, 0), max(arrives.get(value, 0), lives.held_until.get(value, 0)))
+        for value in offloaded
     }
 
 

@@ -52,7 +52,7 @@ def with_measured_costs(record: StepRecord, selection: ValueSelection) -> ValueS
 
 def _moving(record: StepRecord, call: RecordedCall) -> RecordedCall:
     moved = sum(record.values[value].size_bytes for value in (*call.inputs, *call.outputs))
-    return replace(call, took_ns=moved)
+    return replace(call, took_ns=moved, cheaper_ns=None)
 
 
 def _held_for_bytes(value: StepValue) -> StepValue:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory, node_times
 from stepscope.fix.saved.byte_costs import with_byte_costs, with_measured_costs
 from stepscope.fix.saved.encoding_names import OFFLOAD, described, is_lossy
+from stepscope.fix.saved.offload_offers import offload_points
 from stepscope.fix.saved.plan_search import search
 from stepscope.fix.saved.plan_timeline import plan_timeline
 from stepscope.fix.saved.save_plan import (
@@ -58,7 +59,6 @@ class PlannedStep:
     times: list[int]
     before_levels: tuple[int, ...]
     after_levels: tuple[int, ...]
-    making: tuple[int, ...] | None  # bytes that a node makes; None where they were not asked for
     meets_target: bool  # without a target of bytes, always
 
 
@@ -96,7 +96,6 @@ def plan_step(record: StepRecord, target: MemoryTarget) -> PlannedStep:
         times=node_times(record),
         before_levels=plain.memory.levels,
         after_levels=chosen.memory.levels,
-        making=None if around is None else around.making,
         meets_target=meets_target,
     )
 
@@ -180,7 +179,7 @@ def _is_worthwhile(one: _Candidate, plain: _Candidate) -> bool:
 def _candidate(
     record: StepRecord, selection: ValueSelection, around: StepMemory | None, batch: float
 ) -> _Candidate:
-    repeated_ns = sum(record.operators[number].took_ns for number in selection.repeated)
+    repeated_ns = sum(record.operators[number].again_ns for number in selection.repeated)
     options = [*selection.encoded.values(), *selection.encoded_uses.values()]
     extra_ns = repeated_ns + sum(option.cost_ns for option in options)
     if selection.changes_something():
@@ -233,7 +232,7 @@ def _plan(
     around: StepMemory | None,
     notes: tuple[str, ...],
 ) -> SavePlan:
-    selection = chosen.selection
+    selection = _with_points(record, chosen.selection)
     return SavePlan(
         operators=tuple(call.name for call in record.operators),
         repeated=tuple(_repeats(record, selection)),
@@ -258,11 +257,20 @@ def _plan(
     )
 
 
+def _with_points(record: StepRecord, selection: ValueSelection) -> ValueSelection:
+    """Offloaded values, with the points at which they leave and come back."""
+    offloaded = [v for v, option in selection.encoded.items() if option.encoding == OFFLOAD]
+    encoded = dict(selection.encoded)
+    for value, points in offload_points(record, offloaded).items():
+        encoded[value] = replace(encoded[value], encoding=points.encoding())
+    return replace(selection, encoded=encoded)
+
+
 def _repeats(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedRepeat]:
     for number in sorted(selection.repeated):
-        inputs = record.operators[number].inputs
-        recomputed = tuple(_action(record, selection, value) == RECOMPUTE for value in inputs)
-        yield PlannedRepeat(operator=number, recomputed_inputs=recomputed)
+        call = record.operators[number]
+        recomputed = tuple(_action(record, selection, value) == RECOMPUTE for value in call.inputs)
+        yield PlannedRepeat(operator=number, recomputed_inputs=recomputed, again=call.again)
 
 
 def _results(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedResult]:
@@ -310,7 +318,7 @@ def _action(record: StepRecord, selection: ValueSelection, number: int) -> str:
 def _shown_action(record: StepRecord, selection: ValueSelection, number: int) -> str:
     """For people: offloading is carried out as an encoding, but it is none."""
     option = selection.encoded.get(number)
-    is_offloaded = option is not None and option.encoding == OFFLOAD
+    is_offloaded = option is not None and described(option.encoding) == OFFLOAD
     return OFFLOAD if is_offloaded else _action(record, selection, number)
 
 
@@ -351,7 +359,7 @@ def _treatment(record: StepRecord, selection: ValueSelection, number: int) -> tu
     """Action, bytes held and time."""
     value, action = record.values[number], _shown_action(record, selection, number)
     if action == RECOMPUTE and value.producer is not None:
-        return action, 0, record.operators[value.producer].took_ns
+        return action, 0, record.operators[value.producer].again_ns
     option = selection.encoded.get(number)
     if option is None:
         return action, value.size_bytes, 0

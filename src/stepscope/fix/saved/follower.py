@@ -7,16 +7,23 @@ that differs from the recorded one keeps more, but never something wrong.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepscope.fix.saved.encoding_names import described
-from stepscope.fix.saved.encodings import Encoded, Geometry, encode_use, encode_value, is_outcome
-from stepscope.fix.saved.encodings.offload import fetch_ahead
+from stepscope.fix.saved.encoding_names import OffloadPoints, described
+from stepscope.fix.saved.encodings import (
+    Encoded,
+    Geometry,
+    encode_use,
+    encode_value,
+    is_outcome,
+    offload,
+)
 from stepscope.fix.saved.graph_capture import is_capturing
+from stepscope.fix.saved.normalised_again import needed_again
 from stepscope.fix.saved.operators import (
     facts,
     is_plain,
@@ -52,7 +59,10 @@ class FollowedPlan:
 
     plan: SavePlan
     repeated: dict[int, tuple[bool, ...]]
+    again: dict[int, str]  # a cheaper way than the operator itself
     kept: dict[int, dict[int, str | None]]  # results by operator and slot: how they are encoded
+    left_at: frozenset[int]  # saved tensors at which offloaded values have left the device
+    fetch_at: frozenset[int]  # and at which others have to be fetched
 
     @classmethod
     def of(cls, plan: SavePlan) -> FollowedPlan:
@@ -60,7 +70,17 @@ class FollowedPlan:
         for result in plan.results:
             kept.setdefault(result.operator, {})[result.slot] = result.encoding
         repeated = {call.operator: call.recomputed_inputs for call in plan.repeated}
-        return cls(plan, repeated, kept)
+        points = [OffloadPoints.of(result.encoding) for result in plan.results]
+        left_at = frozenset(one.left_at for one in points if one is not None)
+        fetch_at = frozenset(one.fetch_at for one in points if one is not None)
+        again = {call.operator: call.again for call in plan.repeated if call.again is not None}
+        return cls(plan, repeated, again, kept, left_at, fetch_at)
+
+    def at_point(self, number: int, held: Any) -> Any:
+        """What the graph holds of a saved tensor, after copies to host memory were seen to."""
+        if number in self.left_at:
+            offload.packed(number)
+        return offload.FetchPoint(number, held) if number in self.fetch_at else held
 
 
 @dataclass(slots=True)
@@ -103,8 +123,6 @@ class PassReport:
 
 
 def unpack_held(held: Held) -> torch.Tensor:
-    """For backward, which goes on: the next offloaded values are sent for."""
-    fetch_ahead()
     return held.unpack()
 
 
@@ -159,7 +177,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         written = written_tensors(func, args, kwargs)
         if not all(map(is_plain, [*given, *made])):
             return
-        call = self._repeatable(func, args, kwargs) if repeats else None
+        call = self._repeatable(func, args, kwargs, result) if repeats else None
         for tensor in written:
             self._forget(tensor)
         fresh = new_storages(given, made, written)
@@ -171,7 +189,9 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             if slot < len(fresh) and encoding is not None:
                 self._will_encode(fresh[slot], encoding, changed)
 
-    def _repeatable(self, func: Any, args: Any, kwargs: dict[str, Any]) -> RepeatableCall | None:
+    def _repeatable(
+        self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> RepeatableCall | None:
         """Called before versions change: the inputs are as the operator saw them. None where an
         input that should be recomputed cannot be: it may be overwritten later."""
         args = repeatable_arguments(func, args)
@@ -180,13 +200,19 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         if len(tensors) != len(recomputed):
             return None
         held: list[Held] = []
-        for tensor, again in zip(tensors, recomputed, strict=True):
-            kept = self._again(tensor) if again else self._encoded(tensor) or KeptTensor.of(tensor)
+        for tensor, is_again in zip(tensors, recomputed, strict=True):
+            kept = (
+                self._again(tensor) if is_again else self._encoded(tensor) or KeptTensor.of(tensor)
+            )
             if kept is None:
                 return None
             held.append(kept)
         written = facts(func).written
         template = CallTemplate.of(func, args, kwargs, written[0] if written else None)
+        again = self._followed.again.get(self._ordinal - 1)
+        if again is not None:
+            template = replace(template, again=again)
+            held += [KeptTensor.of(tensor) for tensor in needed_again(func, args, result)]
         parents = calls_among(held)
         return RepeatableCall(template, tuple(held), (None,) * len(held), parents=parents)
 
@@ -199,6 +225,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         changed: bool,
         kept: Container[int],
     ) -> None:
+        made = made[:1] if call.template.again is not None else made
         addresses = [tensor.untyped_storage()._cdata for tensor in made]
         places, sizes = [], []
         for slot, tensor in enumerate(fresh):
@@ -254,7 +281,11 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
 
     # what backward keeps
 
-    def pack(self, tensor: torch.Tensor) -> Held:
+    def pack(self, tensor: torch.Tensor) -> Any:
+        number = self._packed
+        return self._followed.at_point(number, self._held_for(tensor))
+
+    def _held_for(self, tensor: torch.Tensor) -> Held:
         number, self._packed = self._packed, self._packed + 1
         self._busy = True
         try:

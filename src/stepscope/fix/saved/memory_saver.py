@@ -6,12 +6,13 @@ import functools
 import gc
 import sys
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stepscope.fix.saved.choose import plan_step, without_repeating
+from stepscope.fix.saved.encodings.offload import link_of
 from stepscope.fix.saved.follower import (
     FollowedPlan,
     PassReport,
@@ -20,6 +21,7 @@ from stepscope.fix.saved.follower import (
 )
 from stepscope.fix.saved.following_costs import following_costs
 from stepscope.fix.saved.graph_capture import is_capturing
+from stepscope.fix.saved.offload_offers import with_offload
 from stepscope.fix.saved.operators import is_plain, tensors_in
 from stepscope.fix.saved.pack_hook import is_following, other_hooks_are_active
 from stepscope.fix.saved.pin_plan import pin_plan
@@ -31,8 +33,8 @@ from stepscope.fix.saved.step_watch import (
     FOLLOWED,
     PLAIN,
     RECORDED,
+    BackwardPeaks,
     StepWatch,
-    allocated_bytes,
 )
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class _KnownPass:
     seen: int = 0
     record: StepRecord | None = None
     planned: PlannedStep | None = None
-    readings: list[tuple[int, int]] = field(default_factory=list)  # use, bytes; of one backward
+    peaks: BackwardPeaks | None = None  # of the recorded pass's backward
     followed: FollowedPlan | None = None
     pinned: PinnedPlan | None = None
     must_watch: bool = False  # the plan cannot be pinned: every operator passes through Python
@@ -140,7 +142,8 @@ class MemorySaver:
             return None
         known = recorded[-1]
         step_ns = self._watch.typical_ns(known.key, PLAIN)
-        return promise(recorded[-1].planned, readings=known.readings, step_ns=step_ns)
+        readings = [] if known.peaks is None else known.peaks.readings
+        return promise(recorded[-1].planned, readings=readings, step_ns=step_ns)
 
     @property
     def measured_step_ns(self) -> int | None:
@@ -189,6 +192,8 @@ class MemorySaver:
         known = self._known(inputs)
         if known is None or known.given_up:
             return
+        if known.peaks is not None:
+            known.peaks.end()
         # A pinned plan waits for nothing and decides by host facts: a graph can hold it.
         if is_capturing() and not known.counted:
             self._note(
@@ -244,25 +249,30 @@ class MemorySaver:
         stack.close()
         if isinstance(active, (StepRecorder, PinningFollower)):
             active.detach()
-        if known is None or failed:
+        if known is not None and not failed:
+            if isinstance(active, StepRecorder):
+                self._plan(active.finish(output), known)
+                known.peaks = BackwardPeaks(self._watch.device)
+            elif isinstance(active, PlanFollower):
+                self._end_followed(known, active)
+        if isinstance(active, PinningFollower):
+            active.forget()
+
+    def _end_followed(self, known: _KnownPass, active: PlanFollower) -> None:
+        report = active.finish(_NOTHING if known.counted else self._owned())
+        self._followed(known, active, report)
+        if report.uncaptured:
+            self._note(
+                f"a CUDA graph was captured: what is planned as "
+                f"{', '.join(sorted(report.uncaptured))} is kept in it, as it needs the host "
+                "or a size that differs from step to step"
+            )
+        if report.deviation is not None:
             return
-        if isinstance(active, StepRecorder):
-            self._plan(active.finish(output), known)
-        elif isinstance(active, PlanFollower):
-            report = active.finish(_NOTHING if known.counted else self._owned())
-            self._followed(known, active, report)
-            if report.uncaptured:
-                self._note(
-                    f"a CUDA graph was captured: what is planned as "
-                    f"{', '.join(sorted(report.uncaptured))} is kept in it, as it needs the host "
-                    "or a size that differs from step to step"
-                )
-            if report.deviation is not None:
-                return
-            if isinstance(active, PinningFollower):
-                self._pin(known, active, report)
-            elif not known.counted:
-                known.report, known.counted = report, True
+        if isinstance(active, PinningFollower):
+            self._pin(known, active, report)
+        elif not known.counted:
+            known.report, known.counted = report, True
 
     def _use_plan(self, known: _KnownPass, planned: PlannedStep) -> None:
         known.planned, self.plan = planned, planned.plan
@@ -306,15 +316,14 @@ class MemorySaver:
             surroundings=self._watch.surroundings(list(self._model.parameters())),
             measured_step_ns=self._watch.typical_ns(known.key, PLAIN),
         )
-        known.record = record
-        self._use_plan(known, plan_step(record, self._target))
+        link = link_of(self._watch.device)
+        known.record = record if link is None else with_offload(record, link.speed())
+        self._use_plan(known, plan_step(known.record, self._target))
 
     def _unpack_recorded(self, recorder: StepRecorder, known: _KnownPass, held: Any) -> Any:
         """Backward reads the recorded pass: what is allocated then says what a step needs."""
-        if known.planned is not None and len(known.readings) < len(known.planned.times):
-            allocated = allocated_bytes(self._watch.device)
-            if allocated is not None:
-                known.readings.append((held.number, allocated))
+        if known.peaks is not None:
+            known.peaks.reads(held.number)
         return recorder.unpack(held)
 
     def _followed(self, known: _KnownPass, active: PlanFollower, report: PassReport) -> None:

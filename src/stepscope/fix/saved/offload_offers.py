@@ -1,23 +1,26 @@
-"""Which values the link to host memory can take and bring back in time.
+"""Which values the link to host memory can take and bring back in time, and when.
 
-Forward sends values in the order in which they were saved, backward fetches them in the opposite
-one. A value is offered if its copy ends before forward does, so that its memory is free when
-backward begins, and if it and all that are needed before it can be fetched until its own use.
+Forward sends values in the order in which they were saved. A value is offered if its copy ends
+before forward does, so that its memory is free when backward begins, and if it and all others can
+be fetched until they are needed. Each is fetched as late as that allows: until then its memory is
+free.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from stepscope.fix.saved.encoding_names import OFFLOAD
+from stepscope.fix.saved.encoding_names import OFFLOAD, OffloadPoints
 from stepscope.fix.saved.selection import is_planned
 from stepscope.fix.saved.step_record import HoldingOption
 
 if TYPE_CHECKING:
-    from stepscope.fix.saved.encodings.offload import LinkSpeed
-    from stepscope.fix.saved.step_record import StepRecord
+    from collections.abc import Collection
+
+    from stepscope.fix.saved.step_record import LinkSpeed, StepRecord
 
 LEAST_BYTES = 1 << 20
 _LINK_SHARE = 0.8  # of the time that a transfer may take: times vary
@@ -26,40 +29,72 @@ _BACKWARD_PER_FORWARD = 2
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """Times of the step: forward ends at `forward_ns`, backward begins."""
+    """Of one value. Times are those of the device: `saved_ns` since the beginning of forward,
+    `needed_ns` since that of backward."""
 
     value: int
     saved_ns: float
-    needed_ns: float  # since the beginning of backward
+    needed_ns: float
     out_ns: float
     in_ns: float
 
 
 def with_offload(record: StepRecord, speed: LinkSpeed) -> StepRecord:
     """The same record, with `offload` among the options of what fits on the link."""
+    record = replace(record, link=speed)
     option = HoldingOption(encoding=OFFLOAD, held_bytes=0, cost_ns=speed.host_ns)
     values = list(record.values)
-    for number in offered_values(record, speed):
+    for number in offered_values(record):
         value = values[number]
         values[number] = replace(value, options=(*value.options, option))
     return replace(record, values=tuple(values))
 
 
-def offered_values(record: StepRecord, speed: LinkSpeed) -> list[int]:
+def offered_values(record: StepRecord) -> list[int]:
     accepted: list[_Transfer] = []
-    free_ns = 0.0
-    for transfer in _transfers(record, speed):
-        end_ns = max(free_ns, transfer.saved_ns) + transfer.out_ns
-        if end_ns > record.forward_ns or not _in_time([*accepted, transfer]):
-            continue
-        free_ns = end_ns
-        accepted.append(transfer)
+    forward_ns = _elapsed(record)[-1]
+    for transfer in _transfers(record):
+        tried = [*accepted, transfer]
+        if _left_ns(tried)[-1] <= forward_ns and min(_latest_starts(tried).values()) >= 0:
+            accepted = tried
     return [transfer.value for transfer in accepted]
 
 
-def _transfers(record: StepRecord, speed: LinkSpeed) -> list[_Transfer]:
+def offload_points(record: StepRecord, values: Collection[int]) -> dict[int, OffloadPoints]:
+    """For the values that are offloaded: the saved tensors at which their copies are over and at
+    which they are fetched."""
+    transfers = [one for one in _transfers(record) if one.value in values]
+    if not transfers:
+        return {}
+    elapsed = _elapsed(record)
+    packed = [elapsed[use.after] for use in record.uses]
+    read = sorted(
+        (_BACKWARD_PER_FORWARD * (elapsed[-1] - elapsed[use.after]), number)
+        for number, use in enumerate(record.uses)
+        if use.order is not None
+    )
+    starts = _latest_starts(transfers)
+    points = {}
+    for transfer, left_ns in zip(transfers, _left_ns(transfers), strict=True):
+        left_at = min(bisect_left(packed, left_ns), len(packed) - 1)
+        before = bisect_right(read, (starts[transfer.value], len(packed))) - 1
+        points[transfer.value] = OffloadPoints(left_at, read[max(0, before)][1])
+    return points
+
+
+def _elapsed(record: StepRecord) -> list[float]:
+    """Until each operator. A recorded pass is slower than others: the host watches it."""
+    forward_ns = record.forward_ns
+    usual_ns = record.step_ns / (1 + _BACKWARD_PER_FORWARD)
+    scale = min(1.0, usual_ns / forward_ns) if forward_ns else 1.0
+    return [0.0, *accumulate(scale * call.took_ns for call in record.operators)]
+
+
+def _transfers(record: StepRecord) -> list[_Transfer]:
     """In the order of saving."""
-    elapsed = [0.0, *accumulate(float(call.took_ns) for call in record.operators)]
+    if record.link is None:
+        return []
+    elapsed = _elapsed(record)
     first: dict[int, float] = {}
     last: dict[int, float] = {}
     for use in record.uses:
@@ -77,18 +112,27 @@ def _transfers(record: StepRecord, speed: LinkSpeed) -> list[_Transfer]:
                 value=value,
                 saved_ns=saved_ns,
                 needed_ns=_BACKWARD_PER_FORWARD * (elapsed[-1] - last[value]),
-                out_ns=known.size_bytes / speed.out_bytes_per_ns,
-                in_ns=known.size_bytes / speed.in_bytes_per_ns,
+                out_ns=known.size_bytes / record.link.out_bytes_per_ns / _LINK_SHARE,
+                in_ns=known.size_bytes / record.link.in_bytes_per_ns / _LINK_SHARE,
             )
         )
     return found
 
 
-def _in_time(transfers: list[_Transfer]) -> bool:
-    """Fetched one after the other, in the order of need."""
-    order = sorted(transfers, key=lambda transfer: transfer.needed_ns)
-    arrivals = accumulate(transfer.in_ns for transfer in order)
-    return all(
-        arrival <= _LINK_SHARE * transfer.needed_ns
-        for transfer, arrival in zip(order, arrivals, strict=True)
-    )
+def _left_ns(transfers: list[_Transfer]) -> list[float]:
+    """When each copy to host memory is over, one after the other."""
+    ends: list[float] = []
+    for transfer in transfers:
+        ends.append(max(transfer.saved_ns, ends[-1] if ends else 0.0) + transfer.out_ns)
+    return ends
+
+
+def _latest_starts(transfers: list[_Transfer]) -> dict[int, float]:
+    """When each value has to be fetched at the latest, one after the other in the order of need;
+    negative where it would have to begin before backward does."""
+    starts: dict[int, float] = {}
+    free_ns = float("inf")
+    for transfer in sorted(transfers, key=lambda one: one.needed_ns, reverse=True):
+        free_ns = min(free_ns, transfer.needed_ns) - transfer.in_ns
+        starts[transfer.value] = free_ns
+    return starts

@@ -25,7 +25,7 @@ _NOT_REPEATABLE = re.compile(
 # These update running statistics, which their schema does not say.
 BATCH_NORMS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
 _RUNNING_STATISTICS = (3, 4)
-_TRAINING = 5
+TRAINING_PLACE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def plain_name(operator: Any) -> str:
 def written_tensors(operator: Any, args: Any, kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that a call changes, running statistics too."""
     places = facts(operator).written
-    if plain_name(operator) in BATCH_NORMS and args[_TRAINING]:
+    if plain_name(operator) in BATCH_NORMS and args[TRAINING_PLACE]:
         places = _RUNNING_STATISTICS
     if not places:
         return []
@@ -83,8 +83,8 @@ def written_tensors(operator: Any, args: Any, kwargs: dict[str, Any]) -> list[to
 
 def repeatable_arguments(operator: Any, args: Any) -> Any:
     """A repeated batch norm must not update the running statistics again."""
-    if plain_name(operator) in BATCH_NORMS and args[_TRAINING]:
-        before, after = args[: _RUNNING_STATISTICS[0]], args[_TRAINING:]
+    if plain_name(operator) in BATCH_NORMS and args[TRAINING_PLACE]:
+        before, after = args[: _RUNNING_STATISTICS[0]], args[TRAINING_PLACE:]
         return (*before, None, None, *after)
     return args
 

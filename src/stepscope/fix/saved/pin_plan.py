@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stepscope.fix.saved.encoding_names import OFFLOAD
 from stepscope.fix.saved.encodings import Geometry
 from stepscope.fix.saved.hook_pauses import HookPauses, plan_pauses
 from stepscope.fix.saved.node_patterns import (
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
         SeenUse,
     )
     from stepscope.fix.saved.replay import RepeatableCall
-    from stepscope.fix.saved.save_plan import PlannedResult, PlannedUse
 
 _LONGEST_PATH = 8  # edges from a later tensor's node to the one that is to be proven
 _NEGLIGIBLE = 0.001  # of all saved bytes, where these are not few
@@ -74,8 +72,8 @@ def pin_plan(seen: PinningFollower, *, pausing: bool = True) -> PinnedPlan:
         return plan
     needed = {number for number, use in enumerate(plan.uses) if use.needs_hook}
     needed |= _uses_inside(plan.dispatched, seen.boundaries)
-    if needed and any(one.encoding == OFFLOAD for one in _planned(plan)):
-        needed.add(len(plan.uses) - 1)  # which backward reads first: it sends for offloaded values
+    offloading = plan.followed.left_at | plan.followed.fetch_at
+    needed |= offloading & set(range(len(plan.uses)))
     return replace(plan, pauses=plan_pauses(sorted(needed), seen.boundaries))
 
 
@@ -89,11 +87,6 @@ def _uses_inside(calls: Iterable[ModuleCall], boundaries: list[ModuleBoundary]) 
         if call in entered and call in left:
             inside.update(range(entered[call], left[call]))
     return inside
-
-
-def _planned(plan: PinnedPlan) -> Iterator[PlannedUse | PlannedResult]:
-    yield from plan.followed.plan.uses
-    yield from plan.followed.plan.results
 
 
 class _SeenPass:

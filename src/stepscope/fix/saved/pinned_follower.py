@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from stepscope.fix.saved.encodings import Geometry, encode_use
+from stepscope.fix.saved.encodings import Geometry, encode_use, offload
 from stepscope.fix.saved.follower import Held, PassReport, PlanFollower, ToEncode
 from stepscope.fix.saved.node_checks import NodeChecks, PassDiffersError
 from stepscope.fix.saved.node_patterns import below_views, nodes_made
@@ -79,6 +79,7 @@ class PinnedFollower(PlanFollower):
     def __init__(self, pinned: PinnedPlan, owned: frozenset[int], *, count: bool) -> None:
         super().__init__(pinned.followed, owned, count=count)
         self._pinned = pinned
+        self._offloads = bool(pinned.followed.fetch_at)
         self._first = nodes_made()
         self._nodes = NodeChecks(pinned.patterns, self._first)
         self._sources: dict[SourceKey, Held] = {}
@@ -140,7 +141,7 @@ class PinnedFollower(PlanFollower):
             self.report.held.append(held)
         elif number in self._pauses.after or self.report.deviation is not None:
             self._hook.take_away()
-        return held
+        return self._followed.at_point(number, held) if self._offloads else held
 
     def _hold(self, number: int, tensor: torch.Tensor) -> Any:
         """None: keep it."""
@@ -392,6 +393,8 @@ class PinnedFollower(PlanFollower):
     def _deviates(self, why: str) -> None:
         super()._deviates(why)
         self._clear()
+        if self._offloads:
+            offload.packed(len(self._pinned.uses))  # the hook may not see them leave any more
 
     def _clear(self) -> None:
         for table in (self._sources, self._calls, self._waiting, self._unproven):

@@ -17,6 +17,7 @@ from stepscope.fix.saved.encodings import Geometry
 from stepscope.fix.saved.follower import FollowedPlan, Held, PlanFollower
 from stepscope.fix.saved.hook_pauses import ModuleBoundary, PassPlace
 from stepscope.fix.saved.node_patterns import ACCUMULATE, below_views, nodes_made
+from stepscope.fix.saved.normalised_again import needed_again
 from stepscope.fix.saved.operators import is_plain, repeatable_arguments, tensors_in
 
 if TYPE_CHECKING:
@@ -121,6 +122,11 @@ class PinningFollower(PlanFollower):
         for handle in self._handles:
             handle.remove()
 
+    def forget(self) -> None:
+        """Nothing more is asked: its tables hold the pass's graph, whose hooks hold the tables."""
+        for table in (self.calls, self.uses, self.results, self.roots, self._alive):
+            table.clear()
+
     def _enters(self, module: Any, args: Any) -> None:
         del args
         call = (module, self._times[module])
@@ -166,10 +172,14 @@ class PinningFollower(PlanFollower):
                     self.roots[id(tensor.grad_fn)] = tensor.grad_fn
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _repeatable(self, func: Any, args: Any, kwargs: dict[str, Any]) -> RepeatableCall | None:
-        call = super()._repeatable(func, args, kwargs)
+    def _repeatable(
+        self, func: Any, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> RepeatableCall | None:
+        call = super()._repeatable(func, args, kwargs, result)
         if call is not None:
-            read = tensors_in([repeatable_arguments(func, args), kwargs])
+            read = [*tensors_in([repeatable_arguments(func, args), kwargs])]
+            if call.template.again is not None:
+                read += needed_again(func, args, result)
             tensors = tuple(map(self._seen, read))
             modules = tuple(self._modules)
             ordinal, epsilon = self._ordinal - 1, _epsilon(func, args)
@@ -182,9 +192,9 @@ class PinningFollower(PlanFollower):
         content = (tensor.untyped_storage()._cdata, known.version)
         self.value_encodings[content] = (encoding, known.tensor_geometry)
 
-    def pack(self, tensor: torch.Tensor) -> Held:
+    def _held_for(self, tensor: torch.Tensor) -> Held:
         made = nodes_made() - self.first
-        held = super().pack(tensor)
+        held = super()._held_for(tensor)
         plain = is_plain(tensor)
         if plain:
             self.uses.append(SeenUse(made, self._seen(tensor), held, plain))

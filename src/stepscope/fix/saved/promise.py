@@ -65,11 +65,10 @@ class SavePromise:
 def promise(
     planned: PlannedStep,
     *,
-    readings: Sequence[tuple[int, int]] = (),
+    readings: Sequence[tuple[int | None, int]] = (),
     step_ns: int | None = None,
 ) -> SavePromise:
-    """`readings` are uses in the order of backward, each with the bytes allocated just before it;
-    `step_ns` is what a step without the plan took."""
+    """`readings` are those of BackwardPeaks; `step_ns` is what a step without the plan took."""
     plan = planned.plan
     before, after, spread = _peaks(planned, readings)
     least = plan.saved_bytes if plan.step_peak_bytes is None else 0
@@ -89,17 +88,18 @@ def promise(
     )
 
 
-def _peaks(planned: PlannedStep, readings: Sequence[tuple[int, int]]) -> tuple[int, int, _Spread]:
+def _peaks(
+    planned: PlannedStep, readings: Sequence[tuple[int | None, int]]
+) -> tuple[int, int, _Spread]:
     """Without and with the plan, and how far the latter may be off."""
     plan = planned.plan
     if plan.step_peak_bytes is None or plan.step_peak_bytes_before is None:
         return plan.peak_bytes_before, plan.peak_bytes, _ON_CPU
-    if not readings or planned.making is None:
+    if not readings:
         return plan.step_peak_bytes_before, plan.step_peak_bytes, _UNREAD
     before = after = 0
-    for number, allocated in readings:
-        time = planned.times[number]
-        there = allocated + planned.making[time]
-        before = max(before, there)
-        after = max(after, there - planned.before_levels[time] + planned.after_levels[time])
+    for use, peak in readings:
+        time = 0 if use is None else planned.times[use]
+        before = max(before, peak)
+        after = max(after, peak - planned.before_levels[time] + planned.after_levels[time])
     return before, after, _READ

@@ -17,9 +17,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepscope.fix.saved import encodings
-from stepscope.fix.saved.encodings.offload import link_of
 from stepscope.fix.saved.encodings.trials import EncodingTrials, OutcomeCosts
-from stepscope.fix.saved.offload_offers import with_offload
+from stepscope.fix.saved.normalised_again import AgainFound, AgainTrials
 from stepscope.fix.saved.operator_clock import OperatorClock
 from stepscope.fix.saved.operators import (
     facts,
@@ -92,6 +91,11 @@ class _Values:
         )
         return len(self.records) - 1
 
+    def need(self, values: Iterable[int]) -> None:
+        """To repeat the operator that made them."""
+        for number in values:
+            self.records[number] = replace(self.records[number], needed_again=True)
+
     def with_options(self, options: dict[int, tuple[HoldingOption, ...]]) -> list[StepValue]:
         return [
             replace(record, options=options.get(number, ()))
@@ -121,6 +125,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._clock = OperatorClock(self._device)
         self._trials = EncodingTrials(self._device, lossy)
         self._outcome_costs = OutcomeCosts(self._device)
+        self._again = AgainTrials(self._device)
+        self._found_again: dict[int, AgainFound] = {}  # by operator
         self._modules: list[str] = []
         self._handles: list[Any] = []
         self._busy = False
@@ -189,6 +195,12 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             for tensor in new_storages(given, made, written)
         )
         self._find_encodings(func, args, inputs, outputs, made)
+        again = None
+        if refusal is None and made:
+            again = self._again.tried(func, args, inputs, result, self._values.of(made[0]))
+        if again is not None:
+            self._found_again[len(self._calls)] = again
+            self._values.need(self._values.of(tensor) for tensor in made[1:])
         self._calls.append(
             RecordedCall(
                 name=str(func),
@@ -196,6 +208,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
                 outputs=outputs,
                 took_ns=0,
                 refusal=refusal,
+                again=None if again is None else again.how,
             )
         )
 
@@ -269,14 +282,12 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._read_graph(node for node in roots if node is not None)
         self._nodes.clear()
         calls = self._timed_calls()
-        record = StepRecord(
+        return StepRecord(
             operators=tuple(calls),
             values=tuple(self._values.with_options(self._trials.options(self._uses, calls))),
             uses=tuple(self._uses),
             on_host=self._device.type == "cpu",
         )
-        link = link_of(self._device)
-        return record if link is None else with_offload(record, link.speed())
 
     def _timed_calls(self) -> list[RecordedCall]:
         """Operators of one kind and size took as long as the median of them: layers are alike."""
@@ -289,9 +300,10 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         for kind, took_ns in zip(kinds, self._clock.took_ns(), strict=True):
             measured[kind].append(took_ns)
         typical = {kind: round(median(times)) for kind, times in measured.items()}
+        cheaper = {number: found.cost_ns for number, found in self._found_again.items()}
         return [
-            replace(call, took_ns=typical[kind])
-            for kind, call in zip(kinds, self._calls, strict=True)
+            replace(call, took_ns=typical[kind], cheaper_ns=cheaper.get(number))
+            for number, (kind, call) in enumerate(zip(kinds, self._calls, strict=True))
         ]
 
     def _read_graph(self, roots: Iterable[Any]) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepscope.fix.saved.normalised_again import FUSED, NormInputs, normalised
 from stepscope.fix.saved.operators import is_plain, tensors_in
 from stepscope.fix.saved.prepared_calls import quickest_call
 
@@ -109,13 +110,18 @@ class ArgumentPlace:
 @dataclass(frozen=True, slots=True)
 class CallTemplate:
     """An operator with its arguments, without their tensors; `written` is the place of the argument
-    that it changes, if it does."""
+    that it changes, if it does. `again` is a cheaper way to have its result."""
 
     operator: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     written: int | None
+    again: str | None = None
     quickest: list[Any] = field(default_factory=list)  # to call instead, once it was repeated
+
+    @property
+    def normalises(self) -> bool:
+        return self.again is not None and self.again != FUSED
 
     @classmethod
     def of(
@@ -126,6 +132,8 @@ class CallTemplate:
 
     def run(self, tensors: list[torch.Tensor]) -> Any:
         """Below autograd."""
+        if self.normalises and self.again is not None:
+            return normalised(self.again, NormInputs(*tensors))
         args = [
             tensors[one.number] if type(one) is ArgumentPlace else _filled(one, tensors)
             for one in self.args
@@ -202,9 +210,7 @@ def _compute(target: RepeatableCall) -> tuple[torch.Tensor, ...]:
     """Run what is missing, inputs first; without recursion, as chains can be long. Results are held
     here until this ends, whoever else reads them."""
     computed: dict[RepeatableCall, tuple[torch.Tensor, ...]] = {}
-    if not target.parents:
-        target.results = _run(target, computed)
-        return target.results
+    fusions: dict[RepeatableCall, _Fusion | None] = {}
     waiting = [target]
     while waiting:
         call = waiting[-1]
@@ -213,34 +219,106 @@ def _compute(target: RepeatableCall) -> tuple[torch.Tensor, ...]:
         if call in computed:
             waiting.pop()
             continue
-        missing = [parent for parent in call.parents if parent not in computed]
+        if call not in fusions:
+            fusions[call] = _fusion(call) if call.template.again == FUSED else None
+        fused = fusions[call]
+        parents = call.parents if fused is None else fused.parents
+        missing = [parent for parent in parents if parent not in computed]
         if missing:
             waiting.extend(missing)
             continue
-        computed[call] = call.results = _run(call, computed)
-        for parent in call.parents:
-            parent.was_read()
+        if fused is None:
+            computed[call] = call.results = _run(call, computed)
+        else:
+            computed[call] = call.results = _run_fused(call, fused, computed)
+        for one in (call, *(() if fused is None else fused.absorbed)):
+            for parent in one.parents:
+                parent.was_read()
     return computed[target]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fusion:
+    """A norm with a sum and a ReLU behind it, of which only the last result is asked for."""
+
+    norm: RepeatableCall
+    absorbed: tuple[RepeatableCall, ...]  # with the norm: nobody else reads their results
+    residual: KeptTensor | EncodedTensor | CallResult | None = None
+    relu: bool = False
+
+    @property
+    def parents(self) -> tuple[RepeatableCall, ...]:
+        added = (self.residual.call,) if isinstance(self.residual, CallResult) else ()
+        return (*self.norm.parents, *added)
+
+
+def _fusion(call: RepeatableCall) -> _Fusion | None:
+    """None where what it follows is there, or is read by others too."""
+    inputs = call.inputs
+    if len(inputs) == 1:
+        before = _absorbable(inputs[0])
+        if before is None:
+            return None
+        if before.template.normalises:
+            return _Fusion(before, (before,), relu=True)
+        summed = _fusion(before) if before.template.again == FUSED else None
+        if summed is None or summed.relu:
+            return None
+        return replace(summed, absorbed=(*summed.absorbed, before), relu=True)
+    for one, other in (inputs, inputs[::-1]) if len(inputs) == 2 else ():
+        norm = _absorbable(one)
+        if norm is not None and norm.template.normalises:
+            return _Fusion(norm, (norm,), residual=other)
+    return None
+
+
+def _absorbable(held: Any) -> RepeatableCall | None:
+    """The call, if its result is neither there nor read by others."""
+    if type(held) is not CallResult:
+        return None
+    call = held.call
+    return call if call.results is None and call.left == 1 else None
+
+
+def _run_fused(
+    call: RepeatableCall,
+    fused: _Fusion,
+    computed: dict[RepeatableCall, tuple[torch.Tensor, ...]],
+) -> tuple[torch.Tensor, ...]:
+    held = zip(fused.norm.inputs, fused.norm.geometries, strict=True)
+    inputs = NormInputs(*(_input(one, geometry, computed) for one, geometry in held))
+    residual = None if fused.residual is None else _input(fused.residual, None, computed)
+    form = fused.norm.template.again
+    assert form is not None
+    made = normalised(form, inputs, residual=residual, relu=fused.relu)
+    return _checked(call, (made,))
 
 
 def _run(
     call: RepeatableCall, computed: dict[RepeatableCall, tuple[torch.Tensor, ...]]
 ) -> tuple[torch.Tensor, ...]:
-    tensors = []
-    for held, geometry in zip(call.inputs, call.geometries, strict=True):
-        if type(held) is CallResult:
-            tensor = (geometry or held.geometry).seen_on(computed[held.call][held.slot])
-        else:
-            tensor = held.unpack()
-            if geometry is not None:
-                tensor = geometry.seen_on(tensor)
-        tensors.append(tensor)
-    made = call.template.run(tensors)
+    held = zip(call.inputs, call.geometries, strict=True)
+    made = call.template.run([_input(one, geometry, computed) for one, geometry in held])
     if isinstance(made, torch.Tensor) and len(call.places) == 1:
         results: tuple[torch.Tensor, ...] = (made,)
     else:
         listed = list(tensors_in(made))
         results = tuple(listed[place] for place in call.places)
+    return _checked(call, results)
+
+
+def _input(
+    held: KeptTensor | EncodedTensor | CallResult,
+    geometry: Geometry | None,
+    computed: dict[RepeatableCall, tuple[torch.Tensor, ...]],
+) -> torch.Tensor:
+    if type(held) is CallResult:
+        return (geometry or held.geometry).seen_on(computed[held.call][held.slot])
+    tensor = held.unpack()
+    return tensor if geometry is None else geometry.seen_on(tensor)
+
+
+def _checked(call: RepeatableCall, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     for tensor, size_bytes in zip(results, call.sizes, strict=True):
         if tensor.untyped_storage().nbytes() != size_bytes:
             raise ReplayDiffersError(

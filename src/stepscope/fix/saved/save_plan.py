@@ -30,6 +30,7 @@ class PlannedRepeat:
 
     operator: int
     recomputed_inputs: tuple[bool, ...]  # of every tensor argument; the others are kept
+    again: str | None = None  # a cheaper way than the operator itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,9 +164,7 @@ class SavePlan:
             for use in data.pop("uses")
         )
         repeated = tuple(
-            PlannedRepeat(
-                operator=call["operator"], recomputed_inputs=tuple(call["recomputed_inputs"])
-            )
+            PlannedRepeat(**{**call, "recomputed_inputs": tuple(call["recomputed_inputs"])})
             for call in data.pop("repeated")
         )
         return cls(

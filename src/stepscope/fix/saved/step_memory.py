@@ -30,7 +30,6 @@ class StepMemory:
     outputs_bytes: int  # of the pass, and what else it left behind; grows with the batch
     gradients: tuple[int, ...]  # of weights
     working: tuple[int, ...]  # of the node that runs; grows with the batch
-    making: tuple[int, ...]  # of those, what is not there yet when the node begins
 
     def peak_bytes(self, memory: BackwardMemory, batch: float = 1.0) -> int:
         """Of forward and backward, at `batch` times the samples."""
@@ -54,8 +53,7 @@ def step_memory(record: StepRecord, saved_bytes: int) -> StepMemory | None:
         fixed_bytes=around.begun_bytes,
         outputs_bytes=max(0, around.ended_bytes - around.begun_bytes - saved_bytes),
         gradients=_gradients(record, around, ordinals),
-        working=_working(record, ordinals, outputs=True),
-        making=_working(record, ordinals, outputs=False),
+        working=_working(record, ordinals),
     )
 
 
@@ -94,11 +92,10 @@ def _gradients(
     return tuple(levels)
 
 
-def _working(record: StepRecord, ordinals: Sequence[int], *, outputs: bool) -> tuple[int, ...]:
-    """Gradients of the inputs, and of the `outputs`, of the operator whose node runs."""
+def _working(record: StepRecord, ordinals: Sequence[int]) -> tuple[int, ...]:
+    """Gradients of the inputs and of the outputs of the operator whose node runs."""
     sizes = [0] * (len(record.operators) + 1)
     for number, call in enumerate(record.operators):
-        values = {*call.inputs, *call.outputs} if outputs else set(call.inputs)
-        known = [record.values[value] for value in values]
+        known = [record.values[value] for value in {*call.inputs, *call.outputs}]
         sizes[number] = sum(v.size_bytes for v in known if not v.owned and "float" in v.dtype)
     return tuple(max(sizes[place], sizes[max(0, place - 1)]) for place in ordinals)

@@ -32,6 +32,7 @@ class StepValue:
     producer: int | None  # operator's ordinal; None: made before the pass
     owned: bool  # by the model: a parameter or a buffer, kept anyway
     overwritten: bool  # later in the pass
+    needed_again: bool = False  # to repeat the operator that made it: it is never given up
     options: tuple[HoldingOption, ...] = ()  # that hold the whole value
 
 
@@ -44,6 +45,13 @@ class RecordedCall:
     outputs: tuple[int, ...]
     took_ns: int
     refusal: str | None  # why it is never repeated
+    again: str | None = None  # a cheaper way to repeat it, as normalised_again.py names it
+    cheaper_ns: int | None = None  # and what that takes
+
+    @property
+    def again_ns(self) -> int:
+        """What repeating it takes."""
+        return self.took_ns if self.cheaper_ns is None else self.cheaper_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +82,15 @@ class StepSurroundings:
     limit_bytes: int | None  # what this process may hold at most
 
 
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """Between a device and host memory, measured; `host_ns` is what a value costs the host."""
+
+    out_bytes_per_ns: float
+    in_bytes_per_ns: float
+    host_ns: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
     """One forward pass."""
@@ -86,6 +103,7 @@ class StepRecord:
     replace_ns: int = 0  # one that is not kept, on top of that
     repeat_ns: int = 0  # an operator that is repeated, on top of its own time
     on_host: bool = True  # the operators ran on the CPU
+    link: LinkSpeed | None = None  # to host memory, where there is one
     surroundings: StepSurroundings | None = None
     measured_step_ns: int | None = None  # of whole steps before this one
 

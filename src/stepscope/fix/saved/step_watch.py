@@ -81,6 +81,34 @@ class StepWatch:
         )
 
 
+class BackwardPeaks:
+    """The most that was allocated while each node of one backward pass ran, before the first of
+    them, and after the last. Torch's own figure of the peak starts anew with every node."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.readings: list[tuple[int | None, int]] = []  # the use that was read last, and bytes
+        self._device = device
+        self._read: int | None = None
+        self._open = device.type == "cuda"
+        if self._open:
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def reads(self, use: int) -> None:
+        if self._open:
+            self._note()
+            self._read = use
+
+    def end(self) -> None:
+        """Another pass begins."""
+        if self._open:
+            self._note()
+            self._open = False
+
+    def _note(self) -> None:
+        self.readings.append((self._read, int(torch.cuda.max_memory_allocated(self._device))))
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+
 def allocated_bytes(device: torch.device) -> int | None:
     """None where torch keeps no account."""
     return int(torch.cuda.memory_allocated(device)) if device.type == "cuda" else None

@@ -23,6 +23,7 @@ from stepscope.measure.probe.timing import ProbedCall, warm_up
 
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
+
 def main() -> None:
     # Libraries may print: only answers go to the parent.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -1,9 +1,10 @@
 """Values that wait for backward in pinned host memory.
 
-Copies run on streams of their own, one a direction. A value's device memory goes back when its copy
-is done (`record_stream`). In backward the next values are fetched while the ones before are used:
-the last two that were not read yet are always on their way, and the stream that reads one waits for
-its event. A copy that is never read is dropped with its events, and the allocator waits for them.
+Copies run on streams of their own, one a direction. The plan says at which saved tensor of forward
+a copy is over: there the computing stream waits for it and the device memory goes back, in the
+order of that stream, however far the host has run ahead. It also says at which saved tensor of
+backward a value has to be fetched so that it arrives in time; the stream that reads it waits for
+its event. A copy that nobody waits for any more is left to the allocator.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from stepscope.fix.saved.encoding_names import FETCHED_AHEAD
+from stepscope.fix.saved.encoding_names import OFFLOAD, OffloadPoints
 from stepscope.fix.saved.encodings.encoded import Encoded, whole
 from stepscope.fix.saved.graph_capture import is_capturing
+from stepscope.fix.saved.step_record import LinkSpeed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,24 +29,20 @@ _TRIAL_BYTES = 1 << 25
 _ROUNDS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class LinkSpeed:
-    """Between a device and host memory, measured; `host_ns` is what a value costs the host."""
-
-    out_bytes_per_ns: float
-    in_bytes_per_ns: float
-    host_ns: int
-
-
 class PinnedLink(Protocol):
     """Moves flat tensors to host memory and back. Whatever is returned is ready only for whoever
-    calls `arrived`, which makes the current stream wait."""
+    calls `left` or `arrived`, which make the current stream wait."""
 
     def send(self, tensor: torch.Tensor) -> Any: ...
+
+    def left(self, sent: Any) -> None: ...
 
     def fetch(self, sent: Any) -> Any: ...
 
     def arrived(self, fetched: Any) -> torch.Tensor: ...
+
+    def forgotten(self, sent: Any, fetched: Any, leaving: torch.Tensor | None) -> None:
+        """Nobody reads the value, though copies of it may still run."""
 
     def speed(self) -> LinkSpeed: ...
 
@@ -52,18 +50,33 @@ class PinnedLink(Protocol):
 class OffloadedValue:
     """One value in host memory, until backward has read it."""
 
-    def __init__(self, link: PinnedLink, tensor: torch.Tensor) -> None:
+    def __init__(
+        self, link: PinnedLink, tensor: torch.Tensor, points: OffloadPoints | None
+    ) -> None:
+        self.points = points
         self._link = link
+        self._leaving: torch.Tensor | None = tensor
         self._sent: Any = link.send(tensor)
         self._fetched: Any = None
         self._read: torch.Tensor | None = None
+
+    def __del__(self) -> None:
+        if self._read is None:
+            self._link.forgotten(self._sent, self._fetched, self._leaving)
 
     @property
     def was_read(self) -> bool:
         return self._read is not None
 
+    def leave(self) -> None:
+        """Give its device memory back, once the copy is over."""
+        if self._leaving is not None:
+            self._link.left(self._sent)
+            self._leaving = None
+
     def start(self) -> None:
         """Begin to fetch it."""
+        self.leave()
         if self._fetched is None and self._read is None:
             self._fetched = self._link.fetch(self._sent)
 
@@ -74,7 +87,6 @@ class OffloadedValue:
                 self.start()
                 self._read = self._link.arrived(self._fetched)
                 self._sent = self._fetched = None
-            fetch_ahead()
             return self._read
 
 
@@ -83,38 +95,51 @@ _OUTSTANDING: list[weakref.ref[OffloadedValue]] = []  # in the order of forward
 _LINKS: dict[torch.device, PinnedLink | None] = {}
 
 
-def fetch_ahead() -> None:
-    """Backward goes on: see to it that the next values are on their way."""
-    if not _OUTSTANDING:
-        return
+def packed(number: int) -> None:
+    """Forward has saved this tensor: copies that are over by then give their memory back."""
     with _LOCK:
-        ahead: list[OffloadedValue] = []
-        for reference in reversed(_OUTSTANDING):
-            value = reference()
-            if value is not None and not value.was_read:
-                ahead.append(value)
-                if len(ahead) == FETCHED_AHEAD:
-                    break
-        while _OUTSTANDING and _is_over(_OUTSTANDING[-1]):
-            _OUTSTANDING.pop()
-        for value in ahead:
-            value.start()
+        for value in _outstanding():
+            if value.points is not None and value.points.left_at <= number:
+                value.leave()
 
 
-def _is_over(reference: weakref.ref[OffloadedValue]) -> bool:
-    value = reference()
-    return value is None or value.was_read
+def unpacked(number: int) -> None:
+    """Backward reads this saved tensor: what it needs next has to be on its way."""
+    with _LOCK:
+        for value in reversed(_outstanding()):
+            value.leave()  # forward is over
+            if value.points is not None and value.points.fetch_at >= number:
+                value.start()
 
 
-def encode_offload(tensor: torch.Tensor) -> Encoded | None:
+def _outstanding() -> list[OffloadedValue]:
+    """Values that are not read yet."""
+    found = [value for reference in _OUTSTANDING if (value := reference()) is not None]
+    waiting = [value for value in found if not value.was_read]
+    _OUTSTANDING[:] = map(weakref.ref, waiting)
+    return waiting
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPoint:
+    """A saved tensor that says how far backward is."""
+
+    number: int
+    held: Any
+
+    def unpack(self) -> torch.Tensor:
+        unpacked(self.number)
+        tensor: torch.Tensor = self.held.unpack()
+        return tensor
+
+
+def encode_offload(tensor: torch.Tensor, points: str = "") -> Encoded | None:
     """`offload`; None where the device has no link, or a CUDA graph is being captured."""
     flat, link = whole(tensor), link_of(tensor.device)
     if flat is None or link is None:
         return None
-    value = OffloadedValue(link, flat)
+    value = OffloadedValue(link, flat, OffloadPoints.of(f"{OFFLOAD} {points}"))
     with _LOCK:
-        while _OUTSTANDING and _OUTSTANDING[-1]() is None:
-            _OUTSTANDING.pop()  # of passes without a backward
         _OUTSTANDING.append(weakref.ref(value))
     return Encoded(0, value.read)
 
@@ -158,8 +183,10 @@ class CudaPinnedLink:
         self._out.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._out):
             buffer.copy_(tensor, non_blocking=True)
-        tensor.record_stream(self._out)
         return _InHost(buffer, self._out.record_event())
+
+    def left(self, sent: _InHost) -> None:
+        torch.cuda.current_stream(self._device).wait_event(sent.complete)
 
     def fetch(self, sent: _InHost) -> _OnItsWay:
         tensor = torch.empty_like(sent.buffer, device=self._device, pin_memory=False)
@@ -168,12 +195,19 @@ class CudaPinnedLink:
         self._in.wait_event(sent.complete)
         with torch.cuda.stream(self._in):
             tensor.copy_(sent.buffer, non_blocking=True)
-        tensor.record_stream(self._in)
         return _OnItsWay(tensor, self._in.record_event())
 
     def arrived(self, fetched: _OnItsWay) -> torch.Tensor:
         torch.cuda.current_stream(self._device).wait_event(fetched.complete)
         return fetched.tensor
+
+    def forgotten(
+        self, sent: _InHost | None, fetched: _OnItsWay | None, leaving: torch.Tensor | None
+    ) -> None:
+        if leaving is not None and sent is not None and not sent.complete.query():
+            leaving.record_stream(self._out)
+        if fetched is not None and not fetched.complete.query():
+            fetched.tensor.record_stream(self._in)
 
     def speed(self) -> LinkSpeed:
         """Measured once, with pinned memory."""

@@ -32,7 +32,7 @@ _BY_WORD: dict[str, Callable[[torch.Tensor, str], Encoded | None]] = {
     "fp8-e4m3": lambda tensor, _: encode_reduced(tensor, "fp8-e4m3"),
     "fp8-e5m2": lambda tensor, _: encode_reduced(tensor, "fp8-e5m2"),
     "4-bit": lambda tensor, _: encode_four_bits(tensor),
-    OFFLOAD: lambda tensor, _: encode_offload(tensor),
+    OFFLOAD: encode_offload,
 }
 
 

@@ -1,0 +1,206 @@
+"""Batch norms made again from their statistics: the same bits, in one pass, with what follows."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from random_nets import same_bits
+from torch import nn
+
+from stepscope.fix import save_memory
+from stepscope.fix.saved import normalised_again, replay
+from stepscope.fix.saved.normalised_again import FUSED, NormInputs, normalised
+from stepscope.fix.saved.save_plan import SavePlan
+
+
+class ResidualBlock(nn.Module):
+    """Convolution, norm and ReLU twice, the second with the input added."""
+
+    def __init__(self, channels: int, *, inplace: bool) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(channels)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=inplace)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.relu(self.first_norm(self.first(x)))
+        y = self.second_norm(self.second(y))
+        if self.relu.inplace:
+            y += x
+            return self.relu(y)
+        return self.relu(x + y)
+
+
+def net(*, inplace: bool = False, last: bool = False) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    blocks = [ResidualBlock(6, inplace=inplace) for _ in range(4)]
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.randn(4, 3, 14, 14)
+    layout = torch.channels_last if last else torch.contiguous_format
+    return model.to(memory_format=layout), x.to(memory_format=layout)
+
+
+def trained(model: nn.Module, x: torch.Tensor, steps: int = 6) -> list[torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        seen += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+        optimizer.step()
+    return [*seen, *(buffer.clone() for buffer in model.buffers())]
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
+    """Of every norm that backward made again: whether something was added, and a ReLU done."""
+    noted: list[tuple[bool, bool]] = []
+
+    def noting(form: str, inputs: NormInputs, *, residual: torch.Tensor | None = None,
+               relu: bool = False) -> torch.Tensor:  # fmt: skip
+        noted.append((residual is not None, relu))
+        return normalised(form, inputs, residual=residual, relu=relu)
+
+    monkeypatch.setattr(replay, "normalised", noting)
+    return noted
+
+
+def exact_here() -> bool:
+    """Whether this machine's batch norm rounds as one of the forms does."""
+    x = torch.randn(4, 6, 14, 14)
+    result = torch.ops.aten.native_batch_norm(
+        x, torch.rand(6), torch.rand(6), None, None, True, 0.1, 1e-5
+    )
+    inputs = NormInputs(x, torch.ones(6), torch.zeros(6), *result[1:])
+    plain = torch.ops.aten.native_batch_norm(
+        x, torch.ones(6), torch.zeros(6), None, None, True, 0.1, 1e-5
+    )[0]
+    return torch.equal(normalised("shift", inputs), plain)
+
+
+needs_exact = pytest.mark.skipif(
+    not exact_here(), reason="this processor's batch norm rounds in another order"
+)
+
+
+@needs_exact
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_training_is_exact_and_what_follows_is_done_in_the_same_pass(
+    times: list[tuple[bool, bool]], inplace: bool, last: bool
+) -> None:
+    plain = trained(*net(inplace=inplace, last=last))
+    model, x = net(inplace=inplace, last=last)
+    saver = save_memory(model)
+    saved = trained(model, x)
+    assert same_bits(plain, saved)
+    assert saver.notes == []
+    assert saver.plan is not None
+    assert {(False, True), (True, True)} <= set(times)
+    assert {call.again for call in saver.plan.repeated} >= {"shift", FUSED}
+
+
+@needs_exact
+def test_statistics_are_always_kept() -> None:
+    """They are what the result is made from."""
+    model, x = net()
+    saver = save_memory(model)
+    trained(model, x)
+    assert saver.plan is not None
+    again = {call.operator for call in saver.plan.repeated if call.again == "shift"}
+    assert again
+    small = [use for use in saver.plan.uses if use.shape == (6,)]
+    assert {use.action for use in small} == {"keep"}
+
+
+@needs_exact
+def test_a_plan_says_how_and_can_be_read_back(times: list[tuple[bool, bool]]) -> None:
+    model, x = net()
+    start = copy.deepcopy(model.state_dict())
+    saver = save_memory(model)
+    first = trained(model, x)
+    saver.remove()
+    assert saver.plan is not None
+    plan = SavePlan.from_json(saver.plan.to_json())
+    assert plan == saver.plan
+    model.load_state_dict(start)
+    times.clear()
+    again = save_memory(model, plan=plan)
+    assert same_bits(first, trained(model, x))
+    assert again.notes == []
+    assert times
+
+
+def test_an_order_that_differs_in_one_bit_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, times: list[tuple[bool, bool]]
+) -> None:
+    def other(inputs: NormInputs) -> torch.Tensor:
+        centred = inputs.x - inputs.mean.view(1, -1, 1, 1)
+        return centred * inputs.inverse.view(1, -1, 1, 1) * 1.0000001
+
+    plain = trained(*net())
+    monkeypatch.setattr(normalised_again, "_shifted", other)
+    normalised_again._exact_before().clear()
+    model, x = net()
+    saver = save_memory(model)
+    assert same_bits(plain, trained(model, x))
+    assert saver.plan is not None
+    assert {call.again for call in saver.plan.repeated} == {None}
+    assert times == []
+
+
+@needs_exact
+def test_a_norm_that_two_read_is_made_once(times: list[tuple[bool, bool]]) -> None:
+    """Its result goes through a ReLU and into a product: nothing is fused."""
+
+    class TwoReaders(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.ModuleList(nn.Conv2d(6, 6, 3, padding=1) for _ in range(4))
+            self.norms = nn.ModuleList(nn.BatchNorm2d(6) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for inner, norm in zip(self.inner, self.norms, strict=True):
+                y = norm(inner(x))
+                x = torch.relu(y) * y
+            return x.flatten(1)
+
+    torch.manual_seed(0)
+    model, x = TwoReaders(), torch.randn(4, 6, 14, 14)
+    twin = copy.deepcopy(model)
+    plain = trained(twin, x)
+    saver = save_memory(model)
+    assert same_bits(plain, trained(model, x))
+    assert saver.notes == []
+    assert set(times) == {(False, False)}
+
+
+@needs_exact
+def test_backward_twice_over_one_graph() -> None:
+    def gradients(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+        seen = []
+        for _ in range(5):
+            model.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            seen += [p.grad.clone() for p in model.parameters()]
+        return seen
+
+    plain = gradients(*net(inplace=True))
+    model, x = net(inplace=True)
+    save_memory(model)
+    assert same_bits(plain, gradients(model, x))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_neighbours_that_share_a_channel(layout: torch.memory_format) -> None:
+    x = torch.zeros(2, 3, 4, 5).to(memory_format=layout)
+    assert normalised_again.inner_size(x) == (20 if layout is torch.contiguous_format else 1)
+    assert normalised_again.inner_size(x[:, :2]) is None
+    assert normalised_again.inner_size(torch.zeros(7, 3)) == 1
