@@ -1,4 +1,4 @@
-"""What tells passes apart: each kind of inputs, of training and of autocast has a plan of its own."""
+"""What tells passes apart: inputs, training and autocast. Each kind has a plan of its own."""
 
 from __future__ import annotations
 
