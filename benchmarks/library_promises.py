@@ -42,7 +42,7 @@ CHANGES = (
     "checkpoint=blocks",
     "optimizer=fused",
 )
-_WARM_UP, _BLOCKS, _BLOCK = 6, 3, 6
+_WARM_UP, _BLOCKS, _BLOCK = 5, 3, 4
 _TINY_BATCH = 4
 _LEAST_S = 20.0  # no model is begun with less
 

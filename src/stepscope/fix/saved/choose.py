@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory, node_times
 from stepscope.fix.saved.byte_costs import with_byte_costs, with_measured_costs
 from stepscope.fix.saved.encoding_names import OFFLOAD, described, is_lossy
+from stepscope.fix.saved.hook_pauses import HOOKED_FOR_EACH
 from stepscope.fix.saved.offload_offers import offload_points
 from stepscope.fix.saved.plan_search import search
 from stepscope.fix.saved.plan_timeline import plan_timeline
@@ -187,7 +188,8 @@ def _candidate(
             _planned_action(record, selection, number, use) != KEEP
             for number, use in enumerate(record.uses)
         )
-        extra_ns += record.watch_ns * len(record.uses) + record.replace_ns * replaced
+        watched = min(len(record.uses), HOOKED_FOR_EACH * replaced)
+        extra_ns += record.watch_ns * watched + record.replace_ns * replaced
         extra_ns += record.repeat_ns * len(selection.repeated)
     memory = backward_memory(record, selection)
     if around is not None:

@@ -84,6 +84,17 @@ def following_costs() -> FollowingCosts:
     )
 
 
+def with_host_costs(record: StepRecord) -> StepRecord:
+    """The GPU's work hides them, unless the host is what training waits for."""
+    costs = following_costs()
+    return replace(
+        record,
+        watch_ns=costs.watch_ns,
+        replace_ns=costs.replace_ns,
+        repeat_ns=costs.repeat_ns,
+    )
+
+
 def _chain_costs(model: nn.Module) -> _ChainCosts:
     record = _recorded(model)
     plan = make_plan(record, MemoryTarget())

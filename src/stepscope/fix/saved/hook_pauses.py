@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 # A module, and how often it was called before in the same pass.
 ModuleCall = tuple[Any, int]
+# A replaced tensor brings others before the hook: what it starts from, and what is saved beside it.
+# Counted on ResNet-50, DenseNet-121, GPT-2 and BERT: 2.2 to 3.6 of them, itself among them.
+HOOKED_FOR_EACH = 3
 _FEWEST = 2  # saved tensors: a module's hook costs about as much as one of them
 
 

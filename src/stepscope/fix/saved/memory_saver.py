@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -19,11 +18,12 @@ from stepscope.fix.saved.follower import (
     PlanFollower,
     unpack_held,
 )
-from stepscope.fix.saved.following_costs import following_costs
+from stepscope.fix.saved.following_costs import with_host_costs
 from stepscope.fix.saved.graph_capture import is_capturing
-from stepscope.fix.saved.offload_offers import with_offload
-from stepscope.fix.saved.operators import is_plain, tensors_in
+from stepscope.fix.saved.offload_offers import with_offload, without_offload
+from stepscope.fix.saved.operators import is_plain
 from stepscope.fix.saved.pack_hook import is_following, other_hooks_are_active
+from stepscope.fix.saved.pass_key import device_of, pass_key
 from stepscope.fix.saved.pin_plan import pin_plan
 from stepscope.fix.saved.pinned_follower import PinnedFollower
 from stepscope.fix.saved.pinning import PinningFollower
@@ -36,6 +36,13 @@ from stepscope.fix.saved.step_watch import (
     BackwardPeaks,
     StepWatch,
 )
+from stepscope.fix.saved.time_limit import (
+    CHECKED_AFTER,
+    LEAST_PLAIN,
+    is_too_slow,
+    measured_slowdown,
+)
+from stepscope.records.figures import percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,6 +80,8 @@ class _KnownPass:
     counted: bool = False  # the report is of an ordinary pass
     deviations: int = 0  # in a row
     failed_pins: int = 0  # pinned passes that differed, before any that did not
+    followed_passes: int = 0
+    planned_again: bool = False  # the first plan's steps took longer than allowed
     given_up: bool = False
 
 
@@ -202,8 +211,8 @@ class MemorySaver:
             )
             return
         known.seen += 1
-        self._watch.begins(known.key, _device(self._model))
-        if known.followed is None and known.seen > self._warmup:
+        self._watch.begins(known.key, device_of(self._model))
+        if known.followed is None and known.seen > self._plain_passes():
             self._active = StepRecorder(self._model, lossy=self._lossy)
             self._watch.is_of(RECORDED)
         elif known.followed is not None and self._follows(known.followed):
@@ -217,12 +226,16 @@ class MemorySaver:
             self._stack = ExitStack()
             if isinstance(self._active, PinnedFollower):
                 self._stack.callback(self._active.stop)
-                self._stack.enter_context(_without_collections())
                 self._active.start()
                 return
             hooks = torch.autograd.graph.saved_tensors_hooks(self._active.pack, unpack)
             self._stack.enter_context(hooks)
             self._stack.enter_context(self._active)
+
+    def _plain_passes(self) -> int:
+        """Before the recorded one."""
+        timed = self._target.max_slowdown is not None and self._watch.device.type != "cpu"
+        return max(self._warmup, LEAST_PLAIN) if timed else self._warmup
 
     def _end_interrupted(self) -> None:
         """Ctrl-C ends a pass without torch calling any hook."""
@@ -273,6 +286,32 @@ class MemorySaver:
             self._pin(known, active, report)
         elif not known.counted:
             known.report, known.counted = report, True
+        known.followed_passes += 1
+        if known.followed_passes == CHECKED_AFTER:
+            self._check_time(known)
+
+    def _check_time(self, known: _KnownPass) -> None:
+        """Plan again with the host's part where steps are slower than allowed; give up the second
+        time. Where the host's part is counted from the start, as on CPUs, the plan stays."""
+        record = known.record
+        if record is None or (record.watch_ns and not known.planned_again):
+            return
+        slower = measured_slowdown(self._watch, known.key)
+        if slower is None or not is_too_slow(slower, self._target):
+            return
+        self._watch.forget_followed()
+        known.pinned, known.counted, known.report, known.followed_passes = None, False, None, 0
+        said = f"steps took {percent(slower)} longer than plain ones, as the host cannot keep up"
+        if known.planned_again:
+            known.given_up = True
+            self._note(
+                f"{said}: everything is kept from now on. Where training waits for the host, "
+                "capture a CUDA graph, or train with a larger batch"
+            )
+            return
+        known.planned_again, known.record = True, without_offload(with_host_costs(record))
+        self._use_plan(known, plan_step(known.record, self._target))
+        self._note(f"{said}: planned again, with what following a plan costs the host")
 
     def _use_plan(self, known: _KnownPass, planned: PlannedStep) -> None:
         known.planned, self.plan = planned, planned.plan
@@ -312,7 +351,7 @@ class MemorySaver:
 
     def _plan(self, record: StepRecord, known: _KnownPass) -> None:
         record = replace(
-            _with_costs(record),
+            with_host_costs(record) if record.on_host else record,
             surroundings=self._watch.surroundings(list(self._model.parameters())),
             measured_step_ns=self._watch.typical_ns(known.key, PLAIN),
         )
@@ -351,7 +390,7 @@ class MemorySaver:
             self._note("unwatched passes differ from watched ones: all operators are watched")
 
     def _known(self, inputs: Any) -> _KnownPass | None:
-        key = (self._model.training, _shapes(inputs), _autocast_state())
+        key = pass_key(self._model, inputs)
         known = self._passes.get(key)
         if known is None and len(self._passes) >= _MOST_PLANS:
             self._note(
@@ -400,45 +439,3 @@ def _is_running(frame: Any) -> bool:
     while current is not None and current is not frame:
         current = current.f_back
     return current is not None
-
-
-def _device(model: torch.nn.Module) -> torch.device:
-    """Of the first parameter."""
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
-
-
-def _with_costs(record: StepRecord) -> StepRecord:
-    """The GPU's work hides the host's, unless the host is what training waits for."""
-    if not record.on_host:
-        return record
-    costs = following_costs()
-    return replace(
-        record,
-        watch_ns=costs.watch_ns,
-        replace_ns=costs.replace_ns,
-        repeat_ns=costs.repeat_ns,
-    )
-
-
-def _shapes(inputs: Any) -> tuple[Any, ...]:
-    found = tensors_in(list(inputs) if isinstance(inputs, tuple) else inputs)
-    return tuple((tuple(t.shape), t.dtype, t.device, t.requires_grad) for t in found)
-
-
-def _autocast_state() -> tuple[Any, ...]:
-    kinds = ("cpu", "cuda")
-    return tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
-
-
-@contextmanager
-def _without_collections() -> Iterator[None]:
-    """Thousands of small objects live from forward to backward: the collector would search all of
-    them again and again, and find no garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

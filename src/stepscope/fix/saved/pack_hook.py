@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -20,15 +21,22 @@ _THREAD = threading.local()  # `hook`: of the pass that is under way in this thr
 
 
 class PackHook:
-    """Of one pass. Where it rests, autograd saves tensors as if there were none."""
+    """Of one pass. Where it rests, autograd saves tensors as if there were none.
 
-    __slots__ = ("__weakref__", "in_place")
+    Thousands of small objects live from forward to backward: the collector would search all of them
+    again and again, and find no garbage. It rests during the pass.
+    """
+
+    __slots__ = ("__weakref__", "_collects", "in_place")
 
     def __init__(self) -> None:
         self.in_place = False
+        self._collects = False
 
     def begin(self) -> None:
         _THREAD.hook = weakref.ref(self)
+        self._collects = gc.isenabled()
+        gc.disable()
 
     def put(self, pack: Callable[[torch.Tensor], Any]) -> None:
         _push(pack, unpack_held)
@@ -43,6 +51,8 @@ class PackHook:
     def end(self) -> None:
         _THREAD.hook = None
         self.take_away()
+        if self._collects:
+            gc.enable()
 
 
 def other_hooks_are_active() -> bool:

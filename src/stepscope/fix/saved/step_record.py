@@ -99,7 +99,7 @@ class StepRecord:
     values: tuple[StepValue, ...]
     uses: tuple[SavedUse, ...]
     # What following a plan costs, where the host's time counts:
-    watch_ns: int = 0  # every saved tensor
+    watch_ns: int = 0  # every saved tensor that the pack hook sees
     replace_ns: int = 0  # one that is not kept, on top of that
     repeat_ns: int = 0  # an operator that is repeated, on top of its own time
     on_host: bool = True  # the operators ran on the CPU

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
 _MOST_PASSES = 64
-PLAIN, RECORDED, FOLLOWED = "plain", "recorded", "followed"
+PLAIN, RECORDED, FOLLOWED, OUTDATED = "plain", "recorded", "followed", "outdated"
 
 
 @dataclass(slots=True)
@@ -50,6 +50,12 @@ class StepWatch:
         """What is done with the pass that has begun."""
         if self._passes:
             self._passes[-1].kind = kind
+
+    def forget_followed(self) -> None:
+        """Later passes follow another plan."""
+        for one in self._passes:
+            if one.kind == FOLLOWED:
+                one.kind = OUTDATED
 
     def steps_ns(self, key: Hashable, kind: str) -> list[int]:
         """Of all passes of a kind that another has followed."""
