@@ -29,10 +29,10 @@ WORKLOADS: dict[str, dict[str, int]] = {
     "resnet50": {"batch": 128},
     "vgg16": {"batch": 64},
     "inception-v3": {"batch": 128},
-    "densenet121": {"batch": 192},
-    "seq2seq": {"batch": 1024},
+    "densenet121": {"batch": 128},
+    "seq2seq": {"batch": 256},
     "gpt2": {"batch": 16, "length": 1024},
-    "bert-large": {"batch": 96},
+    "bert-large": {"batch": 64},
     "diffusion-unet": {"batch": 256},
 }
 
