@@ -10,7 +10,8 @@ from torch import nn
 from stepscope.fix import save_memory
 from stepscope.fix.saved import memory_saver
 from stepscope.fix.saved.step_record import StepRecord
-from stepscope.fix.saved.time_limit import CHECKED_AFTER, is_too_slow
+from stepscope.fix.saved.step_watch import FOLLOWED, PLAIN, StepWatch
+from stepscope.fix.saved.time_limit import CHECKED_AFTER, is_too_slow, measured_slowdown
 from stepscope.records.memory_targets import MemoryTarget
 
 
@@ -92,3 +93,21 @@ def test_what_is_too_slow() -> None:
     limited = MemoryTarget(max_slowdown=0.05)
     assert [is_too_slow(by, limited) for by in (None, 0.05, 0.06, 0.08)] == [False] * 3 + [True]
     assert not is_too_slow(9.0, MemoryTarget())
+
+
+def test_a_disturbed_step_does_not_count() -> None:
+    watch = Timed({PLAIN: [100, 104], FOLLOWED: [900, 103, 400]})
+    assert measured_slowdown(watch, "key") == pytest.approx(0.03)
+    assert measured_slowdown(Timed({PLAIN: [100], FOLLOWED: []}), "key") is None
+
+
+class Timed(StepWatch):
+    """Steps of known lengths."""
+
+    def __init__(self, steps: dict[str, list[int]]) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def steps_ns(self, key: object, kind: str) -> list[int]:
+        del key
+        return self._steps[kind]

@@ -22,9 +22,10 @@ _DOUBT = 0.02  # steps differ
 
 
 def measured_slowdown(watch: StepWatch, key: Hashable) -> float | None:
-    """Of followed steps over plain ones; None before both were timed."""
-    plain, followed = (watch.typical_ns(key, kind) for kind in (PLAIN, FOLLOWED))
-    return None if plain is None or followed is None else followed / plain - 1
+    """Of the fastest followed step over the fastest plain one: what else the machine does makes
+    steps slower, never faster. None before both were timed."""
+    plain, followed = (watch.steps_ns(key, kind) for kind in (PLAIN, FOLLOWED))
+    return min(followed) / min(plain) - 1 if plain and followed else None
 
 
 def is_too_slow(slowdown: float | None, target: MemoryTarget) -> bool:
