@@ -42,7 +42,7 @@ def quickest_call(operator: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any
         try:
             with _DispatchedCalls() as seen:
                 result = binding(*args, **kwargs)
-        except TypeError:  # it takes other arguments
+        except (TypeError, ValueError, RuntimeError):  # it takes other arguments
             return operator._op, operator(*args, **kwargs)
         if len(seen.calls) == 1 and _is_same((operator, args, kwargs), seen.calls[0]):
             return binding, result
