@@ -259,3 +259,23 @@ def test_the_report_shows_what_was_offloaded(link: NotedLink) -> None:
     offloaded = next(entry for entry in content["actions"] if entry["action"] == OFFLOAD)
     assert offloaded["held_bytes"] == 0
     assert max(content["timeline"]["before_bytes"][OFFLOAD]) == offloaded["before_bytes"] > 0
+
+
+def test_host_memory_of_earlier_steps_is_used_again() -> None:
+    made = []
+
+    def make(like: torch.Tensor) -> torch.Tensor:
+        made.append(like.numel())
+        return torch.empty_like(like)
+
+    buffers = offload.PinnedBuffers(make)
+    large, small = torch.zeros(8), torch.zeros(4)
+    first, free = buffers.take(large)
+    assert free is None
+    buffers.give_back(first, "was read")
+    assert buffers.take(small)[0] is not first
+    again, free = buffers.take(large)
+    assert again is first
+    assert free == "was read"  # only then it may be written
+    assert buffers.take(large)[0] is not first
+    assert made == [8, 4, 8]

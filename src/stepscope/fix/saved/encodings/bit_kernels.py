@@ -6,6 +6,7 @@ the same bits as the CPU versions.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +82,14 @@ def pack(values: Tensor, width: int) -> Tensor:
 def pack_signs(values: Tensor) -> Tensor:
     """1 where ReLU's backward lets the gradient pass."""
     patterns = values.view(BITS_OF[values.itemsize])
-    infinity = torch.tensor(torch.inf, dtype=values.dtype).view(patterns.dtype)
-    return _packed(patterns, 1, int(infinity), torch.iinfo(patterns.dtype).max)
+    return _packed(patterns, 1, *_limits(values.dtype, patterns.dtype))
+
+
+@functools.cache
+def _limits(dtype: torch.dtype, patterns: torch.dtype) -> tuple[int, int]:
+    """The pattern of infinity, and the largest of all."""
+    infinity = torch.tensor(torch.inf, dtype=dtype, device="cpu").view(patterns)
+    return int(infinity), torch.iinfo(patterns).max
 
 
 def _packed(values: Tensor, width: int, infinity: int = 0, largest: int = 0) -> Tensor:
