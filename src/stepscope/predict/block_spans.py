@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from stepscope.explain.work import rows_named
 from stepscope.predict.buckets import step_window
 from stepscope.predict.peak_memory.autocast_widths import is_result
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE, block_of_nodes
@@ -49,48 +50,51 @@ class BlockSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_block_spans(context: StepContext) -> list[BlockSpan]:
     """In order; empty if the run has no graph, or its graph and the trace differ."""
-    captured = context.analysis.inputs.memory.captured
-    graph = captured.graph if captured is not None else None
-    if graph is None or graph.hidden or not graph.nodes:
+    graph = _captured_graph(context)
+    places, rows = created_nodes(context)
+    if graph is None or not len(rows):
         return []
-    nodes, block = _without_leaves(graph)
-    rows = _creators(context, nodes)
+    block = block_of_nodes(graph)
     spans = []
-    for number, run in groupby(range(len(rows)), key=lambda at: block[at % len(nodes)]):
-        places = list(run)
+    for number, run in groupby(range(len(rows)), key=lambda at: block[places[at]]):
         if number != OUTSIDE:
-            own = [nodes[at % len(nodes)] for at in places]
-            spans.append(_span(context, own, rows[places]))
+            own = list(run)
+            spans.append(_span(context, [graph.nodes[at] for at in places[own]], rows[own]))
     return spans
 
 
-def _without_leaves(graph: CapturedBackward) -> tuple[list[GraphNode], list[int]]:
-    """The nodes that operators of forward created, and the block of each."""
-    pairs = zip(graph.nodes, block_of_nodes(graph), strict=True)
-    created = [(node, number) for node, number in pairs if not node.is_leaf]
-    return [node for node, _ in created], [number for _, number in created]
-
-
-def _creators(context: StepContext, nodes: Sequence[GraphNode]) -> Ints:
-    """The operator of forward behind each node, once for every pass of the step; empty if the names
-    differ."""
+def created_nodes(context: StepContext) -> tuple[Ints, Ints]:
+    """Nodes of the captured graph, and the operator of forward that created each, in order; once
+    for every pass of the step. Empty without a graph, or if the trace has other nodes."""
+    graph = _captured_graph(context)
+    nodes = graph.nodes if graph is not None else []
+    places = [at for at, node in enumerate(nodes) if not node.is_leaf]
+    backward = _traced_nodes(context) if places else np.zeros(0, np.int32)
     host, strings = context.trace.host, context.trace.strings
+    names = [strings[code] for code in host.name[backward].tolist()]
+    passes = len(names) // max(1, len(places))
+    if names != [nodes[at].name for at in places] * passes:
+        return np.zeros(0, np.int32), np.zeros(0, np.int32)
+    return np.array(places * passes, np.int32), host.forward_of[backward].astype(np.int32)
+
+
+def _captured_graph(context: StepContext) -> CapturedBackward | None:
+    captured = context.analysis.inputs.memory.captured
+    graph = captured.graph if captured is not None else None
+    return None if graph is None or graph.hidden else graph
+
+
+def _traced_nodes(context: StepContext) -> Ints:
+    """Events of the step's backward, in the order in which forward created their nodes."""
+    host = context.trace.host
     begin, end = step_window(context)
     inside = (host.forward_of >= 0) & (host.start_ns >= begin) & (host.start_ns < end)
-    backward = np.array(
-        [row for row in np.flatnonzero(inside).tolist() if _is_node(strings[host.name[row]])], int
-    )
-    backward = backward[np.argsort(host.forward_of[backward], kind="stable")]
-    names = [strings[code] for code in host.name[backward].tolist()]
-    passes = len(names) // max(1, len(nodes))
-    is_same = names == [node.name for node in nodes] * passes
-    rows: Ints = host.forward_of[backward if is_same else backward[:0]].astype(np.int32)
-    return rows
-
-
-def _is_node(name: str) -> bool:
-    """The engine's own event around a node has the same creator."""
-    return not name.startswith(_ENGINE)
+    # The engine's own event around a node has the same creator.
+    rows = np.flatnonzero(
+        rows_named(context.trace, host, inside, lambda name: not name.startswith(_ENGINE))
+    ).astype(np.int32)
+    ordered: Ints = rows[np.argsort(host.forward_of[rows], kind="stable")]
+    return ordered
 
 
 def _span(context: StepContext, nodes: Sequence[GraphNode], rows: Ints) -> BlockSpan:

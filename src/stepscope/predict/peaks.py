@@ -19,6 +19,7 @@ from stepscope.explain.memory.model import find_transformer, linear_elements
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
 from stepscope.predict.optimizer_updates import current_form
 from stepscope.predict.peak_memory.peak_change import changed_peak
+from stepscope.predict.unfused_attention import find_attention_nodes
 from stepscope.records.prediction import PeakMemory
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def peak_at_batch(context: StepContext, factor: float) -> PeakMemory | None:
             size, low, high = predict_peak(memory, factor)
             return PeakMemory(size_bytes=size, low_bytes=low, high_bytes=high)
         captured = context.analysis.inputs.memory.captured
+        if change.autocast:
+            change = replace(change, fused_attention=find_attention_nodes(context))
         peak = changed_peak(captured, memory, change) if captured is not None else None
         if peak is not None:
             return peak

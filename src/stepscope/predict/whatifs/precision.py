@@ -26,9 +26,11 @@ from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.probed_step import find_probed
+from stepscope.predict.unfused_attention import find_unfused_attention, fuse_attention
 from stepscope.predict.unknown_operators import require_operators
 from stepscope.records.figures import milliseconds
 from stepscope.records.lazy_pattern import lazy_pattern
+from stepscope.records.words import counted
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
@@ -99,6 +101,11 @@ def apply(context: StepContext, value: str) -> Outcome:
         dur_ns = np.where(probed.known, probed_ns, graph.tasks.dur_ns)
         graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
     if value != "tf32":
+        attention = find_unfused_attention(context) if value != "fp8" else []
+        is_probed = probed.known if probed else np.zeros(len(graph.tasks), np.bool_)
+        graph = fuse_attention(graph, attention, value, ceilings, is_probed)
+        for call in attention:
+            product[np.concatenate(call.tasks)] = False
         # Probed times have their casts in them.
         measured_ns = probed.host_added_ns if probed else None
         host_ns = _autocast_ns(context, product) if measured_ns is None else max(0.0, measured_ns)
@@ -111,6 +118,11 @@ def apply(context: StepContext, value: str) -> Outcome:
         if measured_ns is not None:
             assumptions.append(
                 f"autocast costs the host {milliseconds(host_ns / 1e6)} more, probed"
+            )
+        if attention:
+            assumptions.append(
+                f"{counted(len(attention), 'attention call')} of single operators in fp32: a fused "
+                f"kernel takes {'it' if len(attention) == 1 else 'them'} in {value}"
             )
     assumptions += [problem] if problem else []
     assumptions += [probed.describe("modelled")] if probed else []
