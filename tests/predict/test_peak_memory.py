@@ -12,7 +12,7 @@ from stepscope.predict.peak_memory.autocast_widths import AutocastRule, rule_of
 from stepscope.predict.peak_memory.backward_levels import replay_backward
 from stepscope.predict.peak_memory.graph_blocks import find_block_paths
 from stepscope.predict.peak_memory.held_values import MemoryChange, hold
-from stepscope.predict.peak_memory.peak_change import changed_peak
+from stepscope.predict.peak_memory.peak_change import changed_peak, later_peak
 from stepscope.records.backward_graph import CapturedBackward, GraphModule
 from stepscope.records.memory import (
     BatchLine,
@@ -134,6 +134,17 @@ def test_the_measured_peak_moves_by_what_the_graph_says() -> None:
     assert peak.size_bytes == 5_000 + 280 - 760
     assert peak.low_bytes < peak.size_bytes < peak.high_bytes
     assert peak.high_bytes >= 5_000 + 280
+
+
+def test_with_fewer_samples_the_highest_moment_of_backward_counts() -> None:
+    """The weight's gradient of 800 stays, whatever the batch: 960 become 880. The batch itself has
+    40, and half of the 1520 that the graph does not show goes too."""
+    half = later_peak(msgspec.structs.replace(captured(), inputs_bytes=40), 0.5)
+    assert half == 5_000 - 80 - 760 - 20
+
+
+def test_without_an_allocators_account_only_the_lines_are_known() -> None:
+    assert later_peak(captured(peak_phase="optimizer"), 0.5) is None
 
 
 def test_another_update_counts_when_the_optimizer_holds_most() -> None:

@@ -18,7 +18,7 @@ from stepscope.explain.memory.batch import predict_peak
 from stepscope.explain.memory.model import find_transformer, linear_elements
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
 from stepscope.predict.optimizer_updates import current_form
-from stepscope.predict.peak_memory.peak_change import changed_peak
+from stepscope.predict.peak_memory.peak_change import changed_peak, later_peak
 from stepscope.predict.unfused_attention import find_attention_nodes
 from stepscope.records.prediction import PeakMemory
 
@@ -26,9 +26,12 @@ if TYPE_CHECKING:
     from stepscope.explain.memory.theory import Transformer
     from stepscope.predict.peak_memory.held_values import MemoryChange
     from stepscope.predict.step_context import StepContext
+    from stepscope.records.memory import CapturedMemory, Memory
 
 _FLOAT, _NARROW = 4, 2
 _DOUBT = 0.05  # of what arithmetic says
+_BETWEEN_RUNS = 0.01  # by which the peak of an unchanged step differs
+_MOVED_DOUBT = 0.06  # of what another batch adds or takes, where the graph says it
 
 
 class PeakParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,16 +53,29 @@ def peak_at_batch(context: StepContext, factor: float) -> PeakMemory | None:
     change = replace(context.memory_change, batch=factor, update_bytes=_update_bytes(context))
     memory = context.memory
     if memory is not None and memory.largest_batch is not None:
-        if not change.moves_passes and not change.other_update:
-            size, low, high = predict_peak(memory, factor)
-            return PeakMemory(size_bytes=size, low_bytes=low, high_bytes=high)
         captured = context.analysis.inputs.memory.captured
+        if not change.moves_passes and not change.other_update:
+            return _peak_of_batch(memory, captured, factor)
         if change.autocast:
             change = replace(change, fused_attention=find_attention_nodes(context))
         peak = changed_peak(captured, memory, change) if captured is not None else None
         if peak is not None:
             return peak
     return _peak_by_arithmetic(context, change)
+
+
+def _peak_of_batch(memory: Memory, captured: CapturedMemory | None, factor: float) -> PeakMemory:
+    size, low, high = predict_peak(memory, factor)
+    doubt = _BETWEEN_RUNS * size
+    later = later_peak(captured, factor) if captured is not None and factor != 1.0 else None
+    if later is not None and later > size:
+        size = round(later)
+        doubt += _MOVED_DOUBT * abs(size - memory.peak_bytes)
+    return PeakMemory(
+        size_bytes=size,
+        low_bytes=min(low, round(size - doubt)),
+        high_bytes=max(high, round(size + doubt)),
+    )
 
 
 def peak_of(context: StepContext) -> PeakMemory | None:

@@ -62,6 +62,7 @@ def changed_peak(
     now = level_with(MemoryChange(batch=change.batch))
     then = level_with(replace(change, fuse=False))
     present, doubt = _passes_at(lines, captured, change.batch, has_account=has_account)
+    present = max(present, later_peak(captured, change.batch) or 0.0)
     unseen = max(0.0, present - _states_bytes(captured) - now) if has_account else 0.0
     moved = then - now
     if change.autocast:
@@ -74,6 +75,26 @@ def changed_peak(
         step_bytes=_step_bytes(captured, change),
         doubt_bytes=doubt,
     ).highest()
+
+
+def later_peak(captured: CapturedMemory, factor: float) -> float | None:
+    """The peak of the passes at a multiple of the batch, wherever in backward it then is: with few
+    samples, gradients outweigh the activations that are already gone. None without a graph or an
+    allocator's account of the peak."""
+    graph, peak = captured.graph, captured.peak
+    if graph is None or graph.hidden or not graph.nodes or peak is None:
+        return None
+    if peak.allocated_bytes is None or peak.phase == _OPTIMIZER:
+        return None
+    device, keeps = captured.device or "cpu", _keeps_gradients(captured)
+    now, then = (
+        replay_backward(hold(graph, device, MemoryChange(batch=batch)), keeps_gradients=keeps)
+        for batch in (1.0, factor)
+    )
+    unseen = max(0.0, peak.allocated_bytes - _states_bytes(captured) - now.peak_bytes)
+    inputs = captured.inputs_bytes or 0
+    grown = (inputs + unseen) * (factor - 1.0)
+    return peak.allocated_bytes + then.peak_bytes - now.peak_bytes + grown
 
 
 def _passes_at(
