@@ -14,13 +14,15 @@ from stepscope.predict.whatifs import WHATIFS
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stepscope.predict.whatif import Bench
+
 # 4096 tokens through a square layer of 1024: 128 blocks on 132 multiprocessors.
 TOKENS, WIDTH = 4096, 1024
 GRID = [128, 1, 1]
 
 
-def products_us(folder: Path, batch: str) -> list[float]:
-    """The layer, the gradient of its input and that of its weight, each of 202 us at first."""
+def bench_of(folder: Path) -> Bench:
+    """The layer, the gradient of its input and that of its weight, each of 202 us."""
     events: list[dict[str, Any]] = []
     forward, weight = [[TOKENS, WIDTH], [WIDTH, WIDTH]], [[WIDTH, TOKENS], [TOKENS, WIDTH]]
     floats = {"dtypes": ["float", "float"]}
@@ -43,8 +45,11 @@ def products_us(folder: Path, batch: str) -> list[float]:
             "torch::autograd::AccumulateGrad", start=at + 950, dur=20, thread=AUTOGRAD,
             shapes=[[WIDTH, WIDTH]], dtypes=["float"],
         )  # fmt: skip
-    trace = read_trace(write(folder / "made.json", events, device="NVIDIA H200"))
-    tasks = WHATIFS["batch"].apply(bench_for(trace).context, batch).context.graph.tasks
+    return bench_for(read_trace(write(folder / "made.json", events, device="NVIDIA H200")))
+
+
+def products_us(folder: Path, batch: str) -> list[float]:
+    tasks = WHATIFS["batch"].apply(bench_of(folder).context, batch).context.graph.tasks
     found: list[float] = (tasks.dur_ns / 1e3).tolist()
     return found
 
@@ -58,7 +63,20 @@ def test_a_weights_gradient_takes_as_much_longer_as_there_are_more_samples(tmp_p
 
 
 def test_with_fewer_samples_smaller_blocks_fill_the_device_again(tmp_path: Path) -> None:
-    """64 blocks would leave half of it idle; 128 of half the size take half, and 15% more."""
+    """64 blocks would leave half of it idle. 128 of half the size take half as long, and what they
+    cost more: so much that they were not taken with all the samples."""
     layer, of_input, of_weight = products_us(tmp_path, "x0.5")
-    assert [layer, of_input] == pytest.approx([2 + 200 * 1.15 / 2] * 2)
+    dearer = 2 * (128 / 132 + 0.4) / (256 / 132 + 0.4)
+    assert dearer > 1.15
+    assert [layer, of_input] == pytest.approx([2 + 200 * dearer / 2] * 2)
     assert of_weight == pytest.approx(2 + 200 / 2)
+
+
+def test_half_and_half_again_is_a_quarter(tmp_path: Path) -> None:
+    bench = bench_of(tmp_path)
+    half = WHATIFS["batch"].apply(bench.context, "x0.5").context
+    twice, once = (
+        WHATIFS["batch"].apply(context, value).context.graph.tasks.dur_ns
+        for context, value in ((half, "x0.5"), (bench.context, "x0.25"))
+    )
+    assert twice == pytest.approx(once)

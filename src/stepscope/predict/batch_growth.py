@@ -133,16 +133,14 @@ def _all_in(text: str, known: set[tuple[int, ...]]) -> bool:
 def _grown_ns(context: StepContext, factor: float) -> Floats:
     """A start-up that stays, and a rest that grows.
 
-    Products grow with the number of waves of blocks that the device has to run. Where fewer samples
-    leave it partly idle, a library takes blocks of half the size. Other kernels move bytes, or
-    their blocks loop over the samples (batch norms, and gradients of weights).
+    Products grow with the number of waves of blocks that the device has to run. Other kernels move
+    bytes, or their blocks loop over the samples (batch norms, and gradients of weights).
     """
     tasks = context.graph.tasks
-    blocks = task_blocks(context) * context.grown
-    before = _waves(context, blocks)
-    after = _waves(context, blocks * factor)
-    if factor < 1.0:
-        after = np.minimum(after, _HALF_BLOCKS * _waves(context, 2.0 * blocks * factor) / 2.0)
+    blocks = task_blocks(context)
+    before, after = (
+        _product_time(context, blocks, grown) for grown in (context.grown, context.grown * factor)
+    )
     product = (
         (blocks > 0) & (context.operators.family != Family.OTHER) & ~_find_weight_gradients(context)
     )
@@ -152,9 +150,24 @@ def _grown_ns(context: StepContext, factor: float) -> Floats:
     return grown
 
 
-def _waves(context: StepContext, blocks: Floats) -> Floats:
-    waves: Floats = np.maximum(1.0, blocks / float(context.multiprocessors) + TAIL)
-    return waves
+def _product_time(context: StepContext, blocks: Floats, grown: float) -> Floats:
+    """In waves of the traced `blocks`, for `grown` times the traced samples.
+
+    Where fewer samples leave the device partly idle, a library takes blocks of half the size. They
+    cost more: with the traced samples it did not take them.
+    """
+    waves = float(context.multiprocessors)
+
+    def time(many: Floats) -> Floats:
+        whole: Floats = np.maximum(1.0, many / waves + TAIL)
+        return whole
+
+    as_traced = time(grown * blocks)
+    if grown >= 1.0:
+        return as_traced
+    dearer = np.maximum(_HALF_BLOCKS, 2.0 * time(blocks) / time(2.0 * blocks))
+    smaller: Floats = np.minimum(as_traced, dearer * time(2.0 * grown * blocks) / 2.0)
+    return smaller
 
 
 def _find_weight_gradients(context: StepContext) -> Flags:
