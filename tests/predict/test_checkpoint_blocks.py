@@ -117,6 +117,14 @@ def test_each_of_several_passes_of_a_step_has_its_blocks(tmp_path: Path) -> None
     assert len(find_block_spans(made.context)) == 6
 
 
+def test_a_view_that_is_changed_in_place_has_another_name_in_the_graph(tmp_path: Path) -> None:
+    whole = graph()
+    place = [node.name for node in whole.nodes].index("AddBackward0")
+    sliced = msgspec.structs.replace(whole.nodes[place], name="torch::autograd::CopySlices")
+    whole.nodes[place] = sliced
+    assert len(find_block_spans(bench(tmp_path, whole).context)) == 3
+
+
 def test_a_graph_of_another_step_says_nothing(tmp_path: Path) -> None:
     other = graph()
     other.nodes.pop()

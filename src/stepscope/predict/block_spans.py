@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from stepscope.records.backward_graph import CapturedBackward, GraphNode
 
 _ENGINE = "autograd::engine::"
+# A change of a view in place: the trace has the name of the operator's own node inside.
+_IN_PLACE = "torch::autograd::CopySlices"
 
 
 class BlockSpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,10 +74,12 @@ def created_nodes(context: StepContext) -> tuple[Ints, Ints]:
     backward = _traced_nodes(context) if places else np.zeros(0, np.int32)
     host, strings = context.trace.host, context.trace.strings
     names = [strings[code] for code in host.name[backward].tolist()]
-    passes = len(names) // max(1, len(places))
-    if names != [nodes[at].name for at in places] * passes:
+    places = places * (len(names) // max(1, len(places)))
+    if len(places) != len(names) or not all(
+        nodes[at].name in (name, _IN_PLACE) for at, name in zip(places, names, strict=True)
+    ):
         return np.zeros(0, np.int32), np.zeros(0, np.int32)
-    return np.array(places * passes, np.int32), host.forward_of[backward].astype(np.int32)
+    return np.array(places, np.int32), host.forward_of[backward].astype(np.int32)
 
 
 def _captured_graph(context: StepContext) -> CapturedBackward | None:
