@@ -24,7 +24,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parent.parent / "src"))
@@ -58,9 +61,13 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     folder = Path(os.environ.get(FOLDER_VARIABLE) or options.work.absolute() / "turns")
     os.environ[FOLDER_VARIABLE] = str(folder)
+    names = library_results.chosen(options.models)
     with Turns(folder).kept_going(), ThreadPoolExecutor(options.at_once) as pool:
-        for name in library_results.chosen(options.models):
-            pool.submit(_try_model, name, end, options)
+        for first in range(0, len(names), options.at_once):
+            group = names[first : first + options.at_once]
+            # One after the other: what-ifs keep cores busy, and captures measure the host.
+            for part in (_capture, _probe_and_promise, _measure_changes):
+                list(pool.map(functools.partial(_try, part, end, options), group))
     results = library_results.read(options.save)
     print_table(results)
     if options.docs:
@@ -82,38 +89,45 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _try_model(name: str, end: float, options: argparse.Namespace) -> None:
+def _try(
+    part: Callable[[str, dict[str, Any], float, argparse.Namespace], None],
+    end: float,
+    options: argparse.Namespace,
+    name: str,
+) -> None:
     result = library_results.read(options.save).get(name) or {"promises": {}, "measured": {}}
-    if result.get("finished"):
+    if result.get("finished") or (part is not _capture and "failure" in result):
         return
     if end - time.monotonic() < _LEAST_S:
         print(f"{name}: no time left", flush=True)
         return
     try:
-        _promise(name, result, end, options)
-        library_results.save(options.save, name, result)
-        measured = _run_measuring(name, end, options)
-        result["measured"] |= measured
-        result["finished"] = True
+        part(name, result, end, options)
         result.pop("failure", None)
     except Exception as error:
         result["failure"] = repr(error)[-600:]
     library_results.save(options.save, name, result)
-    print(f"{name}: {result.get('failure') or 'done'}", flush=True)
+    print(f"{name}: {part.__name__} {result.get('failure') or 'done'}", flush=True)
 
 
 # promising
 
 
-def _promise(name: str, result: dict[str, Any], end: float, options: argparse.Namespace) -> None:
-    """Capture, promise, probe, promise again; nothing of what is measured later is known yet."""
+def _capture(name: str, result: dict[str, Any], end: float, options: argparse.Namespace) -> None:
+    del result
     folder = options.work / name
-    library = {"STEPSCOPE_LIBRARY": str((options.work / f"{name}-library").absolute())}
     if not (folder / "run.json").exists():
         script = [str(library_results.script(name)), *_script_options(options)]
         turn = [str(Path(__file__).parent / "library_turn.py"), os.environ[FOLDER_VARIABLE]]
-        command = [sys.executable, *turn, *script]
-        _stepscope(["run", "--quiet", "--out", str(folder), "--", *command], end, library)
+        command = ["run", "--quiet", "--no-explain", "--out", str(folder), "--", sys.executable]
+        _stepscope([*command, *turn, *script], end, _library(name, options))
+
+
+def _probe_and_promise(
+    name: str, result: dict[str, Any], end: float, options: argparse.Namespace
+) -> None:
+    """Promise, probe, promise again; nothing of what is measured later is known yet."""
+    folder, library = options.work / name, _library(name, options)
     if not result["promises"].get("modelled"):
         result["promises"]["modelled"] = _promise_all(folder, end, library)
     if not result["promises"].get("probed"):
@@ -124,6 +138,19 @@ def _promise(name: str, result: dict[str, Any], end: float, options: argparse.Na
         except RuntimeError as error:
             result["probe_failure"] = str(error)[-300:]
         result["promises"]["probed"] = _promise_all(folder, end, library)
+
+
+def _measure_changes(
+    name: str, result: dict[str, Any], end: float, options: argparse.Namespace
+) -> None:
+    if not result["promises"].get("probed"):
+        raise RuntimeError("nothing was promised")
+    result["measured"] |= _run_measuring(name, end, options)
+    result["finished"] = True
+
+
+def _library(name: str, options: argparse.Namespace) -> dict[str, str]:
+    return {"STEPSCOPE_LIBRARY": str((options.work / f"{name}-library").absolute())}
 
 
 def _script_options(options: argparse.Namespace) -> list[str]:

@@ -88,6 +88,7 @@ def op(
     dur: float,
     thread: int = MAIN,
     shapes: list[Any] | None = None,
+    strides: list[Any] | None = None,
     dtypes: list[str] | None = None,
     concrete: list[str] | None = None,
     sequence: int | None = None,
@@ -96,6 +97,7 @@ def op(
     """An operator."""
     args = {
         "Input Dims": shapes,
+        "Input Strides": strides,
         "Input type": dtypes,
         "Concrete Inputs": concrete,
         "Sequence number": sequence,

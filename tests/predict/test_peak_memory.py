@@ -12,7 +12,7 @@ from stepscope.predict.peak_memory.autocast_widths import AutocastRule, rule_of
 from stepscope.predict.peak_memory.backward_levels import replay_backward
 from stepscope.predict.peak_memory.graph_blocks import find_block_paths
 from stepscope.predict.peak_memory.held_values import MemoryChange, hold
-from stepscope.predict.peak_memory.peak_change import changed_peak
+from stepscope.predict.peak_memory.peak_change import GraphLevels, changed_peak, later_peak
 from stepscope.records.backward_graph import CapturedBackward, GraphModule
 from stepscope.records.memory import (
     BatchLine,
@@ -127,7 +127,7 @@ def memory(line: BatchLine) -> Memory:
 
 def test_the_measured_peak_moves_by_what_the_graph_says() -> None:
     line = BatchLine(moment="peak", fixed_bytes=4_880, scaling_bytes=120)
-    peak = changed_peak(captured(), memory(line), MemoryChange(autocast=True))
+    peak = changed_peak(GraphLevels(captured()), memory(line), MemoryChange(autocast=True))
     assert peak is not None
     # The graph moves by 1240 - 960. Of the 5000, states hold 2520 and the graph 960: the rest of
     # 1520 is workspace, of which half may go.
@@ -136,10 +136,21 @@ def test_the_measured_peak_moves_by_what_the_graph_says() -> None:
     assert peak.high_bytes >= 5_000 + 280
 
 
+def test_with_fewer_samples_the_highest_moment_of_backward_counts() -> None:
+    """The weight's gradient of 800 stays, whatever the batch: 960 become 880. The batch itself has
+    40, and half of the 1520 that the graph does not show goes too."""
+    half = later_peak(GraphLevels(msgspec.structs.replace(captured(), inputs_bytes=40)), 0.5)
+    assert half == 5_000 - 80 - 760 - 20
+
+
+def test_without_an_allocators_account_only_the_lines_are_known() -> None:
+    assert later_peak(GraphLevels(captured(peak_phase="optimizer")), 0.5) is None
+
+
 def test_another_update_counts_when_the_optimizer_holds_most() -> None:
     line = BatchLine(moment="in backward", fixed_bytes=2_880, scaling_bytes=120)
     change = MemoryChange(other_update=True, update_bytes=840)
-    peak = changed_peak(captured("optimizer"), memory(line), change)
+    peak = changed_peak(GraphLevels(captured("optimizer")), memory(line), change)
     assert peak is not None
     assert peak.size_bytes == 840 + 1_680 + 120 + 840 + 840
 
@@ -148,7 +159,7 @@ def test_hidden_nodes_are_not_guessed() -> None:
     line = BatchLine(moment="peak", fixed_bytes=4_880, scaling_bytes=120)
     hidden = msgspec.structs.replace(GRAPH, hidden=3)
     unknown = msgspec.structs.replace(captured(), graph=hidden)
-    assert changed_peak(unknown, memory(line), MemoryChange(recompute=True)) is None
+    assert changed_peak(GraphLevels(unknown), memory(line), MemoryChange(recompute=True)) is None
 
 
 def test_a_graph_that_names_what_is_not_there_is_not_sound() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import Phase
-from stepscope.predict.by_text import by_text
+from stepscope.predict.by_text import by_text, tensor_shapes
 from stepscope.predict.host_batch import HOST_SPREAD, grow_on_host
 from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.outcome import Outcome, Refused
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SPREAD = 0.05
 TAIL = 0.4  # of a wave of blocks: what the last one leaves idle
+_HALF_BLOCKS = 1.15  # smaller blocks read their inputs more often
 
 
 def grow_batch(context: StepContext, factor: float) -> Outcome:
@@ -136,10 +137,10 @@ def _grown_ns(context: StepContext, factor: float) -> Floats:
     bytes, or their blocks loop over the samples (batch norms, and gradients of weights).
     """
     tasks = context.graph.tasks
-    blocks = task_blocks(context) * context.grown
-    wave = float(context.multiprocessors)
-    before = np.maximum(1.0, blocks / wave + TAIL)
-    after = np.maximum(1.0, blocks * factor / wave + TAIL)
+    blocks = task_blocks(context)
+    before, after = (
+        _product_time(context, blocks, grown) for grown in (context.grown, context.grown * factor)
+    )
     product = (
         (blocks > 0) & (context.operators.family != Family.OTHER) & ~_find_weight_gradients(context)
     )
@@ -149,10 +150,43 @@ def _grown_ns(context: StepContext, factor: float) -> Floats:
     return grown
 
 
+def _product_time(context: StepContext, blocks: Floats, grown: float) -> Floats:
+    """In waves of the traced `blocks`, for `grown` times the traced samples.
+
+    Where fewer samples leave the device partly idle, a library takes blocks of half the size. They
+    cost more: with the traced samples it did not take them.
+    """
+    waves = float(context.multiprocessors)
+
+    def time(many: Floats) -> Floats:
+        whole: Floats = np.maximum(1.0, many / waves + TAIL)
+        return whole
+
+    as_traced = time(grown * blocks)
+    if grown >= 1.0:
+        return as_traced
+    dearer = np.maximum(_HALF_BLOCKS, 2.0 * time(blocks) / time(2.0 * blocks))
+    smaller: Floats = np.minimum(as_traced, dearer * time(2.0 * grown * blocks) / 2.0)
+    return smaller
+
+
 def _find_weight_gradients(context: StepContext) -> Flags:
-    """Convolutions' gradients of weights, which their kernels' names reveal."""
+    """Products that sum over the samples: their blocks are as many with any batch, and each takes
+    longer. Kernels' names reveal those of convolutions; others return a parameter's shape."""
     trace, rows = context.trace, context.graph.tasks.row
-    return by_text(trace, trace.device.name, rows, lambda name: "wgrad" in name, False)
+    found = by_text(trace, trace.device.name, rows, lambda name: "wgrad" in name, False)
+    known = set(context.parameters.shapes) if context.parameters else set()
+    known |= {shape[::-1] for shape in known}
+
+    def returns_parameter(shapes: str) -> bool:
+        matrices = [shape for shape in tensor_shapes(shapes) if len(shape) == 2]
+        return len(matrices) == 2 and (matrices[0][0], matrices[1][1]) in known
+
+    operators = context.operators
+    backward = context.task_phase == Phase.BACKWARD
+    matmul = np.where(backward & (operators.family == Family.MATMUL), operators.row, -1)
+    by_result: Flags = by_text(trace, trace.host.shapes, matmul, returns_parameter, False)
+    return found | by_result
 
 
 def task_blocks(context: StepContext) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from stepscope.explain.call_tree import distinct_places
@@ -31,3 +32,9 @@ def by_text(
     codes, place = distinct_places(np.where(rows >= 0, column[np.maximum(rows, 0)], -1))
     values = [value_of(trace.strings[code]) if code >= 0 else absent for code in codes.tolist()]
     return np.array(values, type(absent))[place]
+
+
+def tensor_shapes(text: str) -> list[tuple[int, ...]]:
+    """Of an operator's arguments, without lists of tensors."""
+    arguments = msgspec.json.decode(text)
+    return [tuple(dims) for dims in arguments if not dims or isinstance(dims[0], int)]

@@ -18,16 +18,21 @@ from stepscope.explain.memory.batch import predict_peak
 from stepscope.explain.memory.model import find_transformer, linear_elements
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
 from stepscope.predict.optimizer_updates import current_form
-from stepscope.predict.peak_memory.peak_change import changed_peak
+from stepscope.predict.peak_memory.peak_change import GraphLevels, changed_peak, later_peak
+from stepscope.predict.unfused_attention import find_attention_nodes
 from stepscope.records.prediction import PeakMemory
 
 if TYPE_CHECKING:
     from stepscope.explain.memory.theory import Transformer
+    from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.predict.peak_memory.held_values import MemoryChange
     from stepscope.predict.step_context import StepContext
+    from stepscope.records.memory import Memory
 
 _FLOAT, _NARROW = 4, 2
 _DOUBT = 0.05  # of what arithmetic says
+_BETWEEN_RUNS = 0.01  # by which the peak of an unchanged step differs
+_MOVED_DOUBT = 0.06  # of what another batch adds or takes, where the graph says it
 
 
 class PeakParts(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,14 +54,43 @@ def peak_at_batch(context: StepContext, factor: float) -> PeakMemory | None:
     change = replace(context.memory_change, batch=factor, update_bytes=_update_bytes(context))
     memory = context.memory
     if memory is not None and memory.largest_batch is not None:
+        known = context.analysis.compute_once(_Known)
         if not change.moves_passes and not change.other_update:
-            size, low, high = predict_peak(memory, factor)
-            return PeakMemory(size_bytes=size, low_bytes=low, high_bytes=high)
-        captured = context.analysis.inputs.memory.captured
-        peak = changed_peak(captured, memory, change) if captured is not None else None
+            return _peak_of_batch(memory, known.levels, factor)
+        if change.autocast:
+            change = replace(change, fused_attention=known.attention_nodes(context))
+        peak = changed_peak(known.levels, memory, change) if known.levels else None
         if peak is not None:
             return peak
     return _peak_by_arithmetic(context, change)
+
+
+class _Known:
+    """What many combinations of changes ask for, found once."""
+
+    def __init__(self, analysis: RankAnalysis) -> None:
+        captured = analysis.inputs.memory.captured
+        self.levels = GraphLevels(captured) if captured is not None else None
+        self._attention: tuple[tuple[int, ...], ...] | None = None
+
+    def attention_nodes(self, context: StepContext) -> tuple[tuple[int, ...], ...]:
+        if self._attention is None:
+            self._attention = find_attention_nodes(context)
+        return self._attention
+
+
+def _peak_of_batch(memory: Memory, levels: GraphLevels | None, factor: float) -> PeakMemory:
+    size, low, high = predict_peak(memory, factor)
+    doubt = _BETWEEN_RUNS * size
+    later = later_peak(levels, factor) if levels and factor != 1.0 else None
+    if later is not None and later > size:
+        size = round(later)
+        doubt += _MOVED_DOUBT * abs(size - memory.peak_bytes)
+    return PeakMemory(
+        size_bytes=size,
+        low_bytes=min(low, round(size - doubt)),
+        high_bytes=max(high, round(size + doubt)),
+    )
 
 
 def peak_of(context: StepContext) -> PeakMemory | None:

@@ -35,6 +35,11 @@ def changed_mode(context: StepContext, precision: str) -> str:
     return mode_of(precision, benchmark=_tries_algorithms(context))
 
 
+def may_convolve_in_tf32(context: StepContext) -> bool:
+    """Whether the run let cuDNN use tf32 already; False if that is not known."""
+    return bool(_switches(context).get("cudnn_tf32"))
+
+
 def _tries_algorithms(context: StepContext) -> bool:
     return bool(_switches(context).get("cudnn_benchmark"))
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from stepscope.errors import UsageError
 from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.replay.build import describe
+from stepscope.explain.replay.measured import scale_host
 from stepscope.explain.replay.overhead import as_recorded, correct
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.whole_run.stalls import find_stalled
@@ -297,6 +298,7 @@ def _interval(
     share = typical / whole
     doubt = share * _host_doubt(context, base, typical)
     stalls = context.stalls.mean_doubt_ns / whole if context.stalls else 0.0
+    variance += base.unexplained**2
     half = 1.96 * math.sqrt(doubt**2 + share**2 * variance + stalls**2 + SMALLEST_DOUBT**2)
     return whole * math.exp(-half), whole * math.exp(half)
 
@@ -316,9 +318,16 @@ def _half_of_speedup(before: StepContext, trial: Trial, base: Corrected) -> floa
 
 
 def _host_doubt(context: StepContext, base: Corrected, step: float) -> float:
+    """How much longer the step would be with a slower host. Where the host waits for the device in
+    the middle of a step, its time shows although it is busy for a small part of the step only."""
     if not step:
         return 0.0
-    return host_spread(base) * min(1.0, max(0.0, context.graph.host_ns / step)) ** 4
+    spread = host_spread(base)
+    by_share = spread * min(1.0, max(0.0, context.graph.host_ns / step)) ** 4
+    if context.exchange is not None:  # with links in the step, the grid of workers has this alone
+        return by_share
+    slower = step_ns(scale_host(context.graph, math.exp(spread)))
+    return max(by_share, math.log(max(1.0, slower / step)))
 
 
 def host_spread(base: Corrected) -> float:

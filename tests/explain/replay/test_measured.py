@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from graphs import Call, Task, make, measured
 from stepscope.explain.replay.graph import Phase
 from stepscope.explain.replay.measured import fit_to, scale_host
 from stepscope.explain.replay.schedule import step_ns
+
+if TYPE_CHECKING:
+    from stepscope.explain.replay.graph import StepGraph
 
 
 def test_the_host_is_scaled_where_it_decides() -> None:
@@ -45,6 +50,31 @@ def test_and_the_devices_if_the_host_would_have_to_be_far_slower() -> None:
     found, scale = fit_to(graph, measured(1080))
     assert scale == 1.0
     assert found.tasks.dur_ns.tolist() == pytest.approx([1080])
+
+
+def waits_in_the_middle(gap: float) -> StepGraph:
+    """The device idles for `gap` after the host has waited for it."""
+    return make(
+        Call(100, tasks=(Task(1000),)),
+        Call(0, waits=(0,)),
+        Call(gap, tasks=(Task(1000),), phase=Phase.BACKWARD),
+    )
+
+
+def test_a_device_is_scaled_by_what_the_host_does_not_explain() -> None:
+    """The host's time is known, and 100 of it show in the step: kernels took 2050 and not 2150."""
+    host = {"forward": 100, "backward": 100}
+    found, _ = fit_to(waits_in_the_middle(100), measured(2150, host=host))
+    assert step_ns(found) == pytest.approx(2150)
+    assert found.tasks.dur_ns.sum() == pytest.approx(2050, rel=1e-4)
+    assert found.host_ns == 200
+
+
+def test_a_step_a_little_shorter_than_its_replay_does_not_make_the_host_faster() -> None:
+    found, scale = fit_to(waits_in_the_middle(20), measured(2010))
+    assert step_ns(found) == pytest.approx(2010)
+    assert scale == 1.0
+    assert found.host_ns == 120
 
 
 def test_a_window_in_which_all_was_slower_is_brought_to_the_measured_step() -> None:

@@ -7,6 +7,7 @@ Then the step as a whole.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.explain.replay.schedule import step_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from stepscope.explain.replay.graph import Floats, StepGraph
     from stepscope.records.measured_steps import MeasuredSteps
@@ -26,7 +27,7 @@ _DEVICE_BOUND = 1.02
 # The host decides a longer one, if the host may be this much slower than assumed, or if the device
 # would have to be slower than kernels vary from step to step.
 _SLOWER_MEASURED, _SLOWER_CALIBRATED, _SLOWER_DEVICE = 1.1, 1.25, 1.1
-_SAME = 1.005
+_KERNELS_VARY = 0.02  # by how much kernels of the measured steps may be shorter than traced ones
 _MOST_SCALE, _HALVINGS = 64.0, 20
 # The main thread's parts are fitted together: scripts differ in what they do in which.
 _PARTS = (
@@ -41,7 +42,8 @@ def fit_to(graph: StepGraph, truth: MeasuredSteps) -> tuple[StepGraph, float]:
     """The step as measured, and the factor on the host's time after its phases were fitted.
 
     If the device alone needs about that long, the step says nothing about the host: the host's time
-    stays, and the device's is scaled to the measured step.
+    stays, and the device's is scaled until the step is as long as measured. A host that leaves no
+    room for that was slower in the trace, and is scaled.
     """
     measured = float(truth.step_ns)
     graph = _phase_by_phase(graph, truth.host_ns)
@@ -52,10 +54,13 @@ def fit_to(graph: StepGraph, truth: MeasuredSteps) -> tuple[StepGraph, float]:
         likely = scale < (_SLOWER_MEASURED if truth.host_ns else _SLOWER_CALIBRATED)
         if likely or measured > floor * _SLOWER_DEVICE:
             return scale_host(fitted, scale), scale
-    fitted = _with_device(graph, measured / floor)
-    if step_ns(fitted) <= measured * _SAME:
+    longest = measured / floor
+    shortest = min(1.0, longest) * (1.0 - _KERNELS_VARY)
+    device = _smallest_factor(partial(_with_device, graph), measured, shortest, longest)
+    fitted = _with_device(graph, device)
+    if device > shortest or step_ns(fitted) <= measured:
         return fitted, 1.0
-    scale = _host_scale(fitted, measured * _SAME)  # the host cannot have been slower than this
+    scale = _host_scale(fitted, measured)  # the host cannot have been slower than this
     return scale_host(fitted, scale), scale
 
 
@@ -95,9 +100,18 @@ def _host_scale(graph: StepGraph, measured_ns: float) -> float:
     low, high = 0.0, 1.0
     while step_ns(scale_host(graph, high)) < measured_ns and high < _MOST_SCALE:
         low, high = high, 2 * high
+    return _smallest_factor(partial(scale_host, graph), measured_ns, low, high)
+
+
+def _smallest_factor(
+    scaled: Callable[[float], StepGraph], measured_ns: float, low: float, high: float
+) -> float:
+    """Between `low` and `high`, the smallest one with which the step is as long as measured."""
+    if step_ns(scaled(low)) >= measured_ns:
+        return low
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if step_ns(scale_host(graph, middle)) < measured_ns:
+        if step_ns(scaled(middle)) < measured_ns:
             low = middle
         else:
             high = middle

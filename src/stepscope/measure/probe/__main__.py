@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import sys
-from pathlib import Path
 from typing import Any
 
 # Attaching the profiler anew for each call would take longer than most calls.
@@ -19,9 +17,8 @@ os.environ["TEARDOWN_CUPTI"] = "0"
 import torch
 
 from stepscope.measure.probe.arguments import CannotRebuildError
+from stepscope.measure.probe.driver import driver_version
 from stepscope.measure.probe.timing import ProbedCall, warm_up
-
-_DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def main() -> None:
@@ -71,17 +68,8 @@ def describe_device(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         facts["device"] = torch.cuda.get_device_name(device)
         facts["cudnn"] = str(torch.backends.cudnn.version() or "")
-        facts["driver"] = driver_version(_DRIVER_FILE)
+        facts["driver"] = driver_version()
     return facts
-
-
-def driver_version(file: Path) -> str:
-    """Of NVIDIA's driver, as it says itself: torch knows no more than which CUDA it can run."""
-    try:
-        found = re.search(r"\b\d+(\.\d+)+\b", file.read_text(errors="replace"))
-    except OSError:
-        return ""
-    return found[0] if found else ""
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ RESULTS = ("result", "result0", "output", "out")
 _OTHER_RESULTS = re.compile(r"result\d+|logsumexp|philox\w*|rng\w*|cum_seq\w*|save\w*|total_weight")
 
 
+@cache
 def operator_of(name: str) -> str:
     """NativeLayerNormBackward0 is nativelayernorm."""
     return _BACKWARD.sub("", name).rpartition("::")[2].lower()

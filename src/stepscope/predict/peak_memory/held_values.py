@@ -23,6 +23,7 @@ from stepscope.predict.peak_memory.autocast_widths import (
     operator_of,
     present_widths,
 )
+from stepscope.predict.peak_memory.fused_attention import with_fused_attention
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE, block_of_nodes
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class MemoryChange(msgspec.Struct, frozen=True, kw_only=True):
     autocast: bool = False
     recompute: bool = False
     fuse: bool = False  # compiled: what fused kernels can compute again is not kept
+    # The nodes of each attention that autocast's dtype lets a fused kernel take.
+    fused_attention: tuple[tuple[int, ...], ...] = ()
     other_update: bool = False  # the optimizer has another form
     update_bytes: int = 0  # that the optimizer's step needs for a moment
 
@@ -92,6 +95,8 @@ class HeldGraph(msgspec.Struct, frozen=True, kw_only=True):
 def hold(graph: CapturedBackward, device: str, change: MemoryChange) -> HeldGraph:
     """The graph with the change; `device` is the kind of device, whose autocast has its own
     lists."""
+    if change.autocast and change.fused_attention:
+        graph = with_fused_attention(graph, change.fused_attention)
     rules = autocast_rules(graph, device) if change.autocast else None
     widths = present_widths(graph) if rules is None else autocast_widths(graph, rules)
     values = _SavedReader(graph, widths, rules, device).values()

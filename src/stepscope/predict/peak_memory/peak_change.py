@@ -43,25 +43,39 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True):
         return PeakMemory(size_bytes=round(size), low_bytes=round(low), high_bytes=round(high))
 
 
-def changed_peak(
-    captured: CapturedMemory, memory: Memory, change: MemoryChange
-) -> PeakMemory | None:
+class GraphLevels:
+    """The highest level of a captured graph's backward, worked out once for each change."""
+
+    def __init__(self, captured: CapturedMemory) -> None:
+        self.captured = captured
+        self.has_account = bool(captured.peak and captured.peak.allocated_bytes is not None)
+        self._levels: dict[MemoryChange, float] = {}
+
+    def level(self, change: MemoryChange) -> float:
+        """Without an allocator's account only what forward kept is known."""
+        key = replace(change, other_update=False, update_bytes=0)
+        if key not in self._levels:
+            graph, device = self.captured.graph, self.captured.device or "cpu"
+            assert graph is not None
+            keeps = _keeps_gradients(self.captured)
+            levels = replay_backward(hold(graph, device, key), keeps_gradients=keeps)
+            self._levels[key] = levels.peak_bytes if self.has_account else levels.kept_bytes
+        return self._levels[key]
+
+
+def changed_peak(levels: GraphLevels, memory: Memory, change: MemoryChange) -> PeakMemory | None:
     """None without a graph, or if the script's own hooks hide a part of it."""
+    captured = levels.captured
     graph = captured.graph
     if graph is None or graph.hidden or not graph.nodes or memory.largest_batch is None:
         return None
     lines = memory.largest_batch.lines
-    device, keeps = captured.device or "cpu", _keeps_gradients(captured)
-    has_account = captured.peak is not None and captured.peak.allocated_bytes is not None
-
-    def level_with(wanted: MemoryChange) -> float:
-        levels = replay_backward(hold(graph, device, wanted), keeps_gradients=keeps)
-        # Without an allocator's account only what forward kept is known.
-        return levels.peak_bytes if has_account else levels.kept_bytes
-
+    has_account, level_with = levels.has_account, levels.level
     now = level_with(MemoryChange(batch=change.batch))
     then = level_with(replace(change, fuse=False))
     present, doubt = _passes_at(lines, captured, change.batch, has_account=has_account)
+    if change.batch != 1.0:
+        present = max(present, later_peak(levels, change.batch) or 0.0)
     unseen = max(0.0, present - _states_bytes(captured) - now) if has_account else 0.0
     moved = then - now
     if change.autocast:
@@ -74,6 +88,22 @@ def changed_peak(
         step_bytes=_step_bytes(captured, change),
         doubt_bytes=doubt,
     ).highest()
+
+
+def later_peak(levels: GraphLevels, factor: float) -> float | None:
+    """The peak of the passes at a multiple of the batch, wherever in backward it then is: with few
+    samples, gradients outweigh the activations that are already gone. None without a graph or an
+    allocator's account of the peak."""
+    captured = levels.captured
+    graph, peak = captured.graph, captured.peak
+    if graph is None or graph.hidden or not graph.nodes or peak is None:
+        return None
+    if peak.allocated_bytes is None or peak.phase == _OPTIMIZER:
+        return None
+    now, then = (levels.level(MemoryChange(batch=batch)) for batch in (1.0, factor))
+    unseen = max(0.0, peak.allocated_bytes - _states_bytes(captured) - now)
+    grown = ((captured.inputs_bytes or 0) + unseen) * (factor - 1.0)
+    return peak.allocated_bytes + then - now + grown
 
 
 def _passes_at(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import CallKind, Phase
+from stepscope.predict.block_spans import find_block_spans
 from stepscope.predict.compiling.compiled_already import is_compiled
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import Selection, insert, remove
@@ -18,7 +20,11 @@ from stepscope.records.words import counted
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.explain.arrays import Int64s
     from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
+    from stepscope.predict.block_spans import BlockSpan
     from stepscope.predict.step_context import StepContext
 
 # The first and last layers (embedding, head, loss) are outside the blocks. The blocks' part of the
@@ -82,29 +88,24 @@ def _recompute_blocks(context: StepContext) -> Outcome:
     graph = context.graph
     if _count_items(context, _find_recomputed(context))[0]:
         raise Refused("checkpoint=blocks: the step recomputes already")
-    first, last = _find_block_calls(context)
-    computes = CallKind.PLAIN if context.on_host else CallKind.LAUNCH
-    forward = np.flatnonzero((graph.calls.phase == Phase.FORWARD) & (graph.calls.kind == computes))
-    inside = forward[(forward >= first) & (forward <= last)]
+    repeats = _find_repeats(context)
     backward = np.flatnonzero(graph.calls.phase == Phase.BACKWARD)
-    if not len(inside) or not len(backward):
+    if not len(repeats.calls) or not len(backward):
         raise Refused("checkpoint=blocks: no repeated blocks were found in the forward pass")
+    inside = repeats.calls
     calls, tasks = graph.calls, graph.tasks
     durations = np.bincount(tasks.call, tasks.dur_ns, len(calls)).astype(np.float64)[inside]
     again_ns = float((calls.call_ns[inside] if context.on_host else durations).sum())
-    # A block runs again right before its own backward: last block first.
-    before = backward[np.linspace(0, len(backward) - 1, len(inside)).astype(int)]
-    order = np.arange(len(inside))[::-1]
     compiled = is_compiled(context)
-    blocks = 0 if compiled else count_blocks(context)  # compiled code recomputes without Python
+    blocks = 0 if compiled else repeats.blocks  # compiled code recomputes without Python
     python_ns = _python_ns(context)
     python_each_ns = blocks * python_ns[Phase.BACKWARD] / len(inside)
     repeated = insert(
         graph,
-        before.astype(np.int32),
-        gap_ns=_block_gaps(calls.gap_ns[inside])[order] + python_each_ns,
-        call_ns=calls.call_ns[inside][order],
-        dur_ns=durations[order],
+        repeats.before,
+        gap_ns=_block_gaps(calls.gap_ns, inside) + python_each_ns,
+        call_ns=calls.call_ns[inside],
+        dur_ns=durations,
         stream=int(tasks.stream[0]) if len(tasks) else 0,
     )
     repeated = _shorten_host(repeated, Phase.FORWARD, -blocks * python_ns[Phase.FORWARD])
@@ -120,17 +121,92 @@ def _recompute_blocks(context: StepContext) -> Outcome:
         assumptions=(
             f"{counted(len(inside), *what)} of the blocks' forward pass "
             f"({milliseconds(again_ns / 1e6)}) run again inside backward; "
-            f"embedding, head and loss do not{how if compiled else ''}",
+            f"{repeats.others}{how if compiled else ''}",
         ),
         spread=0.08,
         peak=peak_of(after),
     )
 
 
-def _block_gaps(gap_ns: Floats) -> Floats:
+class _Repeats(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs again: calls of forward, and the call of backward before which each does."""
+
+    calls: Ints
+    before: Ints
+    blocks: int
+    others: str  # what does not run again, in words
+
+
+def _find_repeats(context: StepContext) -> _Repeats:
+    """By the run's own graph of modules; else what lies between repetitions of the commonest
+    products."""
+    spans = [] if is_compiled(context) else find_block_spans(context)
+    return _repeats_of_spans(context, spans) if spans else _repeats_of_products(context)
+
+
+def _repeats_of_spans(context: StepContext, spans: Sequence[BlockSpan]) -> _Repeats:
+    """A block runs again right before its own backward begins."""
+    calls, host = context.graph.calls, context.trace.host
+    forward = _computing_calls(context)
+    starts = _starts_ns(context, forward)
+    backward = np.flatnonzero((calls.phase == Phase.BACKWARD) & (calls.operator >= 0))
+    creator = host.forward_of[calls.operator[backward]]
+    backward, creator = backward[creator >= 0], creator[creator >= 0]
+    created = host.start_ns[creator]
+    inside: list[Ints] = []
+    before: list[Ints] = []
+    for span in spans:
+        again = forward[span.runs_again(starts)]
+        own = backward[span.holds(created)]
+        if len(again) and len(own):
+            inside.append(again)
+            before.append(np.full(len(again), own.min(), np.int32))
+    none = [np.zeros(0, np.int32)]
+    return _Repeats(
+        calls=np.concatenate(inside or none),
+        before=np.concatenate(before or none),
+        blocks=len(inside),
+        others="what lies outside the blocks does not, nor does the end of a block that backward "
+        "does not need",
+    )
+
+
+def _starts_ns(context: StepContext, calls: Ints) -> Int64s:
+    """On the trace's clock; a call that a what-if inserted starts with the next traced one."""
+    host, row = context.trace.host, context.graph.calls.row[calls]
+    known = np.where(row >= 0, host.start_ns[np.maximum(row, 0)], np.iinfo(np.int64).max)
+    starts: Int64s = np.minimum.accumulate(known[::-1])[::-1]
+    return starts
+
+
+def _repeats_of_products(context: StepContext) -> _Repeats:
+    first, last = _find_block_calls(context)
+    forward = _computing_calls(context)
+    inside = forward[(forward >= first) & (forward <= last)]
+    backward = np.flatnonzero(context.graph.calls.phase == Phase.BACKWARD)
+    # The last block runs again first; where exactly is not known.
+    places = np.linspace(0, max(0, len(backward) - 1), len(inside)).astype(int)
+    before = backward[places] if len(backward) else places
+    return _Repeats(
+        calls=inside[::-1].astype(np.int32),
+        before=before.astype(np.int32),
+        blocks=count_blocks(context),
+        others="embedding, head and loss do not",
+    )
+
+
+def _computing_calls(context: StepContext) -> Ints:
+    """Of the forward pass."""
+    calls = context.graph.calls
+    kind = CallKind.PLAIN if context.on_host else CallKind.LAUNCH
+    return np.flatnonzero((calls.phase == Phase.FORWARD) & (calls.kind == kind)).astype(np.int32)
+
+
+def _block_gaps(gap_ns: Floats, repeated: Ints) -> Floats:
     """What comes before the first block (waiting for data, for example) is not repeated."""
-    gaps = gap_ns.copy()
-    gaps[0] = min(gaps[0], float(np.median(gaps)))
+    gaps: Floats = gap_ns[repeated]
+    first = int(repeated.argmin())
+    gaps[first] = min(gaps[first], float(np.median(gaps)))
     return gaps
 
 

@@ -12,23 +12,30 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.flops import DTYPES
 from stepscope.explain.replay.graph import CallKind, Phase
-from stepscope.predict.by_text import by_text
+from stepscope.predict.by_text import by_text, tensor_shapes
 from stepscope.predict.compiling.compiled_already import is_compiled, launch_ns
 from stepscope.predict.declaration import ApplyStage, WhatIf
+from stepscope.predict.depthwise import (
+    find_depthwise,
+    find_depthwise_doubt,
+    narrow_depthwise,
+)
 from stepscope.predict.edit import insert
 from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.probed_step import find_probed
+from stepscope.predict.traced_mode import may_convolve_in_tf32
+from stepscope.predict.unfused_attention import find_unfused_attention, fuse_attention
 from stepscope.predict.unknown_operators import require_operators
 from stepscope.records.figures import milliseconds
 from stepscope.records.lazy_pattern import lazy_pattern
+from stepscope.records.words import counted
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
@@ -56,10 +63,6 @@ _LOSS = lazy_pattern(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_los
 # the search for them, as multiples of the step's mean host time per launch.
 _PRODUCT_HOST, _CONVOLUTION_HOST = 2.3, 1.8
 _FOURIER = lazy_pattern(r"fft|_complex")
-# cuDNN takes other algorithms for depthwise convolutions in another dtype: they may be this much
-# shorter, or take as long as before.
-_DEPTHWISE_GAIN = 4.0
-_DEPTHWISE = 4  # a depthwise convolution reads no more channels than this per output
 # Recurrent layers are many small products in sequence: they gain this much, whatever their FLOPs.
 _RECURRENT_GAIN = {"tf32": 2.0}
 _NARROW_RECURRENT_GAIN = 3.5
@@ -78,11 +81,9 @@ def apply(context: StepContext, value: str) -> Outcome:
         device = ceilings.device if ceilings else context.trace.device_name or "this device"
         raise Refused(f"precision={value}: no {value} rate is known for {device}")
     require_operators(context, f"precision={value}")
-    wide = np.array([dtype in _WIDER[value] for dtype in _DTYPES])[context.operators.dtype]
-    depthwise = _find_depthwise(context)
+    wide = _find_wide(context, value)
+    depthwise = wide & find_depthwise(context)
     product = wide & (context.operators.flops > 0) & ~depthwise
-    if value == "tf32":
-        product &= context.operators.family != Family.ATTENTION
     if not product.any():
         raise Refused(f"precision={value}: no matrix product runs in a wider dtype than {value}")
     probed, problem = find_probed(context, value)
@@ -94,11 +95,18 @@ def apply(context: StepContext, value: str) -> Outcome:
     if value != "tf32":
         narrow = wide & ~product & ~depthwise & _find_narrowed(context)
         graph = _halve_bytes(context, graph, narrow)
+        graph, depthwise = narrow_depthwise(context, graph, depthwise, ceilings)
+    is_probed = probed.known if probed else np.zeros(len(graph.tasks), np.bool_)
+    depthwise_doubt = find_depthwise_doubt(graph.tasks.dur_ns, depthwise & ~is_probed)
     if probed:
         probed_ns = context.graph.tasks.dur_ns * probed.factor
-        dur_ns = np.where(probed.known, probed_ns, graph.tasks.dur_ns)
+        dur_ns = np.where(is_probed, probed_ns, graph.tasks.dur_ns)
         graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
     if value != "tf32":
+        attention = find_unfused_attention(context) if value != "fp8" else []
+        graph = fuse_attention(graph, attention, value, ceilings, is_probed)
+        for call in attention:
+            product[np.concatenate(call.tasks)] = False
         # Probed times have their casts in them.
         measured_ns = probed.host_added_ns if probed else None
         host_ns = _autocast_ns(context, product) if measured_ns is None else max(0.0, measured_ns)
@@ -112,6 +120,11 @@ def apply(context: StepContext, value: str) -> Outcome:
             assumptions.append(
                 f"autocast costs the host {milliseconds(host_ns / 1e6)} more, probed"
             )
+        if attention:
+            assumptions.append(
+                f"{counted(len(attention), 'attention call')} of single operators in fp32: a fused "
+                f"kernel takes {'it' if len(attention) == 1 else 'them'} in {value}"
+            )
     assumptions += [problem] if problem else []
     assumptions += [probed.describe("modelled")] if probed else []
     return _with_peak(
@@ -121,7 +134,7 @@ def apply(context: StepContext, value: str) -> Outcome:
             spread=_SPREAD * modelled_share,
             doubt=math.hypot(
                 probed.error * (1.0 - modelled_share) if probed else 0.0,
-                _depthwise_doubt(context, depthwise & ~probed.known if probed else depthwise),
+                depthwise_doubt,
             ),
         ),
         value,
@@ -174,29 +187,15 @@ WHATIF = WhatIf(
 )
 
 
-def _find_depthwise(context: StepContext) -> Flags:
-    """Convolutions over one or few channels at a time: they move more than they multiply, and take
-    as long in a narrow dtype."""
-    operators, shapes = context.operators, context.trace.host.shapes
-    rows = np.where(operators.family == Family.CONVOLUTION, operators.row, -1)
-    return by_text(context.trace, shapes, rows, _has_few_channels, False)
-
-
-def _depthwise_doubt(context: StepContext, depthwise: Flags) -> float:
-    """Of the logarithm of the step: as if one deviation away they gained half of what they may."""
-    dur_ns = context.graph.tasks.dur_ns
-    share = float(dur_ns[depthwise].sum()) / max(1.0, float(dur_ns.sum()))
-    return -0.5 * math.log(1.0 - share * (1.0 - 1.0 / _DEPTHWISE_GAIN))
-
-
-def _has_few_channels(shapes: str) -> bool:
-    """By input and weight, the first arguments of a convolution; its backward has a gradient before
-    them."""
-    tensors = [shape for shape in _shapes(shapes) if len(shape) >= 3]
-    if len(tensors) < 2:
-        return False
-    given, weight = tensors[-2:]
-    return 0 < weight[1] <= _DEPTHWISE and given[1] > weight[1]
+def _find_wide(context: StepContext, value: str) -> Flags:
+    """Tasks whose dtype is wider than the new one, and that could run in it."""
+    family = context.operators.family
+    wide: Flags = np.array([dtype in _WIDER[value] for dtype in _DTYPES])[context.operators.dtype]
+    if value == "tf32":
+        wide &= family != Family.ATTENTION
+        if may_convolve_in_tf32(context):  # what still runs in fp32 has no such kernel
+            wide &= family != Family.CONVOLUTION
+    return wide
 
 
 def _speed_up_products(
@@ -325,7 +324,7 @@ def _cast_elements(context: StepContext) -> Floats:
     ):
         if key not in known:
             name, code, is_product = key
-            shapes = _shapes(strings[code]) if code >= 0 else []
+            shapes = tensor_shapes(strings[code]) if code >= 0 else []
             if is_product:
                 known[key] = _weight_sizes(shapes, weights)
             else:
@@ -353,9 +352,3 @@ def _weight_sizes(shapes: list[Shape], weights: set[Shape]) -> list[float]:
 
 def _squeeze(shape: Shape) -> Shape:
     return tuple(size for size in shape if size != 1)
-
-
-def _shapes(text: str) -> list[Shape]:
-    """Without lists of tensors."""
-    arguments = msgspec.json.decode(text)
-    return [tuple(dims) for dims in arguments if not dims or isinstance(dims[0], int)]

@@ -1,0 +1,134 @@
+"""checkpoint=blocks by the run's own graph of modules: what runs again, and where it stops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from benches import analyse
+from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
+from stepscope import read_trace
+from stepscope.explain.replay.graph import Phase
+from stepscope.predict.block_spans import find_block_spans
+from stepscope.predict.outcome import Refused
+from stepscope.predict.whatif import Bench
+from stepscope.predict.whatifs import WHATIFS
+from stepscope.records.backward_graph import CapturedBackward
+from stepscope.records.memory import CapturedMemory
+from stepscope.records.rank_inputs import MemoryInputs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEP_US = 10_000.0
+# Of each operator: its node, and what that keeps.
+OPERATORS = {
+    "aten::native_layer_norm": ("NativeLayerNormBackward0", ["input", "result1"]),
+    "aten::mm": ("MmBackward0", ["self", "mat2"]),
+    "aten::relu": ("ReluBackward0", ["result"]),
+    "aten::add": ("AddBackward0", []),
+}
+BLOCK = ("aten::native_layer_norm", "aten::mm", "aten::relu", "aten::mm", "aten::add")
+# Three stages, each of another width: no product repeats. Microseconds of each kernel of forward.
+STAGES = {"0": 10.0, "1": 20.0, "2": 40.0}
+
+
+def operators(*, passes: int = 1) -> list[tuple[str, str, float]]:
+    """Module, operator and microseconds of its kernel."""
+    blocks = [(f"stages.{name}", oper, us) for name, us in STAGES.items() for oper in BLOCK]
+    return [*blocks, ("head", "aten::mm", 5.0)] * passes
+
+
+def graph() -> CapturedBackward:
+    modules = [["", "Net", 700, False], ["head", "Linear", 100, False]]
+    for name in STAGES:
+        modules += [[f"stages.{name}", "Stage", 200, False]]
+        modules += [[f"stages.{name}.fc", "Linear", 200, False]]
+    place = {path: number for number, (path, *_) in enumerate(modules)}
+    nodes: list[Any] = []
+    for number, (module, name, _) in enumerate(operators()):
+        node, kept = OPERATORS[name]
+        saved = [[field, 0, 1, "float32"] for field in kept]
+        nodes.append([node, place[module], [[1, "float32"]], [[number - 1, 0]], saved])
+    content = {"modules": modules, "storages": [[4, "activation"]], "nodes": nodes, "hidden": 0}
+    return msgspec.convert(content, CapturedBackward)
+
+
+def bench(folder: Path, captured: CapturedBackward, *, passes: int = 1) -> Bench:
+    events: list[dict[str, Any]] = []
+    made = operators(passes=passes)
+    for number in range(3):
+        at = number * STEP_US
+        events += step(number, start=at, dur=STEP_US)
+        for place, (_, name, us) in enumerate(made):
+            events += op(name, start=at, dur=40, sequence=1000 * number + place, shapes=[[8, 8]])
+            events += kernel("forward", start=at + 20, dur=us, launched_at=at + 5)
+            at += 100
+        for place, (_, name, us) in reversed(list(enumerate(made))):
+            node = OPERATORS[name][0]
+            linked = {"sequence": 1000 * number + place, "forward_thread": MAIN, "thread": AUTOGRAD}
+            events += op(f"autograd::engine::evaluate_function: {node}", start=at, dur=60, **linked)
+            events += op(node, start=at + 2, dur=50, **linked)
+            events += kernel("backward", start=at + 20, dur=us, launched_at=at + 5, thread=AUTOGRAD)
+            at += 100
+    trace = read_trace(write(folder / "made.json", events, device="NVIDIA H200"))
+    memory = MemoryInputs(captured=CapturedMemory(device="cuda", graph=captured))
+    return Bench(analyse(trace, memory=memory))
+
+
+def recomputed_us(made: Bench) -> list[float]:
+    """Kernels that the step has more, in the order of their launches."""
+    tasks = WHATIFS["checkpoint"].apply(made.context, "blocks").context.graph.tasks
+    found: list[float] = (tasks.dur_ns[tasks.row < 0] / 1e3).tolist()
+    return found
+
+
+def test_every_block_runs_again_whatever_its_shapes_are_and_the_head_does_not(
+    tmp_path: Path,
+) -> None:
+    """The last product of a block keeps its inputs only, so it does not run again; nor does the sum
+    after it, of which nothing is kept. The last block comes first."""
+    again = recomputed_us(bench(tmp_path, graph()))
+    assert again == pytest.approx([40] * 3 + [20] * 3 + [10] * 3)
+
+
+def test_a_block_runs_again_right_before_its_own_backward(tmp_path: Path) -> None:
+    made = bench(tmp_path, graph())
+    after = WHATIFS["checkpoint"].apply(made.context, "blocks").context.graph
+    backward = np.flatnonzero(after.calls.phase == Phase.BACKWARD)
+    is_new = (after.calls.row[backward] < 0).tolist()
+    head, block = [False], [True] * 3 + [False] * len(BLOCK)
+    assert is_new == head + block * 3
+
+
+def test_an_operator_whose_result_is_kept_runs_again_at_the_end_of_a_block(tmp_path: Path) -> None:
+    whole = graph()
+    for node in whole.nodes:
+        if node.name == "AddBackward0":
+            node.saved.extend(whole.nodes[2].saved)  # a result, as relu keeps it
+    assert len(recomputed_us(bench(tmp_path, whole))) == 3 * len(BLOCK)
+
+
+def test_each_of_several_passes_of_a_step_has_its_blocks(tmp_path: Path) -> None:
+    made = bench(tmp_path, graph(), passes=2)
+    assert len(find_block_spans(made.context)) == 6
+
+
+def test_a_view_that_is_changed_in_place_has_another_name_in_the_graph(tmp_path: Path) -> None:
+    whole = graph()
+    place = [node.name for node in whole.nodes].index("AddBackward0")
+    sliced = msgspec.structs.replace(whole.nodes[place], name="torch::autograd::CopySlices")
+    whole.nodes[place] = sliced
+    assert len(find_block_spans(bench(tmp_path, whole).context)) == 3
+
+
+def test_a_graph_of_another_step_says_nothing(tmp_path: Path) -> None:
+    other = graph()
+    other.nodes.pop()
+    made = bench(tmp_path, other)
+    assert find_block_spans(made.context) == []
+    with pytest.raises(Refused, match="no repeated blocks"):
+        WHATIFS["checkpoint"].apply(made.context, "blocks")
