@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from stepscope.bench.against import compare_results, moved_part, slower_by
+from stepscope.bench.against import (
+    compare_results,
+    moved_part,
+    slower_by,
+    slower_with_machine,
+)
 from stepscope.bench.run_change import run_change, usual_variance
 from stepscope.records.bench_comparison import WorkloadChange
 from stepscope.records.bench_result import BenchMachine, BenchResults, WorkloadResult
@@ -136,13 +141,26 @@ def test_a_machine_that_changed_more_than_the_step_is_said() -> None:
     slow = tuple(1.1 * ms for ms in base.calibration_ms)
     change = only_change(base, row(times(1.06), calibration_ms=slow))
     assert change.verdict == "slower"  # nothing is corrected
+    assert change.machine_changed
     assert change.pace_change == pytest.approx(0.1)
     assert "fixed arithmetic takes 10.0% longer" in change.notes[0]
-    assert only_change(base, row(times(1.2), calibration_ms=slow)).notes == ()
+    more = only_change(base, row(times(1.2), calibration_ms=slow))
+    assert more.notes == ()
+    assert not more.machine_changed
+    restless = (4.0, 7.0, 4.5, 6.8, 5.9)  # the pace is not surely slower
+    assert not only_change(base, row(times(1.06), calibration_ms=restless)).machine_changed
     assert only_change(base, row(calibration_ms=slow)).notes  # it may hide a change
     same = replace(base, runs_ms=times(1.06))
     assert only_change(base, same).notes == ()
     assert only_change(row(), row(times(1.06))).pace_change is None
+
+
+def test_a_machine_that_became_slower_raises_no_alarm() -> None:
+    calm = row(calibration_ms=(5.0, 5.01, 5.02, 4.99, 5.0))
+    tired = row(times(1.28), calibration_ms=tuple(1.3 * ms for ms in calm.calibration_ms))
+    comparison = compare_results(results(calm), results(tired), "base.json")
+    assert slower_by(comparison, 0.03) == ()
+    assert [change.name for change in slower_with_machine(comparison, 0.03)] == [calm.name]
 
 
 def test_an_alarm_needs_certainty_and_size() -> None:

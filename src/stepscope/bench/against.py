@@ -58,12 +58,20 @@ def compare_results(base: BenchResults, now: BenchResults, against: str) -> Benc
 
 
 def slower_by(comparison: BenchComparison, share: float) -> tuple[WorkloadChange, ...]:
-    """Workloads that are surely slower, and by more than `share` as measured."""
-    return tuple(
-        change
-        for change in comparison.workloads
-        if change.verdict == "slower" and change.change is not None and change.change > share
-    )
+    """Workloads that are surely slower, and by more than `share` as measured, while the machine is
+    not."""
+    return tuple(row for row in _slow_rows(comparison, share) if not row.machine_changed)
+
+
+def slower_with_machine(comparison: BenchComparison, share: float) -> tuple[WorkloadChange, ...]:
+    """Workloads that are slower on a machine that became as much slower itself."""
+    return tuple(row for row in _slow_rows(comparison, share) if row.machine_changed)
+
+
+def _slow_rows(comparison: BenchComparison, share: float) -> Iterator[WorkloadChange]:
+    for row in comparison.workloads:
+        if row.verdict == "slower" and row.change is not None and row.change > share:
+            yield row
 
 
 def moved_part(change: WorkloadChange) -> PartChange | None:
@@ -144,6 +152,7 @@ def _change(
         base_runs=len(then.runs_ms),
         now_runs=len(now.runs_ms),
         parts=_parts(then.budget_ms, now.budget_ms),
+        machine_changed=pace is not None and _explains(pace, estimate),
         pace_change=math.expm1(pace.value) if pace else None,
         notes=_pace_notes(estimate, pace),
     )
@@ -199,6 +208,13 @@ def _pace(then: WorkloadResult, now: WorkloadResult) -> Estimate | None:
     if not then.calibration_ms or not now.calibration_ms:
         return None
     return run_change(then.calibration_ms, now.calibration_ms)
+
+
+def _explains(pace: Estimate, change: Estimate) -> bool:
+    """Whether the machine surely changed in the step's own direction, and by as much."""
+    if change.value > 0:
+        return pace.low > 0 and pace.value >= change.value
+    return pace.high < 0 and pace.value <= change.value
 
 
 def _pace_notes(change: Estimate, pace: Estimate | None) -> tuple[str, ...]:

@@ -58,10 +58,11 @@ def compare_with(base: BenchResults, results: BenchResults, against: Path) -> Be
 
 
 def stop_if_slower(comparison: BenchComparison, fail_on_slower: float | None) -> None:
-    """After the answer: SlowerError for an alarm, NotCapturedError if nothing could be compared."""
+    """After the answer: SlowerError for an alarm, NotCapturedError if nothing could be compared, or
+    if the machine itself became slower."""
     if fail_on_slower is None:
         return
-    from stepscope.bench.against import slower_by
+    from stepscope.bench.against import slower_by, slower_with_machine
     from stepscope.ui.bench.words import row_name
 
     sys.stdout.flush()
@@ -77,4 +78,11 @@ def stop_if_slower(comparison: BenchComparison, fail_on_slower: float | None) ->
         allowed = trimmed(unsigned_percent(fail_on_slower))
         raise SlowerError(
             f"slower than {comparison.against}: {listed}; --fail-on-slower allows {allowed}"
+        )
+    undecided = slower_with_machine(comparison, fail_on_slower)
+    if undecided:
+        listed = ", ".join(map(row_name, undecided))
+        raise NotCapturedError(
+            f"--fail-on-slower: {listed} slower than {comparison.against}, but so is the machine "
+            "itself: measure the base again"
         )
