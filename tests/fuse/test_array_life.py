@@ -127,7 +127,7 @@ class Branches(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.norm(x)
-        result: torch.Tensor = self.rows(x) * (2.0 if x.sum().item() > 0 else 0.5)
+        result: torch.Tensor = self.rows(x) * (2.0 if x[0].sum().item() > 0 else 0.5)
         return result
 
 
