@@ -31,7 +31,7 @@ from stepscope.bench.run_change import run_change, usual_variance
 from stepscope.records.figures import percent, signed_percent
 
 PLANTED, LIMIT = 0.05, 0.03
-SLOWER = 5  # exit code
+SLOWER, NOT_COMPARABLE = 5, 4  # exit codes; the latter also where the machine itself became slower
 STARTS = (0.005, 0.01, 0.02, 0.03)  # deviation from start to start
 RUNS = (3, 5, 7, 9)
 SUITE = 24  # workloads
@@ -156,12 +156,17 @@ def alarms(
 
 
 def try_for_real(options: argparse.Namespace) -> int:
-    tries = []
+    tries: list[dict] = []
     outcomes: Counter[str] = Counter()
-    for number in range(1, options.tries + 1):
+    while len(tries) < options.tries:
         with tempfile.TemporaryDirectory() as folder:
             one = one_try(options.workloads, options.runs, Path(folder))
+        if NOT_COMPARABLE in (one["same_code"], one["planted_code"]):
+            outcomes["void"] += 1
+            print("the machine itself changed: this try does not count", flush=True)
+            continue
         tries.append(one)
+        number = len(tries)
         outcomes["caught"] += all(row["verdict"] == "slower" for row in one["planted"])
         outcomes["stopped"] += one["planted_code"] == SLOWER
         outcomes["false"] += one["same_code"] == SLOWER
@@ -174,6 +179,7 @@ def try_for_real(options: argparse.Namespace) -> int:
         f"planted {percent(PLANTED)}: all workloads slower in {outcomes['caught']} of {n} tries, "
     )
     print(f"  --fail-on-slower {percent(LIMIT)} stopped {outcomes['stopped']} of {n}")
+    print(f"tries that did not count, as the machine itself changed: {outcomes['void']}")
     print(f"same code: --fail-on-slower stopped {outcomes['false']} of {n}, ")
     print(f'  a workload was called "slower" in {outcomes["seen"]} of {n}')
     if options.json:
@@ -209,7 +215,7 @@ def bench(
         capture_output=True,
         text=True,
     )
-    if done.returncode not in (0, SLOWER):
+    if done.returncode not in (0, SLOWER, NOT_COMPARABLE):
         raise SystemExit(f"bench ended with {done.returncode}:\n{done.stderr}")
     return json.loads(done.stdout), done.returncode
 
