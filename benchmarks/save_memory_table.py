@@ -100,9 +100,9 @@ def _ways(options: argparse.Namespace) -> list[str]:
 def _wanted(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     """Eager and ours for all models first, compilations last."""
     models, ways = [name for name in options.models.split(",") if name], _ways(options)
-    for way in (way for way in ways if way not in COMPILED):
+    for way in (way for way in ways if way not in COMPILED and way != TWICE):
         yield from ((model, way) for model in models)
-    if "seq2seq" in models and not options.no_cap and not options.ways:
+    if "seq2seq" in models and (TWICE in ways if options.ways else not options.no_cap):
         yield ("seq2seq", TWICE)
     yield from ((model, way) for model in models for way in ways if way in COMPILED)
 
