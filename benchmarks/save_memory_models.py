@@ -30,7 +30,7 @@ WORKLOADS: dict[str, dict[str, int]] = {
     "vgg16": {"batch": 64},
     "inception-v3": {"batch": 128},
     "densenet121": {"batch": 128},
-    "seq2seq": {"batch": 256},
+    "seq2seq": {"batch": 1024},
     "gpt2": {"batch": 16, "length": 1024},
     "bert-large": {"batch": 64},
     "diffusion-unet": {"batch": 256},

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from save_memory_models import Step
     from save_memory_rows import Row
 
+MOST_WARM_UP = 48
 STEPS, TINY_STEPS = 8, 2  # timed, in pairs
 TWICE = "twice the batch"
 CAP_BATCH = 512  # its host does not wait, but twice as many need hardly longer: the seed's case
@@ -71,7 +72,7 @@ def _options() -> argparse.Namespace:
 
 
 def _measure_all(options: argparse.Namespace) -> list[Row]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
     ways = _ways(options)
     turns = shared_turns(stops=not all(way in COMPILED for way in ways))
@@ -122,15 +123,17 @@ def measure(
         step(0)  # beside others
     with alone():
         began = time.perf_counter()
-        for number in range(WARM_UP + 4):
+        for number in range(MOST_WARM_UP):
             step(number)
+            if number > WARM_UP + 2 and (changed.saver is None or changed.saver.settled):
+                break  # ours first looks at its own steps
         wait(device)
         warm_up_s = time.perf_counter() - began
         held = _HeldAfterForward(changed.model, device)
         if device.type == "cpu" and changed.saver is None:
             held.kept_bytes = _counted(step, changed.model)
         else:
-            step(WARM_UP + 4)
+            step(MOST_WARM_UP)
         held.remove()
         wait(device)
         reset_peak(device)

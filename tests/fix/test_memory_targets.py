@@ -165,12 +165,12 @@ def test_the_timeline_shows_what_each_action_took() -> None:
 
 
 def test_a_promise_moves_readings_by_what_the_plan_changes() -> None:
-    planned = plan_step(around(blocks()), MemoryTarget())
     # Before the first node there are 50 000 bytes at most, after the last one 20 000.
-    last = len(planned.times) - 1
-    saved = planned.before_levels[0] - planned.after_levels[0]
-    readings = [(None, 50_000), (last, 40_000), (0, 20_000)]
-    said = promise(planned, readings=readings, step_ns=1_000_000)
+    last = len(blocks().uses) - 1
+    read = replace(around(blocks()), backward_peaks=((None, 50_000), (last, 40_000), (0, 20_000)))
+    planned = plan_step(read, MemoryTarget())
+    saved = planned.plan.saved_bytes_before - planned.plan.saved_bytes
+    said = promise(planned, step_ns=1_000_000)
     assert said.peak_bytes_before == 50_000
     assert said.peak_bytes == 50_000 - saved
     assert said.peak_low_bytes < said.peak_bytes < said.peak_high_bytes
@@ -178,6 +178,21 @@ def test_a_promise_moves_readings_by_what_the_plan_changes() -> None:
     assert said.step_low_ns < said.step_ns < said.step_high_ns
     assert said.whole_step
     assert "The step's peak goes from" in str(said)
+
+
+def test_a_plan_serves_the_node_at_which_the_allocator_held_most() -> None:
+    """What is made again for the last nodes does not help where the peak was seen at the first."""
+    first_read = len(blocks().uses) - 1
+    record = around(blocks())
+    early = replace(record, backward_peaks=((None, 50_000), (first_read, 50_000), (0, 9_000)))
+    late = replace(record, backward_peaks=((None, 20_000), (first_read, 20_000), (0, 90_000)))
+    few_ns = CHEAP_NS * BLOCKS // 2
+    target = MemoryTarget(max_slowdown=few_ns / record.step_ns)
+    served = plan_step(early, target).plan
+    assert served.step_peak_bytes is not None
+    assert served.step_peak_bytes < 50_000
+    nothing = plan_step(late, target).plan  # only the batch is kept when the last node runs
+    assert nothing.step_peak_bytes == 90_000
 
 
 def test_a_promise_without_readings_is_wider() -> None:

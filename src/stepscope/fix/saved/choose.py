@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory, node_times
+from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory
 from stepscope.fix.saved.byte_costs import with_byte_costs, with_measured_costs
 from stepscope.fix.saved.encoding_names import OFFLOAD, described, is_lossy
 from stepscope.fix.saved.hook_pauses import HOOKED_FOR_EACH
@@ -53,14 +53,9 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A plan, with what a promise is worked out from. Levels are per node of backward, which
-    `times` gives for every use."""
-
     plan: SavePlan
-    times: list[int]
-    before_levels: tuple[int, ...]
-    after_levels: tuple[int, ...]
     meets_target: bool  # without a target of bytes, always
+    read: bool  # its peaks rest on what the allocator held in the recorded step's backward
 
 
 def make_plan(record: StepRecord, target: MemoryTarget) -> SavePlan:
@@ -69,7 +64,7 @@ def make_plan(record: StepRecord, target: MemoryTarget) -> SavePlan:
 
 def plan_step(record: StepRecord, target: MemoryTarget) -> PlannedStep:
     plain_memory = backward_memory(record, keep_everything(record))
-    around = step_memory(record, plain_memory.saved_bytes)
+    around = step_memory(record, plain_memory)
     batch = target.batch or 1.0
 
     def score(selection: ValueSelection) -> _Candidate:
@@ -78,9 +73,13 @@ def plan_step(record: StepRecord, target: MemoryTarget) -> PlannedStep:
     plain = score(keep_everything(record))
     limit = _limit(record, target, plain, around)
     most_ns = target.most_ns(record.step_ns)
-    free = limit is None and most_ns is None
-    searched = with_byte_costs(record) if free else record
-    found = search(searched, score, fits=None if limit is None else limit.allows, most_ns=most_ns)
+    found = [
+        one
+        for searched in _searched(record, free=limit is None and most_ns is None)
+        for one in search(
+            searched, score, fits=None if limit is None else limit.allows, most_ns=most_ns
+        )
+    ]
     chosen = _best([plain, *found], limit, most_ns)
     notes = []
     meets_target = limit is None or limit.allows(chosen)
@@ -94,11 +93,19 @@ def plan_step(record: StepRecord, target: MemoryTarget) -> PlannedStep:
     notes.extend(_advice(record, plain.memory.peak_bytes))
     return PlannedStep(
         plan=_plan(record, target, plain, chosen, around, tuple(notes)),
-        times=node_times(record),
-        before_levels=plain.memory.levels,
-        after_levels=chosen.memory.levels,
         meets_target=meets_target,
+        read=record.backward_was_read,
     )
+
+
+def _searched(record: StepRecord, *, free: bool) -> list[StepRecord]:
+    """What selections are found in. Where a GPU hides a part of the host's costs, it may be best to
+    count them or not."""
+    if free:
+        return [with_byte_costs(record)]
+    if record.on_host or record.slack_ns is None:
+        return [record]
+    return [record, replace(record, watch_ns=0, replace_ns=0, repeat_ns=0)]
 
 
 def without_repeating(record: StepRecord, operators: frozenset[int]) -> StepRecord:
@@ -180,23 +187,37 @@ def _is_worthwhile(one: _Candidate, plain: _Candidate) -> bool:
 def _candidate(
     record: StepRecord, selection: ValueSelection, around: StepMemory | None, batch: float
 ) -> _Candidate:
-    repeated_ns = sum(record.operators[number].again_ns for number in selection.repeated)
-    options = [*selection.encoded.values(), *selection.encoded_uses.values()]
-    extra_ns = repeated_ns + sum(option.cost_ns for option in options)
-    if selection.changes_something():
-        replaced = sum(
-            _planned_action(record, selection, number, use) != KEEP
-            for number, use in enumerate(record.uses)
-        )
-        watched = min(len(record.uses), HOOKED_FOR_EACH * replaced)
-        extra_ns += record.watch_ns * watched + record.replace_ns * replaced
-        extra_ns += record.repeat_ns * len(selection.repeated)
+    extra_ns = _extra_ns(record, selection)
     memory = backward_memory(record, selection)
     if around is not None:
         peak_bytes = around.peak_bytes(memory, batch)
     else:
         peak_bytes = round(batch * memory.peak_bytes)
     return _Candidate(selection, memory, extra_ns, peak_bytes)
+
+
+def _extra_ns(record: StepRecord, selection: ValueSelection) -> int:
+    """What the selection adds to a step. The host's part comes on top on CPUs; a GPU's work hides
+    it, up to the slack."""
+    repeated_ns = sum(record.operators[number].again_ns for number in selection.repeated)
+    options = [*selection.encoded.values(), *selection.encoded_uses.values()]
+    operators_ns = round(record.dearer * (repeated_ns + sum(one.cost_ns for one in options)))
+    replaced = sum(
+        _planned_action(record, selection, number, use) != KEEP
+        for number, use in enumerate(record.uses)
+    )
+    following = host_ns(record, replaced, len(selection.repeated))
+    if record.on_host:
+        return operators_ns + following
+    return max(operators_ns, 0 if record.slack_ns is None else following - record.slack_ns)
+
+
+def host_ns(record: StepRecord, replaced: int, repeated: int) -> int:
+    """What it costs the host to follow a plan with so many uses that are not kept, and operators
+    that are repeated."""
+    watched = min(len(record.uses), HOOKED_FOR_EACH * replaced)
+    hooks_ns = record.watch_ns * watched + record.replace_ns * replaced
+    return hooks_ns + record.repeat_ns * repeated
 
 
 def _best(

@@ -29,7 +29,7 @@ class CompiledSaver(MemorySaver):
     """Attached to a compiled model before its first step. There is no plan: the compiler has it."""
 
     def __init__(self, model: torch.nn.Module, share: float) -> None:
-        self.plan = None
+        self._latest = None
         self.notes = [
             f"The model is compiled: the compiler keeps about {percent(share)} of what it would "
             "keep, in graphs that are compiled from now on."

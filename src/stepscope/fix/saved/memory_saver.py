@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,8 @@ from stepscope.fix.saved.follower import (
 )
 from stepscope.fix.saved.following_costs import with_host_costs
 from stepscope.fix.saved.graph_capture import is_capturing
-from stepscope.fix.saved.offload_offers import with_offload, without_offload
+from stepscope.fix.saved.known_pass import KnownPass
+from stepscope.fix.saved.offload_offers import with_offload
 from stepscope.fix.saved.operators import is_plain
 from stepscope.fix.saved.pack_hook import is_following, other_hooks_are_active
 from stepscope.fix.saved.pass_key import device_of, pass_key
@@ -31,24 +32,15 @@ from stepscope.fix.saved.promise import promise
 from stepscope.fix.saved.recorder import StepRecorder
 from stepscope.fix.saved.step_watch import (
     FOLLOWED,
-    PLAIN,
     RECORDED,
     BackwardPeaks,
     StepWatch,
 )
-from stepscope.fix.saved.time_limit import (
-    CHECKED_AFTER,
-    LEAST_PLAIN,
-    is_too_slow,
-    measured_slowdown,
-)
-from stepscope.records.figures import percent
+from stepscope.fix.saved.time_limit import CHECKED_AFTER, LEAST_PLAIN, added_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stepscope.fix.saved.choose import PlannedStep
-    from stepscope.fix.saved.pinned_plan import PinnedPlan
     from stepscope.fix.saved.promise import SavePromise
     from stepscope.fix.saved.save_plan import SavePlan
     from stepscope.fix.saved.step_record import StepRecord
@@ -62,27 +54,6 @@ _NOTHING = frozenset[int]()
 _OF_PASSES = frozenset(
     ("_passes", "_depth", "_caller", "_handled", "_stack", "_watch", "_active", "_current")
 )
-
-
-@dataclass(slots=True)
-class _KnownPass:
-    """What is known about passes with inputs of one kind."""
-
-    key: Any = None
-    seen: int = 0
-    record: StepRecord | None = None
-    planned: PlannedStep | None = None
-    peaks: BackwardPeaks | None = None  # of the recorded pass's backward
-    followed: FollowedPlan | None = None
-    pinned: PinnedPlan | None = None
-    must_watch: bool = False  # the plan cannot be pinned: every operator passes through Python
-    report: PassReport | None = None
-    counted: bool = False  # the report is of an ordinary pass
-    deviations: int = 0  # in a row
-    failed_pins: int = 0  # pinned passes that differed, before any that did not
-    followed_passes: int = 0
-    planned_again: bool = False  # the first plan's steps took longer than allowed
-    given_up: bool = False
 
 
 class MemorySaver:
@@ -99,7 +70,6 @@ class MemorySaver:
         warmup: int,
         lossy: str | None = None,
     ) -> None:
-        self.plan = plan
         self.notes: list[str] = []
         self._model = model
         self._target = target
@@ -107,6 +77,7 @@ class MemorySaver:
         self._warmup = warmup
         self._lossy = lossy
         self._given = None if plan is None else FollowedPlan.of(plan)
+        self._latest: SavePlan | None = plan
         self._start_over()
         self._entered: set[Any] = set()
         self._left: set[Any] = set()
@@ -117,14 +88,14 @@ class MemorySaver:
 
     def _start_over(self) -> None:
         """No pass has been seen, and none is under way."""
-        self._passes: dict[Any, _KnownPass] = {}
+        self._passes: dict[Any, KnownPass] = {}
         self._depth = 0
         self._caller: Any = None  # the frame that runs the model's forward
         self._handled: BaseException | None = None  # the error that was handled when it began
         self._stack: ExitStack | None = None
         self._watch = StepWatch()
         self._active: StepRecorder | PlanFollower | None = None
-        self._current: _KnownPass | None = None
+        self._current: KnownPass | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of the model has a saver of its own, which records its own passes: what this one
@@ -137,6 +108,23 @@ class MemorySaver:
         self._start_over()
 
     @property
+    def plan(self) -> SavePlan | None:
+        """The latest; None before a pass was recorded."""
+        for known in self._passes.values():
+            self._make_plan(known)
+        return self._latest
+
+    @property
+    def settled(self) -> bool:
+        """Whether the plans stay as they are, for the inputs seen so far."""
+        return bool(self._passes) and all(
+            known.given_up
+            or known.followed_passes >= CHECKED_AFTER
+            or (known.followed is not None and not self._follows(known.followed))
+            for known in self._passes.values()
+        )
+
+    @property
     def held_bytes(self) -> int | None:
         """What the first pass that followed the plan held for backward, counted; None before."""
         reports = [known.report for known in self._passes.values() if known.report is not None]
@@ -146,13 +134,12 @@ class MemorySaver:
     def promise(self) -> SavePromise | None:
         """Peak and time of a step with the latest plan; None before a pass was recorded. It becomes
         better when the recorded step's backward has run, and when more steps have been timed."""
-        recorded = [known for known in self._passes.values() if known.planned is not None]
-        if not recorded or recorded[-1].planned is None:
+        recorded = [known for known in self._passes.values() if known.record is not None]
+        if not recorded:
             return None
-        known = recorded[-1]
-        step_ns = self._watch.typical_ns(known.key, PLAIN)
-        readings = [] if known.peaks is None else known.peaks.readings
-        return promise(recorded[-1].planned, readings=readings, step_ns=step_ns)
+        self._make_plan(recorded[-1])
+        planned, step_ns = recorded[-1].planned, self._watch.plain_ns(recorded[-1].key)
+        return None if planned is None else promise(planned, step_ns=step_ns)
 
     @property
     def measured_step_ns(self) -> int | None:
@@ -203,6 +190,7 @@ class MemorySaver:
             return
         if known.peaks is not None:
             known.peaks.end()
+        self._make_plan(known)
         # A pinned plan waits for nothing and decides by host facts: a graph can hold it.
         if is_capturing() and not known.counted:
             self._note(
@@ -243,7 +231,7 @@ class MemorySaver:
             self._depth = 1
             self._end(None, failed=True)
 
-    def _follower(self, known: _KnownPass, followed: FollowedPlan) -> PlanFollower:
+    def _follower(self, known: KnownPass, followed: FollowedPlan) -> PlanFollower:
         if known.pinned is not None:
             count = not known.counted
             return PinnedFollower(known.pinned, self._owned() if count else _NOTHING, count=count)
@@ -264,14 +252,14 @@ class MemorySaver:
             active.detach()
         if known is not None and not failed:
             if isinstance(active, StepRecorder):
-                self._plan(active.finish(output), known)
+                known.record = self._completed(active.finish(output), known)
                 known.peaks = BackwardPeaks(self._watch.device)
             elif isinstance(active, PlanFollower):
                 self._end_followed(known, active)
         if isinstance(active, PinningFollower):
             active.forget()
 
-    def _end_followed(self, known: _KnownPass, active: PlanFollower) -> None:
+    def _end_followed(self, known: KnownPass, active: PlanFollower) -> None:
         report = active.finish(_NOTHING if known.counted else self._owned())
         self._followed(known, active, report)
         if report.uncaptured:
@@ -290,34 +278,20 @@ class MemorySaver:
         if known.followed_passes == CHECKED_AFTER:
             self._check_time(known)
 
-    def _check_time(self, known: _KnownPass) -> None:
-        """Plan again with the host's part where steps are slower than allowed; give up the second
-        time. Where the host's part is counted from the start, as on CPUs, the plan stays."""
-        record = known.record
-        if record is None or (record.watch_ns and not known.planned_again):
-            return
-        slower = measured_slowdown(self._watch, known.key)
-        if slower is None or not is_too_slow(slower, self._target):
-            return
-        self._watch.forget_followed()
-        known.pinned, known.counted, known.report, known.followed_passes = None, False, None, 0
-        said = f"steps took {percent(slower)} longer than plain ones, as the host cannot keep up"
-        if known.planned_again:
-            known.given_up = True
-            self._note(
-                f"{said}: everything is kept from now on. Where training waits for the host, "
-                "capture a CUDA graph, or train with a larger batch"
-            )
-            return
-        known.planned_again, known.record = True, without_offload(with_host_costs(record))
-        self._use_plan(known, plan_step(known.record, self._target))
-        self._note(f"{said}: planned again, with what following a plan costs the host")
+    def _check_time(self, known: KnownPass) -> None:
+        said = known.check_time(added_time(self._watch, known.key), self._target)
+        if said is not None:
+            self._watch.forget_followed()
+            self._latest = known.planned.plan if known.planned is not None else None
+            self._note(said)
 
-    def _use_plan(self, known: _KnownPass, planned: PlannedStep) -> None:
-        known.planned, self.plan = planned, planned.plan
-        known.followed = FollowedPlan.of(planned.plan)
+    def _make_plan(self, known: KnownPass) -> None:
+        before = known.planned
+        known.make_plan(self._target)
+        if known.planned is not None and known.planned is not before:
+            self._latest = known.planned.plan
 
-    def _pin(self, known: _KnownPass, active: PinningFollower, report: PassReport) -> None:
+    def _pin(self, known: KnownPass, active: PinningFollower, report: PassReport) -> None:
         """Operators that later passes cannot recognise are planned as kept. Only where the target
         is missed without them, every operator stays watched."""
         pinned = pin_plan(active)
@@ -329,7 +303,8 @@ class MemorySaver:
                 known.must_watch, known.counted, known.report = True, True, report
                 self._note("some operators cannot be recognised by what they save: all are watched")
             else:
-                self._use_plan(known, other)
+                known.use(other)
+                self._latest = other.plan
             return
         known.pinned, known.report = pinned, report
         for module in pinned.entered_modules() - self._entered:
@@ -349,23 +324,23 @@ class MemorySaver:
         if isinstance(self._active, PinnedFollower):
             self._active.leave_module(module, output)
 
-    def _plan(self, record: StepRecord, known: _KnownPass) -> None:
+    def _completed(self, record: StepRecord, known: KnownPass) -> StepRecord:
+        """With what stood around the pass, and what the host or the link to it costs."""
         record = replace(
             with_host_costs(record) if record.on_host else record,
             surroundings=self._watch.surroundings(list(self._model.parameters())),
-            measured_step_ns=self._watch.typical_ns(known.key, PLAIN),
+            measured_step_ns=self._watch.plain_ns(known.key),
         )
         link = link_of(self._watch.device)
-        known.record = record if link is None else with_offload(record, link.speed())
-        self._use_plan(known, plan_step(known.record, self._target))
+        return record if link is None else with_offload(record, link.speed())
 
-    def _unpack_recorded(self, recorder: StepRecorder, known: _KnownPass, held: Any) -> Any:
+    def _unpack_recorded(self, recorder: StepRecorder, known: KnownPass, held: Any) -> Any:
         """Backward reads the recorded pass: what is allocated then says what a step needs."""
         if known.peaks is not None:
             known.peaks.reads(held.number)
         return recorder.unpack(held)
 
-    def _followed(self, known: _KnownPass, active: PlanFollower, report: PassReport) -> None:
+    def _followed(self, known: KnownPass, active: PlanFollower, report: PassReport) -> None:
         if report.deviation is None:
             known.deviations = 0
             return
@@ -381,7 +356,7 @@ class MemorySaver:
                 "inputs of these shapes. The model's operators change from pass to pass"
             )
 
-    def _watch_all_after_failed_pins(self, known: _KnownPass) -> None:
+    def _watch_all_after_failed_pins(self, known: KnownPass) -> None:
         """Some operators save other tensors when they are watched (CTC's loss does): such a plan
         holds in every watched pass and in no other."""
         known.failed_pins += 1
@@ -389,7 +364,7 @@ class MemorySaver:
             known.must_watch = known.counted = True
             self._note("unwatched passes differ from watched ones: all operators are watched")
 
-    def _known(self, inputs: Any) -> _KnownPass | None:
+    def _known(self, inputs: Any) -> KnownPass | None:
         key = pass_key(self._model, inputs)
         known = self._passes.get(key)
         if known is None and len(self._passes) >= _MOST_PLANS:
@@ -399,14 +374,15 @@ class MemorySaver:
             )
             return None
         if known is None:
-            known = self._passes[key] = _KnownPass(key=key, followed=self._plan_for_another())
+            known = self._passes[key] = KnownPass(key=key, followed=self._plan_for_another())
         return known
 
     def _plan_for_another(self) -> FollowedPlan | None:
         """The given plan; where a larger batch is to fit, the one of the first batch: recording
         the larger one would keep everything once more."""
-        if self._given is None and self.plan is not None and self._target.batch is not None:
-            return FollowedPlan.of(self.plan.for_other_shapes())
+        plan = self.plan
+        if self._given is None and plan is not None and self._target.batch is not None:
+            return FollowedPlan.of(plan.for_other_shapes())
         return self._given
 
     def _follows(self, followed: FollowedPlan) -> bool:

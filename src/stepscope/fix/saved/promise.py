@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 from stepscope.records.figures import duration, percent, size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from stepscope.fix.saved.choose import PlannedStep
 
 _GUESSED_DOUBT = 0.30  # of a step that was worked out from its forward pass
@@ -62,15 +60,10 @@ class SavePromise:
         )
 
 
-def promise(
-    planned: PlannedStep,
-    *,
-    readings: Sequence[tuple[int | None, int]] = (),
-    step_ns: int | None = None,
-) -> SavePromise:
-    """`readings` are those of BackwardPeaks; `step_ns` is what a step without the plan took."""
+def promise(planned: PlannedStep, *, step_ns: int | None = None) -> SavePromise:
+    """`step_ns` is what a step without the plan took."""
     plan = planned.plan
-    before, after, spread = _peaks(planned, readings)
+    before, after, spread = _peaks(planned)
     least = plan.saved_bytes if plan.step_peak_bytes is None else 0
     base_ns = step_ns or plan.step_ns
     base_doubt = _STEP_DOUBT if step_ns else _GUESSED_DOUBT
@@ -88,18 +81,10 @@ def promise(
     )
 
 
-def _peaks(
-    planned: PlannedStep, readings: Sequence[tuple[int | None, int]]
-) -> tuple[int, int, _Spread]:
+def _peaks(planned: PlannedStep) -> tuple[int, int, _Spread]:
     """Without and with the plan, and how far the latter may be off."""
     plan = planned.plan
     if plan.step_peak_bytes is None or plan.step_peak_bytes_before is None:
         return plan.peak_bytes_before, plan.peak_bytes, _ON_CPU
-    if not readings:
-        return plan.step_peak_bytes_before, plan.step_peak_bytes, _UNREAD
-    before = after = 0
-    for use, peak in readings:
-        time = 0 if use is None else planned.times[use]
-        before = max(before, peak)
-        after = max(after, peak - planned.before_levels[time] + planned.after_levels[time])
-    return before, after, _READ
+    spread = _READ if planned.read else _UNREAD
+    return plan.step_peak_bytes_before, plan.step_peak_bytes, spread

@@ -2,15 +2,16 @@
 
 At the end of forward the allocator says what is held. Less what backward keeps, that stays through
 backward: weights, optimizer state, the batch, outputs. On top come the gradients of weights, each
-from the last operator that reads its weight on, and what a node of backward works with: gradients
-of its operator's outputs and inputs.
+from the last operator that reads its weight on, and what a node of backward works with. Before
+backward has run, that is taken to be the gradients of its operator's outputs and inputs; afterwards
+the allocator has told it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stepscope.fix.saved.backward_memory import node_times
@@ -29,7 +30,7 @@ class StepMemory:
     fixed_bytes: int  # at any batch: weights, optimizer state
     outputs_bytes: int  # of the pass, and what else it left behind; grows with the batch
     gradients: tuple[int, ...]  # of weights
-    working: tuple[int, ...]  # of the node that runs; grows with the batch
+    working: tuple[int | None, ...]  # of the node that runs; grows with the batch; None: not read
 
     def peak_bytes(self, memory: BackwardMemory, batch: float = 1.0) -> int:
         """Of forward and backward, at `batch` times the samples."""
@@ -38,23 +39,37 @@ class StepMemory:
             for level, working, gradients in zip(
                 memory.levels, self.working, self.gradients, strict=True
             )
+            if working is not None
         )
         return round(self.fixed_bytes + batch * self.outputs_bytes + highest)
 
 
-def step_memory(record: StepRecord, saved_bytes: int) -> StepMemory | None:
-    """`saved_bytes` is what backward kept when the pass was recorded; None where torch keeps no
-    account of its memory, as on CPUs."""
+def step_memory(record: StepRecord, plain: BackwardMemory) -> StepMemory | None:
+    """`plain` is what backward kept when the pass was recorded; None where torch keeps no account
+    of its memory, as on CPUs."""
     around = record.surroundings
     if around is None:
         return None
     ordinals = _ordinals(record)
-    return StepMemory(
+    guessed = StepMemory(
         fixed_bytes=around.begun_bytes,
-        outputs_bytes=max(0, around.ended_bytes - around.begun_bytes - saved_bytes),
+        outputs_bytes=max(0, around.ended_bytes - around.begun_bytes - plain.saved_bytes),
         gradients=_gradients(record, around, ordinals),
         working=_working(record, ordinals),
     )
+    return _as_read(record, guessed, plain) if record.backward_was_read else guessed
+
+
+def _as_read(record: StepRecord, guessed: StepMemory, plain: BackwardMemory) -> StepMemory:
+    """Nodes work with what was allocated beyond everything else that is known."""
+    times, levels = node_times(record), plain.levels
+    working: list[int | None] = [None] * len(levels)
+    for use, peak in record.backward_peaks:
+        time = 0 if use is None else times[use]
+        others = guessed.fixed_bytes + guessed.outputs_bytes + guessed.gradients[time]
+        beyond, before = peak - others - levels[time], working[time]
+        working[time] = beyond if before is None else max(before, beyond)
+    return replace(guessed, working=tuple(working))
 
 
 def _ordinals(record: StepRecord) -> list[int]:

@@ -102,10 +102,18 @@ class StepRecord:
     watch_ns: int = 0  # every saved tensor that the pack hook sees
     replace_ns: int = 0  # one that is not kept, on top of that
     repeat_ns: int = 0  # an operator that is repeated, on top of its own time
+    slack_ns: int | None = None  # of these, what the GPU's work hides; None: all of it
+    dearer: float = 1.0  # what steps showed operators to take, over what they took alone
     on_host: bool = True  # the operators ran on the CPU
     link: LinkSpeed | None = None  # to host memory, where there is one
     surroundings: StepSurroundings | None = None
+    # The most that was allocated in backward after each use was read; None: before the first.
+    backward_peaks: tuple[tuple[int | None, int], ...] = ()
     measured_step_ns: int | None = None  # of whole steps before this one
+
+    @property
+    def backward_was_read(self) -> bool:
+        return any(use is not None for use, _ in self.backward_peaks)
 
     @property
     def forward_ns(self) -> int:

@@ -69,6 +69,14 @@ class StepWatch:
             if one.key == key and one.kind == kind and _have_marks(one, following)
         ]
 
+    def plain_ns(self, key: Hashable) -> int | None:
+        """Of a step before there was a plan. On a GPU the fastest: first steps also load kernels
+        and find memory."""
+        steps = self.steps_ns(key, PLAIN)
+        if not steps:
+            return None
+        return min(steps) if self.device.type == "cuda" else round(median(steps))
+
     def typical_ns(self, key: Hashable, kind: str) -> int | None:
         steps = self.steps_ns(key, kind)
         return round(median(steps)) if steps else None

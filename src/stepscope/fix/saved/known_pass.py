@@ -1,0 +1,76 @@
+"""What a memory saver knows about passes with inputs of one kind: what was recorded, the plan, and
+how its steps went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from stepscope.fix.saved.choose import plan_step
+from stepscope.fix.saved.follower import FollowedPlan
+from stepscope.fix.saved.time_limit import MOST_TRIES, is_too_slow, with_measured_time
+from stepscope.records.figures import percent
+
+if TYPE_CHECKING:
+    from stepscope.fix.saved.choose import PlannedStep
+    from stepscope.fix.saved.follower import PassReport
+    from stepscope.fix.saved.pinned_plan import PinnedPlan
+    from stepscope.fix.saved.step_record import StepRecord
+    from stepscope.fix.saved.step_watch import BackwardPeaks
+    from stepscope.fix.saved.time_limit import AddedTime
+    from stepscope.records.memory_targets import MemoryTarget
+
+
+@dataclass(slots=True)
+class KnownPass:
+    """A plan is made when it is first asked for: by then the recorded step's backward has run, and
+    the allocator has told what it needed."""
+
+    key: Any = None
+    seen: int = 0
+    record: StepRecord | None = None
+    planned: PlannedStep | None = None
+    peaks: BackwardPeaks | None = None  # of the recorded pass's backward
+    followed: FollowedPlan | None = None
+    pinned: PinnedPlan | None = None
+    must_watch: bool = False  # the plan cannot be pinned: every operator passes through Python
+    report: PassReport | None = None
+    counted: bool = False  # the report is of an ordinary pass
+    deviations: int = 0  # in a row
+    failed_pins: int = 0  # pinned passes that differed, before any that did not
+    followed_passes: int = 0
+    tries: int = 1  # plans whose steps were timed, this one included
+    given_up: bool = False
+
+    def make_plan(self, target: MemoryTarget) -> None:
+        """Once more if the allocator has told more since; a plan that is carried out stays."""
+        if self.record is None or self.followed_passes:
+            return
+        readings = tuple(self.peaks.readings) if self.peaks is not None else ()
+        if self.planned is None or len(readings) > len(self.record.backward_peaks):
+            self.record = replace(self.record, backward_peaks=readings)
+            self.use(plan_step(self.record, target))
+
+    def use(self, planned: PlannedStep) -> None:
+        self.planned, self.followed = planned, FollowedPlan.of(planned.plan)
+
+    def check_time(self, added: AddedTime | None, target: MemoryTarget) -> str | None:
+        """Plan again where steps are slower than allowed, with what they have shown; give up after
+        a few plans. Says what was done. On CPUs a plan counts all its costs: it stays."""
+        if self.record is None or self.record.on_host or self.planned is None:
+            return None
+        if added is None or not is_too_slow(added, target):
+            return None
+        self.pinned, self.counted, self.report, self.followed_passes = None, False, None, 0
+        said = f"steps took {percent(added.share)} longer than plain ones"
+        if self.tries >= MOST_TRIES:
+            self.given_up = True
+            return (
+                f"{said}: everything is kept from now on. Where training waits for the host, "
+                "capture a CUDA graph, or train with a larger batch"
+            )
+        self.tries += 1
+        self.record = with_measured_time(self.record, self.planned.plan, added)
+        self.use(plan_step(self.record, target))
+        why = ", as the host cannot keep up" if self.record.slack_ns is not None else ""
+        return f"{said}{why}: planned again"
