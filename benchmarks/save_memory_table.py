@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from save_memory_rows import Row
 
 MOST_WARM_UP = 48
-STEPS, TINY_STEPS = 8, 2  # timed, in pairs
+BLOCKS, TINY_BLOCKS = 4, 2  # timed
+STEPS = 6  # in a block: the host may run ahead, as it does in a training
 TWICE = "twice the batch"
 CAP_BATCH = 512  # its host does not wait, but twice as many need hardly longer: the seed's case
 CAP_ROOM = 1.08  # the cap, over what the smaller batch reserves
@@ -137,7 +138,7 @@ def measure(
         held.remove()
         wait(device)
         reset_peak(device)
-        ms = [timed(step, device) for _ in range(TINY_STEPS if tiny else STEPS)]
+        ms = [timed(step, device) for _ in range(TINY_BLOCKS if tiny else BLOCKS)]
         loss = step(0)
     row = {
         "ms": round(statistics.median(ms), 3),
@@ -251,20 +252,21 @@ def _steps_ms(step: Step, device: torch.device) -> float:
     wait(device)
     return round(
         statistics.median(
-            timed(step, device) for _ in range(TINY_STEPS if device.type == "cpu" else STEPS)
+            timed(step, device) for _ in range(TINY_BLOCKS if device.type == "cpu" else BLOCKS)
         ),
         3,
     )
 
 
 def timed(step: Step, device: torch.device) -> float:
-    """Two steps, so that the host may run ahead as it does in a training."""
+    """Milliseconds of a step."""
+    steps = STEPS if device.type == "cuda" else 2
     wait(device)
     began = time.perf_counter()
-    step(0)
-    step(1)
+    for number in range(steps):
+        step(number)
     wait(device)
-    return (time.perf_counter() - began) / 2 * 1e3
+    return (time.perf_counter() - began) / steps * 1e3
 
 
 class _HeldAfterForward:

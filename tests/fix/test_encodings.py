@@ -368,6 +368,32 @@ def test_a_plain_tensor_stays_until_it_is_known_that_it_can_go(fits: bool) -> No
     assert (plain is None) == fits
 
 
+class Later:
+    """A device that answers only when it is waited for."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.done = True
+
+
+def test_a_host_that_is_far_ahead_holds_few_plain_tensors() -> None:
+    checks = []
+    for _ in range(6):
+        check = PendingCheck(torch.tensor(True))
+        check._arrived = Later()
+        check.keep_until_known(Kept(torch.ones(3)))
+        checks.append(check)
+        settle_waiting()
+    assert [check._plain is not None for check in checks] == [False] * 4 + [True] * 2
+    assert all(check.plain() is None for check in checks)
+    settle_waiting()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.sampled_from([*ODD, 0.0, 0.0, 0.0, 2.5]), min_size=1, max_size=200),

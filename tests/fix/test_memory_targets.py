@@ -195,6 +195,21 @@ def test_a_plan_serves_the_node_at_which_the_allocator_held_most() -> None:
     assert nothing.step_peak_bytes == 90_000
 
 
+@pytest.mark.parametrize("late_bytes", [0, 12_000, 24_000])
+def test_more_time_never_ends_with_a_higher_peak(late_bytes: int) -> None:
+    """Also where the last node needs much itself, and what is made again for it comes on top."""
+    record = around(blocks())
+    last = len(record.uses) - 1
+    reads = tuple((use, 20_000 if use else 20_000 + late_bytes) for use in range(last, -1, -1))
+    read = replace(record, backward_peaks=((None, 50_000), *reads))
+    peaks = [
+        plan_step(read, MemoryTarget(max_slowdown=share)).plan.step_peak_bytes or 0
+        for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+    ]
+    assert peaks == sorted(peaks, reverse=True)
+    assert peaks[-1] < peaks[0]
+
+
 def test_a_promise_without_readings_is_wider() -> None:
     planned = plan_step(blocks(), MemoryTarget())
     said = promise(planned)

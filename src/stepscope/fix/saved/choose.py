@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     from stepscope.records.memory_targets import MemoryTarget
 
 _WORTH = 0.98  # of the peak: less saved is not worth a plan
+_SAME_PEAK = 1.005
 _WEIGHTS_DOMINATE = 4
-_LEFT_FREE = 0.03  # of the device's memory: blocks are rounded up, and holes stay
+_LEFT_FREE = 0.12  # of the device's memory: blocks are rounded up, and holes stay between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +229,12 @@ def _best(
     fitting = [one for one in timely if limit is not None and limit.allows(one)]
     if fitting:
         return min(fitting, key=lambda one: (one.extra_ns, one.peak_bytes))
-    return min(timely, key=_memory_first)
+    least = min(timely, key=_memory_first)
+    if most_ns is None:
+        return least
+    # The time is given: of plans with hardly another peak, that which keeps least.
+    equal = [one for one in timely if one.peak_bytes <= _SAME_PEAK * least.peak_bytes]
+    return min(equal, key=lambda one: (one.memory.saved_bytes, one.extra_ns))
 
 
 def _memory_first(one: _Candidate) -> tuple[int, ...]:

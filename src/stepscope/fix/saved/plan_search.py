@@ -3,6 +3,7 @@ two prices where the target runs through."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -22,6 +23,7 @@ _NEVER = 1e6  # bytes for a nanosecond: nothing is worth that
 _ENDS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the operators
 _HALVINGS = 4
 _PARTS = 6  # a limit is met to a 64th of the operators
+_SHARES = (0.02, 0.05, 0.1, 0.2)  # of a step: times that are looked at
 _PRICED_SEGMENTS = 3  # segmentations that are tried at every price
 _MOST_OPERATORS = 4000  # beyond, one segmentation is: a cut takes seconds
 
@@ -76,6 +78,7 @@ def _priced(
     saved_bytes = sum(record.values[v].size_bytes for v in keep_everything(record).kept)
     pace = saved_bytes / max(1, record.forward_ns)
 
+    @functools.cache
     def at(price: float, late: tuple[int, float] | None = None) -> C:
         late = None if late is None else (late[0], late[1] * pace)
         return score(select(record, bytes_per_ns=price * pace, segments=segments, late=late))
@@ -84,17 +87,30 @@ def _priced(
     found = [one for _, one in rising]
     if fits is None and most_ns is None:
         found += [_one_end(record, score, segments, part) for part in _ENDS]
-    limits: list[Callable[[C], bool]] = []
-    if most_ns is not None:
-        limits.append(lambda one: one.extra_ns <= most_ns)
-    if fits is not None:
-        limits.append(lambda one: not fits(one))
-    for beyond in limits:
+    for beyond in _limits(fits, most_ns, record.step_ns):
         for (low, below), (high, above) in itertools.pairwise(rising):
             if beyond(above) and not beyond(below):
                 found += _between(at, low, high, len(record.operators), beyond)
                 break
     return found
+
+
+def _limits(
+    fits: Callable[[C], bool] | None, most_ns: float | None, step_ns: int
+) -> list[Callable[[C], bool]]:
+    """Also the same shorter times for everybody: where much is made again at once, what takes
+    longer may need more, and who allows more time is to get no worse plan."""
+    limits: list[Callable[[C], bool]] = []
+    if most_ns is not None:
+        shorter = [share * step_ns for share in _SHARES if share * step_ns < most_ns]
+        limits += [functools.partial(_takes_at_most, time_ns) for time_ns in (*shorter, most_ns)]
+    if fits is not None:
+        limits.append(lambda one: not fits(one))
+    return limits
+
+
+def _takes_at_most(most_ns: float, one: Scored) -> bool:
+    return one.extra_ns <= most_ns
 
 
 def _one_end(

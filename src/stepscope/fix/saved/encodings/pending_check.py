@@ -1,7 +1,8 @@
-"""Whether a tensor could be encoded is computed on the device; the host does not wait for it.
+"""Whether a tensor could be encoded is computed on the device; the host hardly waits for it.
 
 The plain tensor stays until the answer has arrived, which is asked for whenever another one is
-encoded. On CPUs there is nothing to wait for, and no check is made.
+encoded. A host that is far ahead of its device would hold all of them: it stays a few behind. On
+CPUs there is nothing to wait for, and no check is made.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, Protocol
 import torch
 
 from stepscope.fix.saved.graph_capture import is_capturing
+
+_MOST_WAITING = 2  # while the device works on what lies between them
 
 
 class PlainTensor(Protocol):
@@ -47,11 +50,14 @@ class PendingCheck:
                 self._plain = None
         return self._known
 
-    def plain(self) -> torch.Tensor | None:
-        """The tensor, if it could not be encoded. Waits for the answer: backward needs it now."""
+    def wait(self) -> None:
         if not self._known and self._arrived is not None:
             self._arrived.synchronize()
         self.settle()
+
+    def plain(self) -> torch.Tensor | None:
+        """The tensor, if it could not be encoded. Waits for the answer: backward needs it now."""
+        self.wait()
         if not bool(self._answer) and self._plain is None:
             raise RuntimeError("a tensor that could not be encoded was not kept either")
         return None if self._plain is None else self._plain.unpack()
@@ -61,10 +67,12 @@ _WAITING: deque[weakref.ref[PendingCheck]] = deque()
 
 
 def settle_waiting() -> None:
-    """Answers arrive in order: stop at the first that has not. While a CUDA graph is captured, no
-    event may be asked."""
+    """Answers arrive in order: stop at the first that has not, unless too many wait. While a CUDA
+    graph is captured, no event may be asked."""
     while _WAITING and not is_capturing():
         check = _WAITING[0]()
         if check is not None and not check.settle():
-            return
+            if len(_WAITING) <= _MOST_WAITING:
+                return
+            check.wait()
         _WAITING.popleft()
