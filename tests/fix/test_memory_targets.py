@@ -258,6 +258,9 @@ def test_steps_with_the_plan_are_timed() -> None:
         ("2x", MemoryTarget(batch=2.0)),
         ("x2", MemoryTarget(batch=2.0)),
         ("15%+2x", MemoryTarget(max_slowdown=0.15, batch=2.0)),
+        ("15%+heavy", MemoryTarget(max_slowdown=0.15, heavy=True)),
+        ("heavy", MemoryTarget(heavy=True)),
+        ("max + heavy", MemoryTarget(heavy=True)),
     ],
 )
 def test_targets_as_text(text: str, target: MemoryTarget) -> None:
@@ -265,7 +268,9 @@ def test_targets_as_text(text: str, target: MemoryTarget) -> None:
     assert read_target(target.text) == target
 
 
-@pytest.mark.parametrize("text", ["many", "5", "-1%", "0.5+0.6", "0GB", "0x", "1e9x", "nan", "%"])
+@pytest.mark.parametrize(
+    "text", ["many", "heavier", "5", "-1%", "0.5+0.6", "0GB", "0x", "1e9x", "nan", "%"]
+)
 def test_texts_that_are_no_targets(text: str) -> None:
     with pytest.raises(ValueError, match=r"write|two limits"):
         read_target(text)

@@ -56,7 +56,7 @@ def test_it_fits_an_eager_model() -> None:
 
 def test_values_are_targets() -> None:
     assert str(choose("save-memory")) == "save-memory=5%"
-    for value in ("max", "15%", "0.5", "12GB", "2x", "5%+2x"):
+    for value in ("max", "15%", "0.5", "12GB", "2x", "5%+2x", "15%+heavy"):
         assert choose(f"save-memory={value}").value == value
     with pytest.raises(UsageError, match="does not take"):
         choose("save-memory=some")

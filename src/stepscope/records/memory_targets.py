@@ -6,6 +6,7 @@ what-if.
     12GB   a step needs at most 12 GB                   budget="12GB"
     2x     twice the batch fits                         batch="2x"
     max    as little as possible is kept                none of them
+    heavy  products may be repeated, too                heavy=True
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from dataclasses import dataclass
 from stepscope.records.figures import factor as factor_words
 from stepscope.records.figures import percent, size
 
-EXAMPLES = "5%, 0.5, 12GB, 2x or max"
+EXAMPLES = "5%, 0.5, 12GB, 2x or max, and +heavy if products may be repeated"
 _UNITS = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([KMGT]I?B)?\s*")
 _BATCH = re.compile(r"\s*(?:x\s*(\d+\.?\d*)|(\d+\.?\d*)\s*x)\s*", re.IGNORECASE)
 _MOST_BATCH = 1e6
+_HEAVY = "heavy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class MemoryTarget:
     reduce: float | None = None
     max_slowdown: float | None = None
     batch: float | None = None  # samples per step over those now
+    heavy: bool = False  # also matrix products and convolutions may be repeated
 
     def most_ns(self, step_ns: int) -> float | None:
         return None if self.max_slowdown is None else self.max_slowdown * step_ns
@@ -48,7 +51,7 @@ class MemoryTarget:
             parts.append(f"{self.budget_bytes}B")
         if self.batch is not None:
             parts.append(f"{self.batch:g}x")
-        return "+".join(parts) or "max"
+        return "+".join([*(parts or ["max"]), *(["heavy"] if self.heavy else [])])
 
     @property
     def words(self) -> str:
@@ -61,20 +64,24 @@ class MemoryTarget:
             parts.append(f"{factor_words(self.batch)} times the batch")
         if self.max_slowdown is not None:
             parts.append(f"at most {percent(self.max_slowdown)} slower")
-        return ", ".join(parts) or "as little as possible"
+        limits = ", ".join(parts) or "as little as possible"
+        return f"{limits}; products may be repeated" if self.heavy else limits
 
 
 def read_target(text: str) -> MemoryTarget:
     """Of a remedy's value. Raises ValueError with what to write instead."""
-    if text.strip() in ("", "max"):
-        return MemoryTarget()
+    words = [part.strip() for part in text.split("+")]
+    heavy = _HEAVY in words[1:] or words == [_HEAVY]
+    parts = [word for word in words if word != _HEAVY] if heavy else words
+    if parts in ([], [""], ["max"]):
+        return MemoryTarget(heavy=heavy)
     limits: dict[str, float | int] = {}
-    for part in text.split("+"):
-        name, value = _read_part(part.strip())
+    for part in parts:
+        name, value = _read_part(part)
         if name in limits:
             raise ValueError(f"{text!r} has two limits of one kind: write {EXAMPLES}")
         limits[name] = value
-    return MemoryTarget(**limits)  # type: ignore[arg-type]
+    return MemoryTarget(**limits, heavy=heavy)  # type: ignore[arg-type]
 
 
 def _read_part(part: str) -> tuple[str, float | int]:

@@ -53,6 +53,7 @@ def apply(training: TrainingProcess, value: str) -> None:
                 budget=target.budget_bytes,
                 max_slowdown=target.max_slowdown,
                 batch=target.batch,
+                heavy=target.heavy,
                 warmup=_WARM_UP,
             )
         except UsageError as error:
@@ -118,6 +119,8 @@ def _options(target: MemoryTarget) -> list[str]:
         options.append(f"budget={target.budget_bytes}")
     if target.batch is not None:
         options.append(f'batch="{target.batch:g}x"')
+    if target.heavy:
+        options.append("heavy=True")
     return [*options, f"warmup={_WARM_UP}"]
 
 

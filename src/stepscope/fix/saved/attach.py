@@ -25,6 +25,7 @@ def save_memory(
     dry_run: bool = False,
     warmup: int = 1,
     lossy: str | None = None,
+    heavy: bool = False,
 ) -> MemorySaver:
     """Keep less for the model's backward pass, with the same results to the last bit.
 
@@ -34,7 +35,7 @@ def save_memory(
     recorded, later ones follow the plan. With `dry_run` the plan is made, `promise` says what it
     would bring, and nothing is changed; `plan` repeats an earlier one. `lossy="fp8-e4m3"` (or
     "bf16", "fp16", "fp8-e5m2", "4-bit") also rounds what is kept, after forward has used it:
-    results then differ."""
+    results then differ. With `heavy`, matrix products and convolutions may be repeated as well."""
     if lossy is not None and lossy not in LOSSY:
         raise UsageError(f"lossy={lossy!r}: pass one of {', '.join(LOSSY)}")
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
@@ -42,12 +43,14 @@ def save_memory(
     _check(model, reduce, max_slowdown, warmup, plan)
     if is_compiled(model):
         others = {"budget": budget, "max_slowdown": max_slowdown, "batch": batch, "plan": plan}
-        return save_compiled(model, reduce, {**others, "dry_run": dry_run or None, "lossy": lossy})
+        others |= {"dry_run": dry_run or None, "lossy": lossy, "heavy": heavy or None}
+        return save_compiled(model, reduce, others)
     target = MemoryTarget(
         budget_bytes=None if budget is None else _bytes(budget),
         reduce=reduce,
         max_slowdown=max_slowdown,
         batch=None if batch is None else _factor(batch),
+        heavy=heavy,
     )
     return MemorySaver(model, target, plan=plan, dry_run=dry_run, warmup=warmup, lossy=lossy)
 

@@ -101,12 +101,14 @@ def plan_step(record: StepRecord, target: MemoryTarget) -> PlannedStep:
 
 def _searched(record: StepRecord, *, free: bool) -> list[StepRecord]:
     """What selections are found in. Where a GPU hides a part of the host's costs, it may be best to
-    count them or not."""
-    if free:
-        return [with_byte_costs(record)]
-    if record.on_host or record.slack_ns is None:
-        return [record]
-    return [record, replace(record, watch_ns=0, replace_ns=0, repeat_ns=0)]
+    count them or not; where heavy operators may be repeated, it may be best not to."""
+    searched = [with_byte_costs(record) if free else record]
+    if not free and not record.on_host and record.slack_ns is not None:
+        searched.append(replace(record, watch_ns=0, replace_ns=0, repeat_ns=0))
+    heavy = frozenset(number for number, call in enumerate(record.operators) if call.heavy)
+    if heavy:
+        searched += [without_repeating(one, heavy) for one in searched]
+    return searched
 
 
 def without_repeating(record: StepRecord, operators: frozenset[int]) -> StepRecord:

@@ -201,7 +201,7 @@ class MemorySaver:
         known.seen += 1
         self._watch.begins(known.key, device_of(self._model))
         if known.followed is None and known.seen > self._plain_passes():
-            self._active = StepRecorder(self._model, lossy=self._lossy)
+            self._active = StepRecorder(self._model, lossy=self._lossy, heavy=self._target.heavy)
             self._watch.is_of(RECORDED)
         elif known.followed is not None and self._follows(known.followed):
             self._active = self._follower(known, known.followed)

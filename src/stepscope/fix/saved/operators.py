@@ -12,11 +12,13 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Work that grows faster than the bytes it reads: never repeated.
+# Work that grows faster than the bytes it reads: not repeated unless asked.
 _HEAVY = re.compile(
     r"(?:^|_|add|b)mm(?:_activation)?$|^(?:add)?mv$|^v?dot$|matmul|conv|attention|rnn|lstm_layer|gru|linalg|fft"
     r"|sort|topk|cdist|gemm|inverse|cholesky|svd|(?:^|_)eig|grid_sample|ctc_loss"
 )
+# Of these, what may be repeated where that is asked for.
+_PRODUCT = re.compile(r"^(?:add|b|baddb)?mm$|^(?:add)?mv$|conv(?!.*backward)")
 # Results may differ from call to call on a GPU, or hold what was in memory before.
 _NOT_REPEATABLE = re.compile(
     r"scatter|index_add|index_put|index_copy|^put|bincount|histc|kthvalue|^_?n?median|cumsum|cumprod"
@@ -35,6 +37,7 @@ class OperatorFacts:
     name: str
     written: tuple[int, ...]
     refusal: str | None  # why it is never repeated; None where it may be
+    is_product: bool = False  # heavy, but it may be repeated where that is asked for
 
 
 @functools.cache
@@ -46,11 +49,17 @@ def facts(operator: Any) -> OperatorFacts:
         for place, argument in enumerate(arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
-    return OperatorFacts(str(operator), written, _refusal(operator, written))
+    refusal = _refusal(operator, written)
+    is_product = refusal == "heavy" and bool(_PRODUCT.search(_plain(operator))) and not written
+    return OperatorFacts(str(operator), written, refusal, is_product)
+
+
+def _plain(operator: Any) -> str:
+    return str(operator._schema.name.partition("::")[2].rstrip("_"))
 
 
 def _refusal(operator: Any, written: tuple[int, ...]) -> str | None:
-    plain = operator._schema.name.partition("::")[2].rstrip("_")
+    plain = _plain(operator)
     if operator.namespace != "aten":
         return "not an operator of torch"
     if torch.Tag.nondeterministic_seeded in operator.tags:

@@ -28,7 +28,7 @@ class _Spread:
 
 # On CPUs: benchmarks/measured/save_memory_residuals_cpu.json, the range of eight trainings.
 _ON_CPU = _Spread(peak=(0.99, 1.04), extra=(0.95, 1.71))
-# On GPUs nothing has been measured yet: guesses, which save_memory_residuals.py is to replace.
+# On GPUs: benchmarks/measured/save_memory_h200.json, plans for 5%. Unread ones are a guess.
 _READ = _Spread(peak=(0.96, 1.04), extra=(0.5, 1.6))  # the recorded step's backward was read
 _UNREAD = _Spread(peak=(0.90, 1.10), extra=(0.5, 1.6))
 

@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepscope.fix.saved import encodings
+from stepscope.fix.saved.encodings.encoded import same_bits
 from stepscope.fix.saved.encodings.trials import EncodingTrials, OutcomeCosts
 from stepscope.fix.saved.normalised_again import AgainFound, AgainTrials
 from stepscope.fix.saved.operator_clock import OperatorClock
@@ -111,8 +112,12 @@ class _Values:
 class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
     """Active during one forward pass, together with its pack and unpack hooks."""
 
-    def __init__(self, model: torch.nn.Module, *, lossy: str | None = None) -> None:
+    def __init__(
+        self, model: torch.nn.Module, *, lossy: str | None = None, heavy: bool = False
+    ) -> None:
         super().__init__()
+        self._heavy = heavy
+        self._same_again: dict[int, torch.Tensor] = {}  # heavy operators: whether they repeat
         held = [*model.parameters(), *model.buffers()]
         plain = [tensor for tensor in held if is_plain(tensor)]
         owned = frozenset(tensor.untyped_storage()._cdata for tensor in plain)
@@ -178,7 +183,11 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
     def _note(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         given = list(tensors_in([args, kwargs]))
         made = list(tensors_in(result))
-        refusal = facts(func).refusal
+        known = facts(func)
+        refusal = known.refusal
+        heavy = self._heavy and known.is_product and self._repeats(func, args, kwargs, result)
+        if heavy:
+            refusal = None
         if not all(map(is_plain, [*given, *made])):
             refusal = "not a plain tensor"
             given, made = [t for t in given if is_plain(t)], [t for t in made if is_plain(t)]
@@ -209,8 +218,23 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
                 took_ns=0,
                 refusal=refusal,
                 again=None if again is None else again.how,
+                heavy=heavy and refusal is None,
             )
         )
+
+    def _repeats(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> bool:
+        """Run it once more: libraries may choose otherwise each time. `finish` asks for the answer,
+        which comes from the device."""
+        if not isinstance(result, torch.Tensor) or not is_plain(result):
+            return False
+        try:
+            with torch.no_grad():
+                again = func(*args, **kwargs)
+                same = same_bits(again.flatten(), result.detach().flatten())
+        except torch.OutOfMemoryError:
+            return False
+        self._same_again[len(self._calls)] = same
+        return True
 
     def _find_encodings(
         self,
@@ -281,13 +305,19 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         roots = [tensor.grad_fn for tensor in tensors_in(output)] + list(self._nodes.values())
         self._read_graph(node for node in roots if node is not None)
         self._nodes.clear()
-        calls = self._timed_calls()
+        calls = [
+            replace(call, refusal="differs when it is repeated") if self._differs(number) else call
+            for number, call in enumerate(self._timed_calls())
+        ]
         return StepRecord(
             operators=tuple(calls),
             values=tuple(self._values.with_options(self._trials.options(self._uses, calls))),
             uses=tuple(self._uses),
             on_host=self._device.type == "cpu",
         )
+
+    def _differs(self, number: int) -> bool:
+        return number in self._same_again and not bool(self._same_again[number])
 
     def _timed_calls(self) -> list[RecordedCall]:
         """Operators of one kind and size took as long as the median of them: layers are alike."""

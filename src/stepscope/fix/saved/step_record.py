@@ -47,6 +47,7 @@ class RecordedCall:
     refusal: str | None  # why it is never repeated
     again: str | None = None  # a cheaper way to repeat it, as normalised_again.py names it
     cheaper_ns: int | None = None  # and what that takes
+    heavy: bool = False  # it may be repeated because that was asked for
 
     @property
     def again_ns(self) -> int:

@@ -39,6 +39,10 @@ _DOMINATE = 4  # weights and optimizer state over activations
 _MADE_AGAIN = 0.10  # of what is freed, at least: there at once while backward makes it again
 _DOUBT = 0.35  # of what is freed
 _COMPILED = "CompiledFunction"
+_HEAVY_NOT_COUNTED = (
+    "products that may be repeated are not counted here: save_memory(model, dry_run=True, "
+    "heavy=True) plans them",
+)
 
 
 class _Kind(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +72,7 @@ def apply(context: StepContext, value: str) -> Outcome:
             f"{size(freed)} of the activations ({', '.join(kind.producer for kind in chosen)}) are "
             f"made again in backward: {milliseconds(again_ns / 1e6)} of the forward pass",
             *_advice(captured),
+            *(_HEAVY_NOT_COUNTED if target.heavy else ()),
         ),
         spread=0.10,
         peak=_peak(context, chosen, _maybe_masks(captured)),
