@@ -204,3 +204,26 @@ def test_neighbours_that_share_a_channel(layout: torch.memory_format) -> None:
     assert normalised_again.inner_size(x) == (20 if layout is torch.contiguous_format else 1)
     assert normalised_again.inner_size(x[:, :2]) is None
     assert normalised_again.inner_size(torch.zeros(7, 3)) == 1
+
+
+class PartOfANorm(nn.Module):
+    """Adds to half of a norm's result, which lies in the norm's own memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.second, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        half, other = self.norm(self.first(x)).chunk(2)
+        summed = half + self.second(x[: len(half)])
+        return self.last(torch.relu(summed) * torch.sigmoid(other))
+
+
+def test_a_part_of_a_norm_is_not_taken_for_all_of_it() -> None:
+    torch.manual_seed(0)
+    model, x = PartOfANorm(), torch.randn(4, 3, 10, 10)
+    other = copy.deepcopy(model)
+    plain = trained(model, x)
+    save_memory(other)
+    assert same_bits(plain, trained(other, x))
