@@ -1,15 +1,19 @@
 """What-ifs of every workload, promised before anybody measured them, and then measured.
 
     python benchmarks/bench_promises.py [NAMES] [--size small] [--at-once 4] [--out DIR]
+        [--probe-budget 6s]
 
 A workload is captured in fp32. From that run alone its step is predicted in tf32, in bf16, with a
-fused optimizer and with twice the batch, and the promises are written down. Then each change is
-made for real, as `stepscope bench --with` makes it, and trains in turns with the plain workload.
-Peaks of memory are the allocator's; FLOPs are also counted by torch's own counter.
+fused optimizer and with twice the batch, once more with operator times that `stepscope probe`
+measured, and the promises are written down. Then each change is made for real, as
+`stepscope bench --with` makes it, and trains in turns with the plain workload. Peaks of memory are
+the allocator's; FLOPs are also counted by torch's own counter.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +27,7 @@ import msgspec
 
 from device_room import Room, needed
 from each_workload import (
+    RUNS,
     Result,
     Stopwatch,
     options_for,
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
 
     from forked_training import ForkedTraining, Window
     from stepscope.records.memory import Memory
+    from stepscope.records.prediction import Prediction
 
 T = TypeVar("T")
 WARM_UP, AFTER = 3, 4  # steps before the captured ones and, captured, after the window
@@ -67,8 +73,13 @@ CHANGES = {
 }
 
 
+PROBED = ("tf32", "bf16", "batch x2")
+
+
 def main() -> None:
-    options = options_for(__doc__, "bench_promises").parse_args()
+    parser = options_for(__doc__, "bench_promises")
+    parser.add_argument("--probe-budget", default="6s", help="0s: no promises with probed times")
+    options = parser.parse_args()
     if run_each(options, _one_workload):
         print_results(read(options.out))
 
@@ -93,6 +104,7 @@ def _one_workload(name: str, options: argparse.Namespace) -> None:
             *others,
         ),
     ):
+        os.environ["STEPSCOPE_LIBRARY"] = str(options.out / RUNS / f"{folder.name}-library")
         room = Room(options.turns / "room", fake.device_bytes())
         with room.held(PREDICTING_BYTES), spend("predicting the peak"):
             before = _predict_peak(fake)
@@ -110,6 +122,11 @@ def _one_workload(name: str, options: argparse.Namespace) -> None:
                 save(options.out, name, result)  # the promises, before anything is measured
                 result["flops"]["torch"] = counts.result()
         save(options.out, name, result)
+        if options.probe_budget != "0s":
+            with room.held(PREDICTING_BYTES), spend("probing"):
+                _probe(window, options.probe_budget, turns)
+                _promise_probed(result, window)
+            save(options.out, name, result)
         peak = result["explained_peak_bytes"] or peak
         promised = {
             label: training
@@ -174,18 +191,10 @@ def _promise(result: Result, window: Window) -> None:
     from stepscope.ui.cli.whatif import open_bench
 
     bench, rank, _ = open_bench(str(window.folder), cache=False, quiet=True)
-    promises = {}
-    for label, change in CHANGES.items():
-        promise = bench.predict([parse_setting(change.whatif)])
-        promises[label] = {
-            "promised_ms": None if promise.refused else window.per_step * promise.predicted_ms,
-            "low_ms": window.per_step * promise.low_ms,
-            "high_ms": window.per_step * promise.high_ms,
-            "promised_peak_bytes": promise.peak_bytes,
-            "low_peak_bytes": promise.peak_low_bytes,
-            "high_peak_bytes": promise.peak_high_bytes,
-            "refused": "; ".join(promise.refused) or None,
-        }
+    promises = {
+        label: _promised(bench.predict([parse_setting(change.whatif)]), window)
+        for label, change in CHANGES.items()
+    }
     efficiency, memory = rank.efficiency, rank.memory
     result |= {
         "flops": {
@@ -198,6 +207,44 @@ def _promise(result: Result, window: Window) -> None:
         "explained_memory": _at_peak(memory) if memory else None,
         "changes": promises,
     }
+
+
+def _promised(promise: Prediction, window: Window) -> Result:
+    return {
+        "promised_ms": None if promise.refused else window.per_step * promise.predicted_ms,
+        "low_ms": window.per_step * promise.low_ms,
+        "high_ms": window.per_step * promise.high_ms,
+        "promised_peak_bytes": promise.peak_bytes,
+        "low_peak_bytes": promise.peak_low_bytes,
+        "high_peak_bytes": promise.peak_high_bytes,
+        "refused": "; ".join(promise.refused) or None,
+    }
+
+
+def _probe(window: Window, budget: str, turns: Turns) -> None:
+    """With the device to itself; without it there are no probed promises."""
+    wanted = [word for name in PROBED for word in ("--set", CHANGES[name].whatif)]
+    command = ["probe", str(window.folder), *wanted, "--budget", budget, "--json"]
+    with turns.alone():
+        done = subprocess.run(
+            [sys.executable, "-m", "stepscope", *command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        print(f"probe: {(done.stderr or done.stdout)[-300:]}", flush=True)
+
+
+def _promise_probed(result: Result, window: Window) -> None:
+    """Only the changes whose operators were probed; the others are promised as before."""
+    from stepscope.predict.whatifs import parse_setting
+    from stepscope.ui.cli.whatif import open_bench
+
+    bench, _, _ = open_bench(str(window.folder), cache=False, quiet=True)
+    for label in PROBED:
+        promise = bench.predict([parse_setting(CHANGES[label].whatif)])
+        result["changes"][label]["probed"] = _promised(promise, window)
 
 
 def _at_peak(memory: Memory) -> Result:

@@ -61,21 +61,22 @@ class Outcome:
         return self.promised_peak_bytes / self.peak_bytes - 1
 
 
-def outcomes(results: dict[str, Result]) -> Iterator[Outcome]:
-    """Of every promise that was measured."""
+def outcomes(results: dict[str, Result], *, probed: bool = False) -> Iterator[Outcome]:
+    """Of every promise that was measured; `probed`: as promised with probed times, where it was."""
     for name, result in results.items():
         for label, row in result.get("changes", {}).items():
-            if row.get("ms") is not None:
+            promised = (row.get("probed") if probed else None) or row
+            if row.get("ms") is not None and promised["promised_ms"] is not None:
                 yield Outcome(
                     name=name,
                     label=label,
                     base_ms=row.get("base_ms", result["base"]["ms"]),
                     captured_ms=result["captured_ms"],
-                    promised_ms=row["promised_ms"],
-                    low_ms=row["low_ms"],
-                    high_ms=row["high_ms"],
+                    promised_ms=promised["promised_ms"],
+                    low_ms=promised["low_ms"],
+                    high_ms=promised["high_ms"],
                     ms=row["ms"],
-                    promised_peak_bytes=row["promised_peak_bytes"],
+                    promised_peak_bytes=promised["promised_peak_bytes"],
                     peak_bytes=row["peak_bytes"],
                 )
 
@@ -83,15 +84,22 @@ def outcomes(results: dict[str, Result]) -> Iterator[Outcome]:
 def print_results(results: dict[str, Result]) -> None:
     """Markdown."""
     measured = list(outcomes(results))
+    with_probe = {(one.name, one.label): one for one in outcomes(results, probed=True)}
+    head = ("workload", "change", "base ms", "promised", "measured", "error", "with probe")
     print_table(
-        ("workload", "change", "base ms", "promised", "measured", "error", "peak error", ""),
-        [_row(one) for one in measured],
+        (*head, "peak error", ""),
+        [_row(one, with_probe[one.name, one.label]) for one in measured],
     )
     print()
     _print_facts(results)
     print()
     for sentence in summary(measured):
         print(f"- {sentence}")
+    if any(with_probe[one.name, one.label] != one for one in measured):
+        print("\nWith probed operator times:\n")
+        for sentence in summary(list(with_probe.values())):
+            print(f"- {sentence}")
+        print()
     for sentence in (*_facts(results), *spent_on(results)):
         print(f"- {sentence}")
     for name, result in results.items():
@@ -150,7 +158,7 @@ def _base_error(result: Result) -> float | None:
     return captured / measured - 1 if measured and captured else None
 
 
-def _row(one: Outcome) -> tuple[str, ...]:
+def _row(one: Outcome, with_probe: Outcome) -> tuple[str, ...]:
     notes = [] if one.is_inside else ["outside its interval"]
     notes += ["**wrong sign**"] if one.has_wrong_sign else []
     return (
@@ -160,6 +168,7 @@ def _row(one: Outcome) -> tuple[str, ...]:
         f"{one.promised_ms:.2f} ({one.low_ms:.2f} to {one.high_ms:.2f})",
         f"{one.ms:.2f}",
         f"{one.error:+.1%}",
+        "-" if with_probe == one else f"{with_probe.promised_ms:.2f} ({with_probe.error:+.1%})",
         "-" if one.peak_error is None else f"{one.peak_error:+.1%}",
         ", ".join(notes),
     )
