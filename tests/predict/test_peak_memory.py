@@ -73,6 +73,40 @@ def test_twice_the_batch_leaves_weights_as_they_are() -> None:
     assert levels(batch=2.0) == (240, 80 + 160 + 80 + 800, 840)
 
 
+# A product with a frozen weight; its result [20] times weights [2] that are broadcast; a sum.
+BROADCAST = msgspec.convert(
+    {
+        "modules": [["", "Net", 2, False]],
+        "storages": [[40, "input"], [80, "activation"], [8, "state"]],
+        "nodes": [
+            ["MmBackward0", 0, [[20, FLOAT]], [[-1, 0]], [["self", 0, 10, FLOAT]]],
+            ["MulBackward0", 0, [[20, FLOAT]], [[0, 0], [3, 0]],
+             [["self", 1, 20, FLOAT], ["other", 2, 2, FLOAT]]],
+            ["SumBackward0", 0, [[1, FLOAT]], [[1, 0]], []],
+            ["AccumulateGrad", -1, [[2, FLOAT]], [], []],
+        ],
+        "hidden": 0,
+    },
+    CapturedBackward,
+)  # fmt: skip
+
+
+def multiplied(**change: Any) -> tuple[float, float]:
+    result = replay_backward(hold(BROADCAST, "cuda", MemoryChange(**change)), keeps_gradients=False)
+    return result.kept_bytes, result.peak_bytes
+
+
+def test_gradients_of_an_elementwise_product_are_as_large_as_its_result() -> None:
+    # Kept 80; the result's gradient, and both inputs' before the weights' is summed: 80 each.
+    assert multiplied() == (80, 80 + 3 * 80)
+
+
+def test_an_elementwise_product_with_an_fp32_tensor_has_wide_gradients_under_autocast() -> None:
+    # The product's result is narrow, 40 kept; with fp32 weights the rest is fp32.
+    kept, peak = multiplied(autocast=True)
+    assert (kept, peak) == (40 + 20, 40 + 20 + 3 * 80)
+
+
 def test_norms_are_fp32_on_a_gpu_and_follow_their_input_on_a_cpu() -> None:
     assert rule_of("NativeLayerNormBackward0", "cuda") == AutocastRule.FULL
     assert rule_of("NativeLayerNormBackward0", "cpu") == AutocastRule.FIRST

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _HANDS_ON = VIEWS - {"slice", "select", "split", "splitwithsizes", "unbind", "unsafesplit", "chunk"}
 _SUMS = ("add", "sub", "addcmul")
+# Their gradients are as large and as wide as the result, until they are summed over what was
+# broadcast and cast to their input's dtype.
+_ELEMENTWISE_PRODUCTS = ("mul", "div")
 
 
 class BackwardLevels(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +114,8 @@ class _Backward:
         hands_on = operator in _HANDS_ON or operator in _SUMS
         if hands_on and first and abs(first.size_bytes - size) < 1:
             return first, size
+        if first and operator in _ELEMENTWISE_PRODUCTS:
+            return self._new(max(first.size_bytes, size)), size
         width = self.held.widths[edge.node][edge.output]
         computed = {AutocastRule.NARROW: NARROW, AutocastRule.FULL: FULL}.get(
             self.held.rules[place] if self.held.rules else AutocastRule.WIDEST, width
