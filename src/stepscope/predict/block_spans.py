@@ -52,7 +52,7 @@ class BlockSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 def find_block_spans(context: StepContext) -> list[BlockSpan]:
     """In order; empty if the run has no graph, or its graph and the trace differ."""
-    graph = _captured_graph(context)
+    graph = captured_graph(context)
     places, rows = created_nodes(context)
     if graph is None or not len(rows):
         return []
@@ -68,7 +68,7 @@ def find_block_spans(context: StepContext) -> list[BlockSpan]:
 def created_nodes(context: StepContext) -> tuple[Ints, Ints]:
     """Nodes of the captured graph, and the operator of forward that created each, in order; once
     for every pass of the step. Empty without a graph, or if the trace has other nodes."""
-    graph = _captured_graph(context)
+    graph = captured_graph(context)
     nodes = graph.nodes if graph is not None else []
     places = [at for at, node in enumerate(nodes) if not node.is_leaf]
     backward = _traced_nodes(context) if places else np.zeros(0, np.int32)
@@ -82,7 +82,8 @@ def created_nodes(context: StepContext) -> tuple[Ints, Ints]:
     return np.array(places, np.int32), host.forward_of[backward].astype(np.int32)
 
 
-def _captured_graph(context: StepContext) -> CapturedBackward | None:
+def captured_graph(context: StepContext) -> CapturedBackward | None:
+    """None without one, or if the script's own hooks hide a part of it."""
     captured = context.analysis.inputs.memory.captured
     graph = captured.graph if captured is not None else None
     return None if graph is None or graph.hidden else graph
