@@ -14,7 +14,7 @@ import msgspec
 
 from stepscope.predict.peak_memory.autocast_widths import FULL, NARROW, AutocastRule, operator_of
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE
-from stepscope.predict.peak_memory.held_values import VIEWS
+from stepscope.predict.peak_memory.held_values import VIEWS, is_of_parameter
 
 if TYPE_CHECKING:
     from stepscope.predict.peak_memory.held_values import HeldGraph, HeldValue
@@ -134,18 +134,8 @@ class _Backward:
     def _bytes(self, edge: GraphEdge) -> float:
         target = self.graph.nodes[edge.node]
         elements = target.outputs[edge.output].elements
-        grows = 1.0 if self._of_parameter(edge.node) else self.held.change.batch
+        grows = 1.0 if is_of_parameter(self.graph, edge.node) else self.held.change.batch
         return elements * self.held.widths[edge.node][edge.output] * grows
-
-    def _of_parameter(self, place: int) -> bool:
-        """Whether a node's result is a parameter, or a view of one."""
-        node = self.graph.nodes[place]
-        while not node.is_leaf:
-            is_view = operator_of(node.name) in VIEWS
-            if not is_view or not node.inputs or node.inputs[0].node < 0:
-                return False
-            node = self.graph.nodes[node.inputs[0].node]
-        return True
 
     def _new(self, size_bytes: float) -> _Gradient:
         gradient = _Gradient(size_bytes)
