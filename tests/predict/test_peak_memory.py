@@ -177,6 +177,11 @@ def test_with_fewer_samples_the_highest_moment_of_backward_counts() -> None:
     assert half == 5_000 - 80 - 760 - 20
 
 
+def test_batches_prepared_for_later_shrink_with_the_batch() -> None:
+    several = msgspec.structs.replace(captured(), inputs_bytes=40, prepared_bytes=280)
+    assert later_peak(GraphLevels(several), 0.5) == 5_000 - 80 - 760 - 20 - 140
+
+
 def test_without_an_allocators_account_only_the_lines_are_known() -> None:
     assert later_peak(GraphLevels(captured(peak_phase="optimizer")), 0.5) is None
 
