@@ -12,8 +12,10 @@ from benches import analyse
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
 from stepscope.predict.autocast_elements import retime_elements
+from stepscope.predict.probed_step import ProbedStep
+from stepscope.predict.step_operators import find_step_operators
 from stepscope.predict.whatif import Bench
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.whatifs import WHATIFS, precision
 from stepscope.records.backward_graph import CapturedBackward
 from stepscope.records.memory import CapturedMemory
 from stepscope.records.rank_inputs import MemoryInputs
@@ -39,7 +41,7 @@ GRAPH = {
     "modules": [["", "Net", 1, False]],
     "storages": [],
     "nodes": [
-        [node, 0, [[1000, FLOAT]], [[maker, 0] for maker in makers], []]
+        [node, 0, [[1024 * 1024, FLOAT]], [[maker, 0] for maker in makers], []]
         for _, _, node, makers in OPERATORS
     ],
 }
@@ -53,7 +55,9 @@ def bench(folder: Path) -> Bench:
         events += step(number, start=at, dur=STEP_US)
         for place, (name, called, _, _) in enumerate(OPERATORS):
             at += 200
-            events += op(name, start=at, dur=90, sequence=10 * number + place, **shapes)
+            second = "long int" if name == "aten::gather" else "float"
+            given = shapes | {"dtypes": ["float", second]}
+            events += op(name, start=at, dur=90, sequence=10 * number + place, **given)
             events += kernel(called, start=at + 20, dur=KERNEL_US, launched_at=at + 5)
         for place, (_, called, node, _) in reversed(list(enumerate(OPERATORS))):
             at += 200
@@ -94,10 +98,35 @@ def test_backward_follows_the_operator_that_created_it(tmp_path: Path) -> None:
     assert gather == 1.15  # adds of two bytes are slower
 
 
+def test_calls_know_how_wide_what_they_read_would_be(tmp_path: Path) -> None:
+    """By the graph's edges, whatever was computed last in that shape."""
+    calls = find_step_operators(bench(tmp_path).context).calls
+    widths = {place: calls[place].widths for place in (2, 4, 5)}
+    assert widths == {2: (2, 2), 4: (2, 4), 5: (2, 0)}
+
+
 def test_what_cancels_out_is_in_doubt(tmp_path: Path) -> None:
     """Some tasks gain what others lose: the step does not show how much was modelled."""
     outcome = WHATIFS["precision"].apply(bench(tmp_path).context, "bf16")
     assert outcome.doubt > 0.01
+
+
+def test_the_hosts_cost_is_the_mean_of_what_was_probed_and_what_casts_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = bench(tmp_path)
+    items = len(made.context.graph.tasks)
+
+    def added_ns(probed: ProbedStep | None) -> float:
+        monkeypatch.setattr(precision, "find_probed", lambda *_: (probed, ""))
+        outcome = WHATIFS["precision"].apply(made.context, "bf16")
+        return outcome.context.graph.host_ns - made.context.graph.host_ns
+
+    nothing_added = ProbedStep(
+        factor=np.ones(items), known=np.zeros(items, np.bool_), probed_share=1.0,
+        remembered_share=0.0, disagreement=0.0, error=0.0, host_added_ns=0.0,
+    )  # fmt: skip
+    assert added_ns(nothing_added) == pytest.approx(added_ns(None) / 2)
 
 
 def test_batch_norm_takes_longer_than_cudnns(tmp_path: Path) -> None:
