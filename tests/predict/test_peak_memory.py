@@ -8,7 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.predict.peak_memory.autocast_widths import AutocastRule, rule_of
+from stepscope.predict.peak_memory.autocast_widths import (
+    AutocastRule,
+    autocast_rules,
+    autocast_widths,
+    rule_of,
+)
 from stepscope.predict.peak_memory.backward_levels import replay_backward
 from stepscope.predict.peak_memory.graph_blocks import find_block_paths
 from stepscope.predict.peak_memory.held_values import MemoryChange, hold
@@ -113,6 +118,20 @@ def test_norms_are_fp32_on_a_gpu_and_follow_their_input_on_a_cpu() -> None:
     assert rule_of("ConvolutionBackward0", "cpu") == AutocastRule.NARROW
     assert rule_of("ScaledDotProductFlashAttentionBackward0", "cuda") == AutocastRule.NARROW
     assert rule_of("GeluBackward0", "cuda") == AutocastRule.WIDEST
+
+
+@pytest.mark.parametrize(("after", "width"), [("NllLossBackward0", 2), ("MulBackward0", 4)])
+def test_inside_a_cross_entropy_the_softmax_keeps_its_inputs_dtype(after: str, width: int) -> None:
+    """PyTorch passes it that dtype; called alone, autocast gives it fp32."""
+    nodes = [
+        ["MmBackward0", 0, [[20, FLOAT]], [[-1, 0]], []],
+        ["LogSoftmaxBackward0", 0, [[20, FLOAT]], [[0, 0]], []],
+        [after, 0, [[1, FLOAT]], [[1, 0]], []],
+    ]
+    content = {"modules": [["", "Net", 1, False]], "storages": [], "nodes": nodes}
+    graph = msgspec.convert(content, CapturedBackward)
+    widths = autocast_widths(graph, autocast_rules(graph, "cuda"))
+    assert widths == [[2], [width], [4]]
 
 
 def test_blocks_are_marked_ones_or_those_with_most_parameters() -> None:
