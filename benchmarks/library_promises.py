@@ -218,8 +218,8 @@ def _run_measuring(name: str, end: float, options: argparse.Namespace) -> dict[s
 
 def _measure_model(name: str, options: argparse.Namespace) -> None:
     """Every change in turn, the unchanged step first and last; a row for each on stdout."""
+    turns = shared_turns()  # before the imports: they would slow the host of a model being timed
     module = importlib.import_module(f"library_models.{name}")
-    turns = shared_turns()
     for change in ("", *CHANGES, "again"):
         try:
             with turns.alone() if turns else contextlib.nullcontext():

@@ -195,13 +195,16 @@ def _end_turn_on_exit(turns: Turns) -> None:
 
 
 def main() -> None:
-    import torch
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
     folder, script = sys.argv[1:3]
     sys.argv = sys.argv[2:]
     sys.path[0] = str(Path(script).absolute().parent)
-    turns, seed, steps = Turns(Path(folder)), torch.manual_seed, [0]
+    turns = Turns(Path(folder))
+    turns.enter()  # imports would slow the host of a training that is being timed
+
+    import torch
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    seed, steps = torch.manual_seed, [0]
     _end_turn_on_exit(turns)
 
     def enter_and_seed(number: int) -> Any:

@@ -77,6 +77,30 @@ def test_others_are_stopped_while_one_is_timed_but_not_those_in_the_queue(tmp_pa
     busy.communicate()
 
 
+# Imported instead of torch, at a training's very beginning.
+FAKE_TORCH = """
+import os
+from pathlib import Path
+print(Path(os.environ["TURNS"], str(os.getpid())).exists())
+raise SystemExit
+"""
+
+
+def test_a_training_can_be_stopped_while_it_still_imports(tmp_path: Path) -> None:
+    """Imports of one keep cores busy, and slow the host of another that is timed."""
+    (tmp_path / "torch.py").write_text(FAKE_TORCH)
+    turns = tmp_path / "turns"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "TURNS": str(turns)}
+    command = [
+        sys.executable,
+        str(HERE / "library_turn.py"),
+        str(turns),
+        str(tmp_path / "train.py"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout.strip() == "True"
+
+
 CLAIM = """
 import sys, time
 from pathlib import Path

@@ -157,6 +157,22 @@ def test_batch_norm_has_buffers_and_saves_its_statistics() -> None:
     adds_up(result)
 
 
+def test_batches_that_the_script_holds_for_later_are_counted_by_their_form() -> None:
+    net = nn.Linear(1031, 3)
+    optimizer = torch.optim.SGD(net.parameters())
+    batches = [torch.randn(17, 1031) for _ in range(4)]
+    another = torch.randn(1031, 17)  # no batch
+
+    def step() -> None:
+        net(batches[1]).sum().backward()
+        optimizer.step()
+
+    result = measured(step, optimizer)
+    assert result["inputs_bytes"] == 17 * 1031 * FLOAT
+    assert result["prepared_bytes"] == 3 * 17 * 1031 * FLOAT
+    assert another.numel() == batches[0].numel()
+
+
 def test_tied_weights_count_once() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

@@ -62,6 +62,16 @@ def test_the_host_time_is_known_for_both_passes() -> None:
     assert linear.measure(0.01, backward=False)["backward"] is None
 
 
+def test_the_host_is_timed_by_calls_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for the device between them would leave it cold."""
+    waits: list[None] = []
+    relu = call("aten::relu", [[4, 8]], ["float"], [""])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(None))
+    assert relu.measure_host()["host_ns"] > 0
+    assert len(waits) == 1
+
+
 def test_a_mode_is_set_for_its_call_only() -> None:
     from stepscope.measure.probe.math_mode import math_mode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +25,9 @@ from stepscope.measure.step_notes import (
     Note,
 )
 from stepscope.measure.steps import Anchor, StepLines
+
+if TYPE_CHECKING:
+    import pytest
 
 TRAINING, VALIDATION = 11, 22  # loaders
 MS = 1_000_000
@@ -497,7 +500,22 @@ def test_a_step_that_the_device_has_not_ended_holds_back_those_behind_it() -> No
     assert [(row["step"], row.get("device_ns")) for row in rows] == [(1, 250_000), (2, None)]
 
 
-def test_at_the_end_nothing_waits_for_the_device() -> None:
+def test_the_last_steps_wait_for_a_device_that_the_host_ran_ahead_of() -> None:
+    class Late(Event):
+        looks = 0
+
+        def query(self) -> bool:
+            self.looks += 1
+            return self.looks > 3
+
+    pairs = [(Event(reached=True), Late(reached=False)) for _ in range(2)]
+    notes = [ended(1 + number, number, pair) for number, pair in enumerate(pairs)]
+    rows = [json.loads(line) for line in StepLines(0)(notes, last=True)]
+    assert [row["device_ns"] for row in rows] == [250_000, 250_000]
+
+
+def test_a_device_that_never_ends_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.measure.steps._LAST_WAIT_S", 0.01)
     pair = (Event(reached=True), Event(reached=False))
     (line,) = StepLines(0)([ended(1, 0, pair)], last=True)
     assert "device_ns" not in json.loads(line)

@@ -57,12 +57,19 @@ def graph() -> CapturedBackward:
     return msgspec.convert(content, CapturedBackward)
 
 
-def bench(folder: Path, captured: CapturedBackward, *, passes: int = 1) -> Bench:
+def bench(
+    folder: Path, captured: CapturedBackward, *, passes: int = 1, gathers: bool = False
+) -> Bench:
+    """`gathers`: the first block begins with an operator on data, which has no gradient."""
     events: list[dict[str, Any]] = []
     made = operators(passes=passes)
     for number in range(3):
         at = number * STEP_US
         events += step(number, start=at, dur=STEP_US)
+        if gathers:
+            events += op("aten::gather", start=at, dur=40, shapes=[[8, 8]])
+            events += kernel("forward", start=at + 20, dur=7.0, launched_at=at + 5)
+            at += 100
         for place, (_, name, us) in enumerate(made):
             events += op(name, start=at, dur=40, sequence=1000 * number + place, shapes=[[8, 8]])
             events += kernel("forward", start=at + 20, dur=us, launched_at=at + 5)
@@ -123,6 +130,30 @@ def test_a_view_that_is_changed_in_place_has_another_name_in_the_graph(tmp_path:
     sliced = msgspec.structs.replace(whole.nodes[place], name="torch::autograd::CopySlices")
     whole.nodes[place] = sliced
     assert len(find_block_spans(bench(tmp_path, whole).context)) == 3
+
+
+def test_a_view_that_autograd_made_again_is_not_in_the_trace(tmp_path: Path) -> None:
+    whole = graph()
+    place = [node.name for node in whole.nodes].index("AddBackward0")
+    changed = msgspec.structs.replace(whole.nodes[place], name="torch::autograd::CopySlices")
+    edge = msgspec.structs.replace(changed.inputs[0], node=place)
+    view = msgspec.structs.replace(changed, name="AsStridedBackward0", inputs=[edge], saved=[])
+    whole.nodes[place : place + 1] = [changed, view]
+    assert len(find_block_spans(bench(tmp_path, whole).context)) == 3
+
+
+def test_operators_on_data_at_the_beginning_of_a_block_run_again(tmp_path: Path) -> None:
+    """They create no nodes of backward."""
+    again = recomputed_us(bench(tmp_path, graph(), gathers=True))
+    assert again == pytest.approx([40] * 3 + [20] * 3 + [7] + [10] * 3)
+
+
+def test_operators_before_a_block_that_needs_a_gradient_do_not(tmp_path: Path) -> None:
+    whole = graph()
+    edge = msgspec.structs.replace(whole.nodes[1].inputs[0], node=len(whole.nodes) - 1)
+    whole.nodes[0] = msgspec.structs.replace(whole.nodes[0], inputs=[edge])
+    again = recomputed_us(bench(tmp_path, whole, gathers=True))
+    assert 7 not in again
 
 
 def test_a_graph_of_another_step_says_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.predict.peak_memory.autocast_widths import AutocastRule, rule_of
+from stepscope.predict.peak_memory.autocast_widths import (
+    AutocastRule,
+    autocast_rules,
+    autocast_widths,
+    rule_of,
+)
 from stepscope.predict.peak_memory.backward_levels import replay_backward
 from stepscope.predict.peak_memory.graph_blocks import find_block_paths
 from stepscope.predict.peak_memory.held_values import MemoryChange, hold
@@ -73,12 +78,60 @@ def test_twice_the_batch_leaves_weights_as_they_are() -> None:
     assert levels(batch=2.0) == (240, 80 + 160 + 80 + 800, 840)
 
 
+# A product with a frozen weight; its result [20] times weights [2] that are broadcast; a sum.
+BROADCAST = msgspec.convert(
+    {
+        "modules": [["", "Net", 2, False]],
+        "storages": [[40, "input"], [80, "activation"], [8, "state"]],
+        "nodes": [
+            ["MmBackward0", 0, [[20, FLOAT]], [[-1, 0]], [["self", 0, 10, FLOAT]]],
+            ["MulBackward0", 0, [[20, FLOAT]], [[0, 0], [3, 0]],
+             [["self", 1, 20, FLOAT], ["other", 2, 2, FLOAT]]],
+            ["SumBackward0", 0, [[1, FLOAT]], [[1, 0]], []],
+            ["AccumulateGrad", -1, [[2, FLOAT]], [], []],
+        ],
+        "hidden": 0,
+    },
+    CapturedBackward,
+)  # fmt: skip
+
+
+def multiplied(**change: Any) -> tuple[float, float]:
+    result = replay_backward(hold(BROADCAST, "cuda", MemoryChange(**change)), keeps_gradients=False)
+    return result.kept_bytes, result.peak_bytes
+
+
+def test_gradients_of_an_elementwise_product_are_as_large_as_its_result() -> None:
+    # Kept 80; the result's gradient, and both inputs' before the weights' is summed: 80 each.
+    assert multiplied() == (80, 80 + 3 * 80)
+
+
+def test_an_elementwise_product_with_an_fp32_tensor_has_wide_gradients_under_autocast() -> None:
+    # The product's result is narrow, 40 kept; with fp32 weights the rest is fp32.
+    kept, peak = multiplied(autocast=True)
+    assert (kept, peak) == (40 + 20, 40 + 20 + 3 * 80)
+
+
 def test_norms_are_fp32_on_a_gpu_and_follow_their_input_on_a_cpu() -> None:
     assert rule_of("NativeLayerNormBackward0", "cuda") == AutocastRule.FULL
     assert rule_of("NativeLayerNormBackward0", "cpu") == AutocastRule.FIRST
     assert rule_of("ConvolutionBackward0", "cpu") == AutocastRule.NARROW
     assert rule_of("ScaledDotProductFlashAttentionBackward0", "cuda") == AutocastRule.NARROW
     assert rule_of("GeluBackward0", "cuda") == AutocastRule.WIDEST
+
+
+@pytest.mark.parametrize(("after", "width"), [("NllLossBackward0", 2), ("MulBackward0", 4)])
+def test_inside_a_cross_entropy_the_softmax_keeps_its_inputs_dtype(after: str, width: int) -> None:
+    """PyTorch passes it that dtype; called alone, autocast gives it fp32."""
+    nodes = [
+        ["MmBackward0", 0, [[20, FLOAT]], [[-1, 0]], []],
+        ["LogSoftmaxBackward0", 0, [[20, FLOAT]], [[0, 0]], []],
+        [after, 0, [[1, FLOAT]], [[1, 0]], []],
+    ]
+    content = {"modules": [["", "Net", 1, False]], "storages": [], "nodes": nodes}
+    graph = msgspec.convert(content, CapturedBackward)
+    widths = autocast_widths(graph, autocast_rules(graph, "cuda"))
+    assert widths == [[2], [width], [4]]
 
 
 def test_blocks_are_marked_ones_or_those_with_most_parameters() -> None:
@@ -141,6 +194,11 @@ def test_with_fewer_samples_the_highest_moment_of_backward_counts() -> None:
     40, and half of the 1520 that the graph does not show goes too."""
     half = later_peak(GraphLevels(msgspec.structs.replace(captured(), inputs_bytes=40)), 0.5)
     assert half == 5_000 - 80 - 760 - 20
+
+
+def test_batches_prepared_for_later_shrink_with_the_batch() -> None:
+    several = msgspec.structs.replace(captured(), inputs_bytes=40, prepared_bytes=280)
+    assert later_peak(GraphLevels(several), 0.5) == 5_000 - 80 - 760 - 20 - 140
 
 
 def test_without_an_allocators_account_only_the_lines_are_known() -> None:

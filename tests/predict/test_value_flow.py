@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
+
 from stepscope.predict.step_operators import TracedCall
 from stepscope.predict.value_flow import follow_values
 from stepscope.records.operator_times import OperatorCall, Output
@@ -74,3 +76,13 @@ def test_whole_numbers_are_not_followed() -> None:
     made = follow_values([first, index], PARAMETERS, "bf16", autocast)
     assert dtypes(made[1]) == ["long int"]
     assert made[1].grads == "0"
+
+
+def test_where_the_graph_says_what_a_call_reads_that_decides() -> None:
+    """An fp32 copy of the product's result has its shape, and is not what is read."""
+    product = call("aten::linear", [8, 64], [32, 64], [32])
+    copied = call("aten::layer_norm", [8, 32])
+    reads_product = msgspec.structs.replace(call("aten::relu", [8, 32]), widths=(2,))
+    calls = [product, copied, reads_product]
+    assert dtypes(follow_values(calls, PARAMETERS, "bf16", autocast)[2]) == [BF16]
+    assert dtypes(follow_values(calls, PARAMETERS, "tf32", autocast)[2]) == ["float"]

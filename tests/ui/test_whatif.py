@@ -437,7 +437,7 @@ def test_a_promise_is_the_models_own_word_not_the_adjusted_one(whatif: Any) -> N
             promise=promise.id,
             basis=promise.basis,
             a_ms=base,
-            b_ms=0.9 * base,
+            b_ms=base,
             seen=("precision fp32 -> bf16",),
         )
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from stepscope.explain.whole_run.host_time import own_phases_ns
+import numpy as np
+
+from stepscope.explain.whole_run.host_time import free_phases_ns, own_phases_ns
 from stepscope.records.host_steps import HostStepTimes
+from stepscope.records.step_columns import StepColumns
 
 
 def step(forward: int, *, fine: bool = False, alone: bool = True) -> HostStepTimes:
@@ -24,3 +27,34 @@ def test_too_few_steps_or_other_ranks_say_nothing() -> None:
     assert own_phases_ns([step(100)]) == {}
     assert own_phases_ns([step(100, alone=False)] * 5) == {}
     assert own_phases_ns([]) == {}
+
+
+def steps_with_windows(forward: list[int], backward: list[int], windows: list[int]) -> StepColumns:
+    number = np.arange(len(forward))
+    phases = {"forward": np.array(forward), "backward": np.array(backward)}
+    return StepColumns(
+        number=number,
+        wall_ns=sum(phases.values(), np.zeros(len(number), np.int64)),
+        end_unix_ns=number,
+        phases_ns=phases,
+        window=np.isin(number, windows),
+        memory=np.zeros(len(number), np.bool_),
+        whole=np.ones(len(number), np.bool_),
+    )
+
+
+def test_steps_that_begin_with_an_empty_queue_show_the_host_if_it_holds_all_their_launches() -> (
+    None
+):
+    steps = steps_with_windows(
+        [900, 10, 300, 900, 12, 310, 900, 11, 290],
+        [900, 20, 500, 900, 21, 500, 900, 25, 500],
+        [0, 3, 6],
+    )
+    free = free_phases_ns(steps, launches=800)
+    assert (free["forward"], free["backward"], free["optimizer"]) == (11, 21, 0)
+    assert free_phases_ns(steps, launches=3000) == {}
+
+
+def test_two_steps_with_an_empty_queue_are_too_few() -> None:
+    assert free_phases_ns(steps_with_windows([9, 1] * 2, [9, 2] * 2, [0, 2]), launches=80) == {}

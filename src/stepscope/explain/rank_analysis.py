@@ -16,6 +16,7 @@ from stepscope.explain.graph_recordings import add_recordings
 from stepscope.explain.idle import watch_host
 from stepscope.explain.memory.model import read_calls
 from stepscope.explain.rank_steps import measure_rank_steps
+from stepscope.explain.replay.graph import CallKind
 from stepscope.explain.replay.graph_launches import is_of_graphs
 from stepscope.explain.replay.overhead import correct, find_slowness
 from stepscope.explain.replay.typical import typical_step
@@ -109,9 +110,22 @@ class RankAnalysis:
         """The host's own time by phase, as the run measured it; empty if it did not."""
         if not self.inputs.host_steps:
             return {}
-        from stepscope.explain.whole_run.host_time import own_phases_ns
+        from stepscope.explain.whole_run.host_time import free_phases_ns, own_phases_ns
 
-        return own_phases_ns(self.inputs.host_steps)
+        own_ns = own_phases_ns(self.inputs.host_steps)
+        launches = self._launches_without_waits
+        if not own_ns or launches is None or self.inputs.steps is None:
+            return own_ns
+        return free_phases_ns(self.inputs.steps, launches) or own_ns
+
+    @property
+    def _launches_without_waits(self) -> int | None:
+        """Of a typical step; None if it waits for the device itself, or the trace shows none."""
+        try:
+            kinds = self.typical.graph.calls.kind
+        except NotCapturedError:
+            return None
+        return None if (kinds == CallKind.WAIT).any() else int((kinds == CallKind.LAUNCH).sum())
 
     @cached_property
     def profiled_ms(self) -> float | None:

@@ -18,6 +18,7 @@ from stepscope.measure.allocator import Allocator, Labels, PhaseTicks, Reading, 
 from stepscope.measure.dynamo import has_compiled
 from stepscope.measure.line_history import LineHistory
 from stepscope.measure.module_bytes import rank_modules, sum_by_module
+from stepscope.measure.prepared_batches import batch_bytes
 from stepscope.measure.private_pools import NO_POOLS, PrivatePools
 from stepscope.measure.recomputable import sum_by_producer
 from stepscope.measure.saved_tensors import SavedTensors
@@ -256,7 +257,7 @@ class MemoryStep:
             "activations_by_producer": self._by_producer,
             **self._lines_content(),
             "saved_bytes": self._saved_bytes(),
-            "inputs_bytes": self._inputs_bytes(),
+            **(self._guarded("the batch", self._batch_content) or {}),
             "elsewhere_bytes": self._elsewhere(moments),
             **(self._graph_pools(moments[-1]) if moments else {}),
             "storages": self._storages(moments),
@@ -414,10 +415,11 @@ class MemoryStep:
             return None
         return sum(saved.size_bytes for _, saved in self._saved.seen if saved.counted)
 
-    def _inputs_bytes(self) -> int | None:
+    def _batch_content(self) -> dict[str, int | None]:
         if self._saved is None or self._compiled:
-            return None
-        return sum(item.size_bytes for key, item in self._saved.given if on(key, self._kind))
+            return {"inputs_bytes": None}
+        given = [(key, item.size_bytes) for key, item in self._saved.given]
+        return batch_bytes(given, self._saved.given_forms, self._kind)
 
     def _elsewhere(self, moments: list[_Moment]) -> dict[str, int]:
         """Known storages on another kind of device, such as offloaded optimizer state."""

@@ -25,6 +25,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from stepscope.measure.backward_graph import BackwardGraph
 from stepscope.measure.dynamo import is_tracing, surrounds
 from stepscope.measure.graph_nodes import is_leaf, is_parameter, node_of, saved_by
+from stepscope.measure.prepared_batches import Form, form_of
 from stepscope.measure.recomputable import describe
 from stepscope.measure.storages import Key, TensorStorage, pieces, tensors_in
 
@@ -103,6 +104,7 @@ class SavedTensors:
         self.records: dict[Key, Saved] = {}
         self.inputs: dict[Key, Saved] = {}
         self.given: list[tuple[Key, Saved]] = []  # every input of the step
+        self.given_forms: set[Form] = set()
         self.leaves: set[int] = set()
         self.nodes: dict[int, OperatorNode] = {}  # by number
         self.seen: list[tuple[Key, Saved]] = []  # every storage, even if freed since
@@ -254,6 +256,7 @@ class SavedTensors:
                     continue
                 self.inputs[piece.key] = self._new(piece, 0, OUTSIDE)
                 self.given.append((piece.key, self.inputs[piece.key]))
+                self.given_forms.add(form_of(tensor))
 
     # reading the graph
 

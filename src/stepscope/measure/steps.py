@@ -6,6 +6,7 @@ step_notes.py says what the training thread notes, step_clock.py which phase get
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ _TEXT = (
 # Written only when they are not zero, to keep lines short.
 _RARE = tuple((phase, f', "{phase}_ns": %d') for phase in (*RARE_PHASES, "epoch_gap"))
 _RARE += tuple((name, f', "{name}": %d') for name in COUNTS if name != "epoch_gap")
+# How long the end waits for a device that is still busy with the last steps.
+_LAST_WAIT_S, _LOOK_S = 2.0, 0.001
 
 
 class StepLines:
@@ -50,12 +53,18 @@ class StepLines:
         return {f"{phase}_ns": spent[phase] for phase in (*PHASES, *RARE_PHASES) if spent[phase]}
 
     def _complete(self, *, last: bool) -> list[str]:
+        """A host that ran ahead ends steps before the device: the last ones are waited for, since
+        their wall times are the host's pace and no step's time."""
         lines = []
+        until = time.monotonic() + _LAST_WAIT_S
         while self._waiting:
             text, events = self._waiting[0]
             device = _device(events) if events is not None else ""
             if device is None and not last:
                 break
+            if device is None and time.monotonic() < until:
+                time.sleep(_LOOK_S)
+                continue
             self._waiting.popleft()
             lines.append(f"{{{text}{device or ''}}}")
         return lines

@@ -16,6 +16,7 @@ import numpy as np
 from stepscope.explain.replay.build import call_phases
 from stepscope.explain.replay.graph import Phase
 from stepscope.explain.work import rows_named
+from stepscope.predict.autocast_inputs import values_read, widths_by_argument
 from stepscope.predict.by_text import by_text
 from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.records.trace import HostKind
@@ -45,6 +46,7 @@ class TracedCall(msgspec.Struct, frozen=True, kw_only=True):
     dtypes: tuple[str, ...]
     concrete: tuple[str, ...]
     in_forward: bool = True  # the precision matters to it, and it may have a backward
+    widths: tuple[int, ...] = ()  # bytes of an element under autocast; 0 where not known
 
 
 class StepOperators(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +87,7 @@ def find_step_operators(context: StepContext) -> StepOperators:
     own = number[launched_by]
     owner = np.where(own >= 0, own, number[created_by])
     return StepOperators(
-        calls=tuple(_read_calls(context, rows, in_forward)),
+        calls=tuple(_read_calls(context, operator, rows, in_forward)),
         owner=np.where(_crosses_machines(context), -1, owner).astype(np.int32),
         in_backward=own < 0,
         item_ns=item_ns,
@@ -176,12 +178,18 @@ def _crosses_machines(context: StepContext) -> Flags:
 
 
 def _read_calls(
-    context: StepContext, rows: NDArray[np.intp], in_forward: Flags
+    context: StepContext, operator: Flags, rows: NDArray[np.intp], in_forward: Flags
 ) -> list[TracedCall]:
     host, strings = context.trace.host, context.trace.strings
     columns = (host.name, host.shapes, host.strides, host.dtypes, host.concrete)
+    read = values_read(context, lambda created: _outermost(context.trace, operator, created))
     keys = list(
-        zip(*(column[rows].tolist() for column in columns), in_forward.tolist(), strict=True)
+        zip(
+            *(column[rows].tolist() for column in columns),
+            in_forward.tolist(),
+            [read.get(row, ()) for row in rows.tolist()],
+            strict=True,
+        )
     )
     shapes = context.parameters.shapes if context.parameters else ()
     known = {key: _with_lists(_read_call(strings, *key), shapes) for key in dict.fromkeys(keys)}
@@ -196,17 +204,20 @@ def _read_call(
     dtypes: int,
     concrete: int,
     in_forward: bool,
+    read: tuple[tuple[int, int], ...],
 ) -> TracedCall:
     def entries(code: int) -> tuple[Any, ...]:
         return tuple(msgspec.json.decode(strings[code])) if code >= 0 else ()
 
+    given = entries(shapes)
     return TracedCall(
         name=strings[name],
-        shapes=entries(shapes),
+        shapes=given,
         strides=entries(strides),
         dtypes=entries(dtypes),
         concrete=entries(concrete),
         in_forward=in_forward,
+        widths=widths_by_argument(given, entries(dtypes), read) if read else (),
     )
 
 

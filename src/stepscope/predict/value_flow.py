@@ -1,8 +1,9 @@
 """Which dtype each input of a step's calls would have in another precision.
 
-A trace has shapes but no tensors. So an input is taken to be the last output of its shape; where
-one call has several inputs of a shape, the others are the widest of the last few: a sum joins what
-a product returned with a residual stream that may be wider.
+A trace has shapes but no tensors. Where the captured graph says what an operator reads, the rules
+of autocast decide (autocast_inputs.py). Else an input is taken to be the last output of its shape;
+where one call has several inputs of a shape, the others are the widest of the last few: a sum joins
+what a product returned with a residual stream that may be wider.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import json
 from collections import deque
 from typing import TYPE_CHECKING
 
+from stepscope.predict.peak_memory.autocast_widths import NARROW
 from stepscope.records.operator_times import OperatorCall
+from stepscope.records.probe_modes import precision_of, uses_autocast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 _WIDTHS = {"double": 3, "float": 2, "c10::Half": 1, "c10::BFloat16": 1}
 _REMEMBERED = 6  # outputs of a shape
+_FULL, _NARROW = "float", {"bf16": "c10::BFloat16", "fp16": "c10::Half"}
 
 
 def follow_values(
@@ -81,8 +85,17 @@ def _as_made(
                 dtypes[place] = value.dtype
         else:
             grads.append(_is_parameter(key, place, parameters))
+        if changes and dtype == _FULL and place < len(call.widths):
+            dtypes[place] = _under_autocast(mode, call.widths[place]) or dtypes[place]
     marks = "".join("1" if grad else "0" for grad in reversed(grads))
     return _operator_call(call, dtypes, marks, mode)
+
+
+def _under_autocast(mode: str, width: int) -> str | None:
+    """None if it is not known, or this mode is not autocast's."""
+    if not width or not uses_autocast(mode):
+        return None
+    return _NARROW[precision_of(mode)] if width == NARROW else _FULL
 
 
 def _alone(call: TracedCall) -> OperatorCall:

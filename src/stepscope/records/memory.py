@@ -268,11 +268,17 @@ class CapturedMemory(msgspec.Struct, frozen=True):
     activations_by_module: list[CapturedModule] = []
     activations_by_producer: list[CapturedProducer] = []
     inputs_bytes: Bytes | None = None
+    prepared_bytes: Bytes | None = None  # other batches that the script holds
     elsewhere_bytes: dict[str, Bytes] = {}
     pools: list[CapturedPool] = []
     pools_unknown_bytes: Bytes | None = None  # of the pools' bytes: temporaries, workspaces, ...
     graph: CapturedBackward | None = None  # of the backward pass that held most
     notes: list[str] = []
+
+    @property
+    def batches_bytes(self) -> int:
+        """The step's batch and those prepared for later: all grow with the batch size."""
+        return (self.inputs_bytes or 0) + (self.prepared_bytes or 0)
 
 
 class Segments(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 USUAL_PHASES = ("data", "forward", "backward", "optimizer", "other")
 RARE_PHASES = ("evaluation", "checkpoint", "gc", "compile", "between_epochs")
 ALL_PHASES = (*USUAL_PHASES, *RARE_PHASES)
+_HOST_PACE = 0.9  # of the device's time for a step: a host that takes less runs ahead
 
 
 class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,8 +51,27 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> Flags:
-        """Seen whole, with neither the profiler nor the memory capture at work."""
-        return self.whole & ~self.window & ~self.memory
+        """Seen whole, on the device too, with neither the profiler nor the memory capture at
+        work."""
+        return self.whole & ~self.window & ~self.memory & ~self.unfinished
+
+    @property
+    def unfinished(self) -> Flags:
+        """The last steps, if the device was not through with them when the run ended and the host
+        was quicker than it: nobody knows how long they took."""
+        rest = np.zeros(len(self), np.bool_)
+        if self.device_ns is None or not (self.device_ns >= 0).any():
+            return rest
+        timed = np.flatnonzero(self.device_ns >= 0)
+        last = int(timed[-1]) + 1
+        host_ns, device_ns = self.wall_ns[last:], self.device_ns[timed]
+        if len(host_ns):
+            rest[last:] = host_ns.mean() < _HOST_PACE * float(np.median(device_ns))
+        return rest
+        last = timed[-1] + 1
+        usual_ns = float(np.median(self.device_ns[timed]))
+        rest[last:] = self.wall_ns[last:].mean() < _HOST_PACE * usual_ns
+        return rest
 
     @property
     def step_ns(self) -> Ints:

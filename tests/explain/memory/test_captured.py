@@ -165,3 +165,9 @@ def test_a_larger_batch_has_its_peak_where_most_of_what_grows_is_held():
     assert peak_at(capture_lines(held, 0), 4.0)[0] == 100 + 4 * 200
     older = CapturedMemory(device="cuda", peak=update)
     assert [line.moment for line in capture_lines(older, 0)] == ["peak"]
+
+
+def test_batches_prepared_for_later_grow_like_the_steps_own():
+    peak = CapturedPeak(phase="backward", categories={"activations": 200, "other": 100})
+    held = CapturedMemory(device="cuda", peak=peak, inputs_bytes=10, prepared_bytes=70)
+    assert peak_at(capture_lines(held, 0), 0.5)[0] == 20 + (200 + 80) / 2

@@ -184,3 +184,18 @@ def test_a_loader_that_gets_no_core_makes_no_stalls_for_data() -> None:
     asleep = explain_run(columns(wall + data, data=data, cpu_wait_ns=core / 4))
     assert asleep.stalls[0].cause == "data"
     assert asleep.stalls[0].cost_ms == pytest.approx(12 / 11, rel=0.05)
+
+
+def test_last_steps_that_the_device_had_not_finished_do_not_count() -> None:
+    """A few launches are a whole step, so the host is many steps ahead when the run ends."""
+    wall = [23.0] * 10 + [2.0] * 8 + [11.0] + [22.0] * 3
+    device = [22.3] * 10 + [-1e-6] * 12
+    run = explain_run(columns(wall, device_ns=device))
+    assert run.times is not None
+    assert (run.times.mean_ms, run.times.steps) == (pytest.approx(22.3), 10)
+
+
+def test_steps_whose_device_time_could_not_be_read_count_by_the_host() -> None:
+    run = explain_run(columns([23.0] * 40, device_ns=[22.3] * 10 + [-1e-6] * 30))
+    assert run.times is not None
+    assert run.times.steps == 40

@@ -84,7 +84,7 @@ def capture_lines(captured: CapturedMemory, cast_bytes: int) -> tuple[BatchLine,
         batch_line(
             name,
             held,
-            inputs_bytes=captured.inputs_bytes or 0,
+            inputs_bytes=captured.batches_bytes,
             cast_bytes=cast_bytes,
             pools_bytes=captured.pools_unknown_bytes or 0,
             in_optimizer=stepping,

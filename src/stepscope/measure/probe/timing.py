@@ -32,7 +32,7 @@ _NARROW = 0.01  # of the median: half of its interval, good enough
 _SLOW_NS = 1e9  # a call that takes longer is timed twice: its first time may hold a library's start
 _SLOWEST_NS = 1e10  # a call that takes longer is timed once
 _FEW_SPREAD = 0.25  # of fewer repeats
-_HOST_REPEATS = 8
+_HOST_REPEATS = 16
 _MEMORY_FACTOR = 6  # of the inputs: outputs, gradients and what backward keeps
 _OF_OPTIMIZERS = ("aten::_foreach_", "aten::_fused_")
 _OLD = {"weight", "bias", "running_mean", "running_var"}
@@ -188,12 +188,13 @@ def half_interval(times: list[float]) -> float:
 
 
 def _host_ns(prepare: Callable[[], Any], call: Callable[[Any], Any]) -> float:
-    """Median of a few calls, each launched to an idle device."""
+    """Median of a few calls in a row, fewer than fill the device's queue. Between waits for the
+    device the host would be cold, and colder the longer the call takes there."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     times = []
     for _ in range(_HOST_REPEATS):
         prepared = prepare()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
         began = time.perf_counter_ns()
         result = call(prepared)
         times.append(float(time.perf_counter_ns() - began))

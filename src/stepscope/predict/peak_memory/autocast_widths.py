@@ -48,6 +48,7 @@ _FULL_ON_DEVICE = (
 )
 _FIRST = r"nativebatchnorm|cudnnbatchnorm|miopenbatchnorm|nativelayernorm|nativegroupnorm"
 _ATTENTION = "safesoftmax"
+_LIKELIHOOD = re.compile(r"nllloss\w*")
 _BACKWARD = re.compile(r"Backward\w*$")
 # Tensors that a node keeps of its own results, in the dtype that it computes in.
 RESULTS = ("result", "result0", "output", "out")
@@ -90,7 +91,21 @@ def autocast_rules(graph: CapturedBackward, device: str) -> list[AutocastRule]:
     rules = [rule_of(node.name, device) for node in graph.nodes]
     for place in _find_attention_products(graph):
         rules[place] = AutocastRule.FULL
+    for place in _find_loss_softmaxes(graph) if device != "cpu" else ():
+        rules[place] = AutocastRule.WIDEST
     return rules
+
+
+def _find_loss_softmaxes(graph: CapturedBackward) -> set[int]:
+    """Inside a cross entropy, log_softmax is told to keep its input's dtype, which CUDA's autocast
+    respects; only the loss after it runs in fp32."""
+    return {
+        edge.node
+        for node in graph.nodes
+        if _LIKELIHOOD.fullmatch(operator_of(node.name))
+        for edge in node.inputs[:1]
+        if edge.node >= 0 and operator_of(graph.nodes[edge.node].name) == "logsoftmax"
+    }
 
 
 def autocast_widths(graph: CapturedBackward, rules: list[AutocastRule]) -> list[list[int]]:

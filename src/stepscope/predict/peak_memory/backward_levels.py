@@ -14,7 +14,7 @@ import msgspec
 
 from stepscope.predict.peak_memory.autocast_widths import FULL, NARROW, AutocastRule, operator_of
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE
-from stepscope.predict.peak_memory.held_values import VIEWS
+from stepscope.predict.peak_memory.held_values import VIEWS, is_of_parameter
 
 if TYPE_CHECKING:
     from stepscope.predict.peak_memory.held_values import HeldGraph, HeldValue
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _HANDS_ON = VIEWS - {"slice", "select", "split", "splitwithsizes", "unbind", "unsafesplit", "chunk"}
 _SUMS = ("add", "sub", "addcmul")
+# Their gradients are as large and as wide as the result, until they are summed over what was
+# broadcast and cast to their input's dtype.
+_ELEMENTWISE_PRODUCTS = ("mul", "div")
 
 
 class BackwardLevels(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +114,8 @@ class _Backward:
         hands_on = operator in _HANDS_ON or operator in _SUMS
         if hands_on and first and abs(first.size_bytes - size) < 1:
             return first, size
+        if first and operator in _ELEMENTWISE_PRODUCTS:
+            return self._new(max(first.size_bytes, size)), size
         width = self.held.widths[edge.node][edge.output]
         computed = {AutocastRule.NARROW: NARROW, AutocastRule.FULL: FULL}.get(
             self.held.rules[place] if self.held.rules else AutocastRule.WIDEST, width
@@ -129,18 +134,8 @@ class _Backward:
     def _bytes(self, edge: GraphEdge) -> float:
         target = self.graph.nodes[edge.node]
         elements = target.outputs[edge.output].elements
-        grows = 1.0 if self._of_parameter(edge.node) else self.held.change.batch
+        grows = 1.0 if is_of_parameter(self.graph, edge.node) else self.held.change.batch
         return elements * self.held.widths[edge.node][edge.output] * grows
-
-    def _of_parameter(self, place: int) -> bool:
-        """Whether a node's result is a parameter, or a view of one."""
-        node = self.graph.nodes[place]
-        while not node.is_leaf:
-            is_view = operator_of(node.name) in VIEWS
-            if not is_view or not node.inputs or node.inputs[0].node < 0:
-                return False
-            node = self.graph.nodes[node.inputs[0].node]
-        return True
 
     def _new(self, size_bytes: float) -> _Gradient:
         gradient = _Gradient(size_bytes)

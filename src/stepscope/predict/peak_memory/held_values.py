@@ -209,6 +209,16 @@ def maker_of(graph: CapturedBackward, place: int) -> int:
     return place
 
 
+def is_of_parameter(graph: CapturedBackward, place: int) -> bool:
+    """Whether a node's result is a parameter, or a view of one."""
+    node = graph.nodes[place]
+    while not node.is_leaf:
+        if operator_of(node.name) not in VIEWS or not node.inputs or node.inputs[0].node < 0:
+            return False
+        node = graph.nodes[node.inputs[0].node]
+    return True
+
+
 def _is_fusible(graph: CapturedBackward, value: HeldValue) -> bool:
     """Whether a compiled backward computes it again from what products returned."""
     if value.producer == UNKNOWN:

@@ -102,7 +102,7 @@ def later_peak(levels: GraphLevels, factor: float) -> float | None:
         return None
     now, then = (levels.level(MemoryChange(batch=batch)) for batch in (1.0, factor))
     unseen = max(0.0, peak.allocated_bytes - _states_bytes(captured) - now)
-    grown = ((captured.inputs_bytes or 0) + unseen) * (factor - 1.0)
+    grown = (captured.batches_bytes + unseen) * (factor - 1.0)
     return peak.allocated_bytes + then - now + grown
 
 

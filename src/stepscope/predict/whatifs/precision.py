@@ -9,7 +9,6 @@ waits for its host becomes slower.
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +16,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.flops import DTYPES
 from stepscope.explain.replay.graph import CallKind, Phase
+from stepscope.predict.autocast_elements import NORM, retime_elements
 from stepscope.predict.by_text import by_text, tensor_shapes
 from stepscope.predict.compiling.compiled_already import is_compiled, launch_ns
 from stepscope.predict.declaration import ApplyStage, WhatIf
@@ -26,7 +26,7 @@ from stepscope.predict.depthwise import (
     narrow_depthwise,
 )
 from stepscope.predict.edit import insert
-from stepscope.predict.kernels import FLOOR_NS, Family, copy_ns, roofline_ns
+from stepscope.predict.kernels import Family, copy_ns, roofline_ns
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.probed_step import find_probed
@@ -53,11 +53,6 @@ _WIDER = {
     "fp16": ("fp32", "tf32"),
     "fp8": ("fp32", "tf32", "bf16", "fp16"),
 }
-_STAYS_FP32 = lazy_pattern(
-    r"norm|softmax|loss|entropy|exp|log|pow|sum|cumsum|embedding|foreach|index|topk|sort|scatter|segment",
-    re.I,
-)
-_NORM = lazy_pattern(r"^aten::(?:native_)?(?:layer|group|rms)_norm$|^aten::_?fused_rms_norm$")
 _LOSS = lazy_pattern(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_loss_forward$")
 # What autocast costs the host per product of the forward pass, counted for both passes: casts and
 # the search for them, as multiples of the step's mean host time per launch.
@@ -66,8 +61,6 @@ _FOURIER = lazy_pattern(r"fft|_complex")
 # Recurrent layers are many small products in sequence: they gain this much, whatever their FLOPs.
 _RECURRENT_GAIN = {"tf32": 2.0}
 _NARROW_RECURRENT_GAIN = 3.5
-_ACTIVATION = lazy_pattern(r"gelu|silu|relu|glu|tanh|sigmoid|hardswish|mish", re.I)
-_OWN_BATCH_NORM = {"aten::cudnn_batch_norm": 1.45, "aten::cudnn_batch_norm_backward": 1.1}
 
 
 def apply(context: StepContext, value: str) -> Outcome:
@@ -93,8 +86,7 @@ def apply(context: StepContext, value: str) -> Outcome:
         f"matrix products at the share of {value}'s peak that such products reached on an H200"
     ]
     if value != "tf32":
-        narrow = wide & ~product & ~depthwise & _find_narrowed(context)
-        graph = _halve_bytes(context, graph, narrow)
+        graph = retime_elements(context, graph, wide, ~product & ~depthwise)
         graph, depthwise = narrow_depthwise(context, graph, depthwise, ceilings)
     is_probed = probed.known if probed else np.zeros(len(graph.tasks), np.bool_)
     depthwise_doubt = find_depthwise_doubt(graph.tasks.dur_ns, depthwise & ~is_probed)
@@ -102,6 +94,7 @@ def apply(context: StepContext, value: str) -> Outcome:
         probed_ns = context.graph.tasks.dur_ns * probed.factor
         dur_ns = np.where(is_probed, probed_ns, graph.tasks.dur_ns)
         graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
+    cancelling_doubt = _SPREAD * _cancelling_share(context.graph, graph, ~is_probed)
     if value != "tf32":
         attention = find_unfused_attention(context) if value != "fp8" else []
         graph = fuse_attention(graph, attention, value, ceilings, is_probed)
@@ -109,7 +102,9 @@ def apply(context: StepContext, value: str) -> Outcome:
             product[np.concatenate(call.tasks)] = False
         # Probed times have their casts in them.
         measured_ns = probed.host_added_ns if probed else None
-        host_ns = _autocast_ns(context, product) if measured_ns is None else max(0.0, measured_ns)
+        host_ns = _autocast_ns(context, product)
+        if measured_ns is not None:  # a call alone differs from one in a step: the mean counts
+            host_ns = (host_ns + max(0.0, measured_ns)) / 2
         graph, casts = _add_casts(context, graph, host_ns, ceilings, modelled_share)
         where = "of weights " if is_compiled(context) else ""
         assumptions.append(
@@ -118,7 +113,8 @@ def apply(context: StepContext, value: str) -> Outcome:
         )
         if measured_ns is not None:
             assumptions.append(
-                f"autocast costs the host {milliseconds(host_ns / 1e6)} more, probed"
+                f"autocast costs the host {milliseconds(host_ns / 1e6)} more: the mean of what was "
+                "probed and what casts cost in other models"
             )
         if attention:
             assumptions.append(
@@ -135,6 +131,7 @@ def apply(context: StepContext, value: str) -> Outcome:
             doubt=math.hypot(
                 probed.error * (1.0 - modelled_share) if probed else 0.0,
                 depthwise_doubt,
+                cancelling_doubt,
             ),
         ),
         value,
@@ -231,6 +228,15 @@ def _speed_up_products(
     return replace(context.graph, tasks=replace(tasks, dur_ns=new))
 
 
+def _cancelling_share(before: StepGraph, after: StepGraph, modelled: Flags) -> float:
+    """What some tasks lose and others gain, over the device's time. The step hardly changes by it,
+    so its change does not show how doubtful it is."""
+    changes = np.where(modelled, after.tasks.dur_ns - before.tasks.dur_ns, 0.0)
+    both_ways = float(np.abs(changes).sum()) - abs(float(changes.sum()))
+    total = float(after.tasks.dur_ns.sum())
+    return both_ways / total if total else 0.0
+
+
 def _find_fourier(context: StepContext) -> Flags:
     """Convolutions by Fourier transforms. Only fp32 has them; a narrow dtype takes another way."""
     tasks, operators, trace = context.graph.tasks, context.operators, context.trace
@@ -239,30 +245,6 @@ def _find_fourier(context: StepContext) -> Flags:
         trace, trace.device.name, rows, lambda name: _FOURIER.search(name) is not None, False
     )
     return np.isin(operators.row, operators.row[fourier])
-
-
-def _find_narrowed(context: StepContext) -> Flags:
-    """Tasks that autocast runs in the narrow dtype because their inputs are narrow.
-
-    That is all elementwise work. If norms return fp32, the residual stream is fp32 too, and only
-    what follows a product is narrow.
-    """
-    phase = context.task_phase
-    stays = context.named(_STAYS_FP32.search)
-    if context.named(_NORM.search).any():
-        stays |= ~context.named(_ACTIVATION.search)
-    narrowed: Flags = ~stays & ((phase == Phase.FORWARD) | (phase == Phase.BACKWARD))
-    return narrowed
-
-
-def _halve_bytes(context: StepContext, graph: StepGraph, narrow: Flags) -> StepGraph:
-    dur = graph.tasks.dur_ns
-    shorter = np.minimum(dur, FLOOR_NS) + np.maximum(dur - FLOOR_NS, 0.0) * 0.5
-    dur = np.where(narrow, shorter, dur)
-    # cuDNN has no batch norm from bf16 to fp32 statistics; PyTorch's own takes this much longer.
-    for name, slower in _OWN_BATCH_NORM.items():
-        dur = np.where(context.named(name.__eq__), slower * dur, dur)
-    return replace(graph, tasks=replace(graph.tasks, dur_ns=dur))
 
 
 def _add_casts(
@@ -335,7 +317,7 @@ def _cast_elements(context: StepContext) -> Floats:
 
 def _input_size(name: str, shapes: list[Shape]) -> list[float]:
     """What a norm or a loss takes; nothing for any other operator."""
-    is_cast = shapes and (_NORM.search(name) or _LOSS.search(name))
+    is_cast = shapes and (NORM.search(name) or _LOSS.search(name))
     return [float(math.prod(shapes[0]))] if is_cast else []
 
 
