@@ -19,6 +19,7 @@ from stepscope.explain.flops import DTYPES
 from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.by_text import by_text, tensor_shapes
 from stepscope.predict.compiling.compiled_already import is_compiled, launch_ns
+from stepscope.predict.convolutions import find_convolution_doubt, find_convolution_ns
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.depthwise import (
     find_depthwise,
@@ -88,10 +89,13 @@ def apply(context: StepContext, value: str) -> Outcome:
         raise Refused(f"precision={value}: no matrix product runs in a wider dtype than {value}")
     probed, problem = find_probed(context, value)
     modelled_share = probed.modelled_share if probed else 1.0
-    graph = _speed_up_products(context, product, value, ceilings)
+    convolution_ns = np.where(product, find_convolution_ns(context, value, ceilings), 0.0)
+    graph = _speed_up_products(context, product, convolution_ns, value, ceilings)
     assumptions = [
         f"matrix products at the share of {value}'s peak that such products reached on an H200"
     ]
+    if convolution_ns.any():
+        assumptions.append("convolutions by their shapes, as cuDNN's took on an H200")
     if value != "tf32":
         narrow = wide & ~product & ~depthwise & _find_narrowed(context)
         graph = _halve_bytes(context, graph, narrow)
@@ -102,6 +106,9 @@ def apply(context: StepContext, value: str) -> Outcome:
         probed_ns = context.graph.tasks.dur_ns * probed.factor
         dur_ns = np.where(is_probed, probed_ns, graph.tasks.dur_ns)
         graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
+    convolution = (convolution_ns > 0) & ~is_probed
+    convolution_doubt = find_convolution_doubt(graph.tasks.dur_ns, convolution)
+    other_share = _share_of_change(context, graph, ~is_probed, ~convolution)
     if value != "tf32":
         attention = find_unfused_attention(context) if value != "fp8" else []
         graph = fuse_attention(graph, attention, value, ceilings, is_probed)
@@ -131,10 +138,11 @@ def apply(context: StepContext, value: str) -> Outcome:
         Outcome(
             context=changed(context, graph),
             assumptions=tuple(assumptions),
-            spread=_SPREAD * modelled_share,
+            spread=_SPREAD * modelled_share * other_share,
             doubt=math.hypot(
                 probed.error * (1.0 - modelled_share) if probed else 0.0,
                 depthwise_doubt,
+                convolution_doubt,
             ),
         ),
         value,
@@ -198,10 +206,17 @@ def _find_wide(context: StepContext, value: str) -> Flags:
     return wide
 
 
+def _share_of_change(context: StepContext, graph: StepGraph, whole: Flags, part: Flags) -> float:
+    """Of the change of the `whole` in device time, by those that are also in the `part`."""
+    change = np.abs(graph.tasks.dur_ns - context.graph.tasks.dur_ns)
+    return float(change[whole & part].sum()) / max(1.0, float(change[whole].sum()))
+
+
 def _speed_up_products(
-    context: StepContext, product: Flags, dtype: str, ceilings: Ceilings
+    context: StepContext, product: Flags, convolution_ns: Floats, dtype: str, ceilings: Ceilings
 ) -> StepGraph:
-    """The kernels of each operator together take what the roofline of the new dtype says."""
+    """The kernels of each operator together take what the roofline of the new dtype says, or
+    `convolution_ns` if that is known."""
     tasks, operators = context.graph.tasks, context.operators
     new = tasks.dur_ns.copy()
     half = 0.5 if dtype != "tf32" else 1.0
@@ -228,6 +243,11 @@ def _speed_up_products(
             if family == Family.RECURRENT:
                 gain = _RECURRENT_GAIN.get(dtype, _NARROW_RECURRENT_GAIN)
                 new[mine] = np.maximum(new[mine], tasks.dur_ns[mine] / gain)
+    # A convolution may gain more than the peak does: cuDNN's kernels for fp32 are far from theirs.
+    # It still has them when tf32 is allowed.
+    most_ns = tasks.dur_ns * (1.0 if dtype == "tf32" else 1.5)
+    by_shape = np.minimum(convolution_ns * operators.share, most_ns)
+    new = np.where(convolution_ns > 0, by_shape, new)
     return replace(context.graph, tasks=replace(tasks, dur_ns=new))
 
 
