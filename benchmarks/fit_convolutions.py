@@ -19,8 +19,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from stepscope.predict.convolutions import (
-    Convolution,
     AskedGradients,
+    Convolution,
     Terms,
     amounts,
     convolution_ns,

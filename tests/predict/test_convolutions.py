@@ -12,8 +12,8 @@ from explain.build import kernel, op, step, write
 from stepscope import read_trace
 from stepscope.explain.flops.call import Call
 from stepscope.predict.convolutions import (
-    Convolution,
     AskedGradients,
+    Convolution,
     Terms,
     amounts,
     convolution_ns,
