@@ -250,5 +250,5 @@ def test_without_shapes_nothing_is_said_of_a_convolution(tmp_path: Path) -> None
 def test_the_interval_knows_how_far_convolutions_are_off(tmp_path: Path) -> None:
     """Of a step that is nearly all one convolution, in place of the spread of other products."""
     found = in_precision(tmp_path, "tf32", 8584)
-    assert found.doubt == pytest.approx(0.12, rel=0.1)
+    assert found.doubt == pytest.approx(0.15, rel=0.1)
     assert found.spread < 0.01

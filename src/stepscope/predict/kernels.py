@@ -2,7 +2,8 @@
 
 The shares were measured on matmuls, attention and convolutions of the models in
 benchmarks/workloads and of GPT-2 small on an H200 (docs/accuracy.md). They are shares of the data
-sheet's peak. Matmuls reach nearly all of a peak that `calibrate` measured.
+sheet's peak. Matmuls reach nearly all of a peak that `calibrate` measured. convolutions.py knows
+dense convolutions by their shapes; the shares here are for the others.
 """
 
 from __future__ import annotations
