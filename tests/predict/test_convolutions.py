@@ -185,6 +185,10 @@ def test_what_was_not_measured_has_no_shape() -> None:
     assert dense_convolution(call) is None
     shapes, options = [[2, 32, 8, 8, 8], [128, 32, 3, 3, 3]], ("[1]", "[1]", "[1]", "1")
     assert dense_convolution(convolution_call("aten::conv3d", shapes, *options)) is None
+    shapes, options = [[2, 128, 8, 8], [2, 32, 8, 8], [128]], (*PLAIN_OPTIONS, "[True, True]")
+    assert (
+        dense_convolution(convolution_call("aten::convolution_backward", shapes, *options)) is None
+    )
     assert dense_convolution(convolution_call("aten::mm", [[2, 2], [2, 2]], bias=False)) is None
 
 

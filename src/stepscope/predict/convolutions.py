@@ -159,7 +159,7 @@ def amounts(
     byte_ns = item * 1e9 / ceilings.bytes_s if ceilings.bytes_s else 0.0
     points, chunk = shape.batch * shape.filtered_points, _CHANNEL_BYTES // item
     columns, inner = shape.outputs, shape.inputs
-    passes = product = 1.0  # of the two that a whole backward makes, each as half of its amounts
+    passes = product = 1.0  # backward has two passes, each with half of its amounts
     weight_product = 0.0
     if gradients is not None:
         columns, inner = inner, columns
@@ -206,8 +206,13 @@ def dense_convolution(call: Call, *, channels_last: bool = False) -> Convolution
         shape = read_convolution(call)
     except Unknown:
         return None
+    if (
+        not len(shape.given) == len(shape.weight) == len(shape.out)
+        or len(shape.given) not in _RANKS
+    ):
+        return None
     inputs, outputs = shape.weight[:2] if shape.transposed else shape.weight[1::-1]
-    if len(shape.given) not in _RANKS or (shape.given[1], shape.out[1]) != (inputs, outputs):
+    if (shape.given[1], shape.out[1]) != (inputs, outputs):
         return None
     return Convolution(
         batch=shape.given[0],
@@ -227,7 +232,8 @@ def find_convolution_ns(context: StepContext, dtype: str, ceilings: Ceilings) ->
     operators, costs, trace = context.operators, context.costs, context.trace
     if dtype not in _FACTORS or not len(trace.host):
         return np.zeros(len(operators.row))
-    row = np.where(operators.family == Family.CONVOLUTION, operators.row, -1)
+    counted = (operators.family == Family.CONVOLUTION) & (operators.flops > 0)
+    row = np.where(counted, operators.row, -1)
     signature = np.where(row >= 0, costs.signature[np.maximum(row, 0)], -1)
     last = by_text(trace, trace.host.strides, row, is_channels_last, False)
     codes, place = distinct_places(np.where(signature >= 0, 2 * signature + last, -1))
@@ -236,7 +242,7 @@ def find_convolution_ns(context: StepContext, dtype: str, ceilings: Ceilings) ->
         for code in codes.tolist()
     ]
     # A kernel of a captured graph has its own part of the FLOPs.
-    total: Floats = np.array(rates, np.float64)[place] * np.maximum(operators.flops, 0.0)
+    total: Floats = np.array(rates, np.float64)[place] * operators.flops
     return total
 
 
