@@ -18,6 +18,7 @@ from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputEr
 from stepscope.predict.whatifs import WHATIFS
 from stepscope.records import remedies
 from stepscope.records.explanation import Finding
+from stepscope.records.figures import signed_percent
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import Delivery, Promise, Workload
 from stepscope.trace.read import read_trace
@@ -446,7 +447,7 @@ def test_a_promise_is_the_models_own_word_not_the_adjusted_one(whatif: Any) -> N
     assert second["predicted_ms"] > second["raw_ms"]
     said = second["assumptions"][-1]
     assert "1 earlier prediction of this kind that was tried" in said
-    assert f"({second['predicted_ms'] / second['raw_ms'] - 1:+.1%})" in said
+    assert f"({signed_percent(second['predicted_ms'] / second['raw_ms'] - 1)})" in said
     assert "times as wide" in said
 
 

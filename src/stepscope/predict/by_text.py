@@ -38,3 +38,9 @@ def tensor_shapes(text: str) -> list[tuple[int, ...]]:
     """Of an operator's arguments, without lists of tensors."""
     arguments = msgspec.json.decode(text)
     return [tuple(dims) for dims in arguments if not dims or isinstance(dims[0], int)]
+
+
+def is_channels_last(strides: str) -> bool:
+    """By the first tensor of a convolution: its input or, in backward, its output's gradient."""
+    first = next((steps for steps in tensor_shapes(strides) if len(steps) >= 3), ())
+    return len(first) >= 3 and first[1] == 1 and first[2] > 1

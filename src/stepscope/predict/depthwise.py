@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.predict.by_text import by_text, tensor_shapes
+from stepscope.predict.by_text import by_text, is_channels_last, tensor_shapes
 from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.records.lazy_pattern import lazy_pattern
 
@@ -45,7 +45,7 @@ def narrow_depthwise(
     """The step in a narrow dtype, and the depthwise tasks whose gain is not known."""
     strides = context.trace.host.strides
     rows = np.where(depthwise, context.operators.row, -1)
-    channels_last = by_text(context.trace, strides, rows, _is_channels_last, False)
+    channels_last = by_text(context.trace, strides, rows, is_channels_last, False)
     own, general = (
         channels_last & _kernels_named(context, pattern) for pattern in (_OWN, _GENERAL)
     )
@@ -73,12 +73,6 @@ def _kernels_named(context: StepContext, pattern: re.Pattern[str]) -> Flags:
     return by_text(
         trace, trace.device.name, rows, lambda name: pattern.search(name) is not None, False
     )
-
-
-def _is_channels_last(strides: str) -> bool:
-    """By the first tensor: its input or, in backward, the gradient of its result."""
-    first = next((steps for steps in tensor_shapes(strides) if len(steps) >= 3), ())
-    return len(first) >= 3 and first[1] == 1 and first[2] > 1
 
 
 def _has_few_channels(shapes: str) -> bool:

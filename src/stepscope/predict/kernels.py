@@ -2,7 +2,8 @@
 
 The shares were measured on matmuls, attention and convolutions of the models in
 benchmarks/workloads and of GPT-2 small on an H200 (docs/accuracy.md). They are shares of the data
-sheet's peak. Matmuls reach nearly all of a peak that `calibrate` measured.
+sheet's peak. Matmuls reach nearly all of a peak that `calibrate` measured. convolutions.py knows
+dense convolutions by their shapes; the shares here are for the others.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 FLOOR_NS = 2_000.0  # no kernel is shorter
 MEMORY_SHARE = 0.8  # of the bandwidth, by kernels that only move bytes
+_CALIBRATED_SHARE = 0.8  # of the data sheet's peak, that `calibrate` measures
 
 
 class Family(IntEnum):
@@ -90,13 +92,19 @@ def roofline_ns(
     if dtype == "tf32":
         share = share * _TF32[backward] / 0.8
     if ceilings.flops_source.get(dtype) == "calibrated":
-        share = min(1.0, share / 0.8)
+        share = min(1.0, share / _CALIBRATED_SHARE)
     compute = flops / (share * ceilings.flops[dtype]) * 1e9
     memory = np.zeros_like(flops)
     if ceilings.bytes_s:
         memory = np.maximum(bytes_moved, 0) / (cost.memory * ceilings.bytes_s) * 1e9
     total: Floats = cost.start_ns + np.maximum(compute, memory)
     return total
+
+
+def sheet_flops(ceilings: Ceilings, dtype: str) -> float:
+    """The data sheet's peak, also where `calibrate` measured one."""
+    measured = ceilings.flops_source.get(dtype) == "calibrated"
+    return ceilings.flops[dtype] / (_CALIBRATED_SHARE if measured else 1.0)
 
 
 def copy_ns(bytes_moved: Floats | float, ceilings: Ceilings) -> Floats:

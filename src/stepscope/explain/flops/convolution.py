@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from stepscope.explain.flops.call import Call, Dims, Tensor
+from stepscope.explain.flops.call import Call, Dims, Unknown
 from stepscope.explain.flops.cost import Cost, matmul_like
 from stepscope.explain.flops.matmul import moved_by
 
@@ -68,22 +68,86 @@ _PLACES = {
     ),
 }
 
+_FORWARD = {name: places for names, places in _PLACES.items() for name in names}
 
-def _forward(call: Call, places: Places) -> Cost:
-    given, weight = call.tensor(0), call.tensor(1)
-    if len(given.dims) == len(weight.dims) - 1:  # without a batch
-        given = Tensor((1, *given.dims), given.dtype)
+
+class BackwardPlaces(msgspec.Struct, frozen=True, kw_only=True):
+    """The mask of the gradients that are asked for comes after the groups."""
+
+    stride: int
+    transposed: int
+    groups: int
+
+
+_BACKWARD = {
+    "aten::convolution_backward": BackwardPlaces(stride=4, transposed=7, groups=9),
+    "aten::convolution_backward_overrideable": BackwardPlaces(stride=3, transposed=6, groups=8),
+}
+
+
+class ConvolutionShape(msgspec.Struct, frozen=True, kw_only=True):
+    """One convolution, forward or backward. The weight's shape is that of one group."""
+
+    given: Dims
+    weight: Dims
+    out: Dims
+    stride: Dims
+    transposed: bool
+
+    @property
+    def filtered_points(self) -> int:
+        """Of a sample: those that meet the whole filter."""
+        return math.prod((self.given if self.transposed else self.out)[2:])
+
+    @property
+    def flops(self) -> int:
+        """Of the forward pass, and of each gradient."""
+        return 2 * self.given[0] * self.filtered_points * math.prod(self.weight)
+
+
+def read_convolution(call: Call) -> ConvolutionShape:
+    """Raises Unknown for other operators and where the trace does not say enough."""
+    if call.name in _BACKWARD:
+        return _read_backward(call, _BACKWARD[call.name])
+    if call.name not in _FORWARD:
+        raise Unknown
+    places = _FORWARD[call.name]
+    given, weight = call.tensor(0).dims, call.tensor(1).dims
+    if len(given) == len(weight) - 1:  # without a batch
+        given = (1, *given)
     transposed = places.transposed
     if not isinstance(transposed, bool):
         transposed = call.flag(transposed)
-    out = _output(call, places, given.dims, weight.dims, transposed=transposed)
-    points = given.dims[2:] if transposed else out[2:]
+    return ConvolutionShape(
+        given=given,
+        weight=weight,
+        out=_output(call, places, given, weight, transposed=transposed),
+        stride=tuple(call.numbers(places.stride)),
+        transposed=transposed,
+    )
+
+
+def asked_gradients(call: Call) -> list[bool]:
+    """Of a backward call: whether it computes the gradients of input, weight and bias."""
+    return call.flags(_BACKWARD[call.name].groups + 1)
+
+
+def _read_backward(call: Call, places: BackwardPlaces) -> ConvolutionShape:
+    return ConvolutionShape(
+        given=call.tensor(1).dims,
+        weight=call.tensor(2).dims,
+        out=call.tensor(0).dims,
+        stride=tuple(call.numbers(places.stride)) if call.has_value(places.stride) else (),
+        transposed=call.flag(places.transposed),
+    )
+
+
+def _forward(call: Call, places: Places) -> Cost:
+    shape = read_convolution(call)
+    given, weight = call.tensor(0), call.tensor(1)
     has_bias = places.bias is not None and call.has_tensor(places.bias)
     read = [given, weight] + ([call.tensor(places.bias)] if has_bias and places.bias else [])
-    return Cost(
-        flops=2 * given.dims[0] * math.prod(points) * weight.elements,
-        moved=moved_by(read, math.prod(out)),
-    )
+    return Cost(flops=shape.flops, moved=moved_by(read, math.prod(shape.out)))
 
 
 def _output(call: Call, places: Places, given: Dims, weight: Dims, *, transposed: bool) -> Dims:
@@ -127,16 +191,13 @@ def time_batch_channels(call: Call) -> Cost:
     return Cost(flops=2 * points * weight.elements, moved=moved)
 
 
-@matmul_like("aten::convolution_backward", "aten::convolution_backward_overrideable")
+@matmul_like(*_BACKWARD)
 def backward(call: Call) -> Cost:
     """Gradients of input and weight cost as much as the forward pass each."""
     gradient, given, weight = call.tensor(0), call.tensor(1), call.tensor(2)
-    named = call.name == "aten::convolution_backward"
-    transposed = call.flag(7 if named else 6)
-    mask = call.flags(10 if named else 9)
-    points = given.dims[2:] if transposed else gradient.dims[2:]
-    once = 2 * given.dims[0] * math.prod(points) * weight.elements
+    mask = asked_gradients(call)
     written = sum(
         tensor.elements for tensor, asked in zip((given, weight), mask, strict=False) if asked
     )
+    once = read_convolution(call).flops
     return Cost(flops=once * sum(mask[:2]), moved=moved_by((gradient, given, weight), written))

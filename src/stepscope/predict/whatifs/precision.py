@@ -19,6 +19,7 @@ from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.autocast_elements import NORM, retime_elements
 from stepscope.predict.by_text import by_text, tensor_shapes
 from stepscope.predict.compiling.compiled_already import is_compiled, launch_ns
+from stepscope.predict.convolutions import find_convolution_doubt, find_convolution_ns
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.depthwise import (
     find_depthwise,
@@ -40,6 +41,7 @@ from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags, Floats, StepGraph
+    from stepscope.predict.probed_step import ProbedStep
     from stepscope.predict.step_context import StepContext
     from stepscope.records.efficiency import Ceilings
 
@@ -81,10 +83,13 @@ def apply(context: StepContext, value: str) -> Outcome:
         raise Refused(f"precision={value}: no matrix product runs in a wider dtype than {value}")
     probed, problem = find_probed(context, value)
     modelled_share = probed.modelled_share if probed else 1.0
-    graph = _speed_up_products(context, product, value, ceilings)
+    convolution_ns = np.where(product, find_convolution_ns(context, value, ceilings), 0.0)
+    graph = _speed_up_products(context, product, convolution_ns, value, ceilings)
     assumptions = [
         f"matrix products at the share of {value}'s peak that such products reached on an H200"
     ]
+    if convolution_ns.any():
+        assumptions.append("convolutions by their shapes, as cuDNN's took on an H200")
     if value != "tf32":
         graph = retime_elements(context, graph, wide, ~product & ~depthwise)
         graph, depthwise = narrow_depthwise(context, graph, depthwise, ceilings)
@@ -94,48 +99,67 @@ def apply(context: StepContext, value: str) -> Outcome:
         probed_ns = context.graph.tasks.dur_ns * probed.factor
         dur_ns = np.where(is_probed, probed_ns, graph.tasks.dur_ns)
         graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
-    cancelling_doubt = _SPREAD * _cancelling_share(context.graph, graph, ~is_probed)
+    convolution = (convolution_ns > 0) & ~is_probed
+    convolution_doubt = find_convolution_doubt(graph.tasks.dur_ns, convolution)
+    other_share = _share_of_change(context, graph, ~is_probed, ~convolution)
+    others = ~is_probed & ~convolution
+    cancelling_doubt = _SPREAD * _cancelling_share(context.graph, graph, others)
     if value != "tf32":
-        attention = find_unfused_attention(context) if value != "fp8" else []
-        graph = fuse_attention(graph, attention, value, ceilings, is_probed)
-        for call in attention:
-            product[np.concatenate(call.tasks)] = False
-        # Probed times have their casts in them.
-        measured_ns = probed.host_added_ns if probed else None
-        host_ns = _autocast_ns(context, product)
-        if measured_ns is not None:  # a call alone differs from one in a step: the mean counts
-            host_ns = (host_ns + max(0.0, measured_ns)) / 2
-        graph, casts = _add_casts(context, graph, host_ns, ceilings, modelled_share)
-        where = "of weights " if is_compiled(context) else ""
-        assumptions.append(
-            "autocast: what follows a product in half the bytes, norms and losses in fp32; "
-            f"{casts:,} casts {where}added with their launches"
-        )
-        if measured_ns is not None:
-            assumptions.append(
-                f"autocast costs the host {milliseconds(host_ns / 1e6)} more: the mean of what was "
-                "probed and what casts cost in other models"
-            )
-        if attention:
-            assumptions.append(
-                f"{counted(len(attention), 'attention call')} of single operators in fp32: a fused "
-                f"kernel takes {'it' if len(attention) == 1 else 'them'} in {value}"
-            )
+        graph, said = _under_autocast(context, graph, value, product, probed)
+        assumptions += said
     assumptions += [problem] if problem else []
     assumptions += [probed.describe("modelled")] if probed else []
     return _with_peak(
         Outcome(
             context=changed(context, graph),
             assumptions=tuple(assumptions),
-            spread=_SPREAD * modelled_share,
+            spread=_SPREAD * modelled_share * other_share,
             doubt=math.hypot(
                 probed.error * (1.0 - modelled_share) if probed else 0.0,
                 depthwise_doubt,
                 cancelling_doubt,
+                convolution_doubt,
             ),
         ),
         value,
     )
+
+
+def _under_autocast(
+    context: StepContext, graph: StepGraph, value: str, product: Flags, probed: ProbedStep | None
+) -> tuple[StepGraph, list[str]]:
+    """With fused attention and casts; and what was assumed. Probed times have their casts in
+    them."""
+    ceilings = context.ceilings
+    assert ceilings is not None
+    is_probed = probed.known if probed else np.zeros(len(graph.tasks), np.bool_)
+    attention = find_unfused_attention(context) if value != "fp8" else []
+    graph = fuse_attention(graph, attention, value, ceilings, is_probed)
+    unfused = product.copy()
+    for call in attention:
+        unfused[np.concatenate(call.tasks)] = False
+    measured_ns = probed.host_added_ns if probed else None
+    host_ns = _autocast_ns(context, unfused)
+    if measured_ns is not None:  # a call alone differs from one in a step: the mean counts
+        host_ns = (host_ns + max(0.0, measured_ns)) / 2
+    modelled_share = probed.modelled_share if probed else 1.0
+    graph, casts = _add_casts(context, graph, host_ns, ceilings, modelled_share)
+    where = "of weights " if is_compiled(context) else ""
+    said = [
+        "autocast: what follows a product in half the bytes, norms and losses in fp32; "
+        f"{casts:,} casts {where}added with their launches"
+    ]
+    if measured_ns is not None:
+        said.append(
+            f"autocast costs the host {milliseconds(host_ns / 1e6)} more: the mean of what was "
+            "probed and what casts cost in other models"
+        )
+    if attention:
+        said.append(
+            f"{counted(len(attention), 'attention call')} of single operators in fp32: a fused "
+            f"kernel takes {'it' if len(attention) == 1 else 'them'} in {value}"
+        )
+    return graph, said
 
 
 def _with_peak(outcome: Outcome, value: str) -> Outcome:
@@ -195,10 +219,17 @@ def _find_wide(context: StepContext, value: str) -> Flags:
     return wide
 
 
+def _share_of_change(context: StepContext, graph: StepGraph, whole: Flags, part: Flags) -> float:
+    """Of the change of the `whole` in device time, by those that are also in the `part`."""
+    change = np.abs(graph.tasks.dur_ns - context.graph.tasks.dur_ns)
+    return float(change[whole & part].sum()) / max(1.0, float(change[whole].sum()))
+
+
 def _speed_up_products(
-    context: StepContext, product: Flags, dtype: str, ceilings: Ceilings
+    context: StepContext, product: Flags, convolution_ns: Floats, dtype: str, ceilings: Ceilings
 ) -> StepGraph:
-    """The kernels of each operator together take what the roofline of the new dtype says."""
+    """The kernels of each operator together take what the roofline of the new dtype says, or
+    `convolution_ns` if that is known."""
     tasks, operators = context.graph.tasks, context.operators
     new = tasks.dur_ns.copy()
     half = 0.5 if dtype != "tf32" else 1.0
@@ -225,6 +256,11 @@ def _speed_up_products(
             if family == Family.RECURRENT:
                 gain = _RECURRENT_GAIN.get(dtype, _NARROW_RECURRENT_GAIN)
                 new[mine] = np.maximum(new[mine], tasks.dur_ns[mine] / gain)
+    # A convolution may gain more than the peak does: cuDNN's kernels for fp32 are far from theirs.
+    # It still has them when tf32 is allowed.
+    most_ns = tasks.dur_ns * (1.0 if dtype == "tf32" else 1.5)
+    by_shape = np.minimum(convolution_ns * operators.share, most_ns)
+    new = np.where(convolution_ns > 0, by_shape, new)
     return replace(context.graph, tasks=replace(tasks, dur_ns=new))
 
 
