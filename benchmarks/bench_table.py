@@ -54,7 +54,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "bf16+fused": ("bf16", "fused-optimizer"),
     "bf16+fused+compiled": ("bf16", "fused-optimizer", "compile"),
 }
-AT_ONCE = 3  # ways that are built beside each other
+AT_ONCE = 4  # ways that are built beside each other: compiling would keep the host of others busy
 WARM_UP, AFTER = 3, 4  # steps before the captured ones and, captured, after the window
 UNKNOWN_BYTES = 12 << 30  # of a training whose peak is not known yet
 CATEGORIES = ("activations", "parameters", "gradients", "optimizer", "temporaries")

@@ -22,6 +22,7 @@ from stepscope.fix.saved.save_plan import KEEP, RECOMPUTE, PlannedRepeat, Planne
 from stepscope.fix.saved.step_watch import FOLLOWED, PLAIN, StepWatch
 from stepscope.fix.saved.time_limit import (
     CHECKED_AFTER,
+    MOST_TRIES,
     AddedTime,
     added_time,
     is_too_slow,
@@ -119,6 +120,8 @@ def test_what_is_too_slow() -> None:
     steps = [AddedTime(1000, slower) for slower in (1050, 1054, 1060)]
     assert [is_too_slow(added, limited) for added in steps] == [False, False, True]
     assert not is_too_slow(AddedTime(1000, 9000), MemoryTarget())
+    last = [AddedTime(1000, slower) for slower in (1060, 1069, 1071)]
+    assert [is_too_slow(added, limited, tries=MOST_TRIES) for added in last] == [False, False, True]
 
 
 def test_a_disturbed_step_does_not_count() -> None:

@@ -59,7 +59,7 @@ class KnownPass:
         a few plans. Says what was done. On CPUs a plan counts all its costs: it stays."""
         if self.record is None or self.record.on_host or self.planned is None:
             return None
-        if added is None or not is_too_slow(added, target):
+        if added is None or not is_too_slow(added, target, tries=self.tries):
             return None
         self.pinned, self.counted, self.report, self.followed_passes = None, False, None, 0
         said = f"steps took {percent(added.share)} longer than plain ones"

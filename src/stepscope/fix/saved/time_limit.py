@@ -25,6 +25,7 @@ CHECKED_AFTER = 8  # passes that followed the plan
 MOST_TRIES = 3  # plans
 LEAST_PLAIN = 3  # passes before the recorded one: what is slower needs something to compare with
 _DOUBT = 0.005  # of a step: the fastest of several differ by so much
+_TOLERATED = 0.02  # of the last plan: to save nothing would be worse
 _DEARER = 1.35  # by which operators take longer beside others; beyond, it is the host
 
 
@@ -51,9 +52,10 @@ def added_time(watch: StepWatch, key: Hashable) -> AddedTime | None:
     return AddedTime(min(plain), min(followed)) if plain and followed else None
 
 
-def is_too_slow(added: AddedTime, target: MemoryTarget) -> bool:
+def is_too_slow(added: AddedTime, target: MemoryTarget, *, tries: int = 1) -> bool:
     most = target.max_slowdown
-    return most is not None and added.share > most + _DOUBT
+    doubt = _DOUBT if tries < MOST_TRIES else _TOLERATED
+    return most is not None and added.share > most + doubt
 
 
 def with_measured_time(record: StepRecord, plan: SavePlan, added: AddedTime) -> StepRecord:
