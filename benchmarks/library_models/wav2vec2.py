@@ -1,0 +1,57 @@
+"""Train Wav2Vec2-base (transformers) to transcribe made-up sounds."""
+
+import argparse
+
+import torch
+from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
+
+BATCH, SAMPLES, LETTERS, SAID = 8, 80_000, 32, 40
+LEARNING_RATE = 1e-5
+
+
+def build(tiny=False):
+    sizes = (64, 2, 2, 128) if tiny else (768, 12, 12, 3072)
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    config = Wav2Vec2Config(vocab_size=LETTERS, **dict(zip(names, sizes, strict=True)))
+    return Wav2Vec2ForCTC(config).train()
+
+
+def make_batches(size, device, tiny=False):
+    samples, said = (8_000, 4) if tiny else (SAMPLES, SAID)
+    return [
+        (
+            torch.randn(size, samples, device=device),
+            torch.randint(1, LETTERS, (size, said), device=device),
+        )
+        for _ in range(8)
+    ]
+
+
+def loss_of(model, batch):
+    sounds, letters = batch
+    return model(input_values=sounds, labels=letters).loss
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, default=BATCH)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a model that a CPU can train")
+    options = parser.parse_args()
+
+    torch.manual_seed(0)
+    model = build(options.tiny).to(options.device)
+    batches = make_batches(options.batch, options.device, options.tiny)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    for step in range(options.steps):
+        loss = loss_of(model, batches[step % len(batches)])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 100 == 0:
+            print(f"step {step}: loss {loss.item():.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
