@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from stepscope.errors import UsageError
 from stepscope.fix import save_memory
 from stepscope.fix.saved import SavePlan, step_watch
 from stepscope.fix.saved.choose import make_plan, plan_step
+from stepscope.fix.saved.plan_search import _limits
 from stepscope.fix.saved.promise import promise
 from stepscope.fix.saved.step_record import (
     RecordedCall,
@@ -21,6 +23,9 @@ from stepscope.fix.saved.step_record import (
     StepValue,
 )
 from stepscope.records.memory_targets import MemoryTarget, read_target, size_in_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 BLOCKS = 12
 PRODUCT_NS, CHEAP_NS = 1000, 100
@@ -193,6 +198,27 @@ def test_a_plan_serves_the_node_at_which_the_allocator_held_most() -> None:
     assert served.step_peak_bytes < 50_000
     nothing = plan_step(late, target).plan  # only the batch is kept when the last node runs
     assert nothing.step_peak_bytes == 90_000
+
+
+def test_who_allows_more_time_has_what_is_found_in_less() -> None:
+    def looked_at(most_ns: float) -> set[int]:
+        limits: list[Callable[[Took], bool]] = _limits(None, most_ns, step_ns=1000)
+        return {time for time in range(1, 301) if any(_ends_at(limit, time) for limit in limits)}
+
+    assert looked_at(50) == {20, 50}
+    assert looked_at(150) == {20, 50, 100, 150}
+
+
+def _ends_at(allows: Callable[[Any], bool], time_ns: int) -> bool:
+    return allows(Took(extra_ns=time_ns)) and not allows(Took(extra_ns=time_ns + 1))
+
+
+@dataclass(frozen=True)
+class Took:
+    """A plan of which only the time matters."""
+
+    extra_ns: int
+    peak_bytes: int = 0
 
 
 @pytest.mark.parametrize("late_bytes", [0, 12_000, 24_000])
