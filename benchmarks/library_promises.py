@@ -5,8 +5,9 @@
 
 Each model trains in fp32 eager under `stepscope run`. From its folder come two promises for each
 change: without operator times, and with those that `probe` measured. Only then another process
-trains the model with each change, without a profiler, and measures step and peak. Rows are saved at
-once; what is there is not done again. `--tiny` runs small models on the CPU.
+trains the model with each change, without a profiler, in turns with the unchanged one, and measures
+step and peak. Rows are saved at once; what is there is not done again. `--tiny` runs small models
+on the CPU.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ CHANGES = (
     "checkpoint=blocks",
     "optimizer=fused",
 )
-_WARM_UP, _BLOCKS, _BLOCK = 5, 3, 4
+_WARM_UP, _BLOCKS, _BLOCK = 5, 4, 4
 _TINY_BATCH = 4
 _LEAST_S = 20.0  # no model is begun with less
 
@@ -217,71 +218,87 @@ def _run_measuring(name: str, end: float, options: argparse.Namespace) -> dict[s
 
 
 def _measure_model(name: str, options: argparse.Namespace) -> None:
-    """Every change in turn, the unchanged step first and last; a row for each on stdout."""
+    """The unchanged step, then every change in turns with it; a row for each on stdout."""
     turns = shared_turns()  # before the imports: they would slow the host of a model being timed
     module = importlib.import_module(f"library_models.{name}")
-    for change in ("", *CHANGES, "again"):
+    base = None
+    for change in ("", *CHANGES):
         try:
             with turns.alone() if turns else contextlib.nullcontext():
-                row = _measure(module, change, tiny=options.tiny)
+                base = base or Training(module, "", tiny=options.tiny)
+                row = _measure(base, module, change, tiny=options.tiny)
         except Exception as error:
             row = {"failure": repr(error)[-300:]}
         print(json.dumps({"change": change, **row}), flush=True)
 
 
-def _measure(module: Any, change: str, *, tiny: bool) -> dict[str, Any]:
-    import torch
+def _measure(base: Training, module: Any, change: str, *, tiny: bool) -> dict[str, Any]:
+    training = base if not change else Training(module, change, tiny=tiny)
+    pairs = [(base.block_ms(), training.block_ms()) for _ in range(1 if tiny else _BLOCKS)]
+    bases_ms, blocks_ms = ([pair[side] for pair in pairs] for side in (0, 1))
+    return {
+        "step_ms": statistics.median(blocks_ms),
+        "base_ms": statistics.median(bases_ms),
+        "blocks_ms": blocks_ms,
+        "base_blocks_ms": bases_ms,
+        "peak_bytes": training.peak_bytes,
+    }
 
-    if not tiny:
-        gc.collect()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    blocks_ms = _train(torch, module, change, tiny=tiny)
-    peak = None if tiny else torch.cuda.max_memory_allocated()
-    return {"step_ms": statistics.median(blocks_ms), "blocks_ms": blocks_ms, "peak_bytes": peak}
 
+class Training:
+    """A model that trains with one change, warm, and its peak of memory so far."""
 
-def _train(torch: Any, module: Any, change: str, *, tiny: bool) -> list[float]:
-    """Milliseconds of a step in each block of steps."""
+    def __init__(self, module: Any, change: str, *, tiny: bool) -> None:
+        import torch
 
-    device = "cpu" if tiny else "cuda"
-    on_gpu = device == "cuda"
-    torch.backends.cuda.matmul.allow_tf32 = change == "precision=tf32"
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = module.build(tiny)
-    if change == "checkpoint=blocks":
-        _checkpoint(model)
-    batch = _TINY_BATCH if tiny else module.BATCH
-    batch = round(batch * float(change.partition("=x")[2])) if change.startswith("batch") else batch
-    batches = module.make_batches(batch, device, tiny)
-    rate = getattr(module, "LEARNING_RATE", 1e-4)
-    fused = {"fused": True} if change == "optimizer=fused" else {}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, **fused)
-    autocast = torch.autocast(device, torch.bfloat16, enabled=change == "precision=bf16")
+        self._torch, self._module, self._change = torch, module, change
+        self._device = "cpu" if tiny else "cuda"
+        before = self._settle()
+        torch.manual_seed(0)
+        with torch.device(self._device):
+            self._model = module.build(tiny).to(self._device)
+        if change == "checkpoint=blocks":
+            _checkpoint(self._model)
+        times = float(change.partition("=x")[2]) if change.startswith("batch") else 1.0
+        batch = round((_TINY_BATCH if tiny else module.BATCH) * times)
+        self._batches = module.make_batches(batch, self._device, tiny)
+        rate = getattr(module, "LEARNING_RATE", 1e-4)
+        fused = {"fused": True} if change == "optimizer=fused" else {}
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=rate, **fused)
+        self.block_ms(2 if tiny else _WARM_UP)
+        self.peak_bytes = None if tiny else torch.cuda.max_memory_allocated() - before
 
-    def step(number: int) -> None:
-        with autocast:
-            loss = module.loss_of(model, batches[number % len(batches)])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    def wait() -> None:
-        if on_gpu:
-            torch.cuda.synchronize()
-
-    blocks = []
-    for number in range(2 if tiny else _WARM_UP):
-        step(number)
-    for _ in range(1 if tiny else _BLOCKS):
-        wait()
+    def block_ms(self, steps: int = _BLOCK) -> float:
+        """Milliseconds of a step, as the mean over a block of them."""
+        torch = self._torch
+        torch.backends.cuda.matmul.allow_tf32 = self._change == "precision=tf32"
+        self._wait()
         began = time.perf_counter()
-        for number in range(_BLOCK):
-            step(number)
-        wait()
-        blocks.append((time.perf_counter() - began) / _BLOCK * 1e3)
-    return blocks
+        for number in range(steps):
+            self._step(number)
+        self._wait()
+        return (time.perf_counter() - began) / steps * 1e3
+
+    def _step(self, number: int) -> None:
+        bf16 = self._change == "precision=bf16"
+        with self._torch.autocast(self._device, self._torch.bfloat16, enabled=bf16):
+            loss = self._module.loss_of(self._model, self._batches[number % len(self._batches)])
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _wait(self) -> None:
+        if self._device == "cuda":
+            self._torch.cuda.synchronize()
+
+    def _settle(self) -> int:
+        """Bytes that others hold."""
+        if self._device != "cuda":
+            return 0
+        gc.collect()
+        self._torch.cuda.empty_cache()
+        self._torch.cuda.reset_peak_memory_stats()
+        return int(self._torch.cuda.memory_allocated())
 
 
 def _checkpoint(model: Any) -> None:

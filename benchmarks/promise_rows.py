@@ -26,25 +26,31 @@ def rows_of(results: Mapping[str, Any]) -> Iterator[Row]:
                 promise = result["promises"].get(way, {}).get(change) or {}
                 if promise.get("predicted_ms") is None or promise.get("refused"):
                     continue
-                base = measured.get("", {}).get("step_ms")
+                base = outcome.get("base_ms") or measured.get("", {}).get("step_ms")
                 yield _row(model, change, way, promise, outcome, base)
 
 
 def _row(
     model: str, change: str, way: str, promise: Row, outcome: Row, base_ms: float | None
 ) -> Row:
+    """A promise is about a step beside the unchanged one: what makes both slower, such as a host
+    that was quicker yesterday, is no error of it. Older results have no unchanged step beside."""
     step, peak = outcome["step_ms"], outcome.get("peak_bytes")
     promised_peak = promise.get("peak_bytes")
     moved = math.log(step / base_ms) if base_ms else 0.0
     expected = math.log(promise["predicted_ms"] / promise["baseline_ms"])
+    beside = outcome.get("base_ms")
+    pace = beside / promise["baseline_ms"] if beside else 1.0
+    promised = {name: promise[name] * pace for name in ("predicted_ms", "low_ms", "high_ms")}
     return {
         "model": model,
         "change": change,
         "way": way,
         "measured_ms": step,
-        **{name: promise[name] for name in ("predicted_ms", "low_ms", "high_ms")},
-        "error": promise["predicted_ms"] / step - 1,
-        "inside": promise["low_ms"] <= step <= promise["high_ms"],
+        "pace": pace,
+        **promised,
+        "error": promised["predicted_ms"] / step - 1,
+        "inside": promised["low_ms"] <= step <= promised["high_ms"],
         "sign": None if abs(moved) < _CLEAR else moved * expected > 0,
         "peak_error": promised_peak / peak - 1 if promised_peak and peak else None,
         "peak_bytes": peak,

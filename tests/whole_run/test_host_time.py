@@ -29,7 +29,9 @@ def test_too_few_steps_or_other_ranks_say_nothing() -> None:
     assert own_phases_ns([]) == {}
 
 
-def steps_with_windows(forward: list[int], backward: list[int], windows: list[int]) -> StepColumns:
+def steps_with_windows(
+    forward: list[int], backward: list[int], windows: list[int], device: int | None = None
+) -> StepColumns:
     number = np.arange(len(forward))
     phases = {"forward": np.array(forward), "backward": np.array(backward)}
     return StepColumns(
@@ -40,12 +42,11 @@ def steps_with_windows(forward: list[int], backward: list[int], windows: list[in
         window=np.isin(number, windows),
         memory=np.zeros(len(number), np.bool_),
         whole=np.ones(len(number), np.bool_),
+        device_ns=None if device is None else np.full(len(number), device),
     )
 
 
-def test_steps_that_begin_with_an_empty_queue_show_the_host_if_it_holds_all_their_launches() -> (
-    None
-):
+def test_steps_that_begin_with_an_empty_queue_show_the_host() -> None:
     steps = steps_with_windows(
         [900, 10, 300, 900, 12, 310, 900, 11, 290],
         [900, 20, 500, 900, 21, 500, 900, 25, 500],
@@ -53,7 +54,38 @@ def test_steps_that_begin_with_an_empty_queue_show_the_host_if_it_holds_all_thei
     )
     free = free_phases_ns(steps, launches=800)
     assert (free["forward"], free["backward"], free["optimizer"]) == (11, 21, 0)
-    assert free_phases_ns(steps, launches=3000) == {}
+
+
+def test_a_host_that_stays_behind_the_device_is_free_in_all_its_steps() -> None:
+    steps = steps_with_windows([900, 60, *[40] * 6], [900, 80, *[60] * 6], [0], device=100)
+    free = free_phases_ns(steps, launches=3000)
+    assert (free["forward"], free["backward"]) == (40, 60)
+
+
+def test_a_step_counts_until_the_host_has_filled_the_queue() -> None:
+    """Four times as fast as the device: 645 launches wait after three steps, 870 after four."""
+    steps = steps_with_windows(
+        [900, 15, 10, 10, 9, 9, 60, 60] * 3,
+        [900, 20, 15, 15, 16, 16, 40, 40] * 3,
+        [0, 8, 16],
+        device=100,
+    )
+    free = free_phases_ns(steps, launches=300)
+    assert (free["forward"], free["backward"]) == (10, 15)
+
+
+def test_first_steps_after_a_window_do_not_count_where_later_ones_are_free() -> None:
+    steps = steps_with_windows([900, 50, 30, 30, 30], [0, 60, 30, 30, 30], [0], device=65)
+    free = free_phases_ns(steps, launches=100)
+    assert (free["forward"], free["backward"]) == (30, 30)
+
+
+def test_a_phase_that_is_shorter_in_full_steps_never_waits_there() -> None:
+    steps = steps_with_windows(
+        [900, 15, 10, 10, 10] * 3, [900, 20, 155, 190, 190] * 3, [0, 5, 10], device=200
+    )
+    free = free_phases_ns(steps, launches=800)
+    assert (free["forward"], free["backward"]) == (10, 20)
 
 
 def test_two_steps_with_an_empty_queue_are_too_few() -> None:

@@ -116,7 +116,8 @@ class RankAnalysis:
         launches = self._launches_without_waits
         if not own_ns or launches is None or self.inputs.steps is None:
             return own_ns
-        return free_phases_ns(self.inputs.steps, launches) or own_ns
+        free_ns = free_phases_ns(self.inputs.steps, launches)
+        return {phase: min(ns, free_ns.get(phase, ns)) for phase, ns in own_ns.items()}
 
     @property
     def _launches_without_waits(self) -> int | None:

@@ -68,10 +68,6 @@ class StepColumns(msgspec.Struct, frozen=True, kw_only=True):
         if len(host_ns):
             rest[last:] = host_ns.mean() < _HOST_PACE * float(np.median(device_ns))
         return rest
-        last = timed[-1] + 1
-        usual_ns = float(np.median(self.device_ns[timed]))
-        rest[last:] = self.wall_ns[last:].mean() < _HOST_PACE * usual_ns
-        return rest
 
     @property
     def step_ns(self) -> Ints:

@@ -13,12 +13,18 @@ from stepscope.records.step_columns import USUAL_PHASES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from stepscope.records.host_steps import HostStepTimes
     from stepscope.records.step_columns import StepColumns
+
+    Floats = NDArray[np.float64]
+    Flags = NDArray[np.bool_]
 
 _PHASES = ("data", "forward", "backward", "optimizer")
 _FEWEST = 2
 _FEWEST_FREE = 3
+_FULL = 0.75  # of the queue: inside a step more may wait than at its end
 
 
 def own_phases_ns(steps: Sequence[HostStepTimes]) -> dict[str, int]:
@@ -38,23 +44,61 @@ def own_phases_ns(steps: Sequence[HostStepTimes]) -> dict[str, int]:
 
 
 def free_phases_ns(steps: StepColumns, launches: int) -> dict[str, int]:
-    """By phase, from plain steps that began with an empty queue, after a window or a step of
-    ours. A step that launches less than the queue holds has nothing to wait for then, and nothing
-    stopped it either. Empty for a step with more launches, or if too few began so.
+    """By phase, from plain steps in which the host never found the queue full; empty if they are
+    too few.
+
+    To wait only adds. Where plain steps in general spend less on a phase than the free ones, the
+    host does not wait there either, and more steps tell more: the shorter counts.
 
     Only for steps that call nothing that waits for the device.
     """
-    ours = steps.window | steps.memory
-    free = np.zeros(len(steps), np.bool_)
-    free[1:] = ours[:-1] & (np.diff(steps.number) == 1)
-    free &= steps.plain
-    if launches > QUEUE_DEPTH or np.count_nonzero(free) < _FEWEST_FREE:
+    free = _free(steps, launches)
+    if np.count_nonzero(free) < _FEWEST_FREE:
         return {}
+    plain = steps.plain & ~_after_ours(steps)
+    kinds = [kind for kind in (free, plain) if kind.any()]
     phases = {phase: steps.phases_ns.get(phase) for phase in USUAL_PHASES}
     return {
-        phase: round(float(np.median(column[free]))) if column is not None else 0
+        phase: round(min(float(np.median(column[kind])) for kind in kinds))
+        if column is not None
+        else 0
         for phase, column in phases.items()
     }
+
+
+def _free(steps: StepColumns, launches: int) -> Flags:
+    """Steps of the host that ended before the queue was full. The first ones after our own work
+    run with cold caches and clear up after it: they count only if there are too few others."""
+    first = _after_ours(steps)
+    ahead = _launches_ahead(steps, first, launches)
+    free = steps.plain & (ahead < _FULL * QUEUE_DEPTH)
+    others = free & ~first
+    return others if np.count_nonzero(others) >= _FEWEST_FREE else free & first
+
+
+def _after_ours(steps: StepColumns) -> Flags:
+    """Plain steps right after a window or a step of ours: they begin with an empty queue."""
+    ours = steps.window | steps.memory
+    after = np.zeros(len(steps), np.bool_)
+    after[1:] = ours[:-1] & (np.diff(steps.number) == 1)
+    return after & steps.plain
+
+
+def _launches_ahead(steps: StepColumns, first: Flags, launches: int) -> Floats:
+    """How many launches wait in the queue when the host ends a step; infinite where not known."""
+    ahead = np.full(len(steps), np.inf)
+    if steps.device_ns is None:
+        ahead[first] = 0.0 if launches <= QUEUE_DEPTH else np.inf
+        return ahead
+    known = steps.plain & (steps.device_ns >= 0)
+    for begin in np.flatnonzero(first & known):
+        rest = np.flatnonzero(~known[begin:] | (np.diff(steps.number[begin - 1 :]) != 1))
+        end = begin + (int(rest[0]) if len(rest) else len(steps) - begin)
+        host_ns = np.cumsum(steps.wall_ns[begin:end])
+        device_ns = np.cumsum(steps.device_ns[begin:end])
+        done = np.interp(host_ns, np.concatenate(([0], device_ns)), np.arange(end - begin + 1))
+        ahead[begin:end] = launches * (np.arange(1, end - begin + 1) - done)
+    return ahead
 
 
 def _median_ns(steps: Sequence[HostStepTimes], phase: str) -> float:
