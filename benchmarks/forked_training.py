@@ -94,7 +94,7 @@ class TrainingFacts:
     batch: int
     device: str
     captured_per_step: int  # by the rule that capture has for optimizers that take turns
-    not_applied: str | None  # why a remedy changed nothing
+    not_applied: str | None  # why the last remedy of the way changed nothing
 
 
 class ForkedTraining:
@@ -372,12 +372,17 @@ class _Training:
 
     def facts(self) -> TrainingFacts:
         is_cuda = self._device.type == "cuda"
-        idle = [remedy for remedy in self._changed.content() if not remedy["did"]]
+        asked = self._way.remedies[-1:]  # what tells this way from others
+        idle = [
+            remedy["refused"] or "nothing to change"
+            for remedy in self._changed.content()
+            if remedy["id"] in asked and (remedy["refused"] or not remedy["did"])
+        ]
         return TrainingFacts(
             batch=self._config.batch,
             device=torch.cuda.get_device_name() if is_cuda else "CPU",
             captured_per_step=max(1, round(self._captured / FIRST)),
-            not_applied=(idle[0]["refused"] or "nothing to change") if idle else None,
+            not_applied=idle[0] if idle else None,
         )
 
     def close(self) -> None:

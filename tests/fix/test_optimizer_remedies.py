@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from injected import (
     TRAINING,
     assert_patch_trains_the_same,
@@ -12,9 +14,11 @@ from injected import (
     run_injected,
     run_patched,
 )
+from torch.optim.optimizer import _device_dtype_check_for_fused
 
 from stepscope.fix.proposal import Script
 from stepscope.fix.remedies import FIXES
+from stepscope.fix.remedies.fused_optimizer import why_not_fused
 from stepscope.records.script_facts import Built, Frame, ScriptFacts
 
 if TYPE_CHECKING:
@@ -115,6 +119,25 @@ SCALED = (
 
 
 @pytest.mark.slow
+class ForCpusOnly:
+    """Its check of the parameters, as Adagrad had it for years."""
+
+    def _init_group(self, parameter: Any) -> None:
+        _device_dtype_check_for_fused(parameter, cuda_unsupported=True)
+
+
+def test_an_update_that_is_fused_on_cpus_alone_is_not_used_on_a_gpu() -> None:
+    on_gpu = SimpleNamespace(
+        device=SimpleNamespace(type="cuda"),
+        is_floating_point=lambda: True,
+        grad=SimpleNamespace(is_sparse=False),
+    )
+    assert why_not_fused(torch.optim.Adam, [on_gpu]) is None
+    assert why_not_fused(ForCpusOnly, [on_gpu]) == (
+        "torch has no fused update for parameters on cuda"
+    )
+
+
 def test_fused_with_a_grad_scaler_trains_the_same_up_to_rounding(tmp_path: Path) -> None:
     plain = run_injected(tmp_path, SCALED)
     fused = run_injected(tmp_path, SCALED, "fused-optimizer")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -47,7 +48,7 @@ def apply(training: TrainingProcess, value: str) -> None:
             if not parameters:
                 continue
             del unchecked[optimizer]
-            why = _why_not_fused(parameters)
+            why = why_not_fused(type(optimizer), parameters)
             if why is not None:
                 _undo(optimizer, foreach)
                 refuse(f"{type(optimizer).__name__}: {why}")
@@ -61,11 +62,12 @@ def _with_gradients(optimizer: Any) -> list[Any]:
     return [p for group in fused for p in group["params"] if p.grad is not None]
 
 
-def _why_not_fused(parameters: list[Any]) -> str | None:
-    """What torch would raise in the first step."""
+def why_not_fused(kind: type[Any], parameters: list[Any]) -> str | None:
+    """What torch would raise in the first step of this kind of optimizer."""
     from torch.utils import _foreach_utils
 
-    devices = _foreach_utils._get_fused_kernels_supported_devices()
+    devices = set(_foreach_utils._get_fused_kernels_supported_devices())
+    devices -= {"cuda"} if _is_for_cpus_only(kind) else set()
     for parameter in parameters:
         if parameter.device.type not in devices:
             return f"torch has no fused update for parameters on {parameter.device.type}"
@@ -74,6 +76,14 @@ def _why_not_fused(parameters: list[Any]) -> str | None:
         if parameter.grad.is_sparse:
             return "torch has no fused update for sparse gradients"
     return None
+
+
+def _is_for_cpus_only(kind: type[Any]) -> bool:
+    """As Adagrad is before torch 2.13; only its own check of the parameters says so."""
+    try:
+        return "cuda_unsupported=True" in inspect.getsource(kind._init_group)
+    except (AttributeError, OSError, TypeError):
+        return False
 
 
 def _undo(optimizer: Any, foreach: bool | None) -> None:
