@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from stepscope.records.prediction import Prediction
 
 T = TypeVar("T")
-WARM_UP, AFTER = 3, 4  # steps before the captured ones and, captured, after the window
+WARM_UP, AFTER = 3, 12  # steps before the captured ones and, captured, after the window
 ROUNDS = 3
 AT_ONCE = 2  # changes that are built at the same time, beside the base
 PREDICTING_BYTES = 8 << 30  # for the prediction of a peak, which runs single operators

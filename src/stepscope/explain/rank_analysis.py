@@ -108,16 +108,10 @@ class RankAnalysis:
     @cached_property
     def host_phases_ns(self) -> dict[str, int]:
         """The host's own time by phase, as the run measured it; empty if it did not."""
-        if not self.inputs.host_steps:
-            return {}
-        from stepscope.explain.whole_run.host_time import free_phases_ns, own_phases_ns
+        from stepscope.explain.whole_run.host_time import host_phases_ns
 
-        own_ns = own_phases_ns(self.inputs.host_steps)
         launches = self._launches_without_waits
-        if not own_ns or launches is None or self.inputs.steps is None:
-            return own_ns
-        free_ns = free_phases_ns(self.inputs.steps, launches)
-        return {phase: min(ns, free_ns.get(phase, ns)) for phase, ns in own_ns.items()}
+        return host_phases_ns(self.inputs.host_steps, self.inputs.steps, launches)
 
     @property
     def _launches_without_waits(self) -> int | None:

@@ -23,8 +23,25 @@ if TYPE_CHECKING:
 
 _PHASES = ("data", "forward", "backward", "optimizer")
 _FEWEST = 2
-_FEWEST_FREE = 3
+_DISTURBED = 0.25  # quantile: what disturbs a step only adds
 _FULL = 0.75  # of the queue: inside a step more may wait than at its end
+
+
+def host_phases_ns(
+    measured: Sequence[HostStepTimes], steps: StepColumns | None, launches: int | None
+) -> dict[str, int]:
+    """By phase; empty if too few steps tell. `launches` of a step that calls nothing that waits for
+    the device, else None.
+
+    Whatever disturbs either kind of step only adds: the shorter counts.
+    """
+    own_ns = own_phases_ns(measured)
+    among_ranks = any(not step.alone for step in measured)
+    if among_ranks or steps is None or launches is None:
+        return own_ns
+    free_ns = free_phases_ns(steps, launches)
+    names = own_ns or free_ns
+    return {name: min(ns[name] for ns in (own_ns, free_ns) if name in ns) for name in names}
 
 
 def own_phases_ns(steps: Sequence[HostStepTimes]) -> dict[str, int]:
@@ -47,19 +64,17 @@ def free_phases_ns(steps: StepColumns, launches: int) -> dict[str, int]:
     """By phase, from plain steps in which the host never found the queue full; empty if they are
     too few.
 
-    To wait only adds. Where plain steps in general spend less on a phase than the free ones, the
-    host does not wait there either, and more steps tell more: the shorter counts.
-
-    Only for steps that call nothing that waits for the device.
+    To wait only adds, and so do cold caches and other programs. Where plain steps in general spend
+    less on a phase than the free ones, the host does not wait there either: the shorter counts.
     """
     free = _free(steps, launches)
-    if np.count_nonzero(free) < _FEWEST_FREE:
+    if np.count_nonzero(free) < _FEWEST:
         return {}
     plain = steps.plain & ~_after_ours(steps)
     kinds = [kind for kind in (free, plain) if kind.any()]
     phases = {phase: steps.phases_ns.get(phase) for phase in USUAL_PHASES}
     return {
-        phase: round(min(float(np.median(column[kind])) for kind in kinds))
+        phase: round(min(float(np.quantile(column[kind], _DISTURBED)) for kind in kinds))
         if column is not None
         else 0
         for phase, column in phases.items()
@@ -73,7 +88,7 @@ def _free(steps: StepColumns, launches: int) -> Flags:
     ahead = _launches_ahead(steps, first, launches)
     free = steps.plain & (ahead < _FULL * QUEUE_DEPTH)
     others = free & ~first
-    return others if np.count_nonzero(others) >= _FEWEST_FREE else free & first
+    return others if np.count_nonzero(others) >= _FEWEST else free & first
 
 
 def _after_ours(steps: StepColumns) -> Flags:
