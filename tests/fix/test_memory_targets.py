@@ -224,6 +224,28 @@ class Took:
     load: PlanLoad = NO_LOAD
 
 
+def test_near_the_devices_memory_expandable_segments_are_advised() -> None:
+    plain = around(blocks())
+    needed = make_plan(plain, MemoryTarget()).step_peak_bytes or 0
+    near, far = (around(blocks(), limit=round(needed / share)) for share in (0.9, 0.7))
+    facts = near.surroundings
+    assert facts is not None
+    advised = [
+        any("expandable_segments:True" in note for note in make_plan(record, MemoryTarget()).notes)
+        for record in (near, far, replace(near, surroundings=replace(facts, expandable=True)))
+    ]
+    assert advised == [True, False, False]
+
+
+def test_with_expandable_segments_a_larger_batch_may_use_more_of_the_device() -> None:
+    record, target = around(blocks(), limit=60_000), MemoryTarget(batch=2.0)
+    facts = record.surroundings
+    assert facts is not None
+    apart = make_plan(record, target)
+    together = make_plan(replace(record, surroundings=replace(facts, expandable=True)), target)
+    assert apart.extra_ns > together.extra_ns
+
+
 def test_a_plan_says_why_it_uses_little_of_the_time() -> None:
     record = blocks()
     all_of_it = make_plan(record, MemoryTarget(max_slowdown=0.02))

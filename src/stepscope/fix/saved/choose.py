@@ -38,7 +38,9 @@ _WORTH = 0.98  # of the peak: less saved is not worth a plan
 _SAME_PEAK = 1.005
 _WEIGHTS_DOMINATE = 4
 _LITTLE = 0.6  # of the time allowed
-_LEFT_FREE = 0.12  # of the device's memory: blocks are rounded up, and holes stay between them
+# Of the device's memory: blocks are rounded up, and holes stay between them.
+_LEFT_FREE, _LEFT_FREE_EXPANDABLE = 0.12, 0.05
+_NEAR_LIMIT = 0.8  # of the device's memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def plan_step(
         notes.append(_why_no_more(chosen.extra_ns / record.step_ns, target))
     if any(is_lossy(option.encoding) for option in chosen.selection.encoded.values()):
         notes.append("Some values are rounded (lossy): results differ from plain training.")
-    notes.extend(_advice(record, plain.memory.peak_bytes))
+    notes.extend(_advice(record, plain.memory.peak_bytes, chosen.peak_bytes))
     return PlannedStep(
         plan=_plan(record, target, plain, chosen, around, tuple(notes)),
         meets_target=meets_target,
@@ -210,7 +212,8 @@ def _limit(
     if target.batch is not None and target.budget_bytes is None:
         facts = record.surroundings
         if facts is not None and facts.limit_bytes is not None:
-            step_bytes = int(facts.limit_bytes * (1 - _LEFT_FREE))
+            left_free = _LEFT_FREE_EXPANDABLE if facts.expandable else _LEFT_FREE
+            step_bytes = int(facts.limit_bytes * (1 - left_free))
         elif around is not None:
             step_bytes = around.peak_bytes(plain.memory)
         else:
@@ -294,7 +297,16 @@ def _memory_first(one: _Candidate) -> tuple[int, ...]:
     return one.peak_bytes, one.memory.peak_bytes, sum(map(len, done)), one.extra_ns
 
 
-def _advice(record: StepRecord, peak_bytes: int) -> Iterator[str]:
+def _advice(record: StepRecord, peak_bytes: int, needed_bytes: int) -> Iterator[str]:
+    """`peak_bytes` of what backward keeps without a plan; `needed_bytes` by a step with it."""
+    around = record.surroundings
+    limit_bytes = None if around is None or around.expandable else around.limit_bytes
+    if limit_bytes is not None and needed_bytes > _NEAR_LIMIT * limit_bytes:
+        yield (
+            f"A step needs {size(needed_bytes)} of the {size(limit_bytes)} there are, and holes "
+            "between blocks need some, too. Start the training with "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: then there are hardly any."
+        )
     owned = sum(value.size_bytes for value in record.values if value.owned)
     if owned > _WEIGHTS_DOMINATE * peak_bytes:
         share = percent(peak_bytes / (owned + peak_bytes))

@@ -81,6 +81,7 @@ class StepSurroundings:
     ended_bytes: int
     gradient_bytes: int  # of weights that have no gradient yet
     limit_bytes: int | None  # what this process may hold at most
+    expandable: bool = False  # the allocator's segments grow: hardly any holes stay between blocks
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,7 @@ class StepWatch:
             ended_bytes=ended,
             gradient_bytes=sum(p.nbytes for p in missing),
             limit_bytes=_limit_bytes(self.device),
+            expandable=any(one.get("is_expandable") for one in torch.cuda.memory_snapshot()),
         )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.step_watch import StepWatch
     from stepscope.records.memory_targets import MemoryTarget
 
-CHECKED_AFTER = 10  # passes that followed the plan
+CHECKED_AFTER = 12  # passes that followed the plan
 SETTLING = 2  # of these: one is watched to pin the plan, in one what is held is counted
 LEAST_PLAIN = 5  # passes before the recorded one: what is slower needs something to compare with
 _DOUBT = 0.01  # of a step: stretches of equal steps differ by so much
