@@ -7,6 +7,7 @@ do with what the record says.
 from __future__ import annotations
 
 import functools
+import random
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
@@ -105,6 +106,23 @@ def test_who_allows_more_time_saves_no_less(machine: Machine) -> None:
     peaks = [tried(limit, machine).peak_bytes for limit in LIMITS]
     for smaller, larger in pairwise(peaks):
         assert larger <= 1.02 * smaller
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_times_that_vary_by_a_point_lead_to_about_the_same_end(seed: int) -> None:
+    draw, record = random.Random(seed), blocks()
+    machine, target = Machine(device=2.0), MemoryTarget(max_slowdown=0.15)
+    tries, verdict = PlanTries(target), Verdict(record, plan_step(record, target), False)
+    while not verdict.decided:
+        exact = machine.added(verdict.planned).share
+        added = shared(exact + draw.uniform(-0.01, 0.01))
+        verdict = tries.judge(verdict.record, verdict.planned, added)
+    assert 0.1 <= machine.added(verdict.planned).share <= 0.17
+
+
+def test_where_no_time_is_allowed_nothing_that_takes_time_is_tried() -> None:
+    ended = tried(0.0, Machine(), sparse=True)
+    assert ended.share == 0.0
 
 
 def test_everything_is_kept_only_if_the_cheapest_useful_plan_is_too_slow() -> None:

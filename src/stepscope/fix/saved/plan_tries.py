@@ -121,7 +121,7 @@ class PlanTries:
         waits = any(one.planned.waits and one.held_up_host for one in self.tried)
         return replace(
             record,
-            dearer=most * record.step_ns / max(1, load.device_ns),
+            dearer=most * record.step_ns / max(1, load.device_ns) if most else record.dearer,
             most_host_ns=load.host_ns,
             may_wait=not waits,
         )
