@@ -34,7 +34,7 @@ def measure_rows(
         try:
             measured = measure(cell)
         except Exception as error:
-            measured = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+            measured = {"error": f"{type(error).__name__}: {str(error)[:800]}"}
         row = {**cell, **measured, "took_s": round(time.monotonic() - began, 1)}
         rows = [*(one for one in rows if not _is_of(one, cell)), row]
         print(json.dumps(row), flush=True)

@@ -13,6 +13,7 @@ from stepscope.errors import UsageError
 from stepscope.fix import save_memory
 from stepscope.fix.saved import SavePlan, step_watch
 from stepscope.fix.saved.choose import make_plan, plan_step
+from stepscope.fix.saved.plan_load import NO_LOAD, PlanLoad
 from stepscope.fix.saved.plan_search import _limits
 from stepscope.fix.saved.promise import promise
 from stepscope.fix.saved.step_record import (
@@ -202,7 +203,8 @@ def test_a_plan_serves_the_node_at_which_the_allocator_held_most() -> None:
 
 def test_who_allows_more_time_has_what_is_found_in_less() -> None:
     def looked_at(most_ns: float) -> set[int]:
-        limits: list[Callable[[Took], bool]] = _limits(None, most_ns, step_ns=1000)
+        record = replace(blocks(), measured_step_ns=1000)
+        limits: list[Callable[[Took], bool]] = _limits(record, None, most_ns)
         return {time for time in range(1, 301) if any(_ends_at(limit, time) for limit in limits)}
 
     assert looked_at(50) == {20, 50}
@@ -219,6 +221,41 @@ class Took:
 
     extra_ns: int
     peak_bytes: int = 0
+    load: PlanLoad = NO_LOAD
+
+
+def test_near_the_devices_memory_expandable_segments_are_advised() -> None:
+    plain = around(blocks())
+    needed = make_plan(plain, MemoryTarget()).step_peak_bytes or 0
+    near, far = (around(blocks(), limit=round(needed / share)) for share in (0.9, 0.7))
+    facts = near.surroundings
+    assert facts is not None
+    advised = [
+        any("expandable_segments:True" in note for note in make_plan(record, MemoryTarget()).notes)
+        for record in (near, far, replace(near, surroundings=replace(facts, expandable=True)))
+    ]
+    assert advised == [True, False, False]
+
+
+def test_with_expandable_segments_a_larger_batch_may_use_more_of_the_device() -> None:
+    record, target = around(blocks(), limit=60_000), MemoryTarget(batch=2.0)
+    facts = record.surroundings
+    assert facts is not None
+    apart = make_plan(record, target)
+    together = make_plan(replace(record, surroundings=replace(facts, expandable=True)), target)
+    assert apart.extra_ns > together.extra_ns
+
+
+def test_a_plan_says_why_it_uses_little_of_the_time() -> None:
+    record = blocks()
+    all_of_it = make_plan(record, MemoryTarget(max_slowdown=0.02))
+    assert all_of_it.slowdown > 0.012
+    assert not any("lowers the peak" in note for note in all_of_it.notes)
+    little = make_plan(record, MemoryTarget(max_slowdown=5.0))
+    assert "less than the 500% allowed" in little.notes[0]
+    assert "heavy=True" in little.notes[0]
+    heavy = make_plan(record, MemoryTarget(max_slowdown=5.0, heavy=True))
+    assert "heavy=True" not in heavy.notes[0]
 
 
 @pytest.mark.parametrize("late_bytes", [0, 12_000, 24_000])

@@ -2,52 +2,53 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory
 from stepscope.fix.saved.byte_costs import with_byte_costs, with_measured_costs
-from stepscope.fix.saved.encoding_names import OFFLOAD, described, is_lossy
-from stepscope.fix.saved.hook_pauses import HOOKED_FOR_EACH
-from stepscope.fix.saved.offload_offers import offload_points
-from stepscope.fix.saved.plan_search import search
-from stepscope.fix.saved.plan_timeline import plan_timeline
-from stepscope.fix.saved.save_plan import (
-    ENCODE,
-    KEEP,
-    RECOMPUTE,
-    PlannedRepeat,
-    PlannedResult,
-    PlannedUse,
-    PlanRow,
-    SavePlan,
+from stepscope.fix.saved.encoding_names import host_waits, is_lossy
+from stepscope.fix.saved.plan_actions import (
+    planned_action,
+    planned_use,
+    repeats,
+    results,
+    rows,
+    use_action,
+    with_points,
 )
+from stepscope.fix.saved.plan_load import NO_LOAD, PlanLoad, plan_load
+from stepscope.fix.saved.plan_search import is_timely, search
+from stepscope.fix.saved.plan_timeline import plan_timeline
+from stepscope.fix.saved.save_plan import KEEP, SavePlan
 from stepscope.fix.saved.selection import (
     ValueSelection,
-    is_planned,
     keep_everything,
 )
 from stepscope.fix.saved.step_memory import StepMemory, step_memory
-from stepscope.fix.saved.step_record import HoldingOption
 from stepscope.records.figures import duration, percent, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from stepscope.fix.saved.step_record import SavedUse, StepRecord, StepValue
+    from stepscope.fix.saved.step_record import StepRecord
     from stepscope.records.memory_targets import MemoryTarget
 
 _WORTH = 0.98  # of the peak: less saved is not worth a plan
 _SAME_PEAK = 1.005
 _WEIGHTS_DOMINATE = 4
-_LEFT_FREE = 0.12  # of the device's memory: blocks are rounded up, and holes stay between them
+_LITTLE = 0.6  # of the time allowed
+# Of the device's memory: promises of peaks are off by up to 4%, blocks are rounded up, and holes stay
+# between them.
+_LEFT_FREE, _LEFT_FREE_EXPANDABLE = 0.12, 0.08
+_NEAR_LIMIT = 0.8  # of the device's memory
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     selection: ValueSelection
     memory: BackwardMemory
+    load: PlanLoad
     extra_ns: int
     peak_bytes: int  # that the target limits: of the step where it is known, else of backward
 
@@ -57,13 +58,24 @@ class PlannedStep:
     plan: SavePlan
     meets_target: bool  # without a target of bytes, always
     read: bool  # its peaks rest on what the allocator held in the recorded step's backward
+    load: PlanLoad = NO_LOAD
+    waits: bool = False  # the host waits for the sizes of some encodings
+    compared: tuple[ValueSelection, ...] = ()  # that another limit of time may choose from
 
 
 def make_plan(record: StepRecord, target: MemoryTarget) -> SavePlan:
     return plan_step(record, target).plan
 
 
-def plan_step(record: StepRecord, target: MemoryTarget) -> PlannedStep:
+def plan_step(
+    record: StepRecord,
+    target: MemoryTarget,
+    *,
+    compared: tuple[ValueSelection, ...] = (),
+    searching: bool = True,
+) -> PlannedStep:
+    """`compared` were found for another limit of time; if not `searching`, no others are."""
+    record = record if record.may_wait else without_waiting(record)
     plain_memory = backward_memory(record, keep_everything(record))
     around = step_memory(record, plain_memory)
     batch = target.batch or 1.0
@@ -74,14 +86,13 @@ def plan_step(record: StepRecord, target: MemoryTarget) -> PlannedStep:
     plain = score(keep_everything(record))
     limit = _limit(record, target, plain, around)
     most_ns = target.most_ns(record.step_ns)
-    found = [
-        one
-        for searched in _searched(record, free=limit is None and most_ns is None)
-        for one in search(
-            searched, score, fits=None if limit is None else limit.allows, most_ns=most_ns
-        )
-    ]
-    chosen = _best([plain, *found], limit, most_ns)
+    found = [score(one) for one in compared if _is_possible(record, one)]
+    free = limit is None and most_ns is None
+    for searched in _searched(record, free=free) if searching else ():
+        fits = None if limit is None else limit.allows
+        found += search(searched, score, fits=fits, most_ns=most_ns)
+    timely = [one for one in found if is_timely(most_ns, record.most_host_ns, one)]
+    chosen = _best([plain, *timely], limit, timed=most_ns is not None)
     notes = []
     meets_target = limit is None or limit.allows(chosen)
     if limit is not None and not meets_target:
@@ -89,22 +100,36 @@ def plan_step(record: StepRecord, target: MemoryTarget) -> PlannedStep:
     if not _is_worthwhile(chosen, plain):
         chosen = plain
         notes.append(_why_nothing(plain, limit, found, target))
+    elif limit is None and most_ns is not None and chosen.extra_ns < _LITTLE * most_ns:
+        notes.append(_why_no_more(chosen.extra_ns / record.step_ns, target))
     if any(is_lossy(option.encoding) for option in chosen.selection.encoded.values()):
         notes.append("Some values are rounded (lossy): results differ from plain training.")
-    notes.extend(_advice(record, plain.memory.peak_bytes))
+    notes.extend(_advice(record, plain.memory.peak_bytes, chosen.peak_bytes))
     return PlannedStep(
         plan=_plan(record, target, plain, chosen, around, tuple(notes)),
         meets_target=meets_target,
         read=record.backward_was_read,
+        load=chosen.load,
+        waits=any(host_waits(one.encoding) for one in chosen.selection.encoded.values()),
+        compared=() if most_ns is None or record.on_host else _undominated(found),
     )
+
+
+def plan_nothing(record: StepRecord, target: MemoryTarget, note: str) -> PlannedStep:
+    """Everything is kept."""
+    around = step_memory(record, backward_memory(record, keep_everything(record)))
+    plain = _candidate(record, keep_everything(record), around, target.batch or 1.0)
+    plan = _plan(record, target, plain, plain, around, (note,))
+    return PlannedStep(plan=plan, meets_target=False, read=record.backward_was_read)
 
 
 def _searched(record: StepRecord, *, free: bool) -> list[StepRecord]:
     """What selections are found in. Where a GPU hides a part of the host's costs, it may be best to
     count them or not; where heavy operators may be repeated, it may be best not to."""
     searched = [with_byte_costs(record) if free else record]
-    if not free and not record.on_host and record.slack_ns is not None:
-        searched.append(replace(record, watch_ns=0, replace_ns=0, repeat_ns=0))
+    if not free and not record.on_host:
+        hidden = replace(record, watch_ns=0, replace_ns=0, repeat_ns=0)
+        searched = [hidden] if record.most_host_ns is None else [record, hidden]
     heavy = frozenset(number for number, call in enumerate(record.operators) if call.heavy)
     if heavy:
         searched += [without_repeating(one, heavy) for one in searched]
@@ -118,6 +143,41 @@ def without_repeating(record: StepRecord, operators: frozenset[int]) -> StepReco
         for number, call in enumerate(record.operators)
     )
     return replace(record, operators=tuple(calls))
+
+
+def without_waiting(record: StepRecord) -> StepRecord:
+    """Without encodings whose size the device has to tell the host."""
+    values = (
+        replace(value, options=tuple(o for o in value.options if not host_waits(o.encoding)))
+        for value in record.values
+    )
+    return replace(record, values=tuple(values))
+
+
+def _is_possible(record: StepRecord, selection: ValueSelection) -> bool:
+    """Less may be repeated or encoded than when it was found."""
+    offered = (
+        option.encoding in {one.encoding for one in record.values[value].options}
+        for value, option in selection.encoded.items()
+    )
+    repeatable = (record.operators[number].refusal is None for number in selection.repeated)
+    return all(offered) and all(repeatable)
+
+
+def _undominated(found: list[_Candidate]) -> tuple[ValueSelection, ...]:
+    """Without those that another one beats in time, on the host and in memory."""
+    costs = {
+        (one.load.device_ns, one.load.host_ns, one.peak_bytes, one.memory.saved_bytes): one
+        for one in found
+    }
+    return tuple(
+        one.selection
+        for cost, one in costs.items()
+        if not any(
+            other != cost and all(a <= b for a, b in zip(other, cost, strict=True))
+            for other in costs
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +213,8 @@ def _limit(
     if target.batch is not None and target.budget_bytes is None:
         facts = record.surroundings
         if facts is not None and facts.limit_bytes is not None:
-            step_bytes = int(facts.limit_bytes * (1 - _LEFT_FREE))
+            left_free = _LEFT_FREE_EXPANDABLE if facts.expandable else _LEFT_FREE
+            step_bytes = int(facts.limit_bytes * (1 - left_free))
         elif around is not None:
             step_bytes = around.peak_bytes(plain.memory)
         else:
@@ -183,6 +244,15 @@ def _why_nothing(
     return "Nothing here is cheap to recompute or compresses exactly."
 
 
+def _why_no_more(share: float, target: MemoryTarget) -> str:
+    more = "" if target.heavy else " heavy=True also repeats products, which may save more."
+    return (
+        f"Recomputing takes {percent(share)} of a step, less than the "
+        f"{percent(target.max_slowdown or 0.0)} allowed: nothing else that is cheap to repeat "
+        f"lowers the peak.{more}"
+    )
+
+
 def _is_worthwhile(one: _Candidate, plain: _Candidate) -> bool:
     return one.memory.peak_bytes <= _WORTH * plain.memory.peak_bytes
 
@@ -190,49 +260,32 @@ def _is_worthwhile(one: _Candidate, plain: _Candidate) -> bool:
 def _candidate(
     record: StepRecord, selection: ValueSelection, around: StepMemory | None, batch: float
 ) -> _Candidate:
-    extra_ns = _extra_ns(record, selection)
+    replaced = sum(
+        planned_action(record, selection, number, use) != KEEP
+        for number, use in enumerate(record.uses)
+    )
+    load = plan_load(record, selection, replaced)
     memory = backward_memory(record, selection)
     if around is not None:
         peak_bytes = around.peak_bytes(memory, batch)
     else:
         peak_bytes = round(batch * memory.peak_bytes)
-    return _Candidate(selection, memory, extra_ns, peak_bytes)
+    return _Candidate(selection, memory, load, _extra_ns(record, load), peak_bytes)
 
 
-def _extra_ns(record: StepRecord, selection: ValueSelection) -> int:
-    """What the selection adds to a step. The host's part comes on top on CPUs; a GPU's work hides
-    it, up to the slack."""
-    repeated_ns = sum(record.operators[number].again_ns for number in selection.repeated)
-    options = [*selection.encoded.values(), *selection.encoded_uses.values()]
-    operators_ns = round(record.dearer * (repeated_ns + sum(one.cost_ns for one in options)))
-    replaced = sum(
-        _planned_action(record, selection, number, use) != KEEP
-        for number, use in enumerate(record.uses)
-    )
-    following = host_ns(record, replaced, len(selection.repeated))
-    if record.on_host:
-        return operators_ns + following
-    return max(operators_ns, 0 if record.slack_ns is None else following - record.slack_ns)
+def _extra_ns(record: StepRecord, load: PlanLoad) -> int:
+    """What it adds to a step. The host's part comes on top on CPUs; a GPU's work hides it."""
+    device_ns = round(record.dearer * load.device_ns)
+    return device_ns + load.host_ns if record.on_host else device_ns
 
 
-def host_ns(record: StepRecord, replaced: int, repeated: int) -> int:
-    """What it costs the host to follow a plan with so many uses that are not kept, and operators
-    that are repeated."""
-    watched = min(len(record.uses), HOOKED_FOR_EACH * replaced)
-    hooks_ns = record.watch_ns * watched + record.replace_ns * replaced
-    return hooks_ns + record.repeat_ns * repeated
-
-
-def _best(
-    candidates: list[_Candidate], limit: _PeakLimit | None, most_ns: float | None
-) -> _Candidate:
-    """Within the time: the least bytes, or the least time that meets the bytes."""
-    timely = [one for one in candidates if most_ns is None or one.extra_ns <= most_ns]
+def _best(timely: list[_Candidate], limit: _PeakLimit | None, *, timed: bool) -> _Candidate:
+    """The least bytes, or the least time that meets the bytes."""
     fitting = [one for one in timely if limit is not None and limit.allows(one)]
     if fitting:
         return min(fitting, key=lambda one: (one.extra_ns, one.peak_bytes))
     least = min(timely, key=_memory_first)
-    if most_ns is None:
+    if not timed:
         return least
     # The time is given: of plans with hardly another peak, that which keeps least.
     equal = [one for one in timely if one.peak_bytes <= _SAME_PEAK * least.peak_bytes]
@@ -245,7 +298,16 @@ def _memory_first(one: _Candidate) -> tuple[int, ...]:
     return one.peak_bytes, one.memory.peak_bytes, sum(map(len, done)), one.extra_ns
 
 
-def _advice(record: StepRecord, peak_bytes: int) -> Iterator[str]:
+def _advice(record: StepRecord, peak_bytes: int, needed_bytes: int) -> Iterator[str]:
+    """`peak_bytes` of what backward keeps without a plan; `needed_bytes` by a step with it."""
+    around = record.surroundings
+    limit_bytes = None if around is None or around.expandable else around.limit_bytes
+    if limit_bytes is not None and needed_bytes > _NEAR_LIMIT * limit_bytes:
+        yield (
+            f"A step needs {size(needed_bytes)} of the {size(limit_bytes)} there are, and holes "
+            "between blocks need some, too. Start the training with "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: then there are hardly any."
+        )
     owned = sum(value.size_bytes for value in record.values if value.owned)
     if owned > _WEIGHTS_DOMINATE * peak_bytes:
         share = percent(peak_bytes / (owned + peak_bytes))
@@ -263,15 +325,15 @@ def _plan(
     around: StepMemory | None,
     notes: tuple[str, ...],
 ) -> SavePlan:
-    selection = _with_points(record, chosen.selection)
+    selection = with_points(record, chosen.selection)
     return SavePlan(
         operators=tuple(call.name for call in record.operators),
-        repeated=tuple(_repeats(record, selection)),
-        results=tuple(_results(record, selection)),
+        repeated=tuple(repeats(record, selection)),
+        results=tuple(results(record, selection)),
         uses=tuple(
-            _planned_use(record, selection, number, use) for number, use in enumerate(record.uses)
+            planned_use(record, selection, number, use) for number, use in enumerate(record.uses)
         ),
-        rows=tuple(_rows(record, selection)),
+        rows=tuple(rows(record, selection)),
         saved_bytes_before=plain.memory.saved_bytes,
         saved_bytes=chosen.memory.saved_bytes,
         peak_bytes_before=plain.memory.peak_bytes,
@@ -282,133 +344,7 @@ def _plan(
         step_peak_bytes_before=None if around is None else around.peak_bytes(plain.memory),
         step_peak_bytes=None if around is None else around.peak_bytes(chosen.memory),
         timeline=plan_timeline(
-            record, plain.memory, selection, chosen.memory, _use_action(record, selection)
+            record, plain.memory, selection, chosen.memory, use_action(record, selection)
         ),
         notes=notes,
-    )
-
-
-def _with_points(record: StepRecord, selection: ValueSelection) -> ValueSelection:
-    """Offloaded values, with the points at which they leave and come back."""
-    offloaded = [v for v, option in selection.encoded.items() if option.encoding == OFFLOAD]
-    encoded = dict(selection.encoded)
-    for value, points in offload_points(record, offloaded).items():
-        encoded[value] = replace(encoded[value], encoding=points.encoding())
-    return replace(selection, encoded=encoded)
-
-
-def _repeats(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedRepeat]:
-    for number in sorted(selection.repeated):
-        call = record.operators[number]
-        recomputed = tuple(_action(record, selection, value) == RECOMPUTE for value in call.inputs)
-        yield PlannedRepeat(operator=number, recomputed_inputs=recomputed, again=call.again)
-
-
-def _results(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedResult]:
-    for number in sorted(selection.encoded.keys() | selection.kept):
-        value = record.values[number]
-        option = selection.encoded.get(number)
-        encoding = None if option is None else option.encoding
-        repeated = value.producer in selection.repeated
-        if value.producer is not None and (repeated or encoding is not None):
-            slot = record.operators[value.producer].outputs.index(number)
-            yield PlannedResult(operator=value.producer, slot=slot, encoding=encoding)
-
-
-def _planned_use(
-    record: StepRecord, selection: ValueSelection, number: int, use: SavedUse
-) -> PlannedUse:
-    action, encoding = _planned_action(record, selection, number, use), None
-    if number in selection.encoded_uses:
-        encoding = selection.encoded_uses[number].encoding
-    elif action == ENCODE and use.value is not None:
-        encoding = selection.encoded[use.value].encoding
-    return PlannedUse(
-        after=use.after, shape=use.shape, dtype=use.dtype, action=action, encoding=encoding
-    )
-
-
-def _planned_action(
-    record: StepRecord, selection: ValueSelection, number: int, use: SavedUse
-) -> str:
-    if number in selection.encoded_uses:
-        return ENCODE
-    if use.value is None or not is_planned(record, use):
-        return KEEP
-    return _action(record, selection, use.value)
-
-
-def _action(record: StepRecord, selection: ValueSelection, number: int) -> str:
-    if number in selection.encoded:
-        return ENCODE
-    if number in selection.kept or record.values[number].producer not in selection.repeated:
-        return KEEP
-    return RECOMPUTE
-
-
-def _shown_action(record: StepRecord, selection: ValueSelection, number: int) -> str:
-    """For people: offloading is carried out as an encoding, but it is none."""
-    option = selection.encoded.get(number)
-    is_offloaded = option is not None and described(option.encoding) == OFFLOAD
-    return OFFLOAD if is_offloaded else _action(record, selection, number)
-
-
-def _use_action(record: StepRecord, selection: ValueSelection) -> Callable[[int], str]:
-    """What is done with a value that backward kept; where only its uses are encoded, that."""
-    whole = {
-        use.value for number, use in enumerate(record.uses) if number not in selection.encoded_uses
-    }
-    return lambda value: _shown_action(record, selection, value) if value in whole else ENCODE
-
-
-def _rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
-    """Every value that backward kept, and those that are now kept to start from."""
-    encoded_uses = defaultdict[int, set[HoldingOption]](set)
-    needed = selection.kept | selection.encoded.keys()
-    for number, use in enumerate(record.uses):
-        if use.value is not None and number not in selection.encoded_uses:
-            needed.add(use.value)
-        elif use.value is not None:
-            encoded_uses[use.value].add(selection.encoded_uses[number])
-    before = {use.value for use in record.uses}
-    for number in sorted(needed | set(encoded_uses)):
-        value = record.values[number]
-        if value.owned:
-            continue
-        if number in needed:
-            row = _row(record, value, *_treatment(record, selection, number))
-        else:
-            options = sorted(encoded_uses[number], key=lambda option: option.encoding)
-            names = ", ".join(dict.fromkeys(described(option.encoding) for option in options))
-            held_bytes = sum(option.held_bytes for option in options)
-            cost_ns = sum(option.cost_ns for option in options)
-            row = _row(record, value, f"{ENCODE}: {names}", held_bytes, cost_ns)
-        yield replace(row, was_kept=number in before)
-
-
-def _treatment(record: StepRecord, selection: ValueSelection, number: int) -> tuple[str, int, int]:
-    """Action, bytes held and time."""
-    value, action = record.values[number], _shown_action(record, selection, number)
-    if action == RECOMPUTE and value.producer is not None:
-        return action, 0, record.operators[value.producer].again_ns
-    option = selection.encoded.get(number)
-    if option is None:
-        return action, value.size_bytes, 0
-    label = f"{action}: {described(option.encoding)}" if action == ENCODE else action
-    return label, option.held_bytes, option.cost_ns
-
-
-def _row(
-    record: StepRecord, value: StepValue, action: str, held_bytes: int, cost_ns: int
-) -> PlanRow:
-    shape = "x".join(map(str, value.shape)) or "scalar"
-    made_by = "" if value.producer is None else record.operators[value.producer].name
-    return PlanRow(
-        value=f"{shape} {value.dtype}",
-        module=value.module,
-        operator=made_by.removeprefix("aten."),
-        size_bytes=value.size_bytes,
-        held_bytes=held_bytes,
-        action=action,
-        cost_ns=cost_ns,
     )

@@ -12,10 +12,16 @@ from dataclasses import dataclass
 
 LOSSY = ("bf16", "fp16", "fp8-e4m3", "fp8-e5m2", "4-bit")
 OFFLOAD = "offload"
+_WAITING = ("sparse", "narrow")
 
 
 def is_lossy(encoding: str) -> bool:
     return encoding in LOSSY
+
+
+def host_waits(encoding: str) -> bool:
+    """On a GPU: the host stays close behind the device to learn whether the value fitted."""
+    return encoding.partition(" ")[0] in _WAITING
 
 
 def described(encoding: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from stepscope.fix.saved.choose import host_ns, make_plan
+from stepscope.fix.saved.choose import make_plan
 from stepscope.fix.saved.follower import FollowedPlan, unpack_held
 from stepscope.fix.saved.operator_clock import disturb_caches
 from stepscope.fix.saved.pin_plan import pin_plan
@@ -84,22 +84,15 @@ def following_costs() -> FollowingCosts:
     )
 
 
-def with_host_costs(record: StepRecord, dearer: float = 1.0) -> StepRecord:
-    """The GPU's work hides them, unless the host is what training waits for. `dearer` is over what
-    they are for a small chain."""
+def with_host_costs(record: StepRecord) -> StepRecord:
+    """On a GPU, whose work hides them, they tell which of two plans asks more of the host."""
     costs = following_costs()
     return replace(
         record,
-        watch_ns=round(dearer * costs.watch_ns),
-        replace_ns=round(dearer * costs.replace_ns),
-        repeat_ns=round(dearer * costs.repeat_ns),
+        watch_ns=costs.watch_ns,
+        replace_ns=costs.replace_ns,
+        repeat_ns=costs.repeat_ns,
     )
-
-
-def following_ns(record: StepRecord, plan: SavePlan) -> int:
-    """What the plan costs the host, by the record's costs."""
-    replaced = sum(use.action != KEEP for use in plan.uses)
-    return host_ns(record, replaced, len(plan.repeated))
 
 
 def _chain_costs(model: nn.Module) -> _ChainCosts:

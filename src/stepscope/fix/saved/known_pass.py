@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.saved.choose import plan_step
 from stepscope.fix.saved.follower import FollowedPlan
-from stepscope.fix.saved.time_limit import MOST_TRIES, is_too_slow, with_measured_time
-from stepscope.records.figures import percent
+from stepscope.fix.saved.plan_tries import PlanTries
 
 if TYPE_CHECKING:
     from stepscope.fix.saved.choose import PlannedStep
@@ -39,7 +38,8 @@ class KnownPass:
     deviations: int = 0  # in a row
     failed_pins: int = 0  # pinned passes that differed, before any that did not
     followed_passes: int = 0
-    tries: int = 1  # plans whose steps were timed, this one included
+    tries: PlanTries | None = None  # plans whose steps were timed
+    decided: bool = False  # the plan stays
     given_up: bool = False
 
     def make_plan(self, target: MemoryTarget) -> None:
@@ -55,22 +55,19 @@ class KnownPass:
         self.planned, self.followed = planned, FollowedPlan.of(planned.plan)
 
     def check_time(self, added: AddedTime | None, target: MemoryTarget) -> str | None:
-        """Plan again where steps are slower than allowed, with what they have shown; give up after
-        a few plans. Says what was done. On CPUs a plan counts all its costs: it stays."""
-        if self.record is None or self.record.on_host or self.planned is None:
+        """Plan again where steps are slower than allowed, with what they have shown, a few times.
+        Says what was done. On CPUs a plan counts all its costs: it stays."""
+        if self.record is None or self.record.on_host or self.planned is None or self.decided:
             return None
-        if added is None or not is_too_slow(added, target, tries=self.tries):
+        if added is None or target.max_slowdown is None:
             return None
-        self.pinned, self.counted, self.report, self.followed_passes = None, False, None, 0
-        said = f"steps took {percent(added.share)} longer than plain ones"
-        if self.tries >= MOST_TRIES:
-            self.given_up = True
-            return (
-                f"{said}: everything is kept from now on. Where training waits for the host, "
-                "capture a CUDA graph, or train with a larger batch"
-            )
-        self.tries += 1
-        self.record = with_measured_time(self.record, self.planned.plan, added)
-        self.use(plan_step(self.record, target))
-        why = ", as the host cannot keep up" if self.record.slack_ns is not None else ""
-        return f"{said}{why}: planned again"
+        self.tries = self.tries or PlanTries(target)
+        verdict = self.tries.judge(self.record, self.planned, added)
+        self.decided, self.given_up = verdict.decided, verdict.gave_up
+        if self.decided:
+            self.tries = None
+        if verdict.planned is not self.planned:
+            self.pinned, self.counted, self.report, self.followed_passes = None, False, None, 0
+            self.record = verdict.record
+            self.use(verdict.planned)
+        return verdict.said

@@ -36,7 +36,7 @@ from stepscope.fix.saved.step_watch import (
     BackwardPeaks,
     StepWatch,
 )
-from stepscope.fix.saved.time_limit import CHECKED_AFTER, LEAST_PLAIN, added_time
+from stepscope.fix.saved.time_limit import CHECKED_AFTER, LEAST_PLAIN, SETTLING, added_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,7 @@ class MemorySaver:
         """Whether the plans stay as they are, for the inputs seen so far."""
         return bool(self._passes) and all(
             known.given_up
-            or known.followed_passes >= CHECKED_AFTER
+            or known.followed_passes >= (SETTLING if known.decided else CHECKED_AFTER)
             or (known.followed is not None and not self._follows(known.followed))
             for known in self._passes.values()
         )
@@ -326,8 +326,9 @@ class MemorySaver:
 
     def _completed(self, record: StepRecord, known: KnownPass) -> StepRecord:
         """With what stood around the pass, and what the host or the link to it costs."""
+        timed = self._target.max_slowdown is not None
         record = replace(
-            with_host_costs(record) if record.on_host else record,
+            with_host_costs(record) if record.on_host or timed else record,
             surroundings=self._watch.surroundings(list(self._model.parameters())),
             measured_step_ns=self._watch.plain_ns(known.key),
         )

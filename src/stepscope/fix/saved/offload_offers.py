@@ -50,14 +50,6 @@ def with_offload(record: StepRecord, speed: LinkSpeed) -> StepRecord:
     return replace(record, values=tuple(values))
 
 
-def without_offload(record: StepRecord) -> StepRecord:
-    values = (
-        replace(value, options=tuple(one for one in value.options if one.encoding != OFFLOAD))
-        for value in record.values
-    )
-    return replace(record, link=None, values=tuple(values))
-
-
 def offered_values(record: StepRecord) -> list[int]:
     accepted: list[_Transfer] = []
     forward_ns = _elapsed(record)[-1]

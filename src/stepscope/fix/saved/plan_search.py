@@ -13,6 +13,7 @@ from stepscope.fix.saved.selection import keep_everything, select
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stepscope.fix.saved.plan_load import PlanLoad
     from stepscope.fix.saved.selection import ValueSelection
     from stepscope.fix.saved.step_record import StepRecord
 
@@ -36,6 +37,9 @@ class Scored(Protocol):
 
     @property
     def extra_ns(self) -> int: ...
+
+    @property
+    def load(self) -> PlanLoad: ...
 
 
 C = TypeVar("C", bound=Scored)
@@ -87,7 +91,7 @@ def _priced(
     found = [one for _, one in rising]
     if fits is None and most_ns is None:
         found += [_one_end(record, score, segments, part) for part in _ENDS]
-    for beyond in _limits(fits, most_ns, record.step_ns):
+    for beyond in _limits(record, fits, most_ns):
         for (low, below), (high, above) in itertools.pairwise(rising):
             if beyond(above) and not beyond(below):
                 found += _between(at, low, high, len(record.operators), beyond)
@@ -96,21 +100,27 @@ def _priced(
 
 
 def _limits(
-    fits: Callable[[C], bool] | None, most_ns: float | None, step_ns: int
+    record: StepRecord, fits: Callable[[C], bool] | None, most_ns: float | None
 ) -> list[Callable[[C], bool]]:
     """Also the same shorter times for everybody: where much is made again at once, what takes
-    longer may need more, and who allows more time is to get no worse plan."""
+    longer may need more, and who allows more time is to get no worse plan. Once steps have shown
+    what the host can take, these were looked at before."""
     limits: list[Callable[[C], bool]] = []
     if most_ns is not None:
-        shorter = [share * step_ns for share in _SHARES if share * step_ns < most_ns]
-        limits += [functools.partial(_takes_at_most, time_ns) for time_ns in (*shorter, most_ns)]
+        times = [share * record.step_ns for share in _SHARES if record.most_host_ns is None]
+        shorter = [time_ns for time_ns in times if time_ns < most_ns]
+        limits += [
+            functools.partial(is_timely, time_ns, record.most_host_ns)
+            for time_ns in (*shorter, most_ns)
+        ]
     if fits is not None:
         limits.append(lambda one: not fits(one))
     return limits
 
 
-def _takes_at_most(most_ns: float, one: Scored) -> bool:
-    return one.extra_ns <= most_ns
+def is_timely(most_ns: float | None, most_host_ns: int | None, one: Scored) -> bool:
+    in_time = most_ns is None or one.extra_ns <= most_ns
+    return in_time and (most_host_ns is None or one.load.host_ns <= most_host_ns)
 
 
 def _one_end(

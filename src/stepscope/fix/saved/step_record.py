@@ -81,6 +81,7 @@ class StepSurroundings:
     ended_bytes: int
     gradient_bytes: int  # of weights that have no gradient yet
     limit_bytes: int | None  # what this process may hold at most
+    expandable: bool = False  # the allocator's segments grow: hardly any holes stay between blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +104,10 @@ class StepRecord:
     watch_ns: int = 0  # every saved tensor that the pack hook sees
     replace_ns: int = 0  # one that is not kept, on top of that
     repeat_ns: int = 0  # an operator that is repeated, on top of its own time
-    slack_ns: int | None = None  # of these, what the GPU's work hides; None: all of it
-    dearer: float = 1.0  # what steps showed operators to take, over what they took alone
+    # What the steps of earlier plans have shown, on GPUs:
+    dearer: float = 1.0  # what operators take beside others, over what they took alone
+    most_host_ns: int | None = None  # that following a plan may cost the host; None: not known
+    may_wait: bool = True  # for encodings whose size the device has to tell the host
     on_host: bool = True  # the operators ran on the CPU
     link: LinkSpeed | None = None  # to host memory, where there is one
     surroundings: StepSurroundings | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,8 @@ from stepscope.fix.saved.step_record import StepSurroundings
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-_MOST_PASSES = 64
+_MOST_PASSES = 512  # plain ones must not be forgotten before the last plan is tried
+_STRETCH = 3  # steps
 PLAIN, RECORDED, FOLLOWED, OUTDATED = "plain", "recorded", "followed", "outdated"
 
 
@@ -70,12 +71,12 @@ class StepWatch:
         ]
 
     def plain_ns(self, key: Hashable) -> int | None:
-        """Of a step before there was a plan. On a GPU the fastest: first steps also load kernels
-        and find memory."""
+        """Of a step before there was a plan. On a GPU in the fastest stretch: first steps also load
+        kernels and find memory."""
         steps = self.steps_ns(key, PLAIN)
         if not steps:
             return None
-        return min(steps) if self.device.type == "cuda" else round(median(steps))
+        return min(stretches_ns(steps)) if self.device.type == "cuda" else round(median(steps))
 
     def typical_ns(self, key: Hashable, kind: str) -> int | None:
         steps = self.steps_ns(key, kind)
@@ -92,6 +93,7 @@ class StepWatch:
             ended_bytes=ended,
             gradient_bytes=sum(p.nbytes for p in missing),
             limit_bytes=_limit_bytes(self.device),
+            expandable=any(one.get("is_expandable") for one in torch.cuda.memory_snapshot()),
         )
 
 
@@ -121,6 +123,14 @@ class BackwardPeaks:
     def _note(self) -> None:
         self.readings.append((self._read, int(torch.cuda.max_memory_allocated(self._device))))
         torch.cuda.reset_peak_memory_stats(self._device)
+
+
+def stretches_ns(steps: list[int]) -> list[int]:
+    """A step's time over every few steps in a row; single ones where there are not enough."""
+    if len(steps) < _STRETCH:
+        return steps
+    rows = zip(*(steps[first:] for first in range(_STRETCH)), strict=False)
+    return [round(mean(row)) for row in rows]
 
 
 def allocated_bytes(device: torch.device) -> int | None:

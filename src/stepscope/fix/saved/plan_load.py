@@ -1,0 +1,52 @@
+"""What following a plan asks of the device and of the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stepscope.fix.saved.encoding_names import OFFLOAD
+from stepscope.fix.saved.hook_pauses import HOOKED_FOR_EACH
+
+if TYPE_CHECKING:
+    from stepscope.fix.saved.selection import ValueSelection
+    from stepscope.fix.saved.step_record import StepRecord
+
+_ENCODING_CALLS = 2  # to encode and to decode
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLoad:
+    """By the record's costs: those of operators alone, and of a small chain on the host."""
+
+    device_ns: int
+    host_ns: int
+
+    def towards(self, other: PlanLoad, share: float) -> PlanLoad:
+        return PlanLoad(
+            round(self.device_ns + share * (other.device_ns - self.device_ns)),
+            round(self.host_ns + share * (other.host_ns - self.host_ns)),
+        )
+
+
+NO_LOAD = PlanLoad(0, 0)
+
+
+def plan_load(record: StepRecord, selection: ValueSelection, replaced: int) -> PlanLoad:
+    """`replaced` saved tensors are not kept."""
+    repeated_ns = sum(record.operators[number].again_ns for number in selection.repeated)
+    options = [*selection.encoded.values(), *selection.encoded_uses.values()]
+    following_ns = host_ns(record, replaced, len(selection.repeated))
+    if not record.on_host:  # on a CPU the time of an encoding holds its calls
+        offloaded = [one for one in options if one.encoding == OFFLOAD]
+        calls = _ENCODING_CALLS * (len(options) - len(offloaded))
+        following_ns += record.repeat_ns * calls + sum(one.cost_ns for one in offloaded)
+    return PlanLoad(repeated_ns + sum(one.cost_ns for one in options), following_ns)
+
+
+def host_ns(record: StepRecord, replaced: int, repeated: int) -> int:
+    """What it costs the host to follow a plan with so many uses that are not kept, and operators
+    that are repeated."""
+    watched = min(len(record.uses), HOOKED_FOR_EACH * replaced)
+    hooks_ns = record.watch_ns * watched + record.replace_ns * replaced
+    return hooks_ns + record.repeat_ns * repeated
