@@ -18,7 +18,8 @@ from stepscope.explain.memory.batch import predict_peak
 from stepscope.explain.memory.model import find_transformer, linear_elements
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
 from stepscope.predict.optimizer_updates import current_form
-from stepscope.predict.peak_memory.peak_change import GraphLevels, changed_peak, later_peak
+from stepscope.predict.peak_memory.passes_peak import GraphLevels
+from stepscope.predict.peak_memory.peak_change import changed_peak, later_peak
 from stepscope.predict.unfused_attention import find_attention_nodes
 from stepscope.records.prediction import PeakMemory
 

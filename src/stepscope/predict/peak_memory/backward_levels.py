@@ -15,6 +15,7 @@ import msgspec
 from stepscope.predict.peak_memory.autocast_widths import FULL, NARROW, AutocastRule, operator_of
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE
 from stepscope.predict.peak_memory.held_values import VIEWS, is_of_parameter
+from stepscope.predict.peak_memory.node_level import NodeLevel, level_at
 
 if TYPE_CHECKING:
     from stepscope.predict.peak_memory.held_values import HeldGraph, HeldValue
@@ -33,6 +34,11 @@ class BackwardLevels(msgspec.Struct, frozen=True, kw_only=True):
     kept_bytes: float  # when backward begins
     peak_bytes: float  # the highest level of backward
     gradients_bytes: float  # of the parameters, afterwards
+    nodes: tuple[NodeLevel, ...] = ()  # in the order in which they run
+
+    def at(self, place: int) -> float:
+        """The highest level while a node runs; 0 for a node that does not."""
+        return level_at(self.nodes, place)
 
 
 class _Gradient:
@@ -54,7 +60,7 @@ class _Backward:
     def __init__(self, held: HeldGraph, *, keeps_gradients: bool) -> None:
         self.held, self.graph = held, held.graph
         self.keeps_gradients = keeps_gradients
-        self.level = self.peak = held.kept_bytes
+        self.level = self.peak = self.kept = held.kept_bytes
         self.gradients = 0.0
         self.waiting: dict[tuple[int, int], _Gradient] = {}
         self.holders = [len(set(value.holders)) for value in held.values]
@@ -67,19 +73,35 @@ class _Backward:
                 self.of_block[held.block[value.holders[0]]].append(number)
 
     def run(self) -> BackwardLevels:
-        kept = self.level
+        kept, peak = self.level, self.level
         begun: set[int] = set()
+        nodes = []
         for place in reversed(range(len(self.graph.nodes))):
             node = self.graph.nodes[place]
             if node.is_leaf:
                 continue
             block = self.held.block[place]
+            self.peak, left = self.level, self.kept
             if block != OUTSIDE and block not in begun:
                 begun.add(block)
                 values = (self.held.values[number] for number in self.of_block[block])
                 self._rise(sum(map(self.held.bytes_of, values)))
             self._run_node(place, node)
-        return BackwardLevels(kept_bytes=kept, peak_bytes=self.peak, gradients_bytes=self.gradients)
+            peak = max(peak, self.peak)
+            nodes.append(
+                NodeLevel(
+                    place=place,
+                    peak_bytes=self.peak,
+                    kept_bytes=left,
+                    gradients_bytes=self.gradients,
+                )
+            )
+        return BackwardLevels(
+            kept_bytes=kept,
+            peak_bytes=peak,
+            gradients_bytes=self.gradients,
+            nodes=tuple(nodes),
+        )
 
     def _rise(self, size_bytes: float) -> None:
         self.level += size_bytes
@@ -177,4 +199,6 @@ class _Backward:
     def _let_go(self, value: HeldValue, number: int) -> None:
         self.holders[number] -= 1
         if not self.holders[number]:
-            self.level -= self.held.bytes_of(value)
+            size = self.held.bytes_of(value)
+            self.level -= size
+            self.kept -= 0.0 if self.held.is_recomputed(value) else size

@@ -46,6 +46,7 @@ class HeldValue(msgspec.Struct, frozen=True, kw_only=True):
     holders: tuple[int, ...]  # nodes that keep it until they have run
     producer: int = UNKNOWN  # the node whose result it is
     grows: bool = True  # with the batch
+    is_copy: bool = False  # of the producer's result, cast by the one node that keeps it
 
 
 class MemoryChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +159,10 @@ class _SavedReader:
         wanted = {AutocastRule.NARROW: NARROW, AutocastRule.FULL: FULL}.get(rule, width)
         if given and saved.dtype == _FLOAT and wanted != width:
             copy = HeldValue(
-                size_bytes=saved.elements * wanted, holders=(place,), producer=producer
+                size_bytes=saved.elements * wanted,
+                holders=(place,),
+                producer=producer,
+                is_copy=True,
             )
             self.copies.append(copy)
         elif storage.kind == "activation":
