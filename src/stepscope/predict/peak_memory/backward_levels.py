@@ -112,8 +112,8 @@ class _Backward:
         if not any(received):  # the root: its gradient is a number
             received = [self._new(0.0)]
         handed = [
-            (edge, *self._gradient_for(edge, place, received))
-            for edge in node.inputs
+            (edge, *self._gradient_for(edge, (place, number), received))
+            for number, edge in enumerate(node.inputs)
             if edge.node >= 0 and edge.output < len(self.graph.nodes[edge.node].outputs)
         ]
         for _, gradient, _ in handed:
@@ -126,10 +126,11 @@ class _Backward:
             self._hand_on(edge, self._cast(gradient, cast_bytes))
 
     def _gradient_for(
-        self, edge: GraphEdge, place: int, received: list[_Gradient | None]
+        self, edge: GraphEdge, read: tuple[int, int], received: list[_Gradient | None]
     ) -> tuple[_Gradient, float]:
         """The gradient of one input as the node computes it, and its size once it is cast to the
-        input's dtype."""
+        input's dtype. `read` is the node and the number of the input."""
+        place = read[0]
         size = self._bytes(edge)
         operator = operator_of(self.graph.nodes[place].name)
         first = next((gradient for gradient in received if gradient), None)
@@ -142,6 +143,8 @@ class _Backward:
         computed = {AutocastRule.NARROW: NARROW, AutocastRule.FULL: FULL}.get(
             self.held.rules[place] if self.held.rules else AutocastRule.WIDEST, width
         )
+        if read in self.held.change.wide_reads:
+            computed = FULL
         is_cast = self.graph.nodes[edge.node].outputs[edge.output].dtype == "float32"
         return self._new(size * computed / width if is_cast else size), size
 
