@@ -131,3 +131,39 @@ def test_a_cast_copy_is_made_beside_the_value_that_it_copies() -> None:
     # The convolution keeps a narrow copy of 40 beside the 80 that were joined, which then go; its
     # result and what follows is narrow.
     assert forward(autocast=True) == [40, 80, 160, 160 + 40 + 20, 80 + 40 + 40, 40 + 40]
+
+
+def test_the_allocator_agrees_about_forward() -> None:
+    """Maps of one module in a list, joined and projected to few features: what backward keeps is
+    half of what forward holds."""
+    torch = pytest.importorskip("torch")
+    from stepscope.fix.memory_meters import meter_on_host
+    from stepscope.measure.memory import MemoryStep
+
+    class Head(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.maps = torch.nn.ModuleList(torch.nn.Linear(8, 64) for _ in range(4))
+            self.fuse = torch.nn.Linear(4 * 64, 16)
+
+        def forward(self, given: Any) -> Any:
+            maps = [each(given) for each in self.maps]
+            return torch.tanh(self.fuse(torch.cat(maps, -1)))
+
+    model, given = Head(), torch.randn(512, 8)
+
+    def step() -> None:
+        model(given).sum().backward()
+
+    step()
+    model.zero_grad()
+    watch = MemoryStep([torch.optim.SGD(model.parameters(), lr=0.0)])
+    watch.begin()
+    watch.phase("backward", entering=True)
+    step()
+    watch.phase("backward", entering=False)
+    graph = msgspec.convert(watch.end()["graph"], CapturedBackward)
+    model.zero_grad()
+    truth = int(meter_on_host(lambda: model(given).sum())[1])
+    promised = max(node.peak_bytes for node in replay_forward(hold(graph, "cpu", MemoryChange())))
+    assert promised == pytest.approx(truth, rel=0.05)

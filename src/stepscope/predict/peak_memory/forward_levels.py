@@ -16,7 +16,7 @@ from stepscope.predict.peak_memory.node_level import NodeLevel
 
 if TYPE_CHECKING:
     from stepscope.predict.peak_memory.held_values import HeldGraph
-    from stepscope.records.backward_graph import CapturedBackward
+    from stepscope.records.backward_graph import CapturedBackward, GraphModule
 
 _JOIN = "cat"
 
@@ -80,10 +80,14 @@ def _module_end(graph: CapturedBackward, place: int) -> int:
     own = graph.nodes[place].module
     if own < 0:
         return place
-    path = graph.modules[own].path
     for later in range(place + 1, len(graph.nodes)):
         module = graph.nodes[later].module
-        inner = graph.modules[module].path if module >= 0 else ""
-        if inner != path and not inner.startswith(f"{path}."):
+        if module < 0 or not _is_inside(graph.modules[module], graph.modules[own]):
             return later - 1
     return len(graph.nodes) - 1
+
+
+def _is_inside(inner: GraphModule, outer: GraphModule) -> bool:
+    """The whole model goes by the name of its type, and everything is inside it."""
+    is_model = outer.path in ("", outer.type)
+    return is_model or inner.path == outer.path or inner.path.startswith(f"{outer.path}.")
