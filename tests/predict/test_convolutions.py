@@ -170,6 +170,13 @@ def test_a_convolution_over_one_dimension() -> None:
     assert found.read_points == found.written_points == found.filtered_points == 1024
 
 
+def test_a_convolution_over_three_dimensions_is_the_same_product() -> None:
+    shapes = [[2, 32, 8, 8, 8], [128, 32, 3, 3, 3]]
+    call = convolution_call("aten::conv3d", shapes, "[1, 1, 1]", "[1, 1, 1]", "[1, 1, 1]", "1")
+    points = {"read_points": 512, "written_points": 512, "filtered_points": 512}
+    assert dense_convolution(call) == replace(PLAIN, taps=27, **points)
+
+
 def test_a_transposed_convolution_filters_the_points_of_its_input() -> None:
     options = ("[2, 2]", "[1, 1]", "[1, 1]", "True", "[0, 0]", "1")
     call = convolution_call("aten::convolution", [[2, 32, 8, 8], [32, 128, 4, 4]], *options)
@@ -179,12 +186,10 @@ def test_a_transposed_convolution_filters_the_points_of_its_input() -> None:
 
 
 def test_what_was_not_measured_has_no_shape() -> None:
-    """Grouped convolutions, convolutions over three dimensions, other operators."""
+    """Grouped convolutions, weights without channels, other operators."""
     options = (*PLAIN_OPTIONS[:-1], "4")
     call = convolution_call("aten::convolution", [[2, 32, 8, 8], [128, 8, 3, 3]], *options)
     assert dense_convolution(call) is None
-    shapes, options = [[2, 32, 8, 8, 8], [128, 32, 3, 3, 3]], ("[1]", "[1]", "[1]", "1")
-    assert dense_convolution(convolution_call("aten::conv3d", shapes, *options)) is None
     shapes, options = [[2, 128, 8, 8], [2, 32, 8, 8], [128]], (*PLAIN_OPTIONS, "[True, True]")
     assert (
         dense_convolution(convolution_call("aten::convolution_backward", shapes, *options)) is None

@@ -15,9 +15,10 @@ from stepscope.predict.peak_memory.autocast_widths import (
     rule_of,
 )
 from stepscope.predict.peak_memory.backward_levels import replay_backward
-from stepscope.predict.peak_memory.graph_blocks import find_block_paths
+from stepscope.predict.peak_memory.graph_blocks import block_of_nodes, find_block_paths
 from stepscope.predict.peak_memory.held_values import MemoryChange, hold
-from stepscope.predict.peak_memory.peak_change import GraphLevels, changed_peak, later_peak
+from stepscope.predict.peak_memory.passes_peak import GraphLevels
+from stepscope.predict.peak_memory.peak_change import changed_peak, later_peak
 from stepscope.records.backward_graph import CapturedBackward, GraphModule
 from stepscope.records.memory import (
     BatchLine,
@@ -145,6 +146,20 @@ def test_blocks_are_marked_ones_or_those_with_most_parameters() -> None:
     marked = [module("h.0", "Layer", 1, marked=True), module("h.0.inner", "Layer", 1, marked=True)]
     assert find_block_paths([*layers, *inner, *marked]) == ["h.0"]
     assert find_block_paths(heads) == []
+
+
+def test_an_activation_that_blocks_share_belongs_to_the_block_that_calls_it() -> None:
+    """`act` has one path, outside of the blocks. The first call is made inside block 0; the second
+    follows it; the third is made inside block 1."""
+    paths = ("convs", "convs.0", "convs.1", "convs.2", "convs.0.lin", "convs.1.lin", "act")
+    order = ("convs.0.lin", "act", "convs.0.lin", "act", "convs.1.lin", "act", "convs.1.lin")
+    modules = [[path, path[:5], 1, False] for path in paths]
+    nodes = [
+        ["ReluBackward0", paths.index(path), [[4, FLOAT]], [[place - 1, 0]], []]
+        for place, path in enumerate(order)
+    ]
+    content = {"modules": modules, "storages": [], "nodes": nodes}
+    assert block_of_nodes(msgspec.convert(content, CapturedBackward)) == [0, 0, 0, -1, 1, 1, 1]
 
 
 def captured(peak_phase: str = "backward", allocated: int = 5_000) -> CapturedMemory:

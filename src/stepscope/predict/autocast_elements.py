@@ -18,6 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import Phase
+from stepscope.predict.asked_for_fp32 import find_wide_reads
 from stepscope.predict.block_spans import captured_graph, created_nodes
 from stepscope.predict.by_text import by_text
 from stepscope.predict.kernels import FLOOR_NS
@@ -122,14 +123,16 @@ def _find_widths(context: StepContext) -> Ints:
     forward = nearest_of(host, creates, calls.row)
     backward = np.where(calls.operator >= 0, host.forward_of[np.maximum(calls.operator, 0)], -1)
     place = place_of_row[np.where(calls.phase == Phase.BACKWARD, backward, forward)]
-    widths = np.array([*_node_widths(graph), Width.UNKNOWN], np.int32)
+    widths = np.array([*_node_widths(graph, find_wide_reads(context)), Width.UNKNOWN], np.int32)
     of_task: Ints = widths[place][context.graph.tasks.call]
     return of_task
 
 
-def _node_widths(graph: CapturedBackward) -> list[Width]:
+def _node_widths(
+    graph: CapturedBackward, wide_reads: frozenset[tuple[int, int]] = frozenset()
+) -> list[Width]:
     rules = autocast_rules(graph, "cuda")
-    widths = autocast_widths(graph, rules)
+    widths = autocast_widths(graph, rules, wide_reads)
     return [_node_width(graph, place, widths, rules[place]) for place in range(len(graph.nodes))]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from stepscope.predict.asked_for_fp32 import find_wide_reads
 from stepscope.predict.block_spans import captured_graph, created_nodes
 from stepscope.predict.peak_memory.autocast_widths import autocast_rules, autocast_widths
 
@@ -30,7 +31,7 @@ def values_read(
     places, rows = created_nodes(context)
     if graph is None or context.on_host or not len(rows):
         return {}
-    widths = autocast_widths(graph, autocast_rules(graph, "cuda"))
+    widths = autocast_widths(graph, autocast_rules(graph, "cuda"), find_wide_reads(context))
     calls = outermost(rows).tolist()
     found: dict[int, list[Value]] = {}
     latest: dict[int, int] = {}  # the call that made each node, in this pass

@@ -16,6 +16,7 @@ from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.outcome import Outcome, Refused
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.probed_step import find_probed_batch
+from stepscope.predict.side_streams import retime
 from stepscope.predict.stalls import grow_stalls
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def grow_batch(context: StepContext, factor: float) -> Outcome:
     probed, _ = find_probed_batch(context, factor)
     if probed:
         dur_ns = np.where(growing & probed.known, tasks.dur_ns * probed.factor, dur_ns)
-    graph = replace(context.graph, tasks=replace(tasks, dur_ns=dur_ns))
+    graph = retime(context.graph, dur_ns, context.operators.row)
     batch = round(context.batch * factor) if context.batch else None
     change = f"{context.batch} -> {batch}" if context.batch else f"x{factor:g}"
     return Outcome(

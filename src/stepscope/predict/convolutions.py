@@ -32,7 +32,7 @@ _CHANNEL_BYTES = 64  # of input channels that a block reads at a time
 _WEIGHT_CHANNELS = 64  # of a block of a weight's gradient
 _FEW_CHANNELS, _FEW_BYTES = 8, 32  # an image's channels are filled up to so many bytes there
 _ALIGNED = 16  # bytes
-_RANKS = (3, 4)  # tensors of a convolution over one dimension or two
+_RANKS = (3, 4, 5)  # tensors of a convolution over one to three dimensions
 _ITEM_BYTES = {"tf32": 4, "bf16": 2, "fp16": 2}
 # One deviation of the logarithm of a net's convolutions together. Single ones have a long tail:
 # cuDNN takes other kernels for some shapes, and a tenth of all take half as long again, or longer.
@@ -200,8 +200,8 @@ def _changes_layout(shape: Convolution, item_bytes: int) -> bool:
 
 
 def dense_convolution(call: Call, *, channels_last: bool = False) -> Convolution | None:
-    """None for other operators, grouped convolutions and those over three dimensions, which were
-    not measured, and where the trace does not say enough."""
+    """None for other operators, grouped convolutions, which were not measured, and where the trace
+    does not say enough. The constants were fitted to one dimension and two."""
     try:
         shape = read_convolution(call)
     except Unknown:

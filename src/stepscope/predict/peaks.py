@@ -9,7 +9,7 @@ and one more copy in its foreach form.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -17,8 +17,10 @@ from msgspec.structs import replace
 from stepscope.explain.memory.batch import predict_peak
 from stepscope.explain.memory.model import find_transformer, linear_elements
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
+from stepscope.predict.asked_for_fp32 import find_wide_reads
 from stepscope.predict.optimizer_updates import current_form
-from stepscope.predict.peak_memory.peak_change import GraphLevels, changed_peak, later_peak
+from stepscope.predict.peak_memory.passes_peak import GraphLevels
+from stepscope.predict.peak_memory.peak_change import changed_peak, later_peak
 from stepscope.predict.unfused_attention import find_attention_nodes
 from stepscope.records.prediction import PeakMemory
 
@@ -58,7 +60,7 @@ def peak_at_batch(context: StepContext, factor: float) -> PeakMemory | None:
         if not change.moves_passes and not change.other_update:
             return _peak_of_batch(memory, known.levels, factor)
         if change.autocast:
-            change = replace(change, fused_attention=known.attention_nodes(context))
+            change = known.with_casts(context, change)
         peak = changed_peak(known.levels, memory, change) if known.levels else None
         if peak is not None:
             return peak
@@ -71,12 +73,16 @@ class _Known:
     def __init__(self, analysis: RankAnalysis) -> None:
         captured = analysis.inputs.memory.captured
         self.levels = GraphLevels(captured) if captured is not None else None
-        self._attention: tuple[tuple[int, ...], ...] | None = None
+        self._casts: dict[str, Any] | None = None
 
-    def attention_nodes(self, context: StepContext) -> tuple[tuple[int, ...], ...]:
-        if self._attention is None:
-            self._attention = find_attention_nodes(context)
-        return self._attention
+    def with_casts(self, context: StepContext, change: MemoryChange) -> MemoryChange:
+        """What the trace says about autocast and the backward graph does not."""
+        if self._casts is None:
+            self._casts = {
+                "fused_attention": find_attention_nodes(context),
+                "wide_reads": find_wide_reads(context),
+            }
+        return replace(change, **self._casts)
 
 
 def _peak_of_batch(memory: Memory, levels: GraphLevels | None, factor: float) -> PeakMemory:

@@ -2,7 +2,7 @@
 
 PyTorch's lists decide: products run in the narrow dtype, some operators in fp32, the others in the
 widest dtype of their inputs. A parameter is fp32, so whatever it is added to or multiplied with by
-an operator of the last kind becomes fp32.
+an operator of the last kind becomes fp32. So does what the script itself asks for in fp32.
 """
 
 from __future__ import annotations
@@ -108,13 +108,19 @@ def _find_loss_softmaxes(graph: CapturedBackward) -> set[int]:
     }
 
 
-def autocast_widths(graph: CapturedBackward, rules: list[AutocastRule]) -> list[list[int]]:
-    """Bytes of an element of every result under autocast; only results in fp32 can change."""
+def autocast_widths(
+    graph: CapturedBackward,
+    rules: list[AutocastRule],
+    wide_reads: frozenset[tuple[int, int]] = frozenset(),
+) -> list[list[int]]:
+    """Bytes of an element of every result under autocast; only results in fp32 can change.
+    `wide_reads` are inputs, by node and number, that the script asks for in fp32."""
     widths = present_widths(graph)
     for place, node in enumerate(graph.nodes):
         if node.is_leaf or "ToCopy" in node.name:
             continue
-        width = _width(graph, node, widths, rules[place])
+        asked = {number for at, number in wide_reads if at == place} if wide_reads else set()
+        width = _width(graph, node, widths, rules[place], asked)
         for number, out in enumerate(node.outputs):
             if out.dtype == "float32":
                 widths[place][number] = width
@@ -149,13 +155,21 @@ def _find_attention_products(graph: CapturedBackward) -> set[int]:
 
 
 def _width(
-    graph: CapturedBackward, node: GraphNode, widths: list[list[int]], rule: AutocastRule
+    graph: CapturedBackward,
+    node: GraphNode,
+    widths: list[list[int]],
+    rule: AutocastRule,
+    asked: set[int],
 ) -> int:
+    """`asked` are inputs that the script has cast to fp32."""
     if rule in (AutocastRule.NARROW, AutocastRule.FULL):
         return NARROW if rule == AutocastRule.NARROW else FULL
     inputs = [
-        (widths[edge.node][edge.output], graph.nodes[edge.node].outputs[edge.output].elements)
-        for edge in node.inputs
+        (
+            FULL if number in asked else widths[edge.node][edge.output],
+            graph.nodes[edge.node].outputs[edge.output].elements,
+        )
+        for number, edge in enumerate(node.inputs)
         if edge.node >= 0 and edge.output < len(widths[edge.node])
     ]
     if not inputs:

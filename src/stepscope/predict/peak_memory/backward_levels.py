@@ -15,6 +15,7 @@ import msgspec
 from stepscope.predict.peak_memory.autocast_widths import FULL, NARROW, AutocastRule, operator_of
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE
 from stepscope.predict.peak_memory.held_values import VIEWS, is_of_parameter
+from stepscope.predict.peak_memory.node_level import NodeLevel, level_at
 
 if TYPE_CHECKING:
     from stepscope.predict.peak_memory.held_values import HeldGraph, HeldValue
@@ -33,6 +34,11 @@ class BackwardLevels(msgspec.Struct, frozen=True, kw_only=True):
     kept_bytes: float  # when backward begins
     peak_bytes: float  # the highest level of backward
     gradients_bytes: float  # of the parameters, afterwards
+    nodes: tuple[NodeLevel, ...] = ()  # in the order in which they run
+
+    def at(self, place: int) -> float:
+        """The highest level while a node runs; 0 for a node that does not."""
+        return level_at(self.nodes, place)
 
 
 class _Gradient:
@@ -54,7 +60,7 @@ class _Backward:
     def __init__(self, held: HeldGraph, *, keeps_gradients: bool) -> None:
         self.held, self.graph = held, held.graph
         self.keeps_gradients = keeps_gradients
-        self.level = self.peak = held.kept_bytes
+        self.level = self.peak = self.kept = held.kept_bytes
         self.gradients = 0.0
         self.waiting: dict[tuple[int, int], _Gradient] = {}
         self.holders = [len(set(value.holders)) for value in held.values]
@@ -67,19 +73,35 @@ class _Backward:
                 self.of_block[held.block[value.holders[0]]].append(number)
 
     def run(self) -> BackwardLevels:
-        kept = self.level
+        kept, peak = self.level, self.level
         begun: set[int] = set()
+        nodes = []
         for place in reversed(range(len(self.graph.nodes))):
             node = self.graph.nodes[place]
             if node.is_leaf:
                 continue
             block = self.held.block[place]
+            self.peak, left = self.level, self.kept
             if block != OUTSIDE and block not in begun:
                 begun.add(block)
                 values = (self.held.values[number] for number in self.of_block[block])
                 self._rise(sum(map(self.held.bytes_of, values)))
             self._run_node(place, node)
-        return BackwardLevels(kept_bytes=kept, peak_bytes=self.peak, gradients_bytes=self.gradients)
+            peak = max(peak, self.peak)
+            nodes.append(
+                NodeLevel(
+                    place=place,
+                    peak_bytes=self.peak,
+                    kept_bytes=left,
+                    gradients_bytes=self.gradients,
+                )
+            )
+        return BackwardLevels(
+            kept_bytes=kept,
+            peak_bytes=peak,
+            gradients_bytes=self.gradients,
+            nodes=tuple(nodes),
+        )
 
     def _rise(self, size_bytes: float) -> None:
         self.level += size_bytes
@@ -90,8 +112,8 @@ class _Backward:
         if not any(received):  # the root: its gradient is a number
             received = [self._new(0.0)]
         handed = [
-            (edge, *self._gradient_for(edge, place, received))
-            for edge in node.inputs
+            (edge, *self._gradient_for(edge, (place, number), received))
+            for number, edge in enumerate(node.inputs)
             if edge.node >= 0 and edge.output < len(self.graph.nodes[edge.node].outputs)
         ]
         for _, gradient, _ in handed:
@@ -104,10 +126,11 @@ class _Backward:
             self._hand_on(edge, self._cast(gradient, cast_bytes))
 
     def _gradient_for(
-        self, edge: GraphEdge, place: int, received: list[_Gradient | None]
+        self, edge: GraphEdge, read: tuple[int, int], received: list[_Gradient | None]
     ) -> tuple[_Gradient, float]:
         """The gradient of one input as the node computes it, and its size once it is cast to the
-        input's dtype."""
+        input's dtype. `read` is the node and the number of the input."""
+        place = read[0]
         size = self._bytes(edge)
         operator = operator_of(self.graph.nodes[place].name)
         first = next((gradient for gradient in received if gradient), None)
@@ -120,6 +143,8 @@ class _Backward:
         computed = {AutocastRule.NARROW: NARROW, AutocastRule.FULL: FULL}.get(
             self.held.rules[place] if self.held.rules else AutocastRule.WIDEST, width
         )
+        if read in self.held.change.wide_reads:
+            computed = FULL
         is_cast = self.graph.nodes[edge.node].outputs[edge.output].dtype == "float32"
         return self._new(size * computed / width if is_cast else size), size
 
@@ -177,4 +202,6 @@ class _Backward:
     def _let_go(self, value: HeldValue, number: int) -> None:
         self.holders[number] -= 1
         if not self.holders[number]:
-            self.level -= self.held.bytes_of(value)
+            size = self.held.bytes_of(value)
+            self.level -= size
+            self.kept -= 0.0 if self.held.is_recomputed(value) else size

@@ -39,7 +39,27 @@ def block_of_nodes(graph: CapturedBackward) -> list[int]:
     """The number of each node's block, OUTSIDE for none."""
     numbers = {path: number for number, path in enumerate(find_block_paths(graph.modules))}
     of_module = [_number(module.path, numbers) for module in graph.modules]
-    return [of_module[node.module] if node.module >= 0 else OUTSIDE for node in graph.nodes]
+    blocks = [of_module[node.module] if node.module >= 0 else OUTSIDE for node in graph.nodes]
+    return _with_shared_modules(graph, blocks)
+
+
+def _with_shared_modules(graph: CapturedBackward, blocks: list[int]) -> list[int]:
+    """A module that several blocks share, such as one activation for all, has a single path, which
+    may lie outside of them. A node between two of the same block was made inside it."""
+    whole = list(blocks)
+    before = OUTSIDE
+    waiting: list[int] = []  # nodes since the last one of a block
+    for place, block in enumerate(blocks):
+        if graph.nodes[place].is_leaf:
+            continue
+        if block == OUTSIDE:
+            waiting.append(place)
+            continue
+        if block == before:
+            for inner in waiting:
+                whole[inner] = block
+        before, waiting = block, []
+    return whole
 
 
 def _number(path: str, numbers: dict[str, int]) -> int:

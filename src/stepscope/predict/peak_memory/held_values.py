@@ -46,6 +46,7 @@ class HeldValue(msgspec.Struct, frozen=True, kw_only=True):
     holders: tuple[int, ...]  # nodes that keep it until they have run
     producer: int = UNKNOWN  # the node whose result it is
     grows: bool = True  # with the batch
+    is_copy: bool = False  # of the producer's result, cast by the one node that keeps it
 
 
 class MemoryChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +58,7 @@ class MemoryChange(msgspec.Struct, frozen=True, kw_only=True):
     fuse: bool = False  # compiled: what fused kernels can compute again is not kept
     # The nodes of each attention that autocast's dtype lets a fused kernel take.
     fused_attention: tuple[tuple[int, ...], ...] = ()
+    wide_reads: frozenset[tuple[int, int]] = frozenset()  # inputs that the script casts to fp32
     other_update: bool = False  # the optimizer has another form
     update_bytes: int = 0  # that the optimizer's step needs for a moment
 
@@ -98,7 +100,9 @@ def hold(graph: CapturedBackward, device: str, change: MemoryChange) -> HeldGrap
     if change.autocast and change.fused_attention:
         graph = with_fused_attention(graph, change.fused_attention)
     rules = autocast_rules(graph, device) if change.autocast else None
-    widths = present_widths(graph) if rules is None else autocast_widths(graph, rules)
+    widths = present_widths(graph)
+    if rules is not None:
+        widths = autocast_widths(graph, rules, change.wide_reads)
     values = _SavedReader(graph, widths, rules, device).values()
     if change.fuse:
         values = [value for value in values if not _is_fusible(graph, value)]
@@ -158,7 +162,10 @@ class _SavedReader:
         wanted = {AutocastRule.NARROW: NARROW, AutocastRule.FULL: FULL}.get(rule, width)
         if given and saved.dtype == _FLOAT and wanted != width:
             copy = HeldValue(
-                size_bytes=saved.elements * wanted, holders=(place,), producer=producer
+                size_bytes=saved.elements * wanted,
+                holders=(place,),
+                producer=producer,
+                is_copy=True,
             )
             self.copies.append(copy)
         elif storage.kind == "activation":

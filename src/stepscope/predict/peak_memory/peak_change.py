@@ -1,8 +1,8 @@
 """The peak of a changed step: what was measured, moved by what the backward graph says.
 
 The measured peak of the passes has parts that the graph does not show, mostly workspaces. They
-stay as they are, except that a narrow dtype halves them; the interval reaches from half of them to
-all of them. The optimizer's step is a second candidate for the peak.
+belong to the operator that ran at the peak, and stay with it (passes_peak.py). The optimizer's step
+is a second candidate for the peak.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.explain.memory.batch import peak_at
-from stepscope.predict.peak_memory.backward_levels import replay_backward
-from stepscope.predict.peak_memory.held_values import MemoryChange, hold
+from stepscope.predict.peak_memory.held_values import MemoryChange
+from stepscope.predict.peak_memory.passes_peak import GraphLevels, passes_then, states_bytes
 from stepscope.records.prediction import PeakMemory
 
 if TYPE_CHECKING:
@@ -43,26 +43,6 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True):
         return PeakMemory(size_bytes=round(size), low_bytes=round(low), high_bytes=round(high))
 
 
-class GraphLevels:
-    """The highest level of a captured graph's backward, worked out once for each change."""
-
-    def __init__(self, captured: CapturedMemory) -> None:
-        self.captured = captured
-        self.has_account = bool(captured.peak and captured.peak.allocated_bytes is not None)
-        self._levels: dict[MemoryChange, float] = {}
-
-    def level(self, change: MemoryChange) -> float:
-        """Without an allocator's account only what forward kept is known."""
-        key = replace(change, other_update=False, update_bytes=0)
-        if key not in self._levels:
-            graph, device = self.captured.graph, self.captured.device or "cpu"
-            assert graph is not None
-            keeps = _keeps_gradients(self.captured)
-            levels = replay_backward(hold(graph, device, key), keeps_gradients=keeps)
-            self._levels[key] = levels.peak_bytes if self.has_account else levels.kept_bytes
-        return self._levels[key]
-
-
 def changed_peak(levels: GraphLevels, memory: Memory, change: MemoryChange) -> PeakMemory | None:
     """None without a graph, or if the script's own hooks hide a part of it."""
     captured = levels.captured
@@ -70,21 +50,15 @@ def changed_peak(levels: GraphLevels, memory: Memory, change: MemoryChange) -> P
     if graph is None or graph.hidden or not graph.nodes or memory.largest_batch is None:
         return None
     lines = memory.largest_batch.lines
-    has_account, level_with = levels.has_account, levels.level
-    now = level_with(MemoryChange(batch=change.batch))
-    then = level_with(replace(change, fuse=False))
-    present, doubt = _passes_at(lines, captured, change.batch, has_account=has_account)
+    unfused = replace(change, fuse=False)
+    present, doubt = _passes_at(lines, captured, change.batch, has_account=levels.has_account)
     if change.batch != 1.0:
         present = max(present, later_peak(levels, change.batch) or 0.0)
-    unseen = max(0.0, present - _states_bytes(captured) - now) if has_account else 0.0
-    moved = then - now
-    if change.autocast:
-        moved -= unseen / 2
-        doubt += unseen / 2
-    fusible = then - level_with(change) if change.fuse else 0.0
-    doubt += _MOVED * abs(moved) + _WHOLE * present + 0.5 * fusible
+    then, workspace_doubt = passes_then(levels, present, unfused)
+    fusible = levels.level(unfused) - levels.level(change) if change.fuse else 0.0
+    doubt += workspace_doubt + _MOVED * abs(then - present) + _WHOLE * present + 0.5 * fusible
     return Peaks(
-        passes_bytes=present + moved - fusible * (1 - _FUSED_SHARE),
+        passes_bytes=then - fusible * (1 - _FUSED_SHARE),
         step_bytes=_step_bytes(captured, change),
         doubt_bytes=doubt,
     ).highest()
@@ -101,7 +75,7 @@ def later_peak(levels: GraphLevels, factor: float) -> float | None:
     if peak.allocated_bytes is None or peak.phase == _OPTIMIZER:
         return None
     now, then = (levels.level(MemoryChange(batch=batch)) for batch in (1.0, factor))
-    unseen = max(0.0, peak.allocated_bytes - _states_bytes(captured) - now)
+    unseen = max(0.0, peak.allocated_bytes - states_bytes(captured) - now)
     grown = (captured.batches_bytes + unseen) * (factor - 1.0)
     return peak.allocated_bytes + then - now + grown
 
@@ -120,20 +94,6 @@ def _passes_at(
     ]
     size, low, high = peak_at(tuple(chosen) or lines, factor)
     return float(size), float(max(size - low, high - size))
-
-
-def _keeps_gradients(captured: CapturedMemory) -> bool:
-    """Whether gradients are there when forward ends."""
-    held = {end.phase: end.categories for end in captured.phases}
-    return bool((held.get("forward") or {}).get("gradients"))
-
-
-def _states_bytes(captured: CapturedMemory) -> float:
-    """What is there when forward ends, besides activations."""
-    for end in captured.phases:
-        if end.phase == "forward" and end.allocated_bytes is not None:
-            return end.allocated_bytes - (end.categories.get("activations") or 0)
-    return 0.0
 
 
 def _step_bytes(captured: CapturedMemory, change: MemoryChange) -> float:

@@ -31,6 +31,7 @@ from stepscope.predict.kernels import Family, copy_ns, roofline_ns
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.probed_step import find_probed
+from stepscope.predict.side_streams import retime
 from stepscope.predict.traced_mode import may_convolve_in_tf32
 from stepscope.predict.unfused_attention import find_unfused_attention, fuse_attention
 from stepscope.predict.unknown_operators import require_operators
@@ -99,6 +100,7 @@ def apply(context: StepContext, value: str) -> Outcome:
         probed_ns = context.graph.tasks.dur_ns * probed.factor
         dur_ns = np.where(is_probed, probed_ns, graph.tasks.dur_ns)
         graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
+    graph = retime(context.graph, graph.tasks.dur_ns, context.operators.row)
     convolution = (convolution_ns > 0) & ~is_probed
     convolution_doubt = find_convolution_doubt(graph.tasks.dur_ns, convolution)
     other_share = _share_of_change(context, graph, ~is_probed, ~convolution)

@@ -1,0 +1,93 @@
+"""Bytes through a forward pass, node by node, from its backward graph.
+
+What backward needs stays. Any other result goes once the last operator that reads it has run; those
+that were joined (torch.cat) stand in a list of the module that joins them, so they stay until that
+module returns. A cast copy is made beside the value it copies.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from stepscope.predict.peak_memory.autocast_widths import operator_of
+from stepscope.predict.peak_memory.held_values import UNKNOWN, VIEWS, is_of_parameter, maker_of
+from stepscope.predict.peak_memory.node_level import NodeLevel
+
+if TYPE_CHECKING:
+    from stepscope.predict.peak_memory.held_values import HeldGraph
+    from stepscope.records.backward_graph import CapturedBackward, GraphModule
+
+_JOIN = "cat"
+
+
+def replay_forward(held: HeldGraph) -> tuple[NodeLevel, ...]:
+    """Nodes in the order in which they run."""
+    graph = held.graph
+    stays: dict[int, float] = defaultdict(float)  # from this node on
+    passing: dict[int, float] = defaultdict(float)  # while this node runs
+    kept: set[int] = set()
+    for value in held.values:
+        size = held.bytes_of(value)
+        first = min(value.holders)
+        if held.is_recomputed(value):
+            passing[first] += size if value.is_copy else 0.0
+        elif value.is_copy or value.producer == UNKNOWN:
+            stays[first] += size
+        else:
+            stays[value.producer] += size
+            kept.add(value.producer)
+    last = _last_reads(graph)
+    goes: dict[int, float] = defaultdict(float)  # after this node
+    nodes = []
+    level = kept_bytes = 0.0
+    for place, node in enumerate(graph.nodes):
+        if node.is_leaf:
+            continue
+        level += stays[place]
+        kept_bytes += stays[place]
+        if place not in kept and operator_of(node.name) not in VIEWS:
+            size = _result_bytes(held, place)
+            level += size
+            goes[last.get(place, place)] += size
+        peak = level + passing[place]
+        nodes.append(NodeLevel(place=place, peak_bytes=peak, kept_bytes=kept_bytes))
+        level -= goes[place]
+    return tuple(nodes)
+
+
+def _result_bytes(held: HeldGraph, place: int) -> float:
+    outputs, widths = held.graph.nodes[place].outputs, held.widths[place]
+    size = sum(out.elements * width for out, width in zip(outputs, widths, strict=True))
+    return size * (1.0 if is_of_parameter(held.graph, place) else held.change.batch)
+
+
+def _last_reads(graph: CapturedBackward) -> dict[int, int]:
+    """The node after which each node's result is no longer needed, if nobody keeps it."""
+    last: dict[int, int] = {}
+    for place, node in enumerate(graph.nodes):
+        until = _module_end(graph, place) if operator_of(node.name) == _JOIN else place
+        for edge in node.inputs:
+            if edge.node < 0 or graph.nodes[edge.node].is_leaf:
+                continue
+            maker = maker_of(graph, edge.node)
+            last[maker] = max(last.get(maker, 0), until)
+    return last
+
+
+def _module_end(graph: CapturedBackward, place: int) -> int:
+    """The last node before the module that called this one returns."""
+    own = graph.nodes[place].module
+    if own < 0:
+        return place
+    for later in range(place + 1, len(graph.nodes)):
+        module = graph.nodes[later].module
+        if module < 0 or not _is_inside(graph.modules[module], graph.modules[own]):
+            return later - 1
+    return len(graph.nodes) - 1
+
+
+def _is_inside(inner: GraphModule, outer: GraphModule) -> bool:
+    """The whole model goes by the name of its type, and everything is inside it."""
+    is_model = outer.path in ("", outer.type)
+    return is_model or inner.path == outer.path or inner.path.startswith(f"{outer.path}.")
