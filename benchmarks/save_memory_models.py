@@ -201,6 +201,7 @@ WAYS: dict[str, Callable[[nn.Module], Any]] = {
     "eager": as_it_is,
     "ours 5%": ours(max_slowdown=0.05),
     "ours 15%": ours(max_slowdown=0.15),
+    "ours 5%, heavy": ours(max_slowdown=0.05, heavy=True),
     "ours 15%, heavy": ours(max_slowdown=0.15, heavy=True),
     "block checkpointing": checkpoint_blocks,
     "selective checkpointing": checkpoint_selectively,

@@ -17,6 +17,7 @@ _COLOURS = {
     "eager": "#444444",
     "ours 5%": "#0a7d4f",
     "ours 15%": "#12b76a",
+    "ours 5%, heavy": "#4d7c0f",
     "ours 15%, heavy": "#84cc16",
     "ours, least": "#7ee0b5",
     "block checkpointing": "#c2410c",
