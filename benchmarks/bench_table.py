@@ -210,8 +210,9 @@ def read_rows(results: dict[str, Result]) -> dict[str, dict[str, WorkloadResult]
     """By workload and way."""
     return {
         name: {
-            label: msgspec.convert(row, WorkloadResult)
-            for label, row in result.get("ways", {}).items()
+            label: msgspec.convert(result["ways"][label], WorkloadResult)
+            for label in WAYS
+            if label in result.get("ways", {})
         }
         for name, result in results.items()
     }
