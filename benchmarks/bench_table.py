@@ -90,6 +90,8 @@ class WayOfTask:
 
 
 def _one_workload(name: str, options: argparse.Namespace) -> None:
+    spend, turns = Stopwatch(), Turns(options.turns)
+    turns.enter()  # before the imports: they would slow the host of a workload being timed
     from forked_training import Way, Window, forked, plain_steps
     from stepscope.bench.task import BenchTask
 
@@ -98,8 +100,6 @@ def _one_workload(name: str, options: argparse.Namespace) -> None:
     labels = missing_ways(options.ways.split(","), result["ways"])
     if not labels:
         return
-    spend, turns = Stopwatch(), Turns(options.turns)
-    turns.enter()
     ways = [Way(), *(Way(remedies=WAYS[label]) for label in labels)]
     with (
         run_folder(name, options) as home,
