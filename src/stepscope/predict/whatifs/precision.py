@@ -31,10 +31,12 @@ from stepscope.predict.kernels import Family, copy_ns, roofline_ns
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.probed_step import find_probed
+from stepscope.predict.product_alignment import find_alignment
 from stepscope.predict.side_streams import retime
 from stepscope.predict.traced_mode import may_convolve_in_tf32
 from stepscope.predict.unfused_attention import find_unfused_attention, fuse_attention
 from stepscope.predict.unknown_operators import require_operators
+from stepscope.predict.without_gradients import find_before_training
 from stepscope.records.figures import milliseconds
 from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.records.words import counted
@@ -77,7 +79,8 @@ def apply(context: StepContext, value: str) -> Outcome:
         device = ceilings.device if ceilings else context.trace.device_name or "this device"
         raise Refused(f"precision={value}: no {value} rate is known for {device}")
     require_operators(context, f"precision={value}")
-    wide = _find_wide(context, value)
+    stays = find_before_training(context) & (value != "tf32")  # outside of autocast
+    wide = _find_wide(context, value) & ~stays
     depthwise = wide & find_depthwise(context)
     product = wide & (context.operators.flops > 0) & ~depthwise
     if not product.any():
@@ -93,6 +96,8 @@ def apply(context: StepContext, value: str) -> Outcome:
         assumptions.append("convolutions by their shapes, as cuDNN's took on an H200")
     if value != "tf32":
         graph = retime_elements(context, graph, wide, ~product & ~depthwise)
+        dur_ns = np.where(stays, context.graph.tasks.dur_ns, graph.tasks.dur_ns)
+        graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
         graph, depthwise = narrow_depthwise(context, graph, depthwise, ceilings)
     is_probed = probed.known if probed else np.zeros(len(graph.tasks), np.bool_)
     depthwise_doubt = find_depthwise_doubt(graph.tasks.dur_ns, depthwise & ~is_probed)
@@ -109,6 +114,11 @@ def apply(context: StepContext, value: str) -> Outcome:
     if value != "tf32":
         graph, said = _under_autocast(context, graph, value, product, probed)
         assumptions += said
+    if stays.any():
+        assumptions.append(
+            f"{counted(int(stays.sum()), 'task')} without gradients before the training pass: "
+            "outside of autocast, as now"
+        )
     assumptions += [problem] if problem else []
     assumptions += [probed.describe("modelled")] if probed else []
     return _with_peak(
@@ -235,6 +245,9 @@ def _speed_up_products(
     tasks, operators = context.graph.tasks, context.operators
     new = tasks.dur_ns.copy()
     half = 0.5 if dtype != "tf32" else 1.0
+    # Inductor pads rows; fp8 needs aligned ones.
+    aligns = is_compiled(context) or dtype == "fp8"
+    alignment = None if aligns else find_alignment(context, int(4 * half))
     backward = context.task_phase == Phase.BACKWARD
     # No product gains more than the peak does.
     peak_gains = [ceilings.flops[dtype] / ceilings.flops.get(name, 1.0) for name in _DTYPES]
@@ -252,6 +265,7 @@ def _speed_up_products(
                 dtype,
                 ceilings,
                 backward=in_backward,
+                alignment=alignment[mine] if alignment is not None else None,
             )
             new[mine] = np.minimum(whole * operators.share[mine], tasks.dur_ns[mine] * 1.5)
             new[mine] = np.maximum(new[mine], tasks.dur_ns[mine] / most[mine])
@@ -329,7 +343,11 @@ def _cast_elements(context: StepContext) -> Floats:
     """The size of each tensor that autocast would cast in forward: weights and biases of products,
     what norms pass on to products, and what a loss takes."""
     host, strings, operators = context.trace.host, context.trace.strings, context.operators
-    forward = np.flatnonzero((operators.row >= 0) & (context.task_phase == Phase.FORWARD))
+    forward = np.flatnonzero(
+        (operators.row >= 0)
+        & (context.task_phase == Phase.FORWARD)
+        & ~find_before_training(context)
+    )
     _, first = np.unique(operators.row[forward], return_index=True)
     tasks = forward[np.sort(first)]  # the first task of each operator, in the step's order
     rows = operators.row[tasks]
