@@ -9,6 +9,7 @@ waits for its host becomes slower.
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,9 +60,11 @@ _WIDER = {
     "fp8": ("fp32", "tf32", "bf16", "fp16"),
 }
 _LOSS = lazy_pattern(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_loss_forward$")
-# What autocast costs the host per product of the forward pass, counted for both passes: casts and
-# the search for them, as multiples of the step's mean host time per launch.
-_PRODUCT_HOST, _CONVOLUTION_HOST = 2.3, 1.8
+# What autocast costs the host per operator of the forward pass, counted for both passes, as
+# multiples of the step's mean host time per launch: a product's weights are cast, and what a norm
+# reads and returns. Products of two results find them cast.
+_PRODUCT_HOST, _CONVOLUTION_HOST, _NORM_HOST = 1.9, 2.2, 2.0
+_READS_PRODUCTS = lazy_pattern(r"bmm|attention|flash_attn", re.IGNORECASE)
 _FOURIER = lazy_pattern(r"fft|_complex")
 # Recurrent layers are many small products in sequence: they gain this much, whatever their FLOPs.
 _RECURRENT_GAIN = {"tf32": 2.0}
@@ -331,11 +334,16 @@ def _add_casts(
 
 def _autocast_ns(context: StepContext, product: Flags) -> float:
     operators, graph = context.operators, context.graph
-    forward = product & (context.task_phase == Phase.FORWARD)
+    trained = (context.task_phase == Phase.FORWARD) & ~find_before_training(context)
+    forward = product & trained
     convolution = operators.family == Family.CONVOLUTION
     launches = max(1, int((graph.calls.kind == CallKind.LAUNCH).sum()))
-    costs = _PRODUCT_HOST * len(distinct(operators.row[forward & ~convolution]))
-    costs += _CONVOLUTION_HOST * len(distinct(operators.row[forward & convolution]))
+    kinds = (
+        (_CONVOLUTION_HOST, forward & convolution),
+        (_PRODUCT_HOST, forward & ~convolution & ~context.named(_READS_PRODUCTS.search)),
+        (_NORM_HOST, trained & context.named(NORM.search)),
+    )
+    costs = sum(cost * len(distinct(operators.row[kind])) for cost, kind in kinds)
     return costs * graph.host_ns / launches
 
 
