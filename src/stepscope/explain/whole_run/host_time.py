@@ -91,13 +91,15 @@ def _phase_ns(
 
 def _free(steps: StepColumns, launches: int) -> Flags:
     """Steps of the host that ended before the queue was full. The first ones after our own work
-    run with cold caches and clear up after it: they count only if there are too few others."""
+    run with cold caches and clear up after it: they count only if there are too few others, and
+    those that nearly filled the queue only if there are still too few."""
     first = _after_ours(steps)
     ahead = _launches_ahead(steps, first, launches)
-    limit = np.where(first, _FULL_AFTER_EMPTY, _FULL) * QUEUE_DEPTH
-    free = steps.plain & (ahead < limit)
-    others = free & ~first
-    return others if np.count_nonzero(others) >= _FEWEST else free & first
+    free = steps.plain & (ahead < _FULL * QUEUE_DEPTH)
+    for kind in (free & ~first, free & first):
+        if np.count_nonzero(kind) >= _FEWEST:
+            return kind
+    return steps.plain & first & (ahead < _FULL_AFTER_EMPTY * QUEUE_DEPTH)
 
 
 def _after_ours(steps: StepColumns) -> Flags:
