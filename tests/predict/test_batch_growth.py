@@ -21,7 +21,7 @@ TOKENS, WIDTH = 4096, 1024
 GRID = [128, 1, 1]
 
 
-def bench_of(folder: Path) -> Bench:
+def bench_of(folder: Path, name: str = "aten::mm") -> Bench:
     """The layer, the gradient of its input and that of its weight, each of 202 us."""
     events: list[dict[str, Any]] = []
     forward, weight = [[TOKENS, WIDTH], [WIDTH, WIDTH]], [[WIDTH, TOKENS], [TOKENS, WIDTH]]
@@ -29,7 +29,7 @@ def bench_of(folder: Path) -> Bench:
     for number in range(3):
         at = 4000.0 * number
         events += step(number, start=at, dur=4000)
-        events += op("aten::mm", start=at, dur=40, shapes=forward, sequence=number, **floats)
+        events += op(name, start=at, dur=40, shapes=forward, sequence=number, **floats)
         events += kernel("gemm", start=at + 20, dur=202, launched_at=at + 5, grid=GRID)
         at += 500
         linked = {"sequence": number, "forward_thread": MAIN, "thread": AUTOGRAD}
@@ -80,3 +80,11 @@ def test_half_and_half_again_is_a_quarter(tmp_path: Path) -> None:
         for context, value in ((half, "x0.5"), (bench.context, "x0.25"))
     )
     assert twice == pytest.approx(once)
+
+
+def test_recurrent_layers_make_another_batch_doubtful(tmp_path: Path) -> None:
+    """Libraries have other kernels for other numbers of rows."""
+    for name, doubt in (("aten::mm", 0.0), ("aten::_cudnn_rnn", 0.12)):
+        outcome = WHATIFS["batch"].apply(bench_of(tmp_path, name).context, "x2")
+        layer, *others = outcome.context.graph.tasks.dur_ns.tolist()
+        assert outcome.doubt == pytest.approx(doubt * layer / (layer + sum(others)))

@@ -102,6 +102,19 @@ def test_the_shorter_of_two_ways_to_measure_counts_and_one_is_enough() -> None:
     assert host_phases_ns([], None, launches=None) == {}
 
 
+def test_one_step_of_each_kind_is_enough() -> None:
+    free = steps_with_windows([900, 10, 900], [900, 60, 900], [0, 2])
+    both = host_phases_ns([step(14)], free, launches=80)  # backward 50, optimizer 7
+    assert (both["forward"], both["backward"]) == (11, 52)  # the lower quartile of the two
+
+
+def test_a_step_after_an_empty_queue_may_nearly_fill_it() -> None:
+    """1,600 launches in half of the device's time: 800 wait at the end, and never more."""
+    steps = steps_with_windows([900, 20, 900, 20], [900, 30, 900, 30], [0, 2], device=100)
+    assert free_phases_ns(steps, launches=1600)["backward"] == 30
+    assert free_phases_ns(steps, launches=1800) == {}  # 900 wait: the host may have waited too
+
+
 def test_among_ranks_neither_way_tells() -> None:
     free = steps_with_windows([900, 10, 900, 10], [900, 60, 900, 60], [0, 2])
     assert host_phases_ns([step(12, alone=False)], free, launches=80) == {}

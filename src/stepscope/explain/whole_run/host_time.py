@@ -25,6 +25,9 @@ _PHASES = ("data", "forward", "backward", "optimizer")
 _FEWEST = 2
 _DISTURBED = 0.25  # quantile: what disturbs a step only adds
 _FULL = 0.75  # of the queue: inside a step more may wait than at its end
+# A step that begins with an empty queue ends with the most launches that ever wait. Steps of hosts
+# that find it full end with 0.87 of it or more.
+_FULL_AFTER_EMPTY = 0.83
 
 
 def host_phases_ns(
@@ -33,13 +36,14 @@ def host_phases_ns(
     """By phase; empty if too few steps tell. `launches` of a step that calls nothing that waits for
     the device, else None.
 
-    Whatever disturbs either kind of step only adds: the shorter counts.
+    Whatever disturbs either kind of step only adds: the shorter counts. A kind with too few steps
+    of its own joins the other.
     """
     own_ns = own_phases_ns(measured)
     among_ranks = any(not step.alone for step in measured)
     if among_ranks or steps is None or launches is None:
         return own_ns
-    free_ns = free_phases_ns(steps, launches)
+    free_ns = free_phases_ns(steps, launches, () if own_ns else measured)
     names = own_ns or free_ns
     return {name: min(ns[name] for ns in (own_ns, free_ns) if name in ns) for name in names}
 
@@ -60,35 +64,42 @@ def own_phases_ns(steps: Sequence[HostStepTimes]) -> dict[str, int]:
     }
 
 
-def free_phases_ns(steps: StepColumns, launches: int) -> dict[str, int]:
-    """By phase, from plain steps in which the host never found the queue full; empty if they are
-    too few.
+def free_phases_ns(
+    steps: StepColumns, launches: int, own: Sequence[HostStepTimes] = ()
+) -> dict[str, int]:
+    """By phase, from plain steps in which the host never found the queue full, and from steps of
+    its `own`; empty if they are too few.
 
     To wait only adds, and so do cold caches and other programs. Where plain steps in general spend
     less on a phase than the free ones, the host does not wait there either: the shorter counts.
     """
     free = _free(steps, launches)
-    if np.count_nonzero(free) < _FEWEST:
+    if np.count_nonzero(free) + len(own) < _FEWEST:
         return {}
     plain = steps.plain & ~_after_ours(steps)
-    kinds = [kind for kind in (free, plain) if kind.any()]
-    phases = {phase: steps.phases_ns.get(phase) for phase in USUAL_PHASES}
-    return {
-        phase: round(min(float(np.quantile(column[kind], _DISTURBED)) for kind in kinds))
-        if column is not None
-        else 0
-        for phase, column in phases.items()
-    }
+    return {phase: round(_phase_ns(steps, phase, free, plain, own)) for phase in USUAL_PHASES}
+
+
+def _phase_ns(
+    steps: StepColumns, phase: str, free: Flags, plain: Flags, own: Sequence[HostStepTimes]
+) -> float:
+    column = steps.phases_ns.get(phase, np.zeros(len(steps), np.int64))
+    own_ns = [float(getattr(step, f"{phase}_ns")) for step in own] if phase in _PHASES else []
+    kinds = [[*column[free].tolist(), *own_ns], column[plain].tolist()]
+    return min((float(np.quantile(kind, _DISTURBED)) for kind in kinds if kind), default=0.0)
 
 
 def _free(steps: StepColumns, launches: int) -> Flags:
     """Steps of the host that ended before the queue was full. The first ones after our own work
-    run with cold caches and clear up after it: they count only if there are too few others."""
+    run with cold caches and clear up after it: they count only if there are too few others, and
+    those that nearly filled the queue only if there are still too few."""
     first = _after_ours(steps)
     ahead = _launches_ahead(steps, first, launches)
     free = steps.plain & (ahead < _FULL * QUEUE_DEPTH)
-    others = free & ~first
-    return others if np.count_nonzero(others) >= _FEWEST else free & first
+    for kind in (free & ~first, free & first):
+        if np.count_nonzero(kind) >= _FEWEST:
+            return kind
+    return steps.plain & first & (ahead < _FULL_AFTER_EMPTY * QUEUE_DEPTH)
 
 
 def _after_ours(steps: StepColumns) -> Flags:

@@ -20,6 +20,7 @@ from stepscope.predict.compiling.conv_layout import (
 )
 from stepscope.predict.compiling.fused_loops import fuse_loops
 from stepscope.predict.compiling.operator_values import CallValues, Way, describe_call
+from stepscope.predict.compiling.padded_products import pad_products
 from stepscope.predict.kernels import FLOOR_NS, MEMORY_SHARE, Family, roofline_ns
 from stepscope.trace.links import distinct
 
@@ -70,7 +71,7 @@ def compile_step(context: StepContext) -> CompiledStep:
             gone[tasks[loop.kernels :]] = True
     channels_last = _change_layout(context, dur_ns, gone)
     return CompiledStep(
-        dur_ns=np.where(gone, 0.0, dur_ns),
+        dur_ns=np.where(gone, 0.0, pad_products(context, dur_ns)),
         gone=gone,
         by_shapes=by_shapes,
         fused_loops=fused,

@@ -9,6 +9,7 @@ waits for its host becomes slower.
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,10 +32,12 @@ from stepscope.predict.kernels import Family, copy_ns, roofline_ns
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.probed_step import find_probed
+from stepscope.predict.product_alignment import find_alignment
 from stepscope.predict.side_streams import retime
 from stepscope.predict.traced_mode import may_convolve_in_tf32
 from stepscope.predict.unfused_attention import find_unfused_attention, fuse_attention
 from stepscope.predict.unknown_operators import require_operators
+from stepscope.predict.without_gradients import find_before_training
 from stepscope.records.figures import milliseconds
 from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.records.words import counted
@@ -57,9 +60,11 @@ _WIDER = {
     "fp8": ("fp32", "tf32", "bf16", "fp16"),
 }
 _LOSS = lazy_pattern(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_loss_forward$")
-# What autocast costs the host per product of the forward pass, counted for both passes: casts and
-# the search for them, as multiples of the step's mean host time per launch.
-_PRODUCT_HOST, _CONVOLUTION_HOST = 2.3, 1.8
+# What autocast costs the host per operator of the forward pass, counted for both passes, as
+# multiples of the step's mean host time per launch: a product's weights are cast, and what a norm
+# reads and returns. Products of two results find them cast.
+_PRODUCT_HOST, _CONVOLUTION_HOST, _NORM_HOST = 1.9, 2.2, 2.0
+_READS_PRODUCTS = lazy_pattern(r"bmm|attention|flash_attn", re.IGNORECASE)
 _FOURIER = lazy_pattern(r"fft|_complex")
 # Recurrent layers are many small products in sequence: they gain this much, whatever their FLOPs.
 _RECURRENT_GAIN = {"tf32": 2.0}
@@ -77,7 +82,8 @@ def apply(context: StepContext, value: str) -> Outcome:
         device = ceilings.device if ceilings else context.trace.device_name or "this device"
         raise Refused(f"precision={value}: no {value} rate is known for {device}")
     require_operators(context, f"precision={value}")
-    wide = _find_wide(context, value)
+    stays = find_before_training(context) & (value != "tf32")  # outside of autocast
+    wide = _find_wide(context, value) & ~stays
     depthwise = wide & find_depthwise(context)
     product = wide & (context.operators.flops > 0) & ~depthwise
     if not product.any():
@@ -93,6 +99,8 @@ def apply(context: StepContext, value: str) -> Outcome:
         assumptions.append("convolutions by their shapes, as cuDNN's took on an H200")
     if value != "tf32":
         graph = retime_elements(context, graph, wide, ~product & ~depthwise)
+        dur_ns = np.where(stays, context.graph.tasks.dur_ns, graph.tasks.dur_ns)
+        graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
         graph, depthwise = narrow_depthwise(context, graph, depthwise, ceilings)
     is_probed = probed.known if probed else np.zeros(len(graph.tasks), np.bool_)
     depthwise_doubt = find_depthwise_doubt(graph.tasks.dur_ns, depthwise & ~is_probed)
@@ -109,6 +117,11 @@ def apply(context: StepContext, value: str) -> Outcome:
     if value != "tf32":
         graph, said = _under_autocast(context, graph, value, product, probed)
         assumptions += said
+    if stays.any():
+        assumptions.append(
+            f"{counted(int(stays.sum()), 'task')} without gradients before the training pass: "
+            "outside of autocast, as now"
+        )
     assumptions += [problem] if problem else []
     assumptions += [probed.describe("modelled")] if probed else []
     return _with_peak(
@@ -235,6 +248,9 @@ def _speed_up_products(
     tasks, operators = context.graph.tasks, context.operators
     new = tasks.dur_ns.copy()
     half = 0.5 if dtype != "tf32" else 1.0
+    # Inductor pads rows; fp8 needs aligned ones.
+    aligns = is_compiled(context) or dtype == "fp8"
+    alignment = None if aligns else find_alignment(context, int(4 * half))
     backward = context.task_phase == Phase.BACKWARD
     # No product gains more than the peak does.
     peak_gains = [ceilings.flops[dtype] / ceilings.flops.get(name, 1.0) for name in _DTYPES]
@@ -252,6 +268,7 @@ def _speed_up_products(
                 dtype,
                 ceilings,
                 backward=in_backward,
+                alignment=alignment[mine] if alignment is not None else None,
             )
             new[mine] = np.minimum(whole * operators.share[mine], tasks.dur_ns[mine] * 1.5)
             new[mine] = np.maximum(new[mine], tasks.dur_ns[mine] / most[mine])
@@ -317,11 +334,16 @@ def _add_casts(
 
 def _autocast_ns(context: StepContext, product: Flags) -> float:
     operators, graph = context.operators, context.graph
-    forward = product & (context.task_phase == Phase.FORWARD)
+    trained = (context.task_phase == Phase.FORWARD) & ~find_before_training(context)
+    forward = product & trained
     convolution = operators.family == Family.CONVOLUTION
     launches = max(1, int((graph.calls.kind == CallKind.LAUNCH).sum()))
-    costs = _PRODUCT_HOST * len(distinct(operators.row[forward & ~convolution]))
-    costs += _CONVOLUTION_HOST * len(distinct(operators.row[forward & convolution]))
+    kinds = (
+        (_CONVOLUTION_HOST, forward & convolution),
+        (_PRODUCT_HOST, forward & ~convolution & ~context.named(_READS_PRODUCTS.search)),
+        (_NORM_HOST, trained & context.named(NORM.search)),
+    )
+    costs = sum(cost * len(distinct(operators.row[kind])) for cost, kind in kinds)
     return costs * graph.host_ns / launches
 
 
@@ -329,7 +351,11 @@ def _cast_elements(context: StepContext) -> Floats:
     """The size of each tensor that autocast would cast in forward: weights and biases of products,
     what norms pass on to products, and what a loss takes."""
     host, strings, operators = context.trace.host, context.trace.strings, context.operators
-    forward = np.flatnonzero((operators.row >= 0) & (context.task_phase == Phase.FORWARD))
+    forward = np.flatnonzero(
+        (operators.row >= 0)
+        & (context.task_phase == Phase.FORWARD)
+        & ~find_before_training(context)
+    )
     _, first = np.unique(operators.row[forward], return_index=True)
     tasks = forward[np.sort(first)]  # the first task of each operator, in the step's order
     rows = operators.row[tasks]
