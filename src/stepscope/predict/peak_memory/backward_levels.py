@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.predict.peak_memory.autocast_widths import FULL, NARROW, AutocastRule, operator_of
+from stepscope.predict.peak_memory.autocast_widths import (
+    FULL,
+    NARROW,
+    VIEWS,
+    AutocastRule,
+    operator_of,
+)
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE
-from stepscope.predict.peak_memory.held_values import VIEWS, is_of_parameter
+from stepscope.predict.peak_memory.held_values import is_of_parameter
 from stepscope.predict.peak_memory.node_level import NodeLevel, level_at
 
 if TYPE_CHECKING:

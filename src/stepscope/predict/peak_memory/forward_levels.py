@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from stepscope.predict.peak_memory.autocast_widths import operator_of
-from stepscope.predict.peak_memory.held_values import UNKNOWN, VIEWS, is_of_parameter, maker_of
+from stepscope.predict.peak_memory.autocast_widths import VIEWS, operator_of
+from stepscope.predict.peak_memory.held_values import UNKNOWN, is_of_parameter, maker_of
 from stepscope.predict.peak_memory.node_level import NodeLevel
 
 if TYPE_CHECKING:

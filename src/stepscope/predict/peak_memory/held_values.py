@@ -15,6 +15,7 @@ from stepscope.predict.peak_memory.autocast_widths import (
     FULL,
     NARROW,
     RESULTS,
+    VIEWS,
     AutocastRule,
     autocast_rules,
     autocast_widths,
@@ -31,14 +32,6 @@ if TYPE_CHECKING:
 
 UNKNOWN = -1  # the producer of a value that needs no gradient
 _FLOAT = "float32"
-# Results that are only another look at the input, so that both share one storage.
-VIEWS = frozenset(
-    (
-        *("t", "view", "unsafeview", "reshapealias", "reshape", "transpose", "permute", "alias"),
-        *("squeeze", "unsqueeze", "asstrided", "slice", "select", "split", "splitwithsizes"),
-        *("unbind", "expand", "detach", "unsafesplit", "chunk", "narrow", "viewasreal"),
-    )
-)
 
 
 class HeldValue(msgspec.Struct, frozen=True, kw_only=True):
