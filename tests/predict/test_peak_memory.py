@@ -16,9 +16,10 @@ from stepscope.predict.peak_memory.autocast_widths import (
 )
 from stepscope.predict.peak_memory.backward_levels import replay_backward
 from stepscope.predict.peak_memory.graph_blocks import block_of_nodes, find_block_paths
+from stepscope.predict.peak_memory.graph_levels import GraphLevels
+from stepscope.predict.peak_memory.grown_peak import later_peak
 from stepscope.predict.peak_memory.held_values import MemoryChange, hold
-from stepscope.predict.peak_memory.passes_peak import GraphLevels
-from stepscope.predict.peak_memory.peak_change import changed_peak, later_peak
+from stepscope.predict.peak_memory.peak_change import changed_peak
 from stepscope.records.backward_graph import CapturedBackward, GraphModule
 from stepscope.records.memory import (
     BatchLine,

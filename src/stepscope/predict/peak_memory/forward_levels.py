@@ -2,7 +2,7 @@
 
 What backward needs stays. Any other result goes once the last operator that reads it has run; those
 that were joined (torch.cat) stand in a list of the module that joins them, so they stay until that
-module returns. A cast copy is made beside the value it copies.
+module returns. A cast copy is made beside the value it copies, and so is one in another layout.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from stepscope.predict.peak_memory.autocast_widths import VIEWS, operator_of
+from stepscope.predict.peak_memory.convolution_buffers import layout_copies_bytes
 from stepscope.predict.peak_memory.held_values import UNKNOWN, is_of_parameter, maker_of
 from stepscope.predict.peak_memory.node_level import NodeLevel
 
@@ -50,7 +51,7 @@ def replay_forward(held: HeldGraph) -> tuple[NodeLevel, ...]:
             size = _result_bytes(held, place)
             level += size
             goes[last.get(place, place)] += size
-        peak = level + passing[place]
+        peak = level + passing[place] + layout_copies_bytes(held, place, backward=False)
         nodes.append(NodeLevel(place=place, peak_bytes=peak, kept_bytes=kept_bytes))
         level -= goes[place]
     return tuple(nodes)

@@ -52,13 +52,16 @@ class MemoryChange(msgspec.Struct, frozen=True, kw_only=True):
     # The nodes of each attention that autocast's dtype lets a fused kernel take.
     fused_attention: tuple[tuple[int, ...], ...] = ()
     wide_reads: frozenset[tuple[int, int]] = frozenset()  # inputs that the script casts to fp32
+    tf32: bool = False  # where fp32 products could run in it
+    # Convolutions that copy their tensors into another layout.
+    layout_copies: frozenset[int] = frozenset()
     other_update: bool = False  # the optimizer has another form
     update_bytes: int = 0  # that the optimizer's step needs for a moment
 
     @property
     def moves_passes(self) -> bool:
         """Whether forward and backward keep anything else than with another batch alone."""
-        return self.autocast or self.recompute or self.fuse
+        return self.autocast or self.tf32 or self.recompute or self.fuse
 
 
 class HeldGraph(msgspec.Struct, frozen=True, kw_only=True):
