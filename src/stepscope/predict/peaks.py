@@ -91,7 +91,7 @@ class _Known:
         if levels is None:
             return change
         if change.autocast or change.tf32:
-            change = replace(change, layout_copies=levels.fp32_convolutions)
+            change = replace(change, layout_copies=levels.traced.fp32_convolutions)
         if not change.autocast:
             return change
         if self._casts is None:

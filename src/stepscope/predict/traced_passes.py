@@ -11,7 +11,7 @@ from stepscope.explain.work import rows_named
 from stepscope.predict.block_spans import captured_graph, created_nodes
 from stepscope.predict.buckets import step_window
 from stepscope.predict.by_text import is_channels_last, tensor_shapes
-from stepscope.predict.peak_memory.convolution_buffers import is_convolution
+from stepscope.predict.peak_memory.convolution_buffers import ConvolutionLayout, is_convolution
 from stepscope.predict.peak_memory.graph_levels import TracedPasses
 from stepscope.predict.traced_mode import find_autocast, may_convolve_in_tf32
 from stepscope.records.trace import HostKind
@@ -25,15 +25,16 @@ _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
 
 
 def find_traced_passes(context: StepContext) -> TracedPasses:
-    places, rows = created_nodes(context)
-    if context.on_host or not len(rows):
+    graph = captured_graph(context)
+    if context.on_host or graph is None:
         return TracedPasses()
-    on_tensor_cores = may_convolve_in_tf32(context) or bool(find_autocast(context.trace))
+    places, rows = created_nodes(context)
+    in_fp32 = not may_convolve_in_tf32(context) and not find_autocast(context.trace)
+    convolves = any(is_convolution(node.name) for node in graph.nodes)
     return TracedPasses(
         cleared_late=_clears_after_forward(context, rows),
-        fp32_convolutions=(
-            frozenset() if on_tensor_cores else _find_convolutions(context, places, rows)
-        ),
+        convolves_in_fp32=in_fp32 and convolves,
+        fp32_convolutions=_find_convolutions(context, places, rows) if in_fp32 else (),
     )
 
 
@@ -47,33 +48,43 @@ def _clears_after_forward(context: StepContext, forward: Ints) -> bool:
         context.trace, host, inside & (host.kind <= HostKind.ANNOTATION), _ZERO_GRAD.match
     )
     nodes = inside & (host.forward_of >= 0)
-    if not marks.any() or not nodes.any():
+    if not len(forward) or not marks.any() or not nodes.any():
         return False
     cleared = host.start_ns[marks]
     after = cleared > np.median(host.start_ns[forward])
     return bool((after & (cleared < host.start_ns[nodes].min())).any())
 
 
-def _find_convolutions(context: StepContext, places: Ints, rows: Ints) -> frozenset[int]:
-    """Nodes of dense convolutions with filters of several taps, whose input is not in channels_last
-    order. A filter of one tap is a plain product, in any layout."""
+def _find_convolutions(
+    context: StepContext, places: Ints, rows: Ints
+) -> tuple[ConvolutionLayout, ...]:
+    """Dense ones with filters of several taps, whose input is not in channels_last order. A filter
+    of one tap is a plain product, in any layout."""
     graph = captured_graph(context)
     host, strings = context.trace.host, context.trace.strings
-    found = set()
+    found: dict[int, ConvolutionLayout] = {}
     for place, row in zip(places.tolist(), rows.tolist(), strict=True):
         if graph is None or not is_convolution(graph.nodes[place].name) or host.shapes[row] < 0:
             continue
-        last = host.strides[row] >= 0 and is_channels_last(strings[host.strides[row]])
-        if not last and _is_dense(strings[host.shapes[row]]):
-            found.add(place)
-    return frozenset(found)
+        if host.strides[row] >= 0 and is_channels_last(strings[host.strides[row]]):
+            continue
+        concrete = strings[host.concrete[row]] if host.concrete[row] >= 0 else ""
+        layout = _read_layout(place, strings[host.shapes[row]], concrete)
+        if layout is not None:
+            found[place] = layout
+    return tuple(found.values())
 
 
-def _is_dense(shapes: str) -> bool:
+def _read_layout(place: int, shapes: str, concrete: str) -> ConvolutionLayout | None:
     """By the input and the weight: all channels meet, over several points."""
     tensors = [shape for shape in tensor_shapes(shapes) if len(shape) in _RANKS]
     if len(tensors) < 2:
-        return False
+        return None
     given, weight = tensors[:2]
-    meets = given[1] in weight[:2]
-    return meets and any(taps > 1 for taps in weight[2:])
+    if given[1] not in weight[:2] or all(taps == 1 for taps in weight[2:]):
+        return None
+    outputs = weight[0] if given[1] == weight[1] else weight[1]
+    # The first list of numbers is the stride.
+    stride = re.search(r"\[([\d, ]+)\]", concrete[1:])
+    strided = stride is not None and set(stride[1].split(", ")) != {"1"}
+    return ConvolutionLayout(place=place, inputs=given[1], outputs=outputs, strided=strided)

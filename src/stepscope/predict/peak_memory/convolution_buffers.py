@@ -1,14 +1,17 @@
 """What cuDNN needs beside the tensors of a convolution.
 
-Tensor cores want channels last. Tensors in torch's usual layout are copied for them: input and
-result in forward; in backward the gradient of the result, the input and its gradient. Kernels for
-plain fp32 take torch's layout, but some transform all tensors first (Winograd, Fourier): cuDNN
-chooses by shape, so another batch may need another algorithm.
+Tensor cores want channels last, in groups of 16 bytes. Tensors in torch's usual layout are copied
+for them: input and result in forward; in backward the gradient of the result, the input and its
+gradient. Kernels for plain fp32 take torch's layout, but some transform all tensors first
+(Winograd, Fourier): cuDNN chooses by shape, so another batch may need another algorithm.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from stepscope.predict.peak_memory.autocast_widths import NARROW, WIDTHS, operator_of
 
@@ -17,10 +20,20 @@ if TYPE_CHECKING:
     from stepscope.records.backward_graph import GraphNode
 
 _INPUT, _WEIGHT = "input", "weight"
+_GROUP_BYTES = 16  # of channels
 # Bytes of cuDNN's Fourier transforms over those of the tensors: tiles of 32 x 32 points become 17
 # columns of complex numbers, a filter of 3 x 3 taps a whole tile, a small map at most three times
 # its size, beside a copy of it.
 _TRANSFORMED_FILTERS, _TRANSFORMED_MAPS = 32 * 17 * 8 / (9 * 4), 4.0
+
+
+class ConvolutionLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """A dense convolution of tensors in torch's usual layout."""
+
+    place: int  # its node
+    inputs: int  # channels
+    outputs: int
+    strided: bool = False
 
 
 def is_convolution(name: str) -> bool:
@@ -29,12 +42,21 @@ def is_convolution(name: str) -> bool:
 
 def layout_copies_bytes(held: HeldGraph, place: int, *, backward: bool) -> float:
     """0 if the convolution takes its tensors as they are."""
-    if place not in held.change.layout_copies:
+    layout = next((one for one in held.change.layout_copies if one.place == place), None)
+    if layout is None:
         return 0.0
     given, result, weight = _tensor_bytes(held, place)
+    given *= _filled_up(layout.inputs, held.widths[place][0])
+    result *= _filled_up(layout.outputs, held.widths[place][0])
     edges = held.graph.nodes[place].inputs
     twice = backward and bool(edges) and edges[0].node >= 0
     return (1.0 + twice) * (given + weight) + result
+
+
+def _filled_up(channels: int, width: int) -> float:
+    """A tensor with whole groups of channels over the tensor as it is."""
+    group = max(1, _GROUP_BYTES // width)
+    return math.ceil(channels / group) * group / max(1, channels)
 
 
 def transforms_bytes(held: HeldGraph, place: int) -> float:

@@ -14,6 +14,7 @@ from stepscope.predict.peak_memory.convolution_buffers import transforms_bytes
 from stepscope.predict.peak_memory.held_values import MemoryChange
 from stepscope.predict.peak_memory.node_level import level_at
 from stepscope.predict.peak_memory.passes_peak import find_peak_node, find_workspace, highest_of
+from stepscope.predict.peak_memory.standing_bytes import batches_bytes
 
 if TYPE_CHECKING:
     from stepscope.predict.peak_memory.graph_levels import GraphLevels
@@ -31,7 +32,7 @@ def later_peak(levels: GraphLevels, factor: float) -> float | None:
         return None
     if peak.allocated_bytes is None or peak.phase == _OPTIMIZER:
         return None
-    grown = captured.batches_bytes * (factor - 1.0)
+    grown = batches_bytes(captured) * (factor - 1.0)
     backward = _later_backward(levels, peak.allocated_bytes - levels.states_bytes, factor)
     if peak.phase != _FORWARD:
         return levels.states_bytes + grown + backward
@@ -48,8 +49,9 @@ def unsure_workspace(levels: GraphLevels, factor: float) -> float:
 
 def other_algorithms_peak(levels: GraphLevels, factor: float) -> float:
     """The peak if cuDNN takes Fourier transforms for a convolution in fp32 that did without them;
-    0 if there is no such convolution, or the batch is no larger."""
-    captured, places = levels.captured, levels.fp32_convolutions
+    0 if there is no such convolution, or the batch is no larger. Strided ones cannot."""
+    captured, convolutions = levels.captured, levels.traced.fp32_convolutions
+    places = {one.place for one in convolutions if not one.strided}
     if not places or factor <= 1.0 or captured.graph is None or captured.graph.hidden:
         return 0.0
     change = MemoryChange(batch=factor)
@@ -59,7 +61,7 @@ def other_algorithms_peak(levels: GraphLevels, factor: float) -> float:
         *((node, standing + levels.old_gradients_bytes) for node in forward),
         *((node, standing) for node in backward),
     )
-    grown = captured.batches_bytes * (factor - 1.0)
+    grown = batches_bytes(captured) * (factor - 1.0)
     return grown + max(
         base + node.peak_bytes + transforms_bytes(held, node.place)
         for node, base in levels_then

@@ -28,6 +28,7 @@ from stepscope.predict.peak_memory.fused_attention import with_fused_attention
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE, block_of_nodes
 
 if TYPE_CHECKING:
+    from stepscope.predict.peak_memory.convolution_buffers import ConvolutionLayout
     from stepscope.records.backward_graph import CapturedBackward, GraphNode, GraphSaved
 
 UNKNOWN = -1  # the producer of a value that needs no gradient
@@ -54,7 +55,7 @@ class MemoryChange(msgspec.Struct, frozen=True, kw_only=True):
     wide_reads: frozenset[tuple[int, int]] = frozenset()  # inputs that the script casts to fp32
     tf32: bool = False  # where fp32 products could run in it
     # Convolutions that copy their tensors into another layout.
-    layout_copies: frozenset[int] = frozenset()
+    layout_copies: tuple[ConvolutionLayout, ...] = ()
     other_update: bool = False  # the optimizer has another form
     update_bytes: int = 0  # that the optimizer's step needs for a moment
 

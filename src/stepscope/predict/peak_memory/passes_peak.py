@@ -49,7 +49,19 @@ def passes_then(levels: GraphLevels, present: float, change: MemoryChange) -> tu
     forward, forward_doubt = _forward_then(levels, present - states - old, change)
     if old + forward > backward:
         doubt = forward_doubt
-    return states + max(backward, old + forward), doubt
+    outputs = levels.outputs_bytes(change) - levels.outputs_bytes(MemoryChange())
+    highest = states + outputs + max(backward, old + forward)
+    return max(highest, present if is_before_the_graph(levels) else 0.0), doubt
+
+
+def is_before_the_graph(levels: GraphLevels) -> bool:
+    """Whether nothing was kept for backward at the captured peak: the script prepared its batch,
+    and no operator of the graph had run."""
+    peak = levels.captured.peak
+    if peak is None or peak.phase != _FORWARD:
+        return False
+    kept = levels.backward(MemoryChange()).kept_bytes
+    return (peak.categories.get("activations") or 0) < _SAME * kept
 
 
 def find_workspace(levels: GraphLevels) -> PeakWorkspace:
@@ -57,6 +69,8 @@ def find_workspace(levels: GraphLevels) -> PeakWorkspace:
     node fits, temporaries may be the workspace of any convolution."""
     peak = levels.captured.peak
     if peak is None or peak.allocated_bytes is None or peak.phase not in (_FORWARD, _BACKWARD):
+        return PeakWorkspace(size_bytes=0.0)
+    if is_before_the_graph(levels):
         return PeakWorkspace(size_bytes=0.0)
     node = find_peak_node(levels, peak.phase)
     room = peak.allocated_bytes - levels.states_bytes
@@ -70,7 +84,7 @@ def find_workspace(levels: GraphLevels) -> PeakWorkspace:
         is_chosen = node.place in levels.fp32_convolutions
         return PeakWorkspace(size_bytes=size, in_fp32_convolution=is_chosen)
     size = min(size, peak.categories.get("temporaries") or 0)
-    return PeakWorkspace(size_bytes=size, in_fp32_convolution=bool(levels.fp32_convolutions))
+    return PeakWorkspace(size_bytes=size, in_fp32_convolution=levels.traced.convolves_in_fp32)
 
 
 def _backward_then(levels: GraphLevels, room: float, change: MemoryChange) -> tuple[float, float]:
@@ -99,19 +113,24 @@ def _forward_then(levels: GraphLevels, room: float, change: MemoryChange) -> tup
     node = find_peak_node(levels, _FORWARD)
     # Forward was never higher than the captured peak.
     highest = highest_of(then) - max(0.0, highest_of(now) - room)
+    joined = max(then, key=lambda level: level.peak_bytes).joined_bytes if then else 0.0
     if node is None:
-        unseen = room - highest_of(now) if _phase(levels.captured) == _FORWARD else 0.0
-        return highest + _share(change) * max(0.0, unseen), 0.0
+        unseen = max(0.0, room - highest_of(now)) if _is_in_graph(levels, _FORWARD) else 0.0
+        return highest + _share(change) * unseen, joined
     if _leaves_fp32(levels, node, change):
-        return highest, _copies(levels, node, change, backward=False)
+        return highest, joined + _copies(levels, node, change, backward=False)
     workspace = room - level_at(now, node.place)
     own = level_at(then, node.place) + max(workspace, 0.0) * _share(change) + min(workspace, 0.0)
-    return max(highest, own), 0.0
+    return max(highest, own), joined if highest > own else 0.0
+
+
+def _is_in_graph(levels: GraphLevels, phase: str) -> bool:
+    return _phase(levels.captured) == phase and not is_before_the_graph(levels)
 
 
 def _leaves_fp32(levels: GraphLevels, node: NodeLevel, change: MemoryChange) -> bool:
     """Whether the node at the peak is a convolution that gets another algorithm."""
-    return node.place in (levels.fp32_convolutions & change.layout_copies)
+    return bool(change.layout_copies) and node.place in levels.fp32_convolutions
 
 
 def _copies(levels: GraphLevels, node: NodeLevel, change: MemoryChange, *, backward: bool) -> float:

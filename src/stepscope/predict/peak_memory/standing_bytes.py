@@ -36,6 +36,25 @@ def old_gradients_bytes(captured: CapturedMemory, *, cleared_late: bool) -> floa
     return max(0.0, _gradients_after(captured, _BEGIN) - left) if cleared_late else 0.0
 
 
+def batches_bytes(captured: CapturedMemory) -> float:
+    """Of the batches that are still there when forward ends."""
+    other = _other_after_forward(captured)
+    return min(captured.batches_bytes, other) if other is not None else captured.batches_bytes
+
+
+def outputs_bytes(captured: CapturedMemory) -> float:
+    """Results that the script holds and backward does not need. They are there when forward ends;
+    at the peak they count as temporaries, which the batch and workspaces do not."""
+    peak, other = captured.peak, _other_after_forward(captured)
+    at_peak = peak.categories.get("other") if peak is not None else None
+    return max(0.0, other - at_peak) if other is not None and at_peak is not None else 0.0
+
+
+def _other_after_forward(captured: CapturedMemory) -> float | None:
+    held = {end.phase: end.categories for end in captured.phases}
+    return (held.get(_FORWARD) or {}).get("other")
+
+
 def _gradients_after(captured: CapturedMemory, phase: str) -> float:
     held = {end.phase: end.categories for end in captured.phases}
     return (held.get(phase) or {}).get("gradients") or 0.0
