@@ -10,6 +10,7 @@ trace shows as a request for fp32.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from enum import IntEnum, auto
 from functools import cache
 from typing import TYPE_CHECKING
@@ -137,11 +138,12 @@ def autocast_widths(
     `wide_reads` are inputs, by node and number, that the script asks for in fp32."""
     widths = present_widths(graph)
     matching: set[Value] = set()  # fp32 values that the script casts, and views of them
+    readers = Counter((edge.node, edge.output) for node in graph.nodes for edge in node.inputs)
     for place, node in enumerate(graph.nodes):
         if node.is_leaf or "ToCopy" in node.name:
             continue
         asked = {number for at, number in wide_reads if at == place} if wide_reads else set()
-        read = _values_read(graph, node, widths, asked, matching)
+        read = _values_read(graph, node, widths, asked, matching, readers)
         width = _width(read, rules[place])
         if operator_of(node.name) in VIEWS and read and read[0].is_cast and width == FULL:
             matching.update((place, number) for number in range(len(node.outputs)))
@@ -184,17 +186,20 @@ def _values_read(
     widths: list[list[int]],
     asked: set[int],
     matching: set[Value],
+    readers: Counter[Value],
 ) -> list[_ReadValue]:
-    """`asked` are inputs that the script casts to fp32."""
+    """`asked` are inputs that the script casts to fp32. If a value has several readers, some of
+    them may read it as it was before the cast."""
     values = []
     for number, edge in enumerate(node.inputs):
         if edge.node < 0 or edge.output >= len(widths[edge.node]):
             continue
-        width = widths[edge.node][edge.output]
+        width, made = widths[edge.node][edge.output], (edge.node, edge.output)
+        is_cast = (number in asked and readers[made] == 1) or made in matching
         value = _ReadValue(
             elements=graph.nodes[edge.node].outputs[edge.output].elements,
             width=FULL if number in asked else width,
-            is_cast=width == FULL and (number in asked or (edge.node, edge.output) in matching),
+            is_cast=width == FULL and is_cast,
         )
         values.append(value)
     return values

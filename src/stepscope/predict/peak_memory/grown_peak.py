@@ -76,7 +76,8 @@ def _later_backward(levels: GraphLevels, room: float, factor: float) -> float:
         return then.peak_bytes
     node, workspace = find_peak_node(levels, "backward"), find_workspace(levels)
     if node is None or not workspace.in_fp32_convolution:
-        return then.peak_bytes + max(0.0, room - now.peak_bytes) * factor
+        unseen = room - now.peak_bytes
+        return then.peak_bytes + (unseen * factor if unseen > 0 else unseen)
     own = then.at(node.place) + workspace.size_bytes * factor - unsure_workspace(levels, factor)
     return max(then.peak_bytes, own)
 
