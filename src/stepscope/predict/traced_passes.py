@@ -5,21 +5,24 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from stepscope.explain.work import rows_named
 from stepscope.predict.block_spans import captured_graph, created_nodes
 from stepscope.predict.buckets import step_window
 from stepscope.predict.by_text import is_channels_last, tensor_shapes
-from stepscope.predict.peak_memory.convolution_buffers import ConvolutionLayout, is_convolution
+from stepscope.predict.peak_memory.convolution_buffers import is_convolution
+from stepscope.predict.peak_memory.convolution_layout import ConvolutionLayout
 from stepscope.predict.peak_memory.graph_levels import TracedPasses
-from stepscope.predict.traced_mode import find_autocast, may_convolve_in_tf32
+from stepscope.predict.traced_mode import convolves_in_fp32
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Ints
     from stepscope.predict.step_context import StepContext
 
+_STRIDE, _TRANSPOSED, _GROUPS = 3, 6, 8  # arguments of aten::convolution
 _RANKS = (3, 4)  # over one dimension or two
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
 
@@ -29,7 +32,7 @@ def find_traced_passes(context: StepContext) -> TracedPasses:
     if context.on_host or graph is None:
         return TracedPasses()
     places, rows = created_nodes(context)
-    in_fp32 = not may_convolve_in_tf32(context) and not find_autocast(context.trace)
+    in_fp32 = convolves_in_fp32(context)
     convolves = any(is_convolution(node.name) for node in graph.nodes)
     return TracedPasses(
         cleared_late=_clears_after_forward(context, rows),
@@ -78,13 +81,12 @@ def _find_convolutions(
 def _read_layout(place: int, shapes: str, concrete: str) -> ConvolutionLayout | None:
     """By the input and the weight: all channels meet, over several points."""
     tensors = [shape for shape in tensor_shapes(shapes) if len(shape) in _RANKS]
-    if len(tensors) < 2:
+    given = msgspec.json.decode(concrete) if concrete else []
+    if len(tensors) < 2 or len(given) <= _GROUPS or given[_GROUPS] != "1":
         return None
-    given, weight = tensors[:2]
-    if given[1] not in weight[:2] or all(taps == 1 for taps in weight[2:]):
+    (_, inputs, *_), weight = tensors[:2]
+    outputs = weight[1] if given[_TRANSPOSED] == "True" else weight[0]
+    if all(taps == 1 for taps in weight[2:]):
         return None
-    outputs = weight[0] if given[1] == weight[1] else weight[1]
-    # The first list of numbers is the stride.
-    stride = re.search(r"\[([\d, ]+)\]", concrete[1:])
-    strided = stride is not None and set(stride[1].split(", ")) != {"1"}
-    return ConvolutionLayout(place=place, inputs=given[1], outputs=outputs, strided=strided)
+    strided = set(msgspec.json.decode(given[_STRIDE] or "[1]")) != {1}
+    return ConvolutionLayout(place=place, inputs=inputs, outputs=outputs, strided=strided)

@@ -8,32 +8,20 @@ gradient. Kernels for plain fp32 take torch's layout, but some transform all ten
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from stepscope.predict.peak_memory.autocast_widths import NARROW, WIDTHS, operator_of
+from stepscope.predict.peak_memory.convolution_layout import filled_up
 
 if TYPE_CHECKING:
     from stepscope.predict.peak_memory.held_values import HeldGraph
     from stepscope.records.backward_graph import GraphNode
 
 _INPUT, _WEIGHT = "input", "weight"
-_GROUP_BYTES = 16  # of channels
 # Bytes of cuDNN's Fourier transforms over those of the tensors: tiles of 32 x 32 points become 17
 # columns of complex numbers, a filter of 3 x 3 taps a whole tile, a small map at most three times
 # its size, beside a copy of it.
 _TRANSFORMED_FILTERS, _TRANSFORMED_MAPS = 32 * 17 * 8 / (9 * 4), 4.0
-
-
-class ConvolutionLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """A dense convolution of tensors in torch's usual layout."""
-
-    place: int  # its node
-    inputs: int  # channels
-    outputs: int
-    strided: bool = False
 
 
 def is_convolution(name: str) -> bool:
@@ -46,17 +34,11 @@ def layout_copies_bytes(held: HeldGraph, place: int, *, backward: bool) -> float
     if layout is None:
         return 0.0
     given, result, weight = _tensor_bytes(held, place)
-    given *= _filled_up(layout.inputs, held.widths[place][0])
-    result *= _filled_up(layout.outputs, held.widths[place][0])
+    given *= filled_up(layout.inputs, held.widths[place][0])
+    result *= filled_up(layout.outputs, held.widths[place][0])
     edges = held.graph.nodes[place].inputs
     twice = backward and bool(edges) and edges[0].node >= 0
     return (1.0 + twice) * (given + weight) + result
-
-
-def _filled_up(channels: int, width: int) -> float:
-    """A tensor with whole groups of channels over the tensor as it is."""
-    group = max(1, _GROUP_BYTES // width)
-    return math.ceil(channels / group) * group / max(1, channels)
 
 
 def transforms_bytes(held: HeldGraph, place: int) -> float:

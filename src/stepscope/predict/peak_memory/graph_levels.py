@@ -21,7 +21,7 @@ from stepscope.predict.peak_memory.standing_bytes import (
 
 if TYPE_CHECKING:
     from stepscope.predict.peak_memory.backward_levels import BackwardLevels
-    from stepscope.predict.peak_memory.convolution_buffers import ConvolutionLayout
+    from stepscope.predict.peak_memory.convolution_layout import ConvolutionLayout
     from stepscope.predict.peak_memory.held_values import HeldGraph
     from stepscope.predict.peak_memory.node_level import NodeLevel
     from stepscope.records.memory import CapturedMemory

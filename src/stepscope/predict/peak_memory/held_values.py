@@ -28,7 +28,7 @@ from stepscope.predict.peak_memory.fused_attention import with_fused_attention
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE, block_of_nodes
 
 if TYPE_CHECKING:
-    from stepscope.predict.peak_memory.convolution_buffers import ConvolutionLayout
+    from stepscope.predict.peak_memory.convolution_layout import ConvolutionLayout
     from stepscope.records.backward_graph import CapturedBackward, GraphNode, GraphSaved
 
 UNKNOWN = -1  # the producer of a value that needs no gradient
