@@ -28,6 +28,7 @@ from stepscope.predict.peak_memory.grown_peak import (
 from stepscope.predict.peak_memory.peak_change import changed_peak
 from stepscope.predict.traced_passes import find_traced_passes
 from stepscope.predict.unfused_attention import find_attention_nodes
+from stepscope.records import figures
 from stepscope.records.prediction import PeakMemory
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _FLOAT, _NARROW = 4, 2
 _DOUBT = 0.05  # of what arithmetic says
 _BETWEEN_RUNS = 0.01  # by which the peak of an unchanged step differs
+_WORTH_SAYING = 0.03  # of the peak
 _MOVED_DOUBT = 0.06  # of what another batch adds or takes, where the graph says it
 
 
@@ -120,6 +122,32 @@ def _peak_of_batch(memory: Memory, levels: GraphLevels | None, factor: float) ->
         low_bytes=min(low, round(size - doubt)),
         high_bytes=max(high, round(size + doubt), round(other * (1 + _BETWEEN_RUNS))),
     )
+
+
+def why_unsure(context: StepContext, factor: float) -> tuple[str, ...]:
+    """What makes the interval of the peak wide at another batch, in words."""
+    memory = context.memory
+    if memory is None or memory.largest_batch is None or factor == 1.0:
+        return ()
+    levels = context.analysis.compute_once(_Known).levels(context)
+    if levels is None:
+        return ()
+    workspace = abs(unsure_workspace(levels, factor))
+    then = _peak_of_batch(memory, levels, factor).size_bytes
+    other = other_algorithms_peak(levels, factor) - then
+    prepared = levels.captured.prepared_bytes or 0
+    words = []
+    if max(workspace, other) > _WORTH_SAYING * memory.peak_bytes:
+        words.append(
+            "peak memory: cuDNN chooses how it computes convolutions in fp32; with another batch "
+            "it may choose another workspace"
+        )
+    if prepared * abs(factor - 1.0) > _WORTH_SAYING * memory.peak_bytes:
+        words.append(
+            f"peak memory: the script holds {figures.size(prepared)} of other batches, which grow "
+            "too; the same samples in fewer batches would not"
+        )
+    return tuple(words)
 
 
 def peak_of(context: StepContext) -> PeakMemory | None:
