@@ -12,15 +12,24 @@ from benches import analyse
 from explain.build import AUTOGRAD, MAIN, kernel, note, op, step, write
 from stepscope import read_trace
 from stepscope.predict.peak_memory.convolution_layout import ConvolutionLayout
+from stepscope.predict.peaks import why_unsure
 from stepscope.predict.traced_passes import find_traced_passes
 from stepscope.predict.whatif import Bench
 from stepscope.records.backward_graph import CapturedBackward
-from stepscope.records.memory import CapturedMemory
+from stepscope.records.memory import (
+    BatchLine,
+    CapturedMemory,
+    CapturedPeak,
+    CapturedPhase,
+    LargestBatch,
+    Memory,
+)
 from stepscope.records.rank_inputs import MemoryInputs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.predict.peak_memory.graph_levels import TracedPasses
 
 FLOAT = "float32"
@@ -41,9 +50,21 @@ STRIDES = [[300, 100, 10, 1], [27, 9, 3, 1]]
 CONCRETE = ["", "", "", "[1, 1]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "1"]
 
 
-def passes(
-    folder: Path, *, tf32: bool | None = False, clear_at: float = 0, **call: Any
-) -> TracedPasses:
+CAPTURED = CapturedMemory(device="cuda", graph=GRAPH)
+
+
+def passes(folder: Path, **made: Any) -> TracedPasses:
+    return find_traced_passes(Bench(analysed(folder, **made)).context)
+
+
+def analysed(
+    folder: Path,
+    *,
+    tf32: bool | None = False,
+    clear_at: float = 0,
+    captured: CapturedMemory = CAPTURED,
+    **call: Any,
+) -> RankAnalysis:
     """Forward from 100 us on, backward from 600 us on; `call` changes the convolution."""
     arguments = {"shapes": SHAPES, "strides": STRIDES, "concrete": CONCRETE, **call}
     events: list[dict[str, Any]] = []
@@ -67,8 +88,7 @@ def passes(
         facts = {"math": {"cudnn_tf32": tf32, "matmul_tf32": tf32}}
         (folder / "rank.json").write_text(json.dumps(facts))
     trace = read_trace(write(folder / "made.json", events, device="NVIDIA H200"))
-    memory = MemoryInputs(captured=CapturedMemory(device="cuda", graph=GRAPH))
-    return find_traced_passes(Bench(analyse(trace, memory=memory)).context)
+    return analyse(trace, memory=MemoryInputs(captured=captured))
 
 
 @pytest.mark.parametrize(
@@ -116,3 +136,38 @@ def test_a_transposed_convolution_has_its_inputs_first(tmp_path: Path) -> None:
     call = {"shapes": [[2, 3, 10, 10], [3, 4, 3, 3]]}
     found = passes(tmp_path, **call, concrete=[*CONCRETE[:6], "True", "[0, 0]", "1"])
     assert found.fp32_convolutions == (ConvolutionLayout(place=0, inputs=3, outputs=4),)
+
+
+def said(folder: Path, *, prepared_bytes: int = 0, tf32: bool = False) -> str:
+    """What is assumed about twice the batch, whose peak of 10 kB is in the convolution."""
+    held = {"activations": 0, "gradients": 0, "other": 2_000}
+    captured = CapturedMemory(
+        device="cuda",
+        graph=GRAPH,
+        prepared_bytes=prepared_bytes,
+        peak=CapturedPeak(categories=held, phase="backward", allocated_bytes=10_000),
+        phases=[CapturedPhase(phase="forward", categories=held, allocated_bytes=10_000)],
+    )
+    analysis = analysed(folder, captured=captured, tf32=tf32)
+    line = BatchLine(moment="peak", fixed_bytes=8_000, scaling_bytes=2_000)
+    unknown = dict.fromkeys(
+        ("batch", "batch_from", "per_sample_bytes", "limit_bytes", "limit_from", "factor",
+         "factor_low", "factor_high", "largest", "low", "high")
+    )  # fmt: skip
+    memory = Memory(
+        source="capture",
+        device="cuda",
+        peak_bytes=10_000,
+        reserved_bytes=None,
+        phase="backward",
+        measured="",
+        categories={},
+        largest_batch=LargestBatch(lines=(line,), reserve_bytes=0, **unknown),
+    )
+    return " ".join(why_unsure(Bench(analysis, memory=memory).context, 2.0))
+
+
+def test_a_wide_interval_of_the_peak_has_its_reason(tmp_path: Path) -> None:
+    assert "2.00 kB of other batches" in said(tmp_path, prepared_bytes=2_000)
+    assert "cuDNN" in said(tmp_path)  # with another batch it may transform the tensors
+    assert said(tmp_path, tf32=True) == ""

@@ -38,8 +38,8 @@ _WORTH = 0.98  # of the peak: less saved is not worth a plan
 _SAME_PEAK = 1.005
 _WEIGHTS_DOMINATE = 4
 _LITTLE = 0.6  # of the time allowed
-# Of the device's memory: promises of peaks are off by up to 4%, blocks are rounded up, and holes stay
-# between them.
+# Of the device's memory: promises of peaks are off by up to 4%, blocks are rounded up, and holes
+# stay between them.
 _LEFT_FREE, _LEFT_FREE_EXPANDABLE = 0.12, 0.08
 _NEAR_LIMIT = 0.8  # of the device's memory
 
