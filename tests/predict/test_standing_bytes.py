@@ -116,3 +116,9 @@ def test_only_batches_that_are_still_there_grow_with_the_passes() -> None:
     """A list of screens that was stacked is gone when forward ends."""
     before = {"parameters": STATES, "gradients": 0, "activations": 0, "other": 1_200}
     assert batches_bytes(captured("forward", before, other=600, inputs_bytes=1_200)) == 600
+
+
+def test_without_a_graph_no_workspace_is_known() -> None:
+    bare = msgspec.structs.replace(captured("backward", IN_BACKWARD), graph=None)
+    assert find_workspace(GraphLevels(bare)).size_bytes == 0
+    assert later_peak(GraphLevels(bare), 2.0) is None

@@ -52,6 +52,12 @@ class GraphLevels:
         self._backward: dict[MemoryChange, BackwardLevels] = {}
         self._forward: dict[MemoryChange, tuple[NodeLevel, ...]] = {}
 
+    @property
+    def has_graph(self) -> bool:
+        """Whether the graph is known, and the script's own hooks hide no part of it."""
+        graph = self.captured.graph
+        return graph is not None and bool(graph.nodes) and not graph.hidden
+
     def level(self, change: MemoryChange) -> float:
         """The highest one of backward. Without an allocator's account only what forward kept is
         known."""

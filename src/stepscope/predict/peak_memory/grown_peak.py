@@ -26,9 +26,8 @@ _GROWS = 0.5  # of a workspace whose algorithm cuDNN chose
 def later_peak(levels: GraphLevels, factor: float) -> float | None:
     """Wherever in the passes it then is. None without a graph or an allocator's account of the
     peak."""
-    captured = levels.captured
-    graph, peak = captured.graph, captured.peak
-    if graph is None or graph.hidden or not graph.nodes or peak is None:
+    captured, peak = levels.captured, levels.captured.peak
+    if not levels.has_graph or peak is None:
         return None
     if peak.allocated_bytes is None or peak.phase == _OPTIMIZER:
         return None
@@ -52,7 +51,7 @@ def other_algorithms_peak(levels: GraphLevels, factor: float) -> float:
     0 if there is no such convolution, or the batch is no larger. Strided ones cannot."""
     captured, convolutions = levels.captured, levels.traced.fp32_convolutions
     places = {one.place for one in convolutions if not one.strided}
-    if not places or factor <= 1.0 or captured.graph is None or captured.graph.hidden:
+    if not places or factor <= 1.0 or not levels.has_graph:
         return 0.0
     change = MemoryChange(batch=factor)
     held, standing = levels.hold(change), levels.states_bytes

@@ -65,12 +65,12 @@ def is_before_the_graph(levels: GraphLevels) -> bool:
 
 
 def find_workspace(levels: GraphLevels) -> PeakWorkspace:
-    """None of it if the peak was in the optimizer's step, or no allocator kept an account. If no
-    node fits, temporaries may be the workspace of any convolution."""
+    """None of it if the peak was in the optimizer's step, or an account or a graph is missing. If
+    no node fits, temporaries may be the workspace of any convolution."""
     peak = levels.captured.peak
     if peak is None or peak.allocated_bytes is None or peak.phase not in (_FORWARD, _BACKWARD):
         return PeakWorkspace(size_bytes=0.0)
-    if is_before_the_graph(levels):
+    if not levels.has_graph or is_before_the_graph(levels):
         return PeakWorkspace(size_bytes=0.0)
     node = find_peak_node(levels, peak.phase)
     room = peak.allocated_bytes - levels.states_bytes

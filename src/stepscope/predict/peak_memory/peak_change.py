@@ -48,8 +48,7 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True):
 def changed_peak(levels: GraphLevels, memory: Memory, change: MemoryChange) -> PeakMemory | None:
     """None without a graph, or if the script's own hooks hide a part of it."""
     captured = levels.captured
-    graph = captured.graph
-    if graph is None or graph.hidden or not graph.nodes or memory.largest_batch is None:
+    if not levels.has_graph or memory.largest_batch is None:
         return None
     lines = memory.largest_batch.lines
     unfused = replace(change, fuse=False)
