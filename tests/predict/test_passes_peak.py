@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from stepscope.predict.peak_memory.forward_levels import replay_forward
+from stepscope.predict.peak_memory.graph_levels import GraphLevels
 from stepscope.predict.peak_memory.held_values import MemoryChange, hold
-from stepscope.predict.peak_memory.passes_peak import GraphLevels, find_peak_node, passes_then
+from stepscope.predict.peak_memory.passes_peak import find_peak_node, passes_then
 from stepscope.records.backward_graph import CapturedBackward
 from stepscope.records.memory import CapturedMemory, CapturedPeak, CapturedPhase
 

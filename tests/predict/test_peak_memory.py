@@ -16,9 +16,10 @@ from stepscope.predict.peak_memory.autocast_widths import (
 )
 from stepscope.predict.peak_memory.backward_levels import replay_backward
 from stepscope.predict.peak_memory.graph_blocks import block_of_nodes, find_block_paths
+from stepscope.predict.peak_memory.graph_levels import GraphLevels
+from stepscope.predict.peak_memory.grown_peak import later_peak
 from stepscope.predict.peak_memory.held_values import MemoryChange, hold
-from stepscope.predict.peak_memory.passes_peak import GraphLevels
-from stepscope.predict.peak_memory.peak_change import changed_peak, later_peak
+from stepscope.predict.peak_memory.peak_change import changed_peak
 from stepscope.records.backward_graph import CapturedBackward, GraphModule
 from stepscope.records.memory import (
     BatchLine,
@@ -133,6 +134,41 @@ def test_inside_a_cross_entropy_the_softmax_keeps_its_inputs_dtype(after: str, w
     graph = msgspec.convert(content, CapturedBackward)
     widths = autocast_widths(graph, autocast_rules(graph, "cuda"))
     assert widths == [[2], [width], [4]]
+
+
+@pytest.mark.parametrize(
+    ("product", "asked", "width"),
+    [
+        ("MmBackward0", {(2, 0)}, 2),  # x * share.to(x.dtype): x is narrow under autocast
+        ("MmBackward0", set(), 4),  # x * share
+        ("CosBackward0", {(2, 0)}, 4),  # x is fp32 too
+    ],
+)
+def test_an_fp32_value_that_the_script_casts_takes_the_dtype_of_what_it_meets(
+    product: str, asked: set[tuple[int, int]], width: int
+) -> None:
+    """`exp` is fp32 under autocast, so `.float()` would do nothing there."""
+    nodes = [
+        [product, 0, [[20, FLOAT]], [[-1, 0]], []],
+        ["ExpBackward0", 0, [[10, FLOAT]], [[-1, 0]], []],
+        ["UnsqueezeBackward0", 0, [[10, FLOAT]], [[1, 0]], []],
+        ["MulBackward0", 0, [[20, FLOAT]], [[0, 0], [2, 0]], []],
+    ]
+    content = {"modules": [["", "Net", 1, False]], "storages": [], "nodes": nodes}
+    graph = msgspec.convert(content, CapturedBackward)
+    widths = autocast_widths(graph, autocast_rules(graph, "cuda"), frozenset(asked))
+    assert widths[3] == [width]
+
+
+def test_a_narrow_value_that_the_script_casts_to_fp32_widens_what_it_meets() -> None:
+    nodes = [
+        ["MmBackward0", 0, [[20, FLOAT]], [[-1, 0]], []],
+        ["MmBackward0", 0, [[20, FLOAT]], [[-1, 0]], []],
+        ["MulBackward0", 0, [[20, FLOAT]], [[0, 0], [1, 0]], []],
+    ]
+    content = {"modules": [["", "Net", 1, False]], "storages": [], "nodes": nodes}
+    graph = msgspec.convert(content, CapturedBackward)
+    assert autocast_widths(graph, autocast_rules(graph, "cuda"), frozenset({(2, 1)}))[2] == [4]
 
 
 def test_blocks_are_marked_ones_or_those_with_most_parameters() -> None:

@@ -144,6 +144,8 @@ def _node_width(
         return Width.UNKNOWN
     if rule == AutocastRule.FULL:
         return Width.FULL
+    if rule == AutocastRule.WIDEST and widths[place][0] == NARROW:
+        return Width.NARROW  # whatever the script cast to this dtype
     joined = {widths[place][0]}
     for edge in node.inputs:
         outputs = graph.nodes[edge.node].outputs if edge.node >= 0 else []

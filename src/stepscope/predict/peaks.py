@@ -19,9 +19,16 @@ from stepscope.explain.memory.model import find_transformer, linear_elements
 from stepscope.explain.memory.theory import token_bytes, transformer_activations
 from stepscope.predict.asked_for_fp32 import find_wide_reads
 from stepscope.predict.optimizer_updates import current_form
-from stepscope.predict.peak_memory.passes_peak import GraphLevels
-from stepscope.predict.peak_memory.peak_change import changed_peak, later_peak
+from stepscope.predict.peak_memory.graph_levels import GraphLevels
+from stepscope.predict.peak_memory.grown_peak import (
+    later_peak,
+    other_algorithms_peak,
+    unsure_workspace,
+)
+from stepscope.predict.peak_memory.peak_change import changed_peak
+from stepscope.predict.traced_passes import find_traced_passes
 from stepscope.predict.unfused_attention import find_attention_nodes
+from stepscope.records import figures
 from stepscope.records.prediction import PeakMemory
 
 if TYPE_CHECKING:
@@ -34,6 +41,7 @@ if TYPE_CHECKING:
 _FLOAT, _NARROW = 4, 2
 _DOUBT = 0.05  # of what arithmetic says
 _BETWEEN_RUNS = 0.01  # by which the peak of an unchanged step differs
+_WORTH_SAYING = 0.03  # of the peak
 _MOVED_DOUBT = 0.06  # of what another batch adds or takes, where the graph says it
 
 
@@ -58,10 +66,9 @@ def peak_at_batch(context: StepContext, factor: float) -> PeakMemory | None:
     if memory is not None and memory.largest_batch is not None:
         known = context.analysis.compute_once(_Known)
         if not change.moves_passes and not change.other_update:
-            return _peak_of_batch(memory, known.levels, factor)
-        if change.autocast:
-            change = known.with_casts(context, change)
-        peak = changed_peak(known.levels, memory, change) if known.levels else None
+            return _peak_of_batch(memory, known.levels(context), factor)
+        levels, change = known.levels(context), known.with_trace(context, change)
+        peak = changed_peak(levels, memory, change) if levels else None
         if peak is not None:
             return peak
     return _peak_by_arithmetic(context, change)
@@ -71,12 +78,24 @@ class _Known:
     """What many combinations of changes ask for, found once."""
 
     def __init__(self, analysis: RankAnalysis) -> None:
-        captured = analysis.inputs.memory.captured
-        self.levels = GraphLevels(captured) if captured is not None else None
+        self._captured = analysis.inputs.memory.captured
+        self._levels: GraphLevels | None = None
         self._casts: dict[str, Any] | None = None
 
-    def with_casts(self, context: StepContext, change: MemoryChange) -> MemoryChange:
-        """What the trace says about autocast and the backward graph does not."""
+    def levels(self, context: StepContext) -> GraphLevels | None:
+        if self._levels is None and self._captured is not None:
+            self._levels = GraphLevels(self._captured, find_traced_passes(context))
+        return self._levels
+
+    def with_trace(self, context: StepContext, change: MemoryChange) -> MemoryChange:
+        """What the trace says about the change and the backward graph does not."""
+        levels = self.levels(context)
+        if levels is None:
+            return change
+        if change.autocast or change.tf32:
+            change = replace(change, layout_copies=levels.traced.fp32_convolutions)
+        if not change.autocast:
+            return change
         if self._casts is None:
             self._casts = {
                 "fused_attention": find_attention_nodes(context),
@@ -87,16 +106,48 @@ class _Known:
 
 def _peak_of_batch(memory: Memory, levels: GraphLevels | None, factor: float) -> PeakMemory:
     size, low, high = predict_peak(memory, factor)
+    if levels is None or factor == 1.0:
+        later, unsure, other = None, 0.0, 0.0
+    else:
+        later, unsure = later_peak(levels, factor), unsure_workspace(levels, factor)
+        other = other_algorithms_peak(levels, factor)
+    size = round(size - unsure)
     doubt = _BETWEEN_RUNS * size
-    later = later_peak(levels, factor) if levels and factor != 1.0 else None
     if later is not None and later > size:
         size = round(later)
         doubt += _MOVED_DOUBT * abs(size - memory.peak_bytes)
+    doubt += abs(unsure)
     return PeakMemory(
         size_bytes=size,
         low_bytes=min(low, round(size - doubt)),
-        high_bytes=max(high, round(size + doubt)),
+        high_bytes=max(high, round(size + doubt), round(other * (1 + _BETWEEN_RUNS))),
     )
+
+
+def why_unsure(context: StepContext, factor: float) -> tuple[str, ...]:
+    """What makes the interval of the peak wide at another batch, in words."""
+    memory = context.memory
+    if memory is None or memory.largest_batch is None or factor == 1.0:
+        return ()
+    levels = context.analysis.compute_once(_Known).levels(context)
+    if levels is None:
+        return ()
+    workspace = abs(unsure_workspace(levels, factor))
+    then = _peak_of_batch(memory, levels, factor).size_bytes
+    other = other_algorithms_peak(levels, factor) - then
+    prepared = levels.captured.prepared_bytes or 0
+    words = []
+    if max(workspace, other) > _WORTH_SAYING * memory.peak_bytes:
+        words.append(
+            "peak memory: cuDNN chooses how it computes convolutions in fp32; with another batch "
+            "it may choose another workspace"
+        )
+    if prepared * abs(factor - 1.0) > _WORTH_SAYING * memory.peak_bytes:
+        words.append(
+            f"peak memory: the script holds {figures.size(prepared)} of other batches, which grow "
+            "too; the same samples in fewer batches would not"
+        )
+    return tuple(words)
 
 
 def peak_of(context: StepContext) -> PeakMemory | None:

@@ -40,6 +40,12 @@ def may_convolve_in_tf32(context: StepContext) -> bool:
     return bool(_switches(context).get("cudnn_tf32"))
 
 
+def convolves_in_fp32(context: StepContext) -> bool:
+    """Whether the run forbade cuDNN both tf32 and narrow dtypes; False if that is not known."""
+    forbidden = _switches(context).get("cudnn_tf32") is False
+    return forbidden and not find_autocast(context.trace)
+
+
 def _tries_algorithms(context: StepContext) -> bool:
     return bool(_switches(context).get("cudnn_benchmark"))
 

@@ -42,6 +42,13 @@ def test_states_are_fixed_and_what_came_with_the_batch_grows():
     assert line.maybe_scaling_bytes == 200 + 42
 
 
+def test_prepared_batches_may_hold_the_same_samples_in_fewer_batches():
+    """Then they do not grow, and the batch grows at their cost."""
+    line = batch_line("peak", HELD, inputs_bytes=50, prepared_bytes=150)
+    assert line.scaling_bytes == 4000 + 500 + 200
+    assert line.maybe_fixed_bytes == 75 + 47 + 200
+
+
 def test_temporaries_of_the_optimizer_do_not_grow():
     line = batch_line("peak", HELD, in_optimizer=True)
     assert line.scaling_bytes == 4000

@@ -44,6 +44,7 @@ def batch_line(
     categories: Categories,
     *,
     inputs_bytes: int = 0,
+    prepared_bytes: int = 0,
     cast_bytes: int = 0,
     pools_bytes: int = 0,
     in_optimizer: bool = False,
@@ -51,6 +52,8 @@ def batch_line(
 ) -> BatchLine:
     """Divide one moment's bytes. `other_scales`: the other bytes came with this batch.
 
+    `prepared_bytes` are of other batches that the script holds. They grow if there are as many of
+    them, and stay if the samples are the same: `inputs_bytes` and they are then divided otherwise.
     `pools_bytes` of the temporaries are kept by CUDA graphs at every moment: mostly what a pass
     needs for its batch, but any part of them may be fixed.
     """
@@ -59,12 +62,13 @@ def batch_line(
     temporaries, other = held.get("temporaries", 0), held.get("other", 0)
     activations = held.get("activations", 0)
     cast = min(cast_bytes, activations)
-    inputs = other if other_scales else min(inputs_bytes, other)
+    batches = inputs_bytes + prepared_bytes
+    inputs = other if other_scales else min(batches, other)
     pools = min(pools_bytes, temporaries)
     temporaries -= pools
     fixed = states + cast + other - inputs
     scaling = activations - cast + inputs + pools
-    unsure = float(pools)
+    unsure = float(pools) + (inputs if prepared_bytes and not other_scales else 0.0)
     if in_optimizer:
         fixed += temporaries
     else:

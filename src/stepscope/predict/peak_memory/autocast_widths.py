@@ -2,18 +2,25 @@
 
 PyTorch's lists decide: products run in the narrow dtype, some operators in fp32, the others in the
 widest dtype of their inputs. A parameter is fp32, so whatever it is added to or multiplied with by
-an operator of the last kind becomes fp32. So does what the script itself asks for in fp32.
+an operator of the last kind becomes fp32. So does what the script itself asks for in fp32, unless
+that was fp32 already and meets narrow values: such a script says `share.to(x.dtype)`, which an fp32
+trace shows as a request for fp32.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from enum import IntEnum, auto
 from functools import cache
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from stepscope.records.backward_graph import CapturedBackward, GraphNode
+
+    Value = tuple[int, int]  # a node, and which of its results
 
 FULL, NARROW = 4, 2  # bytes of an element
 WIDTHS = {
@@ -22,6 +29,12 @@ WIDTHS = {
     **dict.fromkeys(("bfloat16", "float16", "int16"), NARROW),
     "complex128": 16,
 }
+
+
+class _ReadValue(msgspec.Struct, frozen=True, kw_only=True):
+    elements: int
+    width: int
+    is_cast: bool  # by the script, though it is fp32 already
 
 
 class AutocastRule(IntEnum):
@@ -50,6 +63,14 @@ _FIRST = r"nativebatchnorm|cudnnbatchnorm|miopenbatchnorm|nativelayernorm|native
 _ATTENTION = "safesoftmax"
 _LIKELIHOOD = re.compile(r"nllloss\w*")
 _BACKWARD = re.compile(r"Backward\w*$")
+# Results that are only another look at the input, so that both share one storage.
+VIEWS = frozenset(
+    (
+        *("t", "view", "unsafeview", "reshapealias", "reshape", "transpose", "permute", "alias"),
+        *("squeeze", "unsqueeze", "asstrided", "slice", "select", "split", "splitwithsizes"),
+        *("unbind", "expand", "detach", "unsafesplit", "chunk", "narrow", "viewasreal"),
+    )
+)
 # Tensors that a node keeps of its own results, in the dtype that it computes in.
 RESULTS = ("result", "result0", "output", "out")
 _OTHER_RESULTS = re.compile(r"result\d+|logsumexp|philox\w*|rng\w*|cum_seq\w*|save\w*|total_weight")
@@ -116,11 +137,16 @@ def autocast_widths(
     """Bytes of an element of every result under autocast; only results in fp32 can change.
     `wide_reads` are inputs, by node and number, that the script asks for in fp32."""
     widths = present_widths(graph)
+    matching: set[Value] = set()  # fp32 values that the script casts, and views of them
+    readers = Counter((edge.node, edge.output) for node in graph.nodes for edge in node.inputs)
     for place, node in enumerate(graph.nodes):
         if node.is_leaf or "ToCopy" in node.name:
             continue
         asked = {number for at, number in wide_reads if at == place} if wide_reads else set()
-        width = _width(graph, node, widths, rules[place], asked)
+        read = _values_read(graph, node, widths, asked, matching, readers)
+        width = _width(read, rules[place])
+        if operator_of(node.name) in VIEWS and read and read[0].is_cast and width == FULL:
+            matching.update((place, number) for number in range(len(node.outputs)))
         for number, out in enumerate(node.outputs):
             if out.dtype == "float32":
                 widths[place][number] = width
@@ -154,28 +180,39 @@ def _find_attention_products(graph: CapturedBackward) -> set[int]:
     return products | inside
 
 
-def _width(
+def _values_read(
     graph: CapturedBackward,
     node: GraphNode,
     widths: list[list[int]],
-    rule: AutocastRule,
     asked: set[int],
-) -> int:
-    """`asked` are inputs that the script has cast to fp32."""
+    matching: set[Value],
+    readers: Counter[Value],
+) -> list[_ReadValue]:
+    """`asked` are inputs that the script casts to fp32. If a value has several readers, some of
+    them may read it as it was before the cast."""
+    values = []
+    for number, edge in enumerate(node.inputs):
+        if edge.node < 0 or edge.output >= len(widths[edge.node]):
+            continue
+        width, made = widths[edge.node][edge.output], (edge.node, edge.output)
+        is_cast = (number in asked and readers[made] == 1) or made in matching
+        value = _ReadValue(
+            elements=graph.nodes[edge.node].outputs[edge.output].elements,
+            width=FULL if number in asked else width,
+            is_cast=width == FULL and is_cast,
+        )
+        values.append(value)
+    return values
+
+
+def _width(read: list[_ReadValue], rule: AutocastRule) -> int:
     if rule in (AutocastRule.NARROW, AutocastRule.FULL):
         return NARROW if rule == AutocastRule.NARROW else FULL
-    inputs = [
-        (
-            FULL if number in asked else widths[edge.node][edge.output],
-            graph.nodes[edge.node].outputs[edge.output].elements,
-        )
-        for number, edge in enumerate(node.inputs)
-        if edge.node >= 0 and edge.output < len(widths[edge.node])
-    ]
-    if not inputs:
+    if not read:
         return FULL
     if rule == AutocastRule.FIRST:
-        return inputs[0][0]
+        return read[0].width
     # A number does not widen a tensor.
-    sized = [width for width, elements in inputs if elements > 1] or [inputs[0][0]]
-    return min(FULL, max(sized))
+    sized = [value for value in read if value.elements > 1] or read[:1]
+    others = [value.width for value in sized if not value.is_cast]
+    return min(FULL, max(others or [value.width for value in sized]))

@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.predict.peak_memory.autocast_widths import FULL, NARROW, AutocastRule, operator_of
+from stepscope.predict.peak_memory.autocast_widths import (
+    FULL,
+    NARROW,
+    VIEWS,
+    AutocastRule,
+    operator_of,
+)
+from stepscope.predict.peak_memory.convolution_buffers import layout_copies_bytes
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE
-from stepscope.predict.peak_memory.held_values import VIEWS, is_of_parameter
+from stepscope.predict.peak_memory.held_values import is_of_parameter
 from stepscope.predict.peak_memory.node_level import NodeLevel, level_at
 
 if TYPE_CHECKING:
@@ -118,6 +125,8 @@ class _Backward:
         ]
         for _, gradient, _ in handed:
             gradient.places += 1
+        copies = layout_copies_bytes(self.held, place, backward=True)
+        self.peak = max(self.peak, self.level + copies)
         for arrived in received:
             self._release(arrived)
         for number in self.kept_by[place]:

@@ -2,7 +2,7 @@
 
 What backward needs stays. Any other result goes once the last operator that reads it has run; those
 that were joined (torch.cat) stand in a list of the module that joins them, so they stay until that
-module returns. A cast copy is made beside the value it copies.
+module returns. A cast copy is made beside the value it copies, and so is one in another layout.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from stepscope.predict.peak_memory.autocast_widths import operator_of
-from stepscope.predict.peak_memory.held_values import UNKNOWN, VIEWS, is_of_parameter, maker_of
+from stepscope.predict.peak_memory.autocast_widths import VIEWS, operator_of
+from stepscope.predict.peak_memory.convolution_buffers import layout_copies_bytes
+from stepscope.predict.peak_memory.held_values import UNKNOWN, is_of_parameter, maker_of
 from stepscope.predict.peak_memory.node_level import NodeLevel
 
 if TYPE_CHECKING:
@@ -37,10 +38,11 @@ def replay_forward(held: HeldGraph) -> tuple[NodeLevel, ...]:
         else:
             stays[value.producer] += size
             kept.add(value.producer)
-    last = _last_reads(graph)
+    last, listed = _last_reads(graph)
     goes: dict[int, float] = defaultdict(float)  # after this node
+    may_go: dict[int, float] = defaultdict(float)  # after this node, if no list holds it
     nodes = []
-    level = kept_bytes = 0.0
+    level = kept_bytes = joined = 0.0
     for place, node in enumerate(graph.nodes):
         if node.is_leaf:
             continue
@@ -49,10 +51,15 @@ def replay_forward(held: HeldGraph) -> tuple[NodeLevel, ...]:
         if place not in kept and operator_of(node.name) not in VIEWS:
             size = _result_bytes(held, place)
             level += size
-            goes[last.get(place, place)] += size
-        peak = level + passing[place]
-        nodes.append(NodeLevel(place=place, peak_bytes=peak, kept_bytes=kept_bytes))
+            read = last.get(place, place)
+            goes[max(read, listed.get(place, place))] += size
+            may_go[read] += size
+        peak = level + passing[place] + layout_copies_bytes(held, place, backward=False)
+        nodes.append(
+            NodeLevel(place=place, peak_bytes=peak, kept_bytes=kept_bytes, joined_bytes=joined)
+        )
         level -= goes[place]
+        joined += may_go[place] - goes[place]
     return tuple(nodes)
 
 
@@ -62,17 +69,19 @@ def _result_bytes(held: HeldGraph, place: int) -> float:
     return size * (1.0 if is_of_parameter(held.graph, place) else held.change.batch)
 
 
-def _last_reads(graph: CapturedBackward) -> dict[int, int]:
-    """The node after which each node's result is no longer needed, if nobody keeps it."""
+def _last_reads(graph: CapturedBackward) -> tuple[dict[int, int], dict[int, int]]:
+    """The node that reads each node's result last, and the node until which a list holds it."""
     last: dict[int, int] = {}
+    listed: dict[int, int] = {}
     for place, node in enumerate(graph.nodes):
-        until = _module_end(graph, place) if operator_of(node.name) == _JOIN else place
+        end = _module_end(graph, place) if operator_of(node.name) == _JOIN else 0
         for edge in node.inputs:
             if edge.node < 0 or graph.nodes[edge.node].is_leaf:
                 continue
             maker = maker_of(graph, edge.node)
-            last[maker] = max(last.get(maker, 0), until)
-    return last
+            last[maker] = max(last.get(maker, 0), place)
+            listed[maker] = max(listed.get(maker, 0), end)
+    return last, listed
 
 
 def _module_end(graph: CapturedBackward, place: int) -> int:

@@ -15,6 +15,7 @@ from stepscope.predict.peak_memory.autocast_widths import (
     FULL,
     NARROW,
     RESULTS,
+    VIEWS,
     AutocastRule,
     autocast_rules,
     autocast_widths,
@@ -27,18 +28,11 @@ from stepscope.predict.peak_memory.fused_attention import with_fused_attention
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE, block_of_nodes
 
 if TYPE_CHECKING:
+    from stepscope.predict.peak_memory.convolution_layout import ConvolutionLayout
     from stepscope.records.backward_graph import CapturedBackward, GraphNode, GraphSaved
 
 UNKNOWN = -1  # the producer of a value that needs no gradient
 _FLOAT = "float32"
-# Results that are only another look at the input, so that both share one storage.
-VIEWS = frozenset(
-    (
-        *("t", "view", "unsafeview", "reshapealias", "reshape", "transpose", "permute", "alias"),
-        *("squeeze", "unsqueeze", "asstrided", "slice", "select", "split", "splitwithsizes"),
-        *("unbind", "expand", "detach", "unsafesplit", "chunk", "narrow", "viewasreal"),
-    )
-)
 
 
 class HeldValue(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,13 +53,16 @@ class MemoryChange(msgspec.Struct, frozen=True, kw_only=True):
     # The nodes of each attention that autocast's dtype lets a fused kernel take.
     fused_attention: tuple[tuple[int, ...], ...] = ()
     wide_reads: frozenset[tuple[int, int]] = frozenset()  # inputs that the script casts to fp32
+    tf32: bool = False  # where fp32 products could run in it
+    # Convolutions that copy their tensors into another layout.
+    layout_copies: tuple[ConvolutionLayout, ...] = ()
     other_update: bool = False  # the optimizer has another form
     update_bytes: int = 0  # that the optimizer's step needs for a moment
 
     @property
     def moves_passes(self) -> bool:
         """Whether forward and backward keep anything else than with another batch alone."""
-        return self.autocast or self.recompute or self.fuse
+        return self.autocast or self.tf32 or self.recompute or self.fuse
 
 
 class HeldGraph(msgspec.Struct, frozen=True, kw_only=True):

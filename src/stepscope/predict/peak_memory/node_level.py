@@ -15,6 +15,7 @@ class NodeLevel(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: float
     kept_bytes: float  # for backward: in forward with what the node keeps, in backward before it
     gradients_bytes: float = 0.0  # of the parameters, afterwards
+    joined_bytes: float = 0.0  # that only a list of the script still holds, if it does
 
 
 def level_at(nodes: Sequence[NodeLevel], place: int) -> float:

@@ -3,24 +3,24 @@
 The captured peak says how much was kept for backward then, and how many gradients there were: this
 names the node that ran. What was allocated beyond the graph's account is that node's workspace. It
 comes back where the node runs; blocks that run again are alike, so any of them may need as much. A
-narrow dtype halves it.
+narrow dtype halves it. A convolution in fp32 is another case: on tensor cores its algorithm is
+another one, which needs copies in another layout instead.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
+import msgspec
 
-from stepscope.predict.peak_memory.backward_levels import replay_backward
-from stepscope.predict.peak_memory.forward_levels import replay_forward
+from stepscope.predict.peak_memory.convolution_buffers import layout_copies_bytes
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE, block_of_nodes
-from stepscope.predict.peak_memory.held_values import MemoryChange, hold
+from stepscope.predict.peak_memory.held_values import MemoryChange
 from stepscope.predict.peak_memory.node_level import find_nearest, level_at
+from stepscope.predict.peak_memory.standing_bytes import keeps_gradients
 
 if TYPE_CHECKING:
-    from stepscope.predict.peak_memory.backward_levels import BackwardLevels
-    from stepscope.predict.peak_memory.held_values import HeldGraph
+    from stepscope.predict.peak_memory.graph_levels import GraphLevels
     from stepscope.predict.peak_memory.node_level import NodeLevel
     from stepscope.records.memory import CapturedMemory
 
@@ -30,59 +30,65 @@ _NARROW_SHARE = 0.5  # of a workspace
 _SAME = 0.01
 
 
-class GraphLevels:
-    """Levels of a captured graph's passes, worked out once for each change."""
+class PeakWorkspace(msgspec.Struct, frozen=True, kw_only=True):
+    """What the captured peak held beyond the graph's account."""
 
-    def __init__(self, captured: CapturedMemory) -> None:
-        self.captured = captured
-        self.has_account = bool(captured.peak and captured.peak.allocated_bytes is not None)
-        self._backward: dict[MemoryChange, BackwardLevels] = {}
-        self._forward: dict[MemoryChange, tuple[NodeLevel, ...]] = {}
-
-    def level(self, change: MemoryChange) -> float:
-        """The highest one of backward. Without an allocator's account only what forward kept is
-        known."""
-        levels = self.backward(change)
-        return levels.peak_bytes if self.has_account else levels.kept_bytes
-
-    def backward(self, change: MemoryChange) -> BackwardLevels:
-        key = _of_passes(change)
-        if key not in self._backward:
-            keeps = _keeps_gradients(self.captured)
-            self._backward[key] = replay_backward(self._hold(key), keeps_gradients=keeps)
-        return self._backward[key]
-
-    def forward(self, change: MemoryChange) -> tuple[NodeLevel, ...]:
-        key = _of_passes(change)
-        if key not in self._forward:
-            self._forward[key] = replay_forward(self._hold(key))
-        return self._forward[key]
-
-    def _hold(self, change: MemoryChange) -> HeldGraph:
-        graph = self.captured.graph
-        assert graph is not None
-        return hold(graph, self.captured.device or "cpu", change)
+    size_bytes: float
+    in_fp32_convolution: bool = False  # whose algorithm cuDNN chose
 
 
 def passes_then(levels: GraphLevels, present: float, change: MemoryChange) -> tuple[float, float]:
     """The highest point with the change, given that of the present step, and the doubt about
     workspaces."""
-    same = MemoryChange(batch=change.batch)
-    now, then = levels.backward(same), levels.backward(change)
+    now, then = levels.backward(MemoryChange(batch=change.batch)), levels.backward(change)
     if not levels.has_account:
         return present + then.kept_bytes - now.kept_bytes, 0.0
-    states = min(states_bytes(levels.captured), present - now.peak_bytes)
-    room = present - states
-    share = _NARROW_SHARE if change.autocast else 1.0
-    backward, unseen = _backward_then(levels, room, share, change)
-    forward = _forward_then(levels, room, share, change)
-    return states + max(backward, forward), 0.5 * unseen
+    states = min(levels.states_bytes, present - now.peak_bytes)
+    old = levels.old_gradients_bytes
+    backward, doubt = _backward_then(levels, present - states, change)
+    forward, forward_doubt = _forward_then(levels, present - states - old, change)
+    if old + forward > backward:
+        doubt = forward_doubt
+    outputs = levels.outputs_bytes(change) - levels.outputs_bytes(MemoryChange())
+    highest = states + outputs + max(backward, old + forward)
+    return max(highest, present if is_before_the_graph(levels) else 0.0), doubt
 
 
-def _backward_then(
-    levels: GraphLevels, room: float, share: float, change: MemoryChange
-) -> tuple[float, float]:
-    """Its highest level with the change, and the workspace in doubt. `room` is what the present
+def is_before_the_graph(levels: GraphLevels) -> bool:
+    """Whether nothing was kept for backward at the captured peak: the script prepared its batch,
+    and no operator of the graph had run."""
+    peak = levels.captured.peak
+    if peak is None or peak.phase != _FORWARD:
+        return False
+    kept = levels.backward(MemoryChange()).kept_bytes
+    return (peak.categories.get("activations") or 0) < _SAME * kept
+
+
+def find_workspace(levels: GraphLevels) -> PeakWorkspace:
+    """None of it if the peak was in the optimizer's step, or an account or a graph is missing. If
+    no node fits, temporaries may be the workspace of any convolution."""
+    peak = levels.captured.peak
+    if peak is None or peak.allocated_bytes is None or peak.phase not in (_FORWARD, _BACKWARD):
+        return PeakWorkspace(size_bytes=0.0)
+    if not levels.has_graph or is_before_the_graph(levels):
+        return PeakWorkspace(size_bytes=0.0)
+    node = find_peak_node(levels, peak.phase)
+    room = peak.allocated_bytes - levels.states_bytes
+    if peak.phase == _FORWARD:
+        room -= levels.old_gradients_bytes
+        highest = highest_of(levels.forward(MemoryChange()))
+    else:
+        highest = levels.level(MemoryChange())
+    size = max(0.0, room - (node.peak_bytes if node else highest))
+    if node is not None:
+        is_chosen = node.place in levels.fp32_convolutions
+        return PeakWorkspace(size_bytes=size, in_fp32_convolution=is_chosen)
+    size = min(size, peak.categories.get("temporaries") or 0)
+    return PeakWorkspace(size_bytes=size, in_fp32_convolution=levels.traced.convolves_in_fp32)
+
+
+def _backward_then(levels: GraphLevels, room: float, change: MemoryChange) -> tuple[float, float]:
+    """Its highest level with the change, and the doubt about workspaces. `room` is what the present
     peak holds besides what is there in every step."""
     captured = levels.captured
     now, then = levels.backward(MemoryChange(batch=change.batch)), levels.backward(change)
@@ -91,27 +97,49 @@ def _backward_then(
         return then.peak_bytes, 0.0
     node = find_peak_node(levels, _BACKWARD)
     if node is None or captured.graph is None:
-        return then.peak_bytes + share * unseen, unseen
+        return then.peak_bytes + _share(change) * unseen, 0.5 * unseen
     workspace = max(0.0, room - now.at(node.place))
+    if _leaves_fp32(levels, node, change):
+        return then.peak_bytes, _copies(levels, node, change, backward=True)
     in_block = change.recompute and block_of_nodes(captured.graph)[node.place] != OUTSIDE
-    elsewhere = share * unseen if in_block else 0.0
-    highest = max(then.peak_bytes + elsewhere, then.at(node.place) + share * workspace)
-    return highest, unseen
+    elsewhere = _share(change) * unseen if in_block else 0.0
+    highest = max(then.peak_bytes + elsewhere, then.at(node.place) + _share(change) * workspace)
+    return highest, 0.5 * unseen
 
 
-def _forward_then(levels: GraphLevels, room: float, share: float, change: MemoryChange) -> float:
-    """Its highest level with the change."""
+def _forward_then(levels: GraphLevels, room: float, change: MemoryChange) -> tuple[float, float]:
+    """Its highest level with the change, and the doubt about workspaces."""
     now, then = levels.forward(MemoryChange(batch=change.batch)), levels.forward(change)
     node = find_peak_node(levels, _FORWARD)
-    if node is not None:
-        workspace = max(0.0, room - level_at(now, node.place))
-        own = level_at(then, node.place) + share * workspace
-    else:
-        unseen = room - _highest(now) if _phase(levels.captured) == _FORWARD else 0.0
-        own = _highest(then) + share * max(0.0, unseen)
     # Forward was never higher than the captured peak.
-    excess = max(0.0, _highest(now) - room)
-    return max(_highest(then), own) - excess
+    highest = highest_of(then) - max(0.0, highest_of(now) - room)
+    joined = max(then, key=lambda level: level.peak_bytes).joined_bytes if then else 0.0
+    if node is None:
+        unseen = max(0.0, room - highest_of(now)) if _is_in_graph(levels, _FORWARD) else 0.0
+        return highest + _share(change) * unseen, joined
+    if _leaves_fp32(levels, node, change):
+        return highest, joined + _copies(levels, node, change, backward=False)
+    workspace = room - level_at(now, node.place)
+    own = level_at(then, node.place) + max(workspace, 0.0) * _share(change) + min(workspace, 0.0)
+    return max(highest, own), joined if highest > own else 0.0
+
+
+def _is_in_graph(levels: GraphLevels, phase: str) -> bool:
+    return _phase(levels.captured) == phase and not is_before_the_graph(levels)
+
+
+def _leaves_fp32(levels: GraphLevels, node: NodeLevel, change: MemoryChange) -> bool:
+    """Whether the node at the peak is a convolution that gets another algorithm."""
+    return bool(change.layout_copies) and node.place in levels.fp32_convolutions
+
+
+def _copies(levels: GraphLevels, node: NodeLevel, change: MemoryChange, *, backward: bool) -> float:
+    """The doubt about an algorithm that was not seen: its copies once more, or none."""
+    return layout_copies_bytes(levels.hold(change), node.place, backward=backward)
+
+
+def _share(change: MemoryChange) -> float:
+    return _NARROW_SHARE if change.autocast else 1.0
 
 
 def find_peak_node(levels: GraphLevels, phase: str) -> NodeLevel | None:
@@ -123,31 +151,13 @@ def find_peak_node(levels: GraphLevels, phase: str) -> NodeLevel | None:
     kept = peak.categories.get("activations") or 0
     if phase == _FORWARD:
         return find_nearest(levels.forward(MemoryChange()), kept, None, _SAME * kept)
-    gradients = None if _keeps_gradients(captured) else peak.categories.get("gradients") or 0
+    gradients = None if keeps_gradients(captured) else peak.categories.get("gradients") or 0
     return find_nearest(levels.backward(MemoryChange()).nodes, kept, gradients, _SAME * kept)
 
 
-def _highest(nodes: tuple[NodeLevel, ...]) -> float:
+def highest_of(nodes: tuple[NodeLevel, ...]) -> float:
     return max((node.peak_bytes for node in nodes), default=0.0)
-
-
-def _of_passes(change: MemoryChange) -> MemoryChange:
-    return replace(change, other_update=False, update_bytes=0)
 
 
 def _phase(captured: CapturedMemory) -> str | None:
     return captured.peak.phase if captured.peak else None
-
-
-def _keeps_gradients(captured: CapturedMemory) -> bool:
-    """Whether gradients are there when forward ends."""
-    held = {end.phase: end.categories for end in captured.phases}
-    return bool((held.get(_FORWARD) or {}).get("gradients"))
-
-
-def states_bytes(captured: CapturedMemory) -> float:
-    """What is there when forward ends, besides activations."""
-    for end in captured.phases:
-        if end.phase == _FORWARD and end.allocated_bytes is not None:
-            return end.allocated_bytes - (end.categories.get("activations") or 0)
-    return 0.0

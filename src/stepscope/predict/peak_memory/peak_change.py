@@ -13,11 +13,13 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.explain.memory.batch import peak_at
-from stepscope.predict.peak_memory.held_values import MemoryChange
-from stepscope.predict.peak_memory.passes_peak import GraphLevels, passes_then, states_bytes
+from stepscope.predict.peak_memory.grown_peak import later_peak
+from stepscope.predict.peak_memory.passes_peak import passes_then
 from stepscope.records.prediction import PeakMemory
 
 if TYPE_CHECKING:
+    from stepscope.predict.peak_memory.graph_levels import GraphLevels
+    from stepscope.predict.peak_memory.held_values import MemoryChange
     from stepscope.records.memory import BatchLine, CapturedCategories, CapturedMemory, Memory
 
 # Relative doubts: of what a change moves, and of the whole.
@@ -46,8 +48,7 @@ class Peaks(msgspec.Struct, frozen=True, kw_only=True):
 def changed_peak(levels: GraphLevels, memory: Memory, change: MemoryChange) -> PeakMemory | None:
     """None without a graph, or if the script's own hooks hide a part of it."""
     captured = levels.captured
-    graph = captured.graph
-    if graph is None or graph.hidden or not graph.nodes or memory.largest_batch is None:
+    if not levels.has_graph or memory.largest_batch is None:
         return None
     lines = memory.largest_batch.lines
     unfused = replace(change, fuse=False)
@@ -62,22 +63,6 @@ def changed_peak(levels: GraphLevels, memory: Memory, change: MemoryChange) -> P
         step_bytes=_step_bytes(captured, change),
         doubt_bytes=doubt,
     ).highest()
-
-
-def later_peak(levels: GraphLevels, factor: float) -> float | None:
-    """The peak of the passes at a multiple of the batch, wherever in backward it then is: with few
-    samples, gradients outweigh the activations that are already gone. None without a graph or an
-    allocator's account of the peak."""
-    captured = levels.captured
-    graph, peak = captured.graph, captured.peak
-    if graph is None or graph.hidden or not graph.nodes or peak is None:
-        return None
-    if peak.allocated_bytes is None or peak.phase == _OPTIMIZER:
-        return None
-    now, then = (levels.level(MemoryChange(batch=batch)) for batch in (1.0, factor))
-    unseen = max(0.0, peak.allocated_bytes - states_bytes(captured) - now)
-    grown = (captured.batches_bytes + unseen) * (factor - 1.0)
-    return peak.allocated_bytes + then - now + grown
 
 
 def _passes_at(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from stepscope.predict.batch_growth import grow_batch
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.outcome import Outcome, Refused, WrongValue
+from stepscope.predict.peaks import why_unsure
 from stepscope.predict.values import describe_factor
 
 if TYPE_CHECKING:
@@ -18,7 +21,10 @@ _FACTOR = re.compile(r"^x(\d+(?:\.\d+)?)$")
 
 def apply(context: StepContext, value: str) -> Outcome:
     """Refuses a number of samples if the trace's own batch is not known."""
-    return grow_batch(context, batch_factor(context, value))
+    factor = batch_factor(context, value)
+    outcome = grow_batch(context, factor)
+    said = (*outcome.assumptions, *why_unsure(context, context.grown * factor))
+    return replace(outcome, assumptions=said)
 
 
 def batch_factor(context: StepContext, value: str) -> float:

@@ -178,10 +178,14 @@ def _under_autocast(
 
 
 def _with_peak(outcome: Outcome, value: str) -> Outcome:
-    """tf32 changes no tensor's size; what fp8 would keep is not known."""
+    """tf32 changes no tensor's size, only what convolutions need; what fp8 would keep is not
+    known."""
     if value == "fp8":
         return outcome
-    change = replace(outcome.context.memory_change, autocast=value != "tf32")
+    is_tf32 = value == "tf32"
+    before = outcome.context
+    convolves = is_tf32 and not may_convolve_in_tf32(before)
+    change = replace(before.memory_change, autocast=not is_tf32, tf32=convolves)
     context = replace(outcome.context, memory_change=change, is_as_traced=False)
     return replace(outcome, context=context, peak=peak_of(context))
 
