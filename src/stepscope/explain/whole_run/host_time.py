@@ -85,8 +85,8 @@ def _phase_ns(
 ) -> float:
     column = steps.phases_ns.get(phase, np.zeros(len(steps), np.int64))
     own_ns = [float(getattr(step, f"{phase}_ns")) for step in own] if phase in _PHASES else []
-    kinds = [[*column[free].tolist(), *own_ns], column[plain].tolist()]
-    return min((float(np.quantile(kind, _DISTURBED)) for kind in kinds if kind), default=0.0)
+    kinds = (np.concatenate((column[free], own_ns)), column[plain])
+    return min((float(np.quantile(kind, _DISTURBED)) for kind in kinds if len(kind)), default=0.0)
 
 
 def _free(steps: StepColumns, launches: int) -> Flags:
