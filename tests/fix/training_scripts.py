@@ -159,6 +159,33 @@ for step in range(10):
         evaluate(model)
 """
 
+# Has no optimizer's step between its updates, which it makes by hand; a penalty needs the graph.
+BY_HAND = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+weights = list(model.parameters())
+x, y = torch.randn(64, 16, requires_grad=True), torch.randn(64, 1)
+for step in range(6):
+    for update in range(5):
+        out = model(x)
+        slope = torch.autograd.grad(out.sum(), x, create_graph=True)[0]
+        loss = (out - y).square().mean() + 0.01 * slope.square().mean()
+        trains = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        gradients = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients):
+                weight -= 0.05 * gradient
+    for weight, gradient in zip(weights, gradients):
+        weight.grad = gradient
+    optimizer.step()
+    after = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    print(trains, after, f"{loss.item():.2f}")
+"""
+
 # Clips gradients and schedules the learning rate; train() is called once per epoch.
 CLIPS = (
     _MODEL

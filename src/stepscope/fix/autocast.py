@@ -57,6 +57,7 @@ def enter_until_backward(
 
     training.around_root(begin)
     training.before_backward(end)
+    training.before_freeing(end)
     training.before_step(end)
 
 

@@ -16,6 +16,7 @@ class PassEvents:
         self._surrounds = surrounds
         self._before: list[Callable[[Any], Any]] = []
         self._after: list[Callable[[], None]] = []
+        self._before_freeing: list[Callable[[Any], None]] = []
         self._attached = False
         self._depth = 0
 
@@ -26,6 +27,11 @@ class PassEvents:
     def after(self, act: Callable[[], None]) -> None:
         self._attach()
         self._after.append(act)
+
+    def before_freeing(self, act: Callable[[Any], None]) -> None:
+        """Before torch.autograd.grad, if it lets the graph go."""
+        self._attach()
+        self._before_freeing.append(act)
 
     def before_step(self, act: Callable[[Any], None]) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -56,7 +62,12 @@ class PassEvents:
         @self._surrounds
         @functools.wraps(original)
         def run_backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._depth or not kwargs.get("accumulate_grad") or TracingContext.try_get():
+            if self._depth or TracingContext.try_get():
+                return original(outputs, *args, **kwargs)
+            if not kwargs.get("accumulate_grad"):
+                if _frees_graph(args):
+                    for act in self._before_freeing:
+                        act(outputs)
                 return original(outputs, *args, **kwargs)
             self._depth += 1
             try:
@@ -71,6 +82,11 @@ class PassEvents:
 
         torch.autograd._engine_run_backward = run_backward
         torch.autograd.graph._engine_run_backward = run_backward
+
+
+def _frees_graph(args: Sequence[Any]) -> bool:
+    """By what follows the outputs: their gradients, retain_graph, create_graph."""
+    return len(args) > 2 and not (args[1] or args[2])
 
 
 def _untraced(hook: Any) -> Any:

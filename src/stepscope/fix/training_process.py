@@ -128,6 +128,10 @@ class TrainingProcess:
     def after_backward(self, act: Callable[[], None]) -> None:
         self._passes.after(self.guarded(act))
 
+    def before_freeing(self, act: Callable[[Any], None]) -> None:
+        """Before torch.autograd.grad, if it lets the graph go: no backward pass follows."""
+        self._passes.before_freeing(self.guarded(act))
+
     def before_step(self, act: Callable[[Any], None]) -> None:
         """With the optimizer, before it steps."""
         self._passes.before_step(self.guarded(act))
