@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from injected import TRAINING, assert_patch_trains_the_same, patch_of, run_injected
-from training_scripts import ADVERSARIAL, BY_HAND, EVALUATES, HOOKS, TRAINER
+from training_scripts import ADAPTS, ADVERSARIAL, BY_HAND, EVALUATES, HOOKS, TRAINER
 
 from stepscope.fix.remedies.bf16 import FIX
 from stepscope.records.script_facts import Built, ScriptFacts
@@ -49,10 +49,11 @@ def test_evaluation_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_updates_by_hand_are_seen_by_the_next_forward(tmp_path: Path) -> None:
-    """Autocast remembers narrow weights until it ends: the graph's last gradients end it."""
-    plain = run_injected(tmp_path, BY_HAND).output.split()
-    injected = run_injected(tmp_path, BY_HAND, "bf16").output.split()
+@pytest.mark.parametrize("script", [BY_HAND, ADAPTS], ids=["between calls", "inside a call"])
+def test_updates_by_hand_are_seen_by_the_next_forward(tmp_path: Path, script: str) -> None:
+    """Autocast remembers narrow weights until it ends: the last gradients make it forget."""
+    plain = run_injected(tmp_path, script).output.split()
+    injected = run_injected(tmp_path, script, "bf16").output.split()
     assert set(injected[0::3]) == {"torch.bfloat16"}
     assert set(injected[1::3]) == {"torch.float32"}
     losses = [[float(word) for word in words[2::3]] for words in (plain, injected)]

@@ -186,6 +186,40 @@ for step in range(6):
     print(trains, after, f"{loss.item():.2f}")
 """
 
+# Adapts its weights inside of forward and trains by what they have become.
+ADAPTS = """\
+import torch
+from torch import nn
+
+
+class Adapting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(16, 1, bias=False)
+
+    def forward(self, x, y):
+        for update in range(3):
+            out = self.net(x)
+            gradient = torch.autograd.grad((out - y).square().mean(), self.net.weight)[0]
+            with torch.no_grad():
+                self.net.weight -= 0.05 * gradient
+        return self.net(x)
+
+
+torch.manual_seed(0)
+model = Adapting()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+x, y = torch.randn(64, 16), torch.randn(64, 1)
+for step in range(6):
+    out = model(x, y)
+    loss = (out - y).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    after = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    print(out.dtype, after, f"{loss.item():.2f}")
+"""
+
 # Clips gradients and schedules the learning rate; train() is called once per epoch.
 CLIPS = (
     _MODEL

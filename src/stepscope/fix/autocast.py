@@ -1,7 +1,8 @@
 """Autocast from the first module that is called until backward begins, as bf16 and fp16 use it.
 
 Everything between the two runs under it, the loss too, as if the script's own statements stood in a
-`with torch.autocast(...)` block.
+`with torch.autocast(...)` block. A torch.autograd.grad that lets the graph go is a backward too, but
+not inside the module's forward.
 """
 
 from __future__ import annotations
@@ -55,9 +56,17 @@ def enter_until_backward(
         if running:
             running.pop().__exit__(None, None, None)
 
+    def end_or_forget(anything: Any) -> None:
+        """Weights may change now, and autocast remembers them: it must not, inside a root's
+        forward that goes on."""
+        if training.is_in_root:
+            torch.clear_autocast_cache()
+        else:
+            end(anything)
+
     training.around_root(begin)
     training.before_backward(end)
-    training.before_freeing(end)
+    training.before_graph_is_freed(end_or_forget)
     training.before_step(end)
 
 

@@ -16,7 +16,7 @@ class PassEvents:
         self._surrounds = surrounds
         self._before: list[Callable[[Any], Any]] = []
         self._after: list[Callable[[], None]] = []
-        self._before_freeing: list[Callable[[Any], None]] = []
+        self._before_graph_is_freed: list[Callable[[Any], None]] = []
         self._attached = False
         self._depth = 0
 
@@ -28,10 +28,10 @@ class PassEvents:
         self._attach()
         self._after.append(act)
 
-    def before_freeing(self, act: Callable[[Any], None]) -> None:
+    def before_graph_is_freed(self, act: Callable[[Any], None]) -> None:
         """Before torch.autograd.grad, if it lets the graph go."""
         self._attach()
-        self._before_freeing.append(act)
+        self._before_graph_is_freed.append(act)
 
     def before_step(self, act: Callable[[Any], None]) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -66,7 +66,7 @@ class PassEvents:
                 return original(outputs, *args, **kwargs)
             if not kwargs.get("accumulate_grad"):
                 if _frees_graph(args):
-                    for act in self._before_freeing:
+                    for act in self._before_graph_is_freed:
                         act(outputs)
                 return original(outputs, *args, **kwargs)
             self._depth += 1

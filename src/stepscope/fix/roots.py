@@ -36,6 +36,11 @@ class Roots:
         self._left = _PASSES
         self._depth = 0
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a root's forward is under way."""
+        return self._depth > 0
+
     def when_found(self, act: Callable[[Any], None]) -> None:
         self._look()
         self._found_actions.append(act)

@@ -120,6 +120,11 @@ class TrainingProcess:
         return changed (args, kwargs), or None. It runs outside anything that is compiled."""
         self._roots.before_call(None if before is None else self.guarded(before))
 
+    @property
+    def is_in_root(self) -> bool:
+        """Whether a root that is called with gradients enabled has not returned yet."""
+        return self._roots.is_running
+
     def before_backward(self, act: Callable[[Any], Any]) -> None:
         """With the tensors that a backward pass starts from, before it does; it may return others
         to start from instead, or None."""
@@ -128,9 +133,9 @@ class TrainingProcess:
     def after_backward(self, act: Callable[[], None]) -> None:
         self._passes.after(self.guarded(act))
 
-    def before_freeing(self, act: Callable[[Any], None]) -> None:
+    def before_graph_is_freed(self, act: Callable[[Any], None]) -> None:
         """Before torch.autograd.grad, if it lets the graph go: no backward pass follows."""
-        self._passes.before_freeing(self.guarded(act))
+        self._passes.before_graph_is_freed(self.guarded(act))
 
     def before_step(self, act: Callable[[Any], None]) -> None:
         """With the optimizer, before it steps."""

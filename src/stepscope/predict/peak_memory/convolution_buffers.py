@@ -51,8 +51,9 @@ def _tensor_bytes(held: HeldGraph, place: int) -> tuple[float, float, float]:
     """Of its input, its result and its weight."""
     node, grown = held.graph.nodes[place], held.change.batch
     result = sum(out.elements for out in node.outputs) * held.widths[place][0] * grown
-    given, weight = (_saved_bytes(node, name, narrow=held.rules is not None)
-                     for name in (_INPUT, _WEIGHT))  # fmt: skip
+    given, weight = (
+        _saved_bytes(node, name, narrow=held.rules is not None) for name in (_INPUT, _WEIGHT)
+    )
     return given * grown, result, weight
 
 

@@ -85,8 +85,12 @@ class GraphLevels:
             return 0.0
         held = self.hold(_of_passes(change))
         out = held.graph.nodes[place].outputs
-        reads = {(at, number) for at, node in enumerate(held.graph.nodes)
-                 for number, edge in enumerate(node.inputs) if edge.node == place}  # fmt: skip
+        reads = {
+            (at, number)
+            for at, node in enumerate(held.graph.nodes)
+            for number, edge in enumerate(node.inputs)
+            if edge.node == place
+        }
         width = FULL if reads & change.wide_reads else held.widths[place][0]
         return out[0].elements * width if out else 0.0
 
