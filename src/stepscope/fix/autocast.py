@@ -1,8 +1,8 @@
 """Autocast from the first module that is called until backward begins, as bf16 and fp16 use it.
 
 Everything between the two runs under it, the loss too, as if the script's own statements stood in a
-`with torch.autocast(...)` block. A torch.autograd.grad that lets the graph go is a backward too, but
-not inside the module's forward.
+`with torch.autocast(...)` block. A torch.autograd.grad that lets the graph go is a backward too, if
+it is not inside the module's forward.
 """
 
 from __future__ import annotations
