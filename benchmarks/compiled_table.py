@@ -54,7 +54,7 @@ GRAPHED = ("reduce-overhead", "whole-step graph", "graphed callables")
 IN_ALL_PRECISIONS = ("reduce-overhead", "default", "eager")
 PRECISIONS = ("bf16", "tf32", "fp32")
 CLOSE = 0.03  # of memory
-_ROW_S = 240  # a row that takes longer is ended
+_ROW_S = 420  # a row that takes longer is ended; most of it may be waiting for others
 _LEAST_S = 25  # less is not enough for any row
 
 Row = dict[str, Any]
