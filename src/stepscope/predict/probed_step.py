@@ -112,9 +112,9 @@ def find_probed_batch(context: StepContext, factor: float) -> tuple[ProbedStep |
         return None, problem
     mode = traced_mode(context)
     now, then = (made_calls(context, operators, known, mode) for operators in (forward, grown))
-    then = [None if has == had else has for had, has in zip(now, then, strict=True)]
+    grows = [None if has == had else has for had, has in zip(now, then, strict=True)]
     waits = context.on_host
-    probed = _compare(forward, known, now, then, waits=waits, most_remembered=_MOST_BATCH_ERROR)
+    probed = _compare(forward, known, now, grows, waits=waits, most_remembered=_MOST_BATCH_ERROR)
     return (replace(probed, factor=_within(probed.factor, factor)) if probed else None), ""
 
 
