@@ -110,3 +110,17 @@ def test_a_number_is_not_a_dimensions_name() -> None:
         "concrete": ["", "1", "0"],
     }
     assert find_operator(Recorded(request))._overloadname == "int"
+
+
+def test_a_reduction_by_index_is_taken_for_a_maximum() -> None:
+    """A trace has no texts; gradients of both inputs are timed."""
+    request = {
+        "name": "aten::scatter_reduce_",
+        "shapes": [[6, 4], [], [30, 4], [30, 4], [], []],
+        "dtypes": ["float", "Scalar", "long int", "float", "", "Scalar"],
+        "concrete": ["", "0", "", "", "", "False"],
+        "grads": [False, False, False, True, False, False],
+    }
+    answer = ProbedCall(request, CPU).measure(0.01)
+    assert answer["forward"]["ns"] > 0
+    assert answer["backward"]["ns"] > 0

@@ -65,6 +65,8 @@ _LISTS = ("TensorList", "GenericList")
 # Arguments, and operators, whose values must be probabilities: kernels check them.
 _POSITIVE = {"running_var", "var", "invstd", "exp_avg_sqs", "state_sums"}
 _PROBABILITIES = lazy_pattern(r"binary_cross_entropy$|bernoulli|multinomial|poisson|kl_div")
+# Text arguments are not recorded.
+_REDUCES = lazy_pattern(r"^aten::(?:scatter|index)_reduce_?$")
 
 
 class CannotRebuildError(Exception):
@@ -202,6 +204,8 @@ def _value(argument: Any, place: int, recorded: Recorded, device: torch.device) 
     if text == "":
         if str(argument.type) == "List[number]" and recorded.listed:
             return [1.0] * recorded.listed  # an optimizer's factors, one for each tensor
+        if argument.name == "reduce" and _REDUCES.search(recorded.name):
+            return "amax"  # sums have operators of their own; the traced time shows if it is wrong
         if argument.has_default_value():
             return argument.default_value
         if str(argument.type).startswith("Optional["):
