@@ -77,3 +77,50 @@ def test_a_call_is_described_without_running_it(monkeypatch: pytest.MonkeyPatch)
     assert answer == {"outputs": [[[1 << 20, 1 << 20], "c10::BFloat16", True]]}
     chosen = {"name": "aten::nonzero", "shapes": [[3]], "dtypes": ["bool"], "concrete": [""]}
     assert ProbedCall.describe_cheaply(chosen, CPU)["outputs"][0][1] == "long int"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "ends"),
+    [
+        ([12, 8], [3, 8, 5], [4, 8, 12]),  # rows of experts
+        ([8, 12], [12, 5], [4, 8, 12]),  # gradients of their weights
+        ([3, 5, 8], [8, 12], [4, 8, 12]),
+    ],
+)
+def test_groups_of_rows_are_of_one_size(left: list[int], right: list[int], ends: list[int]) -> None:
+    request = {
+        "name": "aten::_grouped_mm",
+        "shapes": [left, right, [3], [], []],
+        "dtypes": ["float", "float", "int", "", ""],
+    }
+    recorded = Recorded(request)
+    arguments, _ = build_arguments(find_operator(recorded), recorded, CPU)
+    assert arguments[2].tolist() == ends
+
+
+def test_a_number_is_not_a_dimensions_name() -> None:
+    """Some torch versions list the form that takes names first."""
+    library = torch.library.Library("stepscope_probe_test", "DEF")
+    library.define("pick.name(Tensor self, str dim, int index) -> Tensor")
+    library.define("pick.int(Tensor self, int dim, int index) -> Tensor")
+    request = {
+        "name": "stepscope_probe_test::pick",
+        "shapes": [[6, 1, 8], [], []],
+        "dtypes": ["float", "Scalar", "Scalar"],
+        "concrete": ["", "1", "0"],
+    }
+    assert find_operator(Recorded(request))._overloadname == "int"
+
+
+def test_a_reduction_by_index_is_taken_for_a_maximum() -> None:
+    """A trace has no texts; gradients of both inputs are timed."""
+    request = {
+        "name": "aten::scatter_reduce_",
+        "shapes": [[6, 4], [], [30, 4], [30, 4], [], []],
+        "dtypes": ["float", "Scalar", "long int", "float", "", "Scalar"],
+        "concrete": ["", "0", "", "", "", "False"],
+        "grads": [False, False, False, True, False, False],
+    }
+    answer = ProbedCall(request, CPU).measure(0.01)
+    assert answer["forward"]["ns"] > 0
+    assert answer["backward"]["ns"] > 0

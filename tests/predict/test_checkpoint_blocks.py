@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from benches import analyse
-from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
+from explain.build import AUTOGRAD, MAIN, call, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.explain.replay.graph import Phase
+from stepscope.explain.replay.graph import CallKind, Phase
 from stepscope.predict.block_spans import find_block_spans
 from stepscope.predict.outcome import Refused
 from stepscope.predict.whatif import Bench
@@ -58,9 +58,15 @@ def graph() -> CapturedBackward:
 
 
 def bench(
-    folder: Path, captured: CapturedBackward, *, passes: int = 1, gathers: bool = False
+    folder: Path,
+    captured: CapturedBackward,
+    *,
+    passes: int = 1,
+    gathers: bool = False,
+    waits: bool = False,
 ) -> Bench:
-    """`gathers`: the first block begins with an operator on data, which has no gradient."""
+    """`gathers`: the first block begins with an operator on data, which has no gradient. `waits`:
+    every relu ends with a wait for the device."""
     events: list[dict[str, Any]] = []
     made = operators(passes=passes)
     for number in range(3):
@@ -73,6 +79,8 @@ def bench(
         for place, (_, name, us) in enumerate(made):
             events += op(name, start=at, dur=40, sequence=1000 * number + place, shapes=[[8, 8]])
             events += kernel("forward", start=at + 20, dur=us, launched_at=at + 5)
+            if waits and name == "aten::relu":
+                events += call("cudaStreamSynchronize", start=at + 15, dur=7.0 + us)
             at += 100
         for place, (_, name, us) in reversed(list(enumerate(made))):
             node = OPERATORS[name][0]
@@ -163,3 +171,26 @@ def test_a_graph_of_another_step_says_nothing(tmp_path: Path) -> None:
     assert find_block_spans(made.context) == []
     with pytest.raises(Refused, match="no repeated blocks"):
         WHATIFS["checkpoint"].apply(made.context, "blocks")
+
+
+def test_waits_of_a_block_run_again_with_it(tmp_path: Path) -> None:
+    """Where the host reads a value, as experts read how many rows are theirs."""
+    before = bench(tmp_path, graph(), waits=True).context
+    after = WHATIFS["checkpoint"].apply(before, "blocks").context.graph.calls
+    assert (before.graph.calls.kind == CallKind.WAIT).sum() == 3
+    again = after.kind[(after.phase == Phase.BACKWARD) & (after.row < 0)].tolist()
+    assert again == [CallKind.LAUNCH, CallKind.LAUNCH, CallKind.LAUNCH, CallKind.WAIT] * 3
+    assert recomputed_us(bench(tmp_path, graph(), waits=True)) == recomputed_us(
+        bench(tmp_path, graph())
+    )
+
+
+def test_python_takes_time_for_each_tensor_that_a_block_keeps(tmp_path: Path) -> None:
+    """7 of each of three blocks, then 10 more; 25 microseconds each in both passes."""
+    whole = graph()
+    few = WHATIFS["checkpoint"].apply(bench(tmp_path, whole).context, "blocks")
+    whole.nodes[1].saved.extend(whole.nodes[1].saved * 5)
+    many = WHATIFS["checkpoint"].apply(bench(tmp_path, whole).context, "blocks")
+    added_ns = many.context.graph.host_ns - few.context.graph.host_ns
+    assert added_ns == pytest.approx(10 * 25_000)
+    assert many.doubt > 0.0

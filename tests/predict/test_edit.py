@@ -76,6 +76,23 @@ def test_inserted_launches_come_before_the_calls_they_were_put_before() -> None:
     assert found.calls.awaits == ((), (), (), (0,), (), ())
 
 
+def test_an_inserted_wait_has_no_task_and_keeps_its_place_among_launches() -> None:
+    found = insert(
+        GRAPH,
+        np.array([1, 1, 1], np.int32),
+        gap_ns=np.array([1.0, 2.0, 3.0]),
+        call_ns=0.0,
+        dur_ns=np.array([50.0, 0.0, 60.0]),
+        awaits=[(), (0,), ()],
+        tail_ns=np.array([0.0, 4.0, 0.0]),
+    )
+    assert found.calls.gap_ns.tolist() == [10, 1, 2, 3, 20, 5, 7]
+    assert found.calls.awaits == ((), (), (0,), (), (), (0,), ())
+    assert found.calls.tail_ns.tolist() == [0, 0, 4, 0, 0, 3, 0]
+    assert found.tasks.call.tolist() == [0, 1, 3, 4, 4, 6]
+    assert found.tasks.dur_ns.tolist() == [30, 50, 60, 40, 8, 9]
+
+
 @given(st.lists(st.integers(0, 4), max_size=6))
 def test_what_is_inserted_and_removed_again_leaves_the_graph_as_it_was(places: list[int]) -> None:
     more = insert(GRAPH, np.array(places, np.int32), gap_ns=50.0, call_ns=3.0, dur_ns=20.0)

@@ -86,3 +86,11 @@ def test_where_the_graph_says_what_a_call_reads_that_decides() -> None:
     calls = [product, copied, reads_product]
     assert dtypes(follow_values(calls, PARAMETERS, "bf16", autocast)[2]) == [BF16]
     assert dtypes(follow_values(calls, PARAMETERS, "tf32", autocast)[2]) == ["float"]
+
+
+def test_what_the_graph_has_an_edge_to_needs_a_gradient() -> None:
+    """Also where nobody could say what made it."""
+    linear = call("aten::linear", [9, 64], [32, 64], [32])
+    reads = msgspec.structs.replace(linear, widths=(2, 0, 0))
+    made = follow_values([linear, reads], PARAMETERS, "", lambda _: None)
+    assert [entry.grads for entry in made] == ["011", "111"]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from stepscope.errors import UsageError
 from stepscope.predict.grown_calls import grow_calls
-from stepscope.predict.probed_step import find_probed_batch, software_of
-from stepscope.predict.step_operators import TracedCall
+from stepscope.predict.probed_step import find_probed_batch, grown_operators, software_of
+from stepscope.predict.step_operators import TracedCall, find_step_operators
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.operator_times import ProbedDevice
 from stepscope.ui.cli.whatif import open_bench
@@ -134,3 +135,31 @@ def test_sides_that_hold_samples_grow() -> None:
     assert calls[4].concrete == ("", "[768, 16]")
     assert calls[5].shapes == ([[8, 3], [8, 5]], [])
     assert calls[6] is optimizer
+
+
+def test_weights_of_experts_keep_their_shapes_also_transposed() -> None:
+    """As many experts as samples: their rows grow, their weights and where groups end do not."""
+    experts = call(
+        "aten::_grouped_mm",
+        [[64, 16], [4, 16, 32], [4]],
+        [[16, 1], [512, 1, 16], [1]],
+        ["", "", ""],
+    )
+    product = call("aten::bmm", [[4, 5, 16], [4, 16, 32]], [[80, 16, 1], [512, 1, 16]], ["", ""])
+    grouped, batched = grow_calls([experts, product], {(4, 32, 16)}, batch=4, factor=2.0)
+    assert grouped.shapes == ([128, 16], [4, 16, 32], [4])
+    assert batched.shapes == ([8, 5, 16], [4, 16, 32])
+
+
+def test_calls_whose_shapes_stay_are_left_to_the_model(bench: Any) -> None:
+    """A graph's nodes beside its edges: which is the batch is not known, and both grow."""
+    probe(bench, "batch=x2")
+    probed, _ = find_probed_batch(bench.context, 2.0)
+    operators = find_step_operators(bench.context)
+    grown = grown_operators(bench.context, operators, 2.0)
+    assert probed is not None
+    assert grown is not None
+    stays = np.array([one == two for one, two in zip(operators.calls, grown.calls, strict=True)])
+    mine = operators.owner >= 0
+    assert stays[operators.owner[mine]].any()
+    assert not probed.known[mine][stays[operators.owner[mine]]].any()

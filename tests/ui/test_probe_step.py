@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from traced_times import call_key, traced_times
 
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.predict.operator_library import library_file, read_times
@@ -19,15 +20,19 @@ from stepscope.records.prediction import Prediction, Setting
 from stepscope.ui.cli.whatif import open_bench
 from stepscope.ui.probe import modes_of, probe_step
 
+TracedTimes = dict[tuple[str, str], tuple[float, float]]
 H200 = ProbedDevice(kind="cuda", device="NVIDIA H200")
 BF16 = Setting(name="precision", value="bf16")
 
 
 class MadeUpProber:
-    """Forward takes `ns`, in bf16 a quarter of it; backward twice as long. Counts its clock."""
+    """Forward takes 0.1 ms, backward twice as long, or both as long as `traced`; in bf16 a quarter
+    of it. Counts its clock."""
 
-    def __init__(self, device: ProbedDevice = H200, fails: str = "") -> None:
-        self._device, self._fails = device, fails
+    def __init__(
+        self, device: ProbedDevice = H200, fails: str = "", traced: TracedTimes | None = None
+    ) -> None:
+        self._device, self._fails, self._traced = device, fails, traced or {}
         self.now = 0.0
         self.timed: list[tuple[str, str]] = []
 
@@ -45,9 +50,11 @@ class MadeUpProber:
             return {"outputs": [[first, "float", True]]}
         self.now += seconds
         self.timed.append((request["name"], request["mode"]))
-        ns = 100_000 / (4 if request["mode"] == "bf16" else 1)
+        times_ns = self._traced.get(call_key(request), (100_000.0, 200_000.0))
+        gain = 4 if request["mode"] == "bf16" else 1
         timing = {"spread": 0.01, "repeats": 9}
-        return {"forward": {"ns": ns, **timing}, "backward": {"ns": 2 * ns, **timing}}
+        forward, backward = ({"ns": ns / gain, **timing} for ns in times_ns)
+        return {"forward": forward, "backward": backward}
 
 
 @pytest.fixture
@@ -118,9 +125,22 @@ def test_whatif_uses_probed_times_and_says_their_share(bench: Any) -> None:
 
 
 def test_times_of_another_torch_are_remembered_not_probed(bench: Any) -> None:
-    probe(bench, MadeUpProber(replace(H200, torch="1.0")), "bf16")
+    older = MadeUpProber(replace(H200, torch="1.0"), traced=traced_times(bench.context))
+    probe(bench, older, "bf16")
     words = assumed(bench.predict([BF16]))
     assert ": 0% of operators' time probed, 100% remembered from neighbours" in words
+
+
+def test_a_probe_far_from_the_trace_does_not_count(bench: Any) -> None:
+    """It ran something else, such as groups of rows of other sizes: the model stays."""
+    modelled = bench.predict([BF16])
+    traced = traced_times(bench.context)
+    for factor, counts in ((1.4, True), (1 / 1.4, True), (1.6, False), (1 / 1.6, False)):
+        slower = {call: (factor * one, factor * two) for call, (one, two) in traced.items()}
+        probe(bench, MadeUpProber(same_software(bench), traced=slower), "bf16")
+        probed = bench.predict([BF16])
+        assert (probed.device_ms == pytest.approx(modelled.device_ms)) != counts
+        assert ("100% of operators' time probed" in assumed(probed)) == counts
 
 
 def test_a_step_that_is_not_all_probed_keeps_its_model_for_the_rest(bench: Any) -> None:

@@ -118,3 +118,12 @@ def test_a_step_after_an_empty_queue_may_nearly_fill_it() -> None:
 def test_among_ranks_neither_way_tells() -> None:
     free = steps_with_windows([900, 10, 900, 10], [900, 60, 900, 60], [0, 2])
     assert host_phases_ns([step(12, alone=False)], free, launches=80) == {}
+
+
+def test_plain_steps_bound_the_phases_in_which_a_waiting_step_does_not_wait() -> None:
+    """Forward waits for the device in every plain step; in backward, stopping only added."""
+    stopped = [HostStepTimes(forward_ns=18, backward_ns=32, optimizer_ns=7)] * 3
+    steps = steps_with_windows([900, 70, *[70] * 6], [900, 17, *[16] * 6], [0])
+    own = host_phases_ns(stopped, steps, launches=None)
+    assert (own["forward"], own["backward"]) == (18, 16)
+    assert host_phases_ns([], steps, launches=None) == {}

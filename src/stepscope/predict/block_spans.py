@@ -43,6 +43,7 @@ class BlockSpan(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: int
     end_ns: int
     stop_ns: int  # where running it again stops
+    kept: int = 0  # tensors that its nodes keep for backward
 
     def runs_again(self, starts_ns: Int64s) -> Flags:
         again: Flags = (starts_ns >= self.start_ns) & (starts_ns < self.stop_ns)
@@ -147,4 +148,5 @@ def _span(context: StepContext, nodes: Sequence[GraphNode], rows: Ints) -> Block
         last = keeping[-1]
         ran = any(is_result(saved.field) for saved in nodes[last].saved)
         stop = int(ends[last] if ran else starts[last])
-    return BlockSpan(start_ns=int(starts[0]), end_ns=int(ends.max()), stop_ns=stop)
+    kept = sum(len(node.saved) for node in nodes)
+    return BlockSpan(start_ns=int(starts[0]), end_ns=int(ends.max()), stop_ns=stop, kept=kept)

@@ -15,7 +15,7 @@ from stepscope.explain.replay.graph import CallKind, Calls, Tasks
 from stepscope.predict.by_text import by_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -110,8 +110,10 @@ def insert(
     task_kind: int | Ints = 0,
     spacing_ns: float = 1_000.0,
     latency_ns: float = 5_000.0,
+    awaits: Sequence[tuple[int, ...]] = (),
+    tail_ns: float | Floats = 0.0,
 ) -> StepGraph:
-    """Add a launch with one task before each of these calls.
+    """Add a launch with one task before each of these calls, or a wait where it `awaits` streams.
 
     A call may repeat, and the number of calls means the end.
     """
@@ -120,34 +122,38 @@ def insert(
         return graph
     order = np.argsort(before, kind="stable")
     before = before[order].astype(np.int64)
+    streams_of = [awaits[at] for at in order.tolist()] if awaits else [()] * count
+    launches = np.array([not streams for streams in streams_of])
     calls, tasks = graph.calls, graph.tasks
     place = before + np.arange(count)  # of the new calls among all
     old = np.ones(len(calls) + count, np.bool_)
     old[place] = False
     phase = calls.phase[np.minimum(before, len(calls) - 1)] if len(calls) else np.zeros(count)
     new = {
-        "kind": CallKind.LAUNCH,
+        "kind": np.where(launches, CallKind.LAUNCH, CallKind.WAIT),
         "gap_ns": _reordered(gap_ns, order),
         "call_ns": _reordered(call_ns, order),
-        "tail_ns": 0.0,
+        "tail_ns": _reordered(tail_ns, order),
         "phase": phase,
         "row": -1,
         "operator": -1,
         "frames": 0.0,
     }
     merged = {name: _merge(getattr(calls, name), new[name], old) for name in new}
-    awaits: list[tuple[int, ...]] = [()] * len(old)
-    for number, streams in zip(np.flatnonzero(old).tolist(), calls.awaits, strict=True):
-        awaits[number] = streams
     moved_to = np.flatnonzero(old).astype(np.int32)
-    call = np.concatenate((moved_to[tasks.call], place.astype(np.int32)))
+    all_awaits: list[tuple[int, ...]] = [()] * len(old)
+    for numbers, listed in ((moved_to, calls.awaits), (place, streams_of)):
+        for number, streams in zip(numbers.tolist(), listed, strict=True):
+            all_awaits[number] = streams
+    launched = order[launches]  # of the new calls, those that have a task
+    call = np.concatenate((moved_to[tasks.call], place[launches].astype(np.int32)))
     rank = np.argsort(call, kind="stable")
     new_tasks: dict[str, Any] = {
-        "stream": _reordered(stream, order),
-        "dur_ns": _reordered(dur_ns, order),
+        "stream": _reordered(stream, launched),
+        "dur_ns": _reordered(dur_ns, launched),
         "spacing_ns": spacing_ns,
         "latency_ns": latency_ns,
-        "kind": _reordered(task_kind, order),
+        "kind": _reordered(task_kind, launched),
         "row": -1,
         "after": -1,
         "after_ns": 0.0,
@@ -162,7 +168,7 @@ def insert(
     joined["after"] = np.where(after >= 0, where[np.maximum(after, 0)], -1).astype(np.int32)
     return replace(
         graph,
-        calls=Calls(**merged, awaits=tuple(awaits)),
+        calls=Calls(**merged, awaits=tuple(all_awaits)),
         tasks=Tasks(call=call[rank], **joined),
         streams=max(graph.streams, int(np.max(stream)) + 1),
     )

@@ -1,8 +1,9 @@
 """A step's operator calls with another batch: which sides of their tensors grow.
 
 A trace has shapes but no names of dimensions. A side grows if it is a multiple of the batch and
-comes first, or is the batch itself and comes second; parameters keep their shapes. Where that is
-wrong, the operator refuses such tensors, and the call counts as not known.
+comes first, or is the batch itself and comes second; parameters keep their shapes, and so does what
+has an entry for each group of rows. Where that is wrong, the operator refuses such tensors, and the
+call counts as not known.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _SHAPED_BY = frozenset(
     f"aten::{name}" for name in ("view", "reshape", "_unsafe_view", "expand", "zeros", "ones")
 )
+# Arguments with an entry for each group of rows, such as those of an expert: the rows grow.
+_PER_GROUP = {"aten::_grouped_mm": (1, 2), "aten::_scaled_grouped_mm": (1, 3, 4)}
 
 
 def grow_calls(
@@ -45,13 +48,17 @@ def _grow_call(
             each_steps = steps if steps and len(steps) == len(dims) else [None] * len(dims)
             pairs = [grow(one, step) for one, step in zip(dims, each_steps, strict=True)]
             return [pair[0] for pair in pairs], [pair[1] for pair in pairs] if steps else steps
-        place = None if tuple(dims) in parameters else _growing_side(dims, batch)
+        place = None if _is_parameter(dims, parameters) else _growing_side(dims, batch)
         if place is None:
             return dims, steps
         return _with_side(dims, place, factor), _with_steps(steps, place, factor)
 
     strides = call.strides or (None,) * len(call.shapes)
-    pairs = [grow(dims, steps) for dims, steps in zip(call.shapes, strides, strict=True)]
+    stays = _PER_GROUP.get(call.name, ())
+    pairs = [
+        (dims, steps) if at in stays else grow(dims, steps)
+        for at, (dims, steps) in enumerate(zip(call.shapes, strides, strict=True))
+    ]
     concrete = call.concrete
     if call.name in _SHAPED_BY:
         concrete = tuple(_grow_text(text, batch, factor) for text in concrete)
@@ -61,6 +68,11 @@ def _grow_call(
         strides=tuple(pair[1] for pair in pairs) if call.strides else (),
         concrete=concrete,
     )
+
+
+def _is_parameter(dims: Sequence[int], parameters: Collection[Shape]) -> bool:
+    """Also transposed, as products take weights."""
+    return tuple(dims) in parameters or (*dims[:-2], *dims[-2:][::-1]) in parameters
 
 
 def _growing_side(dims: Sequence[int], batch: int) -> int | None:

@@ -43,14 +43,12 @@ def insert_collectives(
     order = np.argsort(before, kind="stable")
     place = np.empty(count, np.int32)  # of each inserted call in the new graph
     place[order] = before[order] + np.arange(count, dtype=np.int32)
-    times = {
-        name: np.array([getattr(call, name) for call in inserted])
-        for name in ("gap_ns", "call_ns", "dur_ns")
-    }
     new = insert(
         graph,
         before,
-        **times,
+        gap_ns=np.array([call.gap_ns for call in inserted]),
+        call_ns=np.array([call.call_ns for call in inserted]),
+        dur_ns=np.array([call.dur_ns for call in inserted]),
         stream=np.array([call.stream for call in inserted], np.int32),
         task_kind=np.array([call.kind for call in inserted], np.int32),
         spacing_ns=0.0,

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 # Times measured alone differ from those inside a step: caches, clocks and neighbours differ.
 ALONE_ERROR = 0.03
+# A CPU's trace may be this much slower than the probe: calls wait for a core there. A device's
+# kernels do not wait: where trace and probe differ more, the probe ran something else, such as
+# made-up indices that fall differently, or a gradient more or less.
 _MOST_SLOWER = 1.5
 _MOST_GROWTH = 1.5  # over the samples': a cache that no longer holds them, a wave more
 _MOST_BATCH_ERROR = 0.1  # relative, of a neighbour's time for another batch
@@ -95,12 +98,13 @@ def find_probed(context: StepContext, precision: str) -> tuple[ProbedStep | None
     forward = find_step_operators(context)
     modes = traced_mode(context), changed_mode(context, precision)
     now, then = (made_calls(context, forward, known, mode) for mode in modes)
-    return _compare(forward, known, now, then), ""
+    return _compare(forward, known, now, then, waits=context.on_host), ""
 
 
 def find_probed_batch(context: StepContext, factor: float) -> tuple[ProbedStep | None, str]:
     """As `find_probed`, for `factor` times the samples. A neighbour's time, continued in
-    proportion, does not count: the model of a kernel's growth says more."""
+    proportion, does not count: the model of a kernel's growth says more. Nor does a call whose
+    shapes stay: its samples may be counted otherwise, such as a graph's nodes beside its edges."""
     known, problem = _read_known(context)
     forward = find_step_operators(context) if known else None
     grown = grown_operators(context, forward, factor) if forward else None
@@ -108,7 +112,9 @@ def find_probed_batch(context: StepContext, factor: float) -> tuple[ProbedStep |
         return None, problem
     mode = traced_mode(context)
     now, then = (made_calls(context, operators, known, mode) for operators in (forward, grown))
-    probed = _compare(forward, known, now, then, most_remembered=_MOST_BATCH_ERROR)
+    grows = [None if has == had else has for had, has in zip(now, then, strict=True)]
+    waits = context.on_host
+    probed = _compare(forward, known, now, grows, waits=waits, most_remembered=_MOST_BATCH_ERROR)
     return (replace(probed, factor=_within(probed.factor, factor)) if probed else None), ""
 
 
@@ -135,7 +141,8 @@ def find_probed_elsewhere(
     there = KnownTimes(times, [name for name in software if not name.startswith("driver ")])
     forward = find_step_operators(context)
     calls = made_calls(context, forward, there, traced_mode(context))
-    return _compare(forward, there, calls, calls, before=KnownTimes(own_times, software)), ""
+    own_known = KnownTimes(own_times, software)
+    return _compare(forward, there, calls, calls, waits=context.on_host, before=own_known), ""
 
 
 def _within(growth: Floats, factor: float) -> Floats:
@@ -192,17 +199,19 @@ def _compare(
     forward: StepOperators,
     known: KnownTimes,
     now: Sequence[OperatorCall],
-    then: Sequence[OperatorCall],
+    then: Sequence[OperatorCall | None],
     *,
+    waits: bool,
     before: KnownTimes | None = None,
     most_remembered: float = math.inf,
 ) -> ProbedStep | None:
     """Ratios of two probed times: what both have too much cancels out. The present ones are
     `before`'s if they were taken elsewhere. Neighbours' times with more than `most_remembered`
-    error do not count."""
+    error do not count. `waits`: the traced calls may have waited, for a core for example."""
     pairs: dict[tuple[OperatorCall, OperatorCall], list[int]] = {}
-    for place, pair in enumerate(zip(now, then, strict=True)):
-        pairs.setdefault(pair, []).append(place)
+    for place, (present, changed) in enumerate(zip(now, then, strict=True)):
+        if changed is not None:
+            pairs.setdefault((present, changed), []).append(place)
     passes = [forward.pass_ns(backward=backward) for backward in (False, True)]
     factors = np.full((2, len(forward.calls)), np.nan)
     exact = np.zeros(len(forward.calls), np.bool_)
@@ -217,7 +226,9 @@ def _compare(
         error = math.hypot(has.error, had.error if had else 0.0)
         for number, traced in enumerate(passes):
             mean_ns = float(traced[places].mean())
-            factors[number, places] = factor = _factor(had, has, number == 1, mean_ns)
+            factors[number, places] = factor = _factor(
+                _timing(had, number == 1), _timing(has, number == 1), mean_ns, waits=waits
+            )
             if not math.isnan(factor):
                 errors_ns.append(error * factor * mean_ns * len(places))
                 timing = _timing(had, number == 1)
@@ -267,18 +278,24 @@ def _host_added_ns(
     return added_ns * changing / measured
 
 
-def _factor(had: KnownTime | None, has: KnownTime, backward: bool, traced_ns: float) -> float:
-    """New time over the traced one; NaN if this pass was not timed.
+def _factor(
+    before: PassTime | None, after: PassTime | None, traced_ns: float, *, waits: bool
+) -> float:
+    """New time over the traced one; NaN if this pass was not timed, or the probe in the present
+    precision was far off the trace.
 
-    A trace may be slower than the probe in the same precision because calls waited, for a core for
-    example. A wait does not grow with the call: what is beyond `_MOST_SLOWER` stays as it is.
+    A CPU's trace may be slower than its probe because calls waited for a core. A wait does not grow
+    with the call: what is beyond `_MOST_SLOWER` stays as it is.
     """
-    after, before = _timing(has, backward), _timing(had, backward)
     if after is None or traced_ns <= 0:
         return math.nan
     if before is None or before.ns <= 0:
         return after.ns / traced_ns
-    slower = min(traced_ns / before.ns, _MOST_SLOWER)
+    slower = traced_ns / before.ns
+    if not waits:
+        comparable = 1.0 / _MOST_SLOWER < slower < _MOST_SLOWER
+        return after.ns / before.ns if comparable else math.nan
+    slower = min(slower, _MOST_SLOWER)
     waited_ns = traced_ns - slower * before.ns
     return (after.ns * slower + waited_ns) / traced_ns
 

@@ -85,8 +85,10 @@ def _as_made(
                 dtypes[place] = value.dtype
         else:
             grads.append(_is_parameter(key, place, parameters))
-        if changes and dtype == _FULL and place < len(call.widths):
-            dtypes[place] = _under_autocast(mode, call.widths[place]) or dtypes[place]
+        width = call.widths[place] if place < len(call.widths) else 0
+        grads[-1] = grads[-1] or width > 0  # the graph has an edge to what made it
+        if changes and dtype == _FULL and width:
+            dtypes[place] = _under_autocast(mode, width) or dtypes[place]
     marks = "".join("1" if grad else "0" for grad in reversed(grads))
     return _operator_call(call, dtypes, marks, mode)
 

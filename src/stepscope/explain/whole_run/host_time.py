@@ -37,15 +37,19 @@ def host_phases_ns(
     the device, else None.
 
     Whatever disturbs either kind of step only adds: the shorter counts. A kind with too few steps
-    of its own joins the other.
+    of its own joins the other. Plain steps bound the phases in which the host does not wait, even
+    if it waits in another one.
     """
     own_ns = own_phases_ns(measured)
     among_ranks = any(not step.alone for step in measured)
-    if among_ranks or steps is None or launches is None:
+    if among_ranks or steps is None:
         return own_ns
-    free_ns = free_phases_ns(steps, launches, () if own_ns else measured)
-    names = own_ns or free_ns
-    return {name: min(ns[name] for ns in (own_ns, free_ns) if name in ns) for name in names}
+    if launches is None:
+        others_ns = plain_phases_ns(steps) if own_ns else {}
+    else:
+        others_ns = free_phases_ns(steps, launches, () if own_ns else measured)
+    names = own_ns or others_ns
+    return {name: min(ns[name] for ns in (own_ns, others_ns) if name in ns) for name in names}
 
 
 def own_phases_ns(steps: Sequence[HostStepTimes]) -> dict[str, int]:
@@ -78,6 +82,15 @@ def free_phases_ns(
         return {}
     plain = steps.plain & ~_after_ours(steps)
     return {phase: round(_phase_ns(steps, phase, free, plain, own)) for phase in USUAL_PHASES}
+
+
+def plain_phases_ns(steps: StepColumns) -> dict[str, int]:
+    """By phase, what plain steps spend with all their waits: the host never needs more."""
+    plain = steps.plain & ~_after_ours(steps)
+    if np.count_nonzero(plain) < _FEWEST:
+        return {}
+    nothing = np.zeros(len(steps), np.bool_)
+    return {phase: round(_phase_ns(steps, phase, nothing, plain, ())) for phase in USUAL_PHASES}
 
 
 def _phase_ns(

@@ -49,9 +49,11 @@ _FORMATS = {
 }
 # Arguments that autograd has no derivative for.
 _WITHOUT_GRADIENT = {"running_mean", "running_var", "target", "mask", "attn_mask", "index"}
-# Whole numbers that kernels check: where bags begin, how long sequences are, how many of them reach
-# each time step.
+# Whole numbers that kernels check, or that decide how long they take: where bags begin, how long
+# sequences are, how many of them reach each time step, where groups of rows end.
 _ORDERED = {
+    "aten::_grouped_mm": "offs",
+    "aten::_scaled_grouped_mm": "offs",
     "aten::embedding_bag": "offsets",
     "aten::_embedding_bag": "offsets",
     "aten::_pack_padded_sequence": "lengths",
@@ -63,6 +65,8 @@ _LISTS = ("TensorList", "GenericList")
 # Arguments, and operators, whose values must be probabilities: kernels check them.
 _POSITIVE = {"running_var", "var", "invstd", "exp_avg_sqs", "state_sums"}
 _PROBABILITIES = lazy_pattern(r"binary_cross_entropy$|bernoulli|multinomial|poisson|kl_div")
+# Text arguments are not recorded.
+_REDUCES = lazy_pattern(r"^aten::(?:scatter|index)_reduce_?$")
 
 
 class CannotRebuildError(Exception):
@@ -185,7 +189,9 @@ def _fits(kind: str, dtype: str, text: str, *, strict: bool) -> bool:
         return False
     if dtype == "ScalarList" or text.startswith("["):
         return inner.startswith("List[")
-    return not (inner == "str" and text in ("True", "False")) and not inner.startswith("List[")
+    # A name of a dimension is text to torch, and its number is not.
+    is_text = text not in ("True", "False") and not text.lstrip("-").isdigit()
+    return (is_text or inner != "str") and not inner.startswith("List[")
 
 
 def _value(argument: Any, place: int, recorded: Recorded, device: torch.device) -> Any:
@@ -198,6 +204,8 @@ def _value(argument: Any, place: int, recorded: Recorded, device: torch.device) 
     if text == "":
         if str(argument.type) == "List[number]" and recorded.listed:
             return [1.0] * recorded.listed  # an optimizer's factors, one for each tensor
+        if argument.name == "reduce" and _REDUCES.search(recorded.name):
+            return "amax"  # sums have operators of their own; the traced time shows if it is wrong
         if argument.has_default_value():
             return argument.default_value
         if str(argument.type).startswith("Optional["):
@@ -234,7 +242,7 @@ def _tensor(
         random = torch.rand if positive else torch.randn
         flat = random(span, device=device, dtype=torch.float32).to(dtype)
     elif _ORDERED.get(recorded.name) == argument.name:
-        at = device if argument.name == "offsets" else "cpu"  # where torch wants lengths
+        at = device if argument.name in ("offsets", "offs") else "cpu"  # where torch wants lengths
         flat = _ordered(recorded, span).to(device=at, dtype=dtype)
     elif dtype == torch.bool:
         flat = torch.rand(span, device=device) < 0.5
@@ -249,8 +257,11 @@ def _tensor(
 
 
 def _ordered(recorded: Recorded, count: int) -> torch.Tensor:
-    """Bags of one size; lengths that fall to half; sequences of which most are of one length."""
+    """Bags and groups of one size; lengths that fall to half; sequences of which most are of one
+    length."""
     name = _ORDERED[recorded.name]
+    if name == "offs":
+        return (torch.arange(count) + 1) * _grouped_rows(recorded) // count
     if name == "offsets":
         return torch.arange(count) * math.prod(recorded.shapes[1]) // count
     if name == "lengths":
@@ -262,6 +273,15 @@ def _ordered(recorded: Recorded, count: int) -> torch.Tensor:
     sizes = left // others + (torch.arange(count) <= left % others).long()
     sizes[0] = batch
     return sizes
+
+
+def _grouped_rows(recorded: Recorded) -> int:
+    """How many rows of the left matrix, columns of the right one, or products summed up in each
+    element are divided into groups: a third dimension counts the groups."""
+    left, right = recorded.shapes[:2]
+    if len(left) == 3:
+        return int(right[-1])
+    return int(left[0] if len(right) == 3 else left[1])
 
 
 def _limit(recorded: Recorded) -> int:

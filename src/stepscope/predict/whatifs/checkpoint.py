@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -9,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import CallKind, Phase
+from stepscope.explain.replay.schedule import step_ns
 from stepscope.predict.block_spans import find_block_spans
 from stepscope.predict.compiling.compiled_already import is_compiled
 from stepscope.predict.declaration import ApplyStage, WhatIf
@@ -20,7 +22,7 @@ from stepscope.records.words import counted
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from stepscope.explain.arrays import Int64s
     from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
@@ -34,6 +36,11 @@ _FEWEST_PRODUCTS = 2  # per block: nobody calls a single layer a block
 # Python (six models on an H200, 0.3 to 1.8 ms for both passes; 20 small blocks on an ARM core).
 _PYTHON_NS = {Phase.FORWARD: 750_000.0, Phase.BACKWARD: 750_000.0}
 _CPU_PYTHON_NS = {Phase.FORWARD: 190_000.0, Phase.BACKWARD: 330_000.0}
+# Where it is known what the blocks keep: Python packs each tensor, packs it again when it is made
+# again and unpacks it, nearly all in backward. A block of one operator costs the rest.
+_KEPT_NS = {Phase.FORWARD: 4_000.0, Phase.BACKWARD: 21_000.0}
+_BLOCK_NS = {Phase.FORWARD: 80_000.0, Phase.BACKWARD: 220_000.0}
+_PYTHON_DOUBT = 0.3  # of these: hosts and versions of Python differ
 
 
 def apply(context: StepContext, value: str) -> Outcome:
@@ -69,9 +76,8 @@ def _stop_recomputing(context: StepContext) -> Outcome:
     if not count:
         raise Refused("checkpoint=none: nothing is recomputed in this step")
     without = remove(context.graph, recomputed)
-    blocks = count_blocks(context)
-    for phase, python_ns in _python_ns(context).items():
-        without = _shorten_host(without, phase, blocks * python_ns)
+    for phase, python_ns in _python_of_blocks(context, count_blocks(context)).items():
+        without = _shorten_host(without, phase, python_ns)
     what = counted(count, "recomputed call" if context.on_host else "recomputed task")
     return Outcome(
         context=changed(context, without),
@@ -92,23 +98,13 @@ def _recompute_blocks(context: StepContext) -> Outcome:
     backward = np.flatnonzero(graph.calls.phase == Phase.BACKWARD)
     if not len(repeats.calls) or not len(backward):
         raise Refused("checkpoint=blocks: no repeated blocks were found in the forward pass")
-    inside = repeats.calls
-    calls, tasks = graph.calls, graph.tasks
-    durations = np.bincount(tasks.call, tasks.dur_ns, len(calls)).astype(np.float64)[inside]
-    again_ns = float((calls.call_ns[inside] if context.on_host else durations).sum())
+    inside = repeats.calls[graph.calls.kind[repeats.calls] != CallKind.WAIT]
+    again_ns = float(_durations_ns(context)[inside].sum())
     compiled = is_compiled(context)
-    blocks = 0 if compiled else repeats.blocks  # compiled code recomputes without Python
-    python_ns = _python_ns(context)
-    python_each_ns = blocks * python_ns[Phase.BACKWARD] / len(inside)
-    repeated = insert(
-        graph,
-        repeats.before,
-        gap_ns=_block_gaps(calls.gap_ns, inside) + python_each_ns,
-        call_ns=calls.call_ns[inside],
-        dur_ns=durations,
-        stream=int(tasks.stream[0]) if len(tasks) else 0,
-    )
-    repeated = _shorten_host(repeated, Phase.FORWARD, -blocks * python_ns[Phase.FORWARD])
+    python_ns = {} if compiled else repeats.python_ns  # compiled code recomputes without Python
+    repeated = _run_again(context, repeats, python_ns)
+    slower_ns = {phase: (1.0 + _PYTHON_DOUBT) * ns for phase, ns in python_ns.items()}
+    slower = _run_again(context, repeats, slower_ns)
     how = (
         "; the compiler recomputes inside its graphs, as with "
         "torch._functorch.config.activation_memory_budget = 0; a larger budget costs less"
@@ -124,8 +120,37 @@ def _recompute_blocks(context: StepContext) -> Outcome:
             f"{repeats.others}{how if compiled else ''}",
         ),
         spread=0.08,
+        doubt=math.log(max(1.0, step_ns(slower) / max(1.0, step_ns(repeated)))),
         peak=peak_of(after),
     )
+
+
+def _run_again(
+    context: StepContext, repeats: _Repeats, python_ns: Mapping[Phase, float]
+) -> StepGraph:
+    """With the launches, and the waits between them, and what Python takes for it."""
+    graph, inside = context.graph, repeats.calls
+    calls, tasks = graph.calls, graph.tasks
+    repeated = insert(
+        graph,
+        repeats.before,
+        gap_ns=_block_gaps(calls.gap_ns, inside) + python_ns.get(Phase.BACKWARD, 0.0) / len(inside),
+        call_ns=calls.call_ns[inside],
+        dur_ns=np.bincount(tasks.call, tasks.dur_ns, len(calls)).astype(np.float64)[inside],
+        stream=int(tasks.stream[0]) if len(tasks) else 0,
+        awaits=[calls.awaits[call] for call in inside.tolist()],
+        tail_ns=calls.tail_ns[inside],
+    )
+    return _shorten_host(repeated, Phase.FORWARD, -python_ns.get(Phase.FORWARD, 0.0))
+
+
+def _durations_ns(context: StepContext) -> Floats:
+    """Of each call: on a CPU its own, else that of the tasks it launched."""
+    calls, tasks = context.graph.calls, context.graph.tasks
+    if context.on_host:
+        return calls.call_ns
+    launched: Floats = np.bincount(tasks.call, tasks.dur_ns, len(calls)).astype(np.float64)
+    return launched
 
 
 class _Repeats(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +158,7 @@ class _Repeats(msgspec.Struct, frozen=True, kw_only=True):
 
     calls: Ints
     before: Ints
-    blocks: int
+    python_ns: dict[Phase, float]  # what torch.utils.checkpoint itself costs
     others: str  # what does not run again, in words
 
 
@@ -155,17 +180,19 @@ def _repeats_of_spans(context: StepContext, spans: Sequence[BlockSpan]) -> _Repe
     created = host.start_ns[creator]
     inside: list[Ints] = []
     before: list[Ints] = []
+    kept = 0
     for span in spans:
         again = forward[span.runs_again(starts)]
         own = backward[span.holds(created)]
         if len(again) and len(own):
             inside.append(again)
             before.append(np.full(len(again), own.min(), np.int32))
+            kept += span.kept
     none = [np.zeros(0, np.int32)]
     return _Repeats(
         calls=np.concatenate(inside or none),
         before=np.concatenate(before or none),
-        blocks=len(inside),
+        python_ns=_python_of_blocks(context, len(inside), kept),
         others="what lies outside the blocks does not, nor does the end of a block that backward "
         "does not need",
     )
@@ -190,16 +217,17 @@ def _repeats_of_products(context: StepContext) -> _Repeats:
     return _Repeats(
         calls=inside[::-1].astype(np.int32),
         before=before.astype(np.int32),
-        blocks=count_blocks(context),
+        python_ns=_python_of_blocks(context, count_blocks(context)),
         others="embedding, head and loss do not",
     )
 
 
 def _computing_calls(context: StepContext) -> Ints:
-    """Of the forward pass."""
+    """Of the forward pass, with its waits for the device."""
     calls = context.graph.calls
-    kind = CallKind.PLAIN if context.on_host else CallKind.LAUNCH
-    return np.flatnonzero((calls.phase == Phase.FORWARD) & (calls.kind == kind)).astype(np.int32)
+    kinds = (CallKind.PLAIN,) if context.on_host else (CallKind.LAUNCH, CallKind.WAIT)
+    chosen = (calls.phase == Phase.FORWARD) & np.isin(calls.kind, kinds)
+    return np.flatnonzero(chosen).astype(np.int32)
 
 
 def _block_gaps(gap_ns: Floats, repeated: Ints) -> Floats:
@@ -210,8 +238,12 @@ def _block_gaps(gap_ns: Floats, repeated: Ints) -> Floats:
     return gaps
 
 
-def _python_ns(context: StepContext) -> dict[Phase, float]:
-    return _CPU_PYTHON_NS if context.on_host else _PYTHON_NS
+def _python_of_blocks(context: StepContext, blocks: int, kept: int = 0) -> dict[Phase, float]:
+    """Of all blocks together, which keep so many tensors; 0 if that is not known."""
+    if context.on_host or not kept:
+        each = _CPU_PYTHON_NS if context.on_host else _PYTHON_NS
+        return {phase: blocks * ns for phase, ns in each.items()}
+    return {phase: blocks * ns + kept * _KEPT_NS[phase] for phase, ns in _BLOCK_NS.items()}
 
 
 def _find_recomputed(context: StepContext) -> Selection:
