@@ -83,9 +83,10 @@ class _Silent:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
-    """A suite whose runs take no time: each of its steps takes as long as drawn for the run."""
+    """A suite whose runs take no time: each of its steps takes as long as drawn for the run, also
+    beside a yardstick unless paced runs fail."""
 
-    def run(deviation: dict[str, float]) -> dict[str, int]:
+    def run(deviation: dict[str, float], *, paced: bool = False) -> dict[str, tuple[int, int]]:
         draws = {name: np.random.default_rng(1) for name in deviation}
 
         def run_once(task: BenchTask, number: int, home: Path) -> BenchRun:
@@ -95,7 +96,11 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., A
                 number=number, folder=home, seconds=0.0, steps_ms=np.full(20, step), losses=(1.0,)
             )
 
+        def run_paced(task: BenchTask, number: int, home: Path) -> float | None:
+            return float(run_once(task, number, home).steps_ms[0]) if paced else None
+
         monkeypatch.setattr(suite, "run_once", run_once)
+        monkeypatch.setattr(suite, "run_paced", run_paced)
         monkeypatch.setattr(suite, "explain_run", lambda _: None)
         tasks = [BenchTask(workload=catalogue.load(name), size="tiny") for name in deviation]
         end = suite.run_suite(
@@ -107,12 +112,20 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., A
             check_memory=False,
             enough=EnoughRuns(workloads=len(tasks)),
         )
-        return {one.name: len(one.runs_ms) for one in end.results.workloads}
+        return {one.name: (len(one.runs_ms), len(one.paced)) for one in end.results.workloads}
 
     return run
 
 
 def test_only_the_restless_workload_runs_more_often(measured: Callable[..., Any]) -> None:
-    runs = measured({"ncf": 0.001, "dlrm": 0.02})
-    assert runs["ncf"] == CLAIM_RUNS
-    assert CLAIM_RUNS < runs["dlrm"] <= MOST_RUNS
+    runs = measured({"ncf": 0.001, "dlrm": 0.05}, paced=True)
+    assert runs["ncf"] == (CLAIM_RUNS, CLAIM_RUNS)
+    assert runs["dlrm"][0] == CLAIM_RUNS
+    assert CLAIM_RUNS < runs["dlrm"][1] <= MOST_RUNS
+
+
+def test_where_paced_runs_fail_plain_ones_are_added(measured: Callable[..., Any]) -> None:
+    runs = measured({"ncf": 0.001, "dlrm": 0.02}, paced=False)
+    assert runs["ncf"] == (CLAIM_RUNS, 0)
+    assert CLAIM_RUNS < runs["dlrm"][0] <= MOST_RUNS
+    assert runs["dlrm"][1] == 0

@@ -73,6 +73,23 @@ def test_what_was_kept_at_the_peak_names_the_node_that_ran() -> None:
     assert find_peak_node(levels_of(200 + 20), "backward") is None  # no moment of this graph
 
 
+def test_of_an_activation_and_the_convolution_after_it_the_convolution_needs_the_workspace() -> (
+    None
+):
+    """The activation runs beside the result it was given, the convolution beside its own."""
+
+    def convolution(before: int) -> list[Any]:
+        saved = [["input", 0, 10, FLOAT]] if before >= 0 else []
+        return ["ConvolutionBackward0", 0, [[10, FLOAT]], [[before, 0]], saved]
+
+    nodes = [convolution(-1), relu("head", 0, 0), convolution(1), relu("head", 2, 1)]
+    graph = graph_of(nodes, storages=2)
+    levels = GraphLevels(captured(graph, "forward", 40, 1_500))
+    node = find_peak_node(levels, "forward")
+    assert node is not None
+    assert node.place == 2
+
+
 def test_a_workspace_outside_of_the_blocks_is_only_there() -> None:
     """The peak, 500 bytes beside the 1,000 of every step, was in the head."""
     levels = levels_of(320)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from stepscope.bench.run_change import run_change, typical_ms, usual_variance
 from stepscope.records.bench_comparison import BenchComparison, WorkloadChange
 from stepscope.records.comparison import PartChange
@@ -26,12 +28,15 @@ if TYPE_CHECKING:
 # Another one of these makes another machine; another one of the rest is only said.
 _MACHINE_IS = ("processor", "cores", "device", "devices")
 _MACHINE_HAS = ("host", "torch", "cuda", "python")
+_WORTH_SAYING = 0.02  # of the machine's own pace, beside a change that does not contain it
 _SEEN_ELSEWHERE = {"runs", "dropped", "interleaved"}  # rules that each row's counts show
 
 
 def compare_results(base: BenchResults, now: BenchResults, against: str) -> BenchComparison:
     """Every workload of `now` with its like in `base`; `against` is where the base was read."""
     other = other_machine(base.machine, now.machine)
+    if not same_software(base.machine, now.machine):
+        base, now = _without_pace(base), _without_pace(now)
     pairs = [(row_of_base(result, base.workloads), result) for result in now.workloads]
     reasons = [other or why_not_comparable(then, result) for then, result in pairs]
     alike = [
@@ -132,33 +137,59 @@ def _differences(base: BenchMachine, now: BenchMachine, names: Sequence[str]) ->
 def _change(
     then: WorkloadResult, now: WorkloadResult, comparisons: int, noise: float | None
 ) -> WorkloadChange:
-    before, after = compared_runs(then, now)
-    estimate = run_change(before, after, comparisons=comparisons, usual_variance=noise)
+    runs = compared_runs(then, now)
+    estimate = run_change(*runs, comparisons=comparisons, usual_variance=noise)
     if estimate is None:
         return _not_comparable(now, "too few runs")
-    pace = _pace(then, now)
+    base_ms, now_ms = (typical_ms(side) for side in plain_runs(then, now))
+    paced = bool(then.paced and now.paced)
+    pace = None if paced else _pace(then, now)
+    own = math.log(now_ms / base_ms) - estimate.value  # the machine's part of it
     return WorkloadChange(
         name=now.name,
         size=now.size,
         ranks=now.ranks,
         remedies=now.remedies,
         verdict=_verdict(estimate),
-        base_ms=typical_ms(before),
-        now_ms=typical_ms(after),
+        base_ms=base_ms,
+        now_ms=now_ms,
         change=math.expm1(estimate.value),
         low=math.expm1(estimate.low),
         high=math.expm1(min(estimate.high, 700.0)),
         smallest_detectable=math.expm1(min(estimate.smallest, 700.0)),
-        base_runs=len(then.runs_ms),
-        now_runs=len(now.runs_ms),
+        base_runs=len(runs[0]),
+        now_runs=len(runs[1]),
         parts=_parts(then.budget_ms, now.budget_ms),
+        paced=paced,
         machine_changed=pace is not None and _explains(pace, estimate),
-        pace_change=math.expm1(pace.value) if pace else None,
-        notes=_pace_notes(estimate, pace),
+        pace_change=math.expm1(own) if paced else math.expm1(pace.value) if pace else None,
+        notes=_paced_notes(own) if paced else _pace_notes(estimate, pace),
     )
 
 
+def same_software(base: BenchMachine | None, now: BenchMachine | None) -> bool:
+    """Whether the yardstick is the same on both sides: another torch may have another pace, and
+    that is a change like any other."""
+    if base is None or now is None:
+        return False
+    return (base.torch, base.python) == (now.torch, now.python)
+
+
+def _without_pace(results: BenchResults) -> BenchResults:
+    rows = tuple(replace(row, paced=()) for row in results.workloads)
+    return replace(results, workloads=rows)
+
+
 def compared_runs(
+    then: WorkloadResult, now: WorkloadResult
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Where both sides have runs beside a yardstick, their ratios; else plain runs."""
+    if then.paced and now.paced:
+        return then.paced, now.paced
+    return plain_runs(then, now)
+
+
+def plain_runs(
     then: WorkloadResult, now: WorkloadResult
 ) -> tuple[Sequence[float], Sequence[float]]:
     """Each run's mean step, in which a single pause of the machine counts as an ordinary step: a
@@ -215,6 +246,17 @@ def _explains(pace: Estimate, change: Estimate) -> bool:
     if change.value > 0:
         return pace.low > 0 and pace.value >= change.value
     return pace.high < 0 and pace.value <= change.value
+
+
+def _paced_notes(own: float) -> tuple[str, ...]:
+    """Where plain runs say something else than runs beside a yardstick."""
+    if abs(own) < _WORTH_SAYING:
+        return ()
+    size, way = unsigned_percent(math.expm1(own)), "slower" if own > 0 else "faster"
+    return (
+        f"the machine itself is {size} {way} than when the base was measured: the change is what "
+        "is left beside a yardstick that was timed in turns with the step",
+    )
 
 
 def _pace_notes(change: Estimate, pace: Estimate | None) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from stepscope.bench.against import (
     compared_runs,
     other_machine,
     row_of_base,
+    same_software,
     why_not_comparable,
 )
 from stepscope.bench.run_change import run_change
@@ -47,16 +48,27 @@ class EnoughRuns:
         then = row_of_base(row, self.base.workloads) if self.base is not None else row
         if then is None or why_not_comparable(then, row):
             return True
-        if len(row.runs_ms) >= self.most or self._outnumber(row, then):
+        before, after = compared_runs(then, row)
+        if len(after) >= self.most or self._outnumber(after, before):
             return True
-        return sees(*compared_runs(then, row), workloads=self.workloads)
+        return sees(before, after, workloads=self.workloads)
+
+    def paces(self, row: WorkloadResult, machine: BenchMachine | None) -> bool:
+        """Whether runs beside a yardstick help: on a processor, in one process, and if the base has
+        them too. A GPU's own pace is steady, and a yardstick would make its host wait."""
+        if machine is None or machine.device is not None or row.ranks > 1:
+            return False
+        if self.base is None:
+            return True
+        then = row_of_base(row, self.base.workloads)
+        return then is not None and bool(then.paced) and same_software(self.base.machine, machine)
 
     def can_help(self, machine: BenchMachine | None) -> bool:
         """Runs on this machine; nothing is compared with a base of another one."""
         return self.base is None or not other_machine(self.base.machine, machine)
 
-    def _outnumber(self, row: WorkloadResult, then: WorkloadResult) -> bool:
-        return self.base is not None and len(row.runs_ms) >= _TIMES_BASE * len(then.runs_ms)
+    def _outnumber(self, after: Sequence[float], before: Sequence[float]) -> bool:
+        return self.base is not None and len(after) >= _TIMES_BASE * len(before)
 
 
 def sees(base: Sequence[float], now: Sequence[float], *, workloads: int) -> bool:

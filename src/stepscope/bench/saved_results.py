@@ -65,7 +65,7 @@ def _of_file(file: Path) -> BenchResults:
 
 def _takes_no_time(row: WorkloadResult) -> bool:
     steps_ms = (sum(steps) for steps in row.steps_ms)
-    return any(ms <= 0 for ms in (*row.runs_ms, *row.calibration_ms, *steps_ms))
+    return any(ms <= 0 for ms in (*row.runs_ms, *row.calibration_ms, *row.paced, *steps_ms))
 
 
 def _of_run(folder: Path) -> BenchResults:

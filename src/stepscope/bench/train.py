@@ -17,6 +17,7 @@ from stepscope.bench.calibration import time_fixed_work
 from stepscope.bench.catalogue import load
 from stepscope.bench.training_options import options_parser
 from stepscope.bench.workload import TrainingPlace
+from stepscope.bench.yardstick import Yardstick, step_over_yardstick
 
 
 def main() -> None:
@@ -31,6 +32,10 @@ def main() -> None:
     pace_ms = time_fixed_work(place.device) if options.losses else None
     torch.manual_seed(options.seed)
     step = workload.build(config, place)
+    if options.paced:
+        ratio = step_over_yardstick(step, Yardstick(), options.paced)
+        options.losses.write_text(json.dumps({"step_over_yardstick": ratio}))
+        return
     # Losses stay on the device: reading each would make the host wait for it.
     losses = [step(number).detach() for number in range(steps)]
     values = torch.stack([loss.reshape(()) for loss in losses]).tolist()

@@ -18,4 +18,6 @@ def options_parser(description: str = "") -> argparse.ArgumentParser:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     help_losses = "write the loss of every step and the machine's pace here"
     parser.add_argument("--losses", type=Path, help=help_losses)
+    help_paced = "instead: SECONDS of steps in turns with a yardstick, the ratio to --losses"
+    parser.add_argument("--paced", type=float, metavar="SECONDS", help=help_paced)
     return parser

@@ -29,8 +29,9 @@ class WorkloadChange(msgspec.Struct, frozen=True, kw_only=True):
     base_runs: int = 0
     now_runs: int = 0
     parts: tuple[PartChange, ...] = ()  # of the budget, the largest change first; a is the base
+    paced: bool = False  # measured beside a yardstick: the machine's own pace is not in the change
     machine_changed: bool = False  # surely, and by as much as the step did
-    pace_change: float | None = None  # of the machine: fixed arithmetic now over then
+    pace_change: float | None = None  # of the machine: now over then
     notes: tuple[str, ...] = ()
 
 

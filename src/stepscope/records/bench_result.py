@@ -28,6 +28,7 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fa
     runs_ms: tuple[float, ...] = ()  # each run's mean step, in the order they ran; all of them
     steps_ms: tuple[tuple[float, ...], ...] = ()  # each run's steady steps, for later comparisons
     calibration_ms: tuple[float, ...] = ()  # fixed arithmetic before each run: the machine's pace
+    paced: tuple[float, ...] = ()  # each paced run's step over a yardstick timed in turns with it
     mfu: float | None = None
     busy: float | None = None  # share of the step in which the device works
     cpu: float | None = None  # processor time over wall time and cores

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
 
 class NodeLevel(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,10 +24,15 @@ def level_at(nodes: Sequence[NodeLevel], place: int) -> float:
 
 
 def find_nearest(
-    nodes: Sequence[NodeLevel], kept_bytes: float, gradients_bytes: float | None, within: float
+    nodes: Sequence[NodeLevel],
+    kept_bytes: float,
+    gradients_bytes: float | None,
+    *,
+    within: float,
+    likely: Container[int] = (),
 ) -> NodeLevel | None:
-    """The node that ran when so much was kept: of those that fit best the highest; None if none
-    fits `within` so many bytes."""
+    """The node that ran when so much was kept: of those that fit best, one at the `likely` places,
+    and the highest; None if none fits `within` so many bytes."""
 
     def distance(node: NodeLevel) -> float:
         gradients = gradients_bytes if gradients_bytes is not None else node.gradients_bytes
@@ -37,4 +42,4 @@ def find_nearest(
     if nearest > within:
         return None
     fitting = [node for node in nodes if distance(node) <= nearest + 1.0]
-    return max(fitting, key=lambda node: node.peak_bytes)
+    return max(fitting, key=lambda node: (node.place in likely, node.peak_bytes))

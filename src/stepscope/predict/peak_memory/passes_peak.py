@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.predict.peak_memory.convolution_buffers import layout_copies_bytes
+from stepscope.predict.peak_memory.convolution_buffers import is_convolution, layout_copies_bytes
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE, block_of_nodes
 from stepscope.predict.peak_memory.held_values import MemoryChange
 from stepscope.predict.peak_memory.node_level import find_nearest, level_at
 from stepscope.predict.peak_memory.standing_bytes import keeps_gradients
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stepscope.predict.peak_memory.graph_levels import GraphLevels
     from stepscope.predict.peak_memory.node_level import NodeLevel
+    from stepscope.records.backward_graph import GraphNode
     from stepscope.records.memory import CapturedMemory
 
 _FORWARD, _BACKWARD = "forward", "backward"
@@ -143,16 +146,28 @@ def _share(change: MemoryChange) -> float:
 
 
 def find_peak_node(levels: GraphLevels, phase: str) -> NodeLevel | None:
-    """The node that ran at the captured peak, if that was in this phase and one fits."""
+    """The node that ran at the captured peak, if that was in this phase and one fits. While an
+    activation's result is kept and the next convolution runs, the same is kept: what is beyond the
+    graph's account is then the convolution's."""
     captured = levels.captured
     peak = captured.peak
     if peak is None or peak.phase != phase:
         return None
     kept = peak.categories.get("activations") or 0
+    nodes = captured.graph.nodes if captured.graph else ()
+    within, likely = _SAME * kept, _convolutions(nodes)
     if phase == _FORWARD:
-        return find_nearest(levels.forward(MemoryChange()), kept, None, _SAME * kept)
+        return find_nearest(
+            levels.forward(MemoryChange()), kept, None, within=within, likely=likely
+        )
     gradients = None if keeps_gradients(captured) else peak.categories.get("gradients") or 0
-    return find_nearest(levels.backward(MemoryChange()).nodes, kept, gradients, _SAME * kept)
+    backward = levels.backward(MemoryChange()).nodes
+    return find_nearest(backward, kept, gradients, within=within, likely=likely)
+
+
+def _convolutions(nodes: Sequence[GraphNode]) -> frozenset[int]:
+    """Places of operators that need a workspace."""
+    return frozenset(place for place, node in enumerate(nodes) if is_convolution(node.name))
 
 
 def highest_of(nodes: tuple[NodeLevel, ...]) -> float:

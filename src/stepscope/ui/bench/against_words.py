@@ -93,7 +93,7 @@ def _evidence(change: WorkloadChange) -> str:
 
 
 def _next(comparison: BenchComparison) -> str:
-    if any(change.notes for change in comparison.workloads):
+    if any(change.notes and not change.paced for change in comparison.workloads):
         return "measure the base again: the machine's own pace has changed"
     if slower := _of(comparison, "slower"):
         worst = max(slower, key=lambda row: row.change or 0.0)

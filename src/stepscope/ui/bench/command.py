@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 _MODULE = "stepscope.bench.train"
 
 
-def training_command(task: BenchTask, losses: Path) -> tuple[str, ...]:
-    """`losses` is where it writes the loss of every step."""
+def training_command(
+    task: BenchTask, losses: Path, paced_s: float | None = None
+) -> tuple[str, ...]:
+    """`losses` is where it writes the loss of every step; a paced run, its ratio."""
     launcher: tuple[str, ...] = (sys.executable,)
     if task.ranks > 1:
         launcher += ("-m", "torch.distributed.run", "--standalone")
@@ -27,5 +29,6 @@ def training_command(task: BenchTask, losses: Path) -> tuple[str, ...]:
         f"--steps={task.all_steps}",
         f"--seed={task.seed}",
         f"--losses={losses}",
+        *((f"--paced={paced_s}",) if paced_s else ()),
         *changes,
     )

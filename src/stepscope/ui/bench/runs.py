@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 LOSSES = "losses.json"
+PACED_S = 4.0  # of steps and yardsticks in a paced run
 _MOST_LOSSES_BYTES = 64 << 20
 _WARMUP, _ACTIVE = 2, 3  # of the window
 _AFTER_WINDOW = 4  # a plain step, the memory step, and two more so that its end is seen
@@ -51,6 +52,7 @@ class TrainedLosses(msgspec.Struct, frozen=True, kw_only=True):
 
     losses: tuple[float | None, ...] = ()
     calibration_ms: float | None = None  # the machine's pace before the run
+    step_over_yardstick: float | None = None  # of a paced run, which has nothing else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,15 +73,7 @@ class BenchRun:
 def run_once(task: BenchTask, number: int, home: Path) -> BenchRun:
     """The first run (1) has a trace and memory. A run that fails is an answer too."""
     folder = home / f"{_safe(task.name)}-{number}"
-    settings = Settings(
-        folder=str(folder.absolute()),
-        wait=_wait(task) if number == 1 else NEVER,
-        warmup=_WARMUP,
-        active=_ACTIVE,
-        memory=number == 1,
-        sample_hz=0.0,
-        remedies=task.remedies,
-    )
+    settings = _settings(task, folder, window=number == 1)
     command = training_command(task, folder.absolute() / LOSSES)
     began = time.monotonic()
     known: dict[str, Any] = {"number": number, "folder": folder, "seconds": 0.0}
@@ -93,6 +87,29 @@ def run_once(task: BenchTask, number: int, home: Path) -> BenchRun:
     except OSError as error:
         why = f"{folder} cannot be written: {layout.why_refused(error)}"
         return BenchRun(**known, failed=why)
+
+
+def run_paced(task: BenchTask, number: int, home: Path) -> float | None:
+    """A run's step over a yardstick that is timed in turns with it; None if it failed."""
+    folder = home / f"{_safe(task.name)}-paced-{number}"
+    command = training_command(task, folder.absolute() / LOSSES, PACED_S)
+    try:
+        end, _ = capture_to_end(command, folder, _settings(task, folder, window=False))
+        return None if end.code else read_losses(folder).step_over_yardstick
+    except (StepscopeError, OSError):
+        return None
+
+
+def _settings(task: BenchTask, folder: Path, *, window: bool) -> Settings:
+    return Settings(
+        folder=str(folder.absolute()),
+        wait=_wait(task) if window else NEVER,
+        warmup=_WARMUP,
+        active=_ACTIVE,
+        memory=window,
+        sample_hz=0.0,
+        remedies=task.remedies,
+    )
 
 
 def _wait(task: BenchTask) -> int:

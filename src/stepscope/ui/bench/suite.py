@@ -22,7 +22,7 @@ from stepscope.records.words import counted
 from stepscope.ui.bench.fits import predict_peaks, too_large, worth_predicting
 from stepscope.ui.bench.machine import describe_machine, read_clocks
 from stepscope.ui.bench.metrics import explain_run, with_speedups, workload_result
-from stepscope.ui.bench.runs import run_once
+from stepscope.ui.bench.runs import run_once, run_paced
 from stepscope.ui.job_process import raising_on_signals
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class TaskRow:
 
     task: BenchTask
     runs: list[BenchRun] = field(default_factory=list)
+    paced: list[float] = field(default_factory=list)  # each run's step over the yardstick's
+    cannot_be_paced: bool = False
     explained: ExplainedRun | None = None
     not_run: str | None = None  # why
     predicted_peak_bytes: int | None = None
@@ -63,7 +65,9 @@ class TaskRow:
 
     def result(self) -> WorkloadResult:
         result = workload_result(self.task, self.runs, self.explained)
-        result = replace(result, predicted_peak_bytes=self.predicted_peak_bytes)
+        result = replace(
+            result, predicted_peak_bytes=self.predicted_peak_bytes, paced=tuple(self.paced)
+        )
         return replace(result, why=self.not_run) if not self.runs else result
 
 
@@ -145,15 +149,34 @@ class _Suite:
                 self._run_once(row, number)
 
     def add_runs(self, enough: EnoughRuns) -> None:
-        """In turns, of those rows that differ too much from start to start."""
+        """In turns: runs beside a yardstick where they can be made, then more of those rows that
+        differ too much from start to start."""
+        for row in self._rows:
+            row.cannot_be_paced = not enough.paces(row.result(), self.machine)
+        for _ in range(CLAIM_RUNS):
+            for row in self._rows:
+                if not row.gave_up and not row.cannot_be_paced:
+                    self._add_run(row, "beside a yardstick")
         while rows := [
             row for row in self._rows if not row.gave_up and not enough.are_there(row.result())
         ]:
             for row in rows:
-                number = len(row.runs) + 1
-                why = f"its starts differ too much to see {percent(SEEN)}"
-                self._progress.trying(f"{row.task.name}, run {number}: {why}")
-                self._run_once(row, number)
+                self._add_run(row, f"its starts differ too much to see {percent(SEEN)}")
+
+    def _add_run(self, row: TaskRow, why: str) -> None:
+        if row.cannot_be_paced:
+            number = len(row.runs) + 1
+            self._progress.trying(f"{row.task.name}, run {number}: {why}")
+            self._run_once(row, number)
+            return
+        number = len(row.paced) + 1
+        self._progress.trying(f"{row.task.name}, paced run {number}: {why}")
+        ratio = run_paced(row.task, number, self._folder)
+        if ratio is None:
+            row.paced, row.cannot_be_paced = [], True  # ordinary runs are compared
+        else:
+            row.paced.append(ratio)
+        self._write()
 
     def _predict_memory(self) -> None:
         tasks = [row.task for row in self._rows if worth_predicting(row.task)]
