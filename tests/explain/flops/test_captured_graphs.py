@@ -99,6 +99,17 @@ def test_layers_captured_one_by_one_are_told_apart_by_their_order(read: Read) ->
     assert found.model_flops == 6 * 2 * 1024**3 + 3 * 2 * 512**3
 
 
+def test_a_backward_with_more_kernels_is_told_by_the_forward_before_it(read: Read) -> None:
+    """The forward is joined kernel by kernel; alone, six kernels would not be five products."""
+    forward, backward = capture(1024), capture(*[512] * 5)
+    events: list[Events] = [step(n, start=200.0 * n, dur=200) for n in range(3)]
+    for n in range(3):
+        events += [replay(200.0 * n, GEMM), replay(200.0 * n + 50, *[OTHER_GEMM] * 6)]
+    found = efficiency(analysed(read, (forward, backward), *events))
+    assert found.model_flops == 2 * 1024**3 + 5 * 2 * 512**3
+    assert found.unknown_share == 0
+
+
 def test_a_capture_that_is_not_replayed_leaves_the_others_joined(read: Read) -> None:
     captures = (capture(1024, 1024, 1024), capture(512))
     assert efficiency(analysed(read, captures, *whole_steps(GEMM))).model_flops == 2 * 512**3

@@ -123,15 +123,19 @@ def fill_replays(
     replays: Iterable[Indices],
     recordings: Sequence[GraphRecording],
     to: LaunchColumns,
+    unjoined: Bools,
 ) -> Bools:
     """Give replays that were joined to nothing else what their captures compute.
 
-    `replays` are the events of each, in order of their start. Returns which events were joined.
+    `replays` are the events of each, in order of their start; `unjoined` says which events still
+    need something. Returns which events were joined.
     """
     joined = np.zeros(len(trace.device), np.bool_)
     for kind, _, cost in _match_replays(trace, replays, recordings):
-        _fill_kind(trace, kind, cost, to)
-        joined[np.concatenate(kind.products)] = True
+        products = np.concatenate(kind.products)
+        if unjoined[products].any():
+            _fill_kind(trace, kind, cost, to)
+            joined[products] = True
     return joined
 
 

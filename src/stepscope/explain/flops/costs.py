@@ -19,9 +19,9 @@ from stepscope.explain.flops.memory_bound import VIEWS
 from stepscope.explain.flops.phases import find_phases, find_recomputed
 from stepscope.explain.flops.replayed import (
     HostOperators,
+    find_replays,
     find_unjoined,
     join_replays,
-    split_replays,
 )
 from stepscope.explain.flops.signatures import price, summable
 from stepscope.explain.steps import find_steps
@@ -134,7 +134,8 @@ def count_costs(
             operator=operator,
             call_part=call_part,
         )
-        replayed |= fill_replays(trace, split_replays(trace, unjoined), recordings, launches)
+        replays = find_replays(trace, known)
+        replayed |= fill_replays(trace, replays, recordings, launches, unjoined)
     counted &= launched | launching_rows(trace, operator)
     phases = find_phases(trace, steps)
     recomputed = np.zeros(len(host), np.bool_)

@@ -29,7 +29,7 @@ _PRODUCT = one_of(
 _HELPER = re.compile(
     r"splitK_?reduce|nchwToNhwc|nhwcToNchw|computeOffsets|transpose|SubTensorOp|epilogue::|"
     r"convert_dq|dot_do_o|postprocess|im2col|col2im|cudnn::ops|convertTensor|tensorTransform|"
-    r"CastTensor|reduce_1Block|combine_kernel|reduce_wgrad|scal_kernel"
+    r"CastTensor|reduce_1Block|combine_kernel|reduce_wgrad|scal_kernel|init_device_workspace"
 )
 # PyTorch's and its libraries' kernels that surely multiply no matrices.
 _HARMLESS = one_of(
