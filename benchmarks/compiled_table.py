@@ -9,7 +9,7 @@ and each has the device alone from its first optimizer step to its last. It time
 itself, and a dozen before the profiler's window by the clock on the wall ("timed"). A host that
 shares its machine changes its pace: the step that stepscope says is held against the training's own
 times of the very steps it is the mean of, and so is MFU. FLOPs are counted by torch in an eager
-step (MFU leaves out what fused attention computes again in backward, as ours does).
+step, without what fused attention computes again in backward: an eager step may run another one.
 
 Memory has two truths. What torch reserves is held against the driver's count beyond the context.
 The peak of a step without CUDA graphs is held against torch's own peak: the driver also counts what
@@ -224,7 +224,7 @@ def explained(out: Path, measured: Row) -> Row:
         "mfu": efficiency.mfu if efficiency else None,
         "expected_mfu": ratio(rate, efficiency.peak_flops if efficiency else None),
         "flops_ratio": ratio(
-            efficiency.hardware_flops if efficiency else None, measured["eager_flops"]
+            efficiency.model_flops if efficiency else None, measured["model_flops"]
         ),
         "same_ms": same_ms,
         "step_ratio": ratio(rank.step_ms.truth or rank.step_ms.corrected, same_ms),

@@ -15,8 +15,8 @@ from stepscope.explain.compiled.graph_spots import open_spots
 from stepscope.explain.flops.attention import CAUSAL
 from stepscope.explain.flops.compiled import PREFIX
 from stepscope.explain.flops.cost import MATMUL_LIKE
-from stepscope.explain.flops.dtypes import DTYPES
-from stepscope.explain.flops.kernel_names import read_name
+from stepscope.explain.flops.dtypes import DTYPES, FP32
+from stepscope.explain.flops.kernel_names import is_plain_fp32, read_name
 from stepscope.explain.replay.graph_launches import has_graphs
 from stepscope.explain.roofline import list_spots
 from stepscope.explain.work import named, rows_named
@@ -153,10 +153,13 @@ def _by_dtype(
     np.add.at(flops, costs.dtype[rows], costs.flops[rows])  # -1 is the last place
     products = np.flatnonzero((pieces.operator >= 0) & pieces.compute)
     products = products[costs.counted[pieces.operator[products]]]
-    dtype = costs.dtype[pieces.operator[products]]
-    again = products[pieces.replayed[products]]
+    dtype = costs.dtype[pieces.operator[products]].copy()
+    replayed = pieces.replayed[products]
+    # A graph's launch stands for many products, with the dtype of most: some may say another.
+    dtype[replayed & _of_kernels(trace, pieces, products, is_plain_fp32)] = FP32
+    again = products[replayed]
     amount = costs.flops[pieces.operator[again]] * pieces.call_part[again]
-    np.add.at(flops, costs.dtype[pieces.operator[again]], np.rint(amount).astype(np.int64))
+    np.add.at(flops, dtype[replayed], np.rint(amount).astype(np.int64))
     if not on_host:
         helps = _of_kernels(trace, pieces, products, lambda kernel: kernel.harmless)
         products, dtype = products[~helps], dtype[~helps]

@@ -87,6 +87,11 @@ def read_name(name: str) -> KernelName:
     )
 
 
+def is_plain_fp32(name: KernelName) -> bool:
+    """No product in half precision runs in such a kernel."""
+    return name.product and name.cores == "plain" and name.dtype == "fp32"
+
+
 def _is_harmless(name: str) -> bool:
     if _NATIVE_PRODUCT(name.partition("at::native::")[2]):
         return False
