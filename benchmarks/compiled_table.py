@@ -262,13 +262,15 @@ def _memory_ratios(memory: Any, measured: Row) -> Row:
     if memory is None:
         return {}
     graphed = measured["way"] in GRAPHED and measured["driver_bytes"] is not None
-    truth = measured["allocated_bytes"]
+    cached = measured.get("cached_bytes")
+    truth, words = measured["allocated_bytes"], "torch"
     if graphed:
-        truth = measured["driver_bytes"] - measured.get("cached_bytes", 0)
+        truth = measured["driver_bytes"] - (cached or 0)
+        words = "driver" if cached is None else "driver less cache"
     held = sum(size or 0 for size in memory.categories.values())
     return {
         "peak_bytes": memory.peak_bytes,
-        "peak_truth": "driver less cache" if graphed else "torch",
+        "peak_truth": words,
         "peak_ratio": ratio(memory.peak_bytes, truth),
         "reserved_ratio": ratio(memory.reserved_bytes, measured["driver_bytes"]),
         "categories_ratio": ratio(held, memory.peak_bytes),
