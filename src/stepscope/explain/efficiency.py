@@ -155,8 +155,12 @@ def _by_dtype(
     products = products[costs.counted[pieces.operator[products]]]
     dtype = costs.dtype[pieces.operator[products]].copy()
     replayed = pieces.replayed[products]
-    # A graph's launch stands for many products, with the dtype of most: some may say another.
-    dtype[replayed & _of_kernels(trace, pieces, products, is_plain_fp32)] = FP32
+    # A graph's launch and a compiled region stand for many products, with the dtype of most.
+    fp32 = _in_fp32(trace, costs, pieces, products)
+    of_regions = np.intersect1d(pieces.operator[products[fp32 & ~replayed]], rows)
+    np.subtract.at(flops, costs.dtype[of_regions], costs.in_fp32[of_regions])
+    flops[FP32] += costs.in_fp32[of_regions].sum()
+    dtype[fp32] = FP32
     again = products[replayed]
     amount = costs.flops[pieces.operator[again]] * pieces.call_part[again]
     np.add.at(flops, dtype[replayed], np.rint(amount).astype(np.int64))
@@ -181,6 +185,16 @@ def _by_dtype(
         if flops[code] or total[code]
     ]
     return tuple(sorted(uses, key=lambda use: -use.flops))
+
+
+def _in_fp32(trace: Trace, costs: Costs, pieces: Pieces, products: Indices) -> Bools:
+    """Pieces whose kernels say that they multiply in fp32, though most around them do not."""
+    operator = pieces.operator[products]
+    several = pieces.replayed[products] | (costs.in_fp32[operator] > 0)
+    fp32 = several & _of_kernels(trace, pieces, products, is_plain_fp32)
+    as_tf32 = _of_kernels(trace, pieces, products, lambda kernel: kernel.dtype == "tf32")
+    found: Bools = fp32 & ~(as_tf32 & several).any()  # else some of its FLOPs are in tf32
+    return found
 
 
 def _tensor_core_share(uses: tuple[DtypeUse, ...], *, on_host: bool) -> float | None:
