@@ -5,14 +5,16 @@
     python3 benchmarks/compiled_table.py --save rows.json --print
 
 Each row is one training, run under `stepscope run`; several start and compile beside each other,
-and each has the device alone from its first optimizer step to its last. It times its own steps
-before the profiler's window. FLOPs are counted by torch in an eager step (MFU leaves out what fused
-attention computes again in backward, as ours does).
+and each has the device alone from its first optimizer step to its last. It times each of its steps
+itself, and a dozen before the profiler's window by the clock on the wall ("timed"). A host that
+shares its machine changes its pace: the step that stepscope says is held against the training's own
+times of the very steps it is the mean of, and so is MFU. FLOPs are counted by torch in an eager
+step, without what fused attention computes again in backward: an eager step may run another one.
 
 Memory has two truths. What torch reserves is held against the driver's count beyond the context.
 The peak of a step without CUDA graphs is held against torch's own peak: the driver also counts what
-the allocator keeps for later. With graphs it is held against the driver too: nobody else can use
-what a graph's pool keeps.
+the allocator keeps for later. With graphs it is held against the driver's count less that cache,
+which lies outside the graphs' pools: nobody else can use what a pool keeps, used or not.
 
 Findings about a step stand apart from those about the run, which is short here. Rows are saved one
 by one: a run that is cut goes on where it ended, and failed rows are tried again. The most telling
@@ -56,6 +58,7 @@ PRECISIONS = ("bf16", "tf32", "fp32")
 CLOSE = 0.03  # of memory
 _ROW_S = 420  # a row that takes longer is ended; most of it may be waiting for others
 _LEAST_S = 25  # less is not enough for any row
+_ERROR_END = 1500  # characters
 
 Row = dict[str, Any]
 Case = tuple[str, str, str]  # model, way, precision
@@ -139,7 +142,7 @@ class Rows:
         try:
             row |= run_row(case, min(_ROW_S, end - began), options)
         except Exception as error:  # one row's trouble is not the next one's
-            row["error"] = f"{type(error).__name__}: {error}"[-600:]
+            row["error"] = f"{type(error).__name__}: {error}"
         row["took_s"] = round(time.monotonic() - began, 1)
         self._add(row)
 
@@ -195,8 +198,15 @@ def _run_to_end(arguments: list[Any], limit_s: float, given: str = "") -> str:
         child.communicate()
         raise RuntimeError(f"ended after {limit_s:.0f} s") from None
     if child.returncode:
-        raise RuntimeError(f"exit code {child.returncode}: {errors[-500:]}")
+        raise RuntimeError(f"exit code {child.returncode}: {shortened(errors)}")
     return output
+
+
+def shortened(errors: str) -> str:
+    """The first line that names an error, and the end: what follows the error may be long."""
+    named = next((line.strip() for line in errors.splitlines() if "Error" in line), None)
+    end = errors[-_ERROR_END:]
+    return end if named is None or named in end else f"{named} [...] {end}"
 
 
 def explained(out: Path, measured: Row) -> Row:
@@ -208,14 +218,16 @@ def explained(out: Path, measured: Row) -> Row:
     parts = sum(part.ms for part in rank.budget.parts) if rank.budget.step_ms else None
     timeline = rank.timeline
     pieces = timeline.compute_ns + timeline.exposed_comm_ns + timeline.exposed_memory_ns
-    rate = ratio(measured["model_flops"], measured["bare_ms"] / 1e3)
+    same_ms = same_steps_ms(out, measured)
+    rate = ratio(measured["model_flops"], same_ms / 1e3)
     return {
         "mfu": efficiency.mfu if efficiency else None,
         "expected_mfu": ratio(rate, efficiency.peak_flops if efficiency else None),
         "flops_ratio": ratio(
-            efficiency.hardware_flops if efficiency else None, measured["eager_flops"]
+            efficiency.model_flops if efficiency else None, measured["model_flops"]
         ),
-        "step_ratio": ratio(rank.step_ms.truth or rank.step_ms.corrected, measured["bare_ms"]),
+        "same_ms": same_ms,
+        "step_ratio": ratio(rank.step_ms.truth or rank.step_ms.corrected, same_ms),
         **_memory_ratios(memory, measured),
         "parts_ratio": ratio(parts, rank.budget.step_ms),
         "timeline_left_ns": timeline.span_ns - pieces - timeline.idle_ns,
@@ -227,15 +239,39 @@ def explained(out: Path, measured: Row) -> Row:
     }
 
 
+def same_steps_ms(out: Path, measured: Row) -> float:
+    """The training's own times of the steps that stepscope takes the mean of, which are its steady
+    ones; the last steps of both are the same. Without times of each step: those that were timed."""
+    from stepscope.explain.whole_run.steady import find_steady
+    from stepscope.trace.decode import Oddities
+    from stepscope.trace.step_files import read_step_columns
+
+    own_ms: list[float] = measured.get("steps_ms", [])
+    columns = (
+        read_step_columns(next(out.glob("rank-*")), Oddities("steps.jsonl")) if own_ms else None
+    )
+    if columns is None:
+        return float(measured["bare_ms"])
+    steady, _ = find_steady(columns)
+    places = columns.number[steady] - columns.number[-1] + len(own_ms) - 1
+    same = [own_ms[place] for place in places.tolist() if place >= 0]
+    return sum(same) / len(same) if same else float(measured["bare_ms"])
+
+
 def _memory_ratios(memory: Any, measured: Row) -> Row:
     if memory is None:
         return {}
-    truth = "driver" if measured["way"] in GRAPHED else "allocated"
+    graphed = measured["way"] in GRAPHED and measured["driver_bytes"] is not None
+    cached = measured.get("cached_bytes")
+    truth, words = measured["allocated_bytes"], "torch"
+    if graphed:
+        truth = measured["driver_bytes"] - (cached or 0)
+        words = "driver" if cached is None else "driver less cache"
     held = sum(size or 0 for size in memory.categories.values())
     return {
         "peak_bytes": memory.peak_bytes,
-        "peak_truth": "driver" if truth == "driver" else "torch",
-        "peak_ratio": ratio(memory.peak_bytes, measured[f"{truth}_bytes"]),
+        "peak_truth": words,
+        "peak_ratio": ratio(memory.peak_bytes, truth),
         "reserved_ratio": ratio(memory.reserved_bytes, measured["driver_bytes"]),
         "categories_ratio": ratio(held, memory.peak_bytes),
     }
@@ -252,7 +288,8 @@ def ratio(a: float | None, b: float | None) -> float | None:
 _COLUMNS = (
     ("MFU / expected", lambda row: ratio(row.get("mfu"), row.get("expected_mfu"))),
     ("FLOPs / eager's", lambda row: row.get("flops_ratio")),
-    ("step / bare", lambda row: row.get("step_ratio")),
+    ("step / own", lambda row: row.get("step_ratio")),
+    ("own / timed", lambda row: ratio(row.get("same_ms"), row.get("bare_ms"))),
     ("peak / truth", lambda row: row.get("peak_ratio")),
     ("reserved / driver's", lambda row: row.get("reserved_ratio")),
     ("parts / step", lambda row: row.get("parts_ratio")),
@@ -269,7 +306,7 @@ def markdown(rows: list[Row]) -> str:
     for row in rows:
         title = f"{row['model']} {row['way']} {row['precision']}"
         if "error" in row:
-            notes.append(f"{title}: failed: {row['error'][-160:]}")
+            notes.append(f"{title}: failed: {row['error'][:240]}")
             continue
         values = [value(row) for _, value in _COLUMNS]
         cells = ["-" if value is None else f"{value:.3f}" for value in values]

@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import asdict
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ import torch
 from compiled_models import MODELS
 from driver_memory import count_and_release
 from library_turn import shared_turns
+from outside_pools import bytes_outside_pools
 from torchs_flops import count_training
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     Step = Callable[[], Any]
 
 WARM, TIMED = 6, 12  # steps
-_EARLIER = 6  # at most as many passes come before, which capture counts as steps
+_EARLIER = 8  # at most as many passes come before, which capture may count as steps
 WAIT, WARMUP, ACTIVE = WARM + TIMED + _EARLIER, 2, 3  # the profiler's window
 STEPS = WAIT + WARMUP + ACTIVE + 11  # memory and the host's own time are measured after the window
 COMPILED = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
@@ -75,17 +77,21 @@ def train(name: str, way: str, precision: str, save: Path, *, tiny: bool) -> Non
 def _measure(held: dict[str, Any], *, on_gpu: bool) -> dict[str, Any]:
     """All steps, and what the device holds after them; what `held` names is let go."""
     wait = torch.cuda.synchronize if on_gpu else (lambda: None)
-    step = held["step"]
-    _repeat(step, WARM)
+    now = _device_moment if on_gpu else time.perf_counter
+    ends = [now()]
+    _repeat(held, WARM, ends, now)
     wait()
     began = time.perf_counter()
-    _repeat(step, TIMED)
+    _repeat(held, TIMED, ends, now)
     wait()
     bare_ms = 1e3 * (time.perf_counter() - began) / TIMED
-    _repeat(step, STEPS - WARM - TIMED)
+    _repeat(held, STEPS - WARM - TIMED - 1, ends, now)
+    if on_gpu:
+        held["look"] = lambda: held.setdefault("outside", []).append(bytes_outside_pools())
+    _repeat(held, 1, ends, now)
     wait()
-    del step
-    facts: dict[str, Any] = {"bare_ms": bare_ms, "torch": torch.__version__}
+    steps_ms = [round(_ms_between(*pair), 3) for pair in pairwise(ends)]
+    facts: dict[str, Any] = {"bare_ms": bare_ms, "steps_ms": steps_ms, "torch": torch.__version__}
     if not on_gpu:
         return {**facts, "device": "cpu", "allocated_bytes": None, "driver_bytes": None}
     return {
@@ -93,13 +99,26 @@ def _measure(held: dict[str, Any], *, on_gpu: bool) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(),
         "allocated_bytes": torch.cuda.max_memory_allocated(),
         "reserved_bytes": torch.cuda.memory_reserved(),
+        "cached_bytes": min(one.cached_bytes for one in held["outside"]),
         **asdict(count_and_release(held)),
     }
 
 
-def _repeat(step: Step, times: int) -> None:
+def _repeat(held: dict[str, Any], times: int, ends: list[Any], now: Step) -> None:
     for _ in range(times):
-        step()
+        held["step"]()
+        ends.append(now())
+
+
+def _device_moment() -> Any:
+    """When the device is done with what was launched before."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _ms_between(start: Any, end: Any) -> float:
+    return 1e3 * (end - start) if isinstance(start, float) else float(start.elapsed_time(end))
 
 
 def _pass(called: Step, batch: Any, cast: Any) -> None:
@@ -131,13 +150,20 @@ def _stepper(way: str, held: dict[str, Any], cast: Any, *, on_gpu: bool) -> Step
     def step() -> None:
         optimizer.zero_grad(set_to_none=not whole)
         _pass(called, batch, cast)
+        look = held.get("look", _nothing)
+        look()
         optimizer.step()
+        look()
 
     held["optimizer"] = optimizer  # a graph does not keep it
-    return _recorded(step) if whole else step
+    return _recorded(step, held) if whole else step
 
 
-def _recorded(step: Step) -> Step:
+def _nothing() -> None:
+    """Until memory is looked at."""
+
+
+def _recorded(step: Step, held: dict[str, Any]) -> Step:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -146,5 +172,9 @@ def _recorded(step: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    replay: Step = graph.replay
+
+    def replay() -> None:
+        graph.replay()
+        held.get("look", _nothing)()
+
     return replay

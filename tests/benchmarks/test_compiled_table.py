@@ -18,8 +18,18 @@ import pytest
 pytest.importorskip("torch", reason="the benchmarks train")
 
 import compiled_table
-from compiled_table import IN_ALL_PRECISIONS, WAYS, Rows, markdown, memory_verdict, plan
+from compiled_table import (
+    IN_ALL_PRECISIONS,
+    WAYS,
+    Rows,
+    markdown,
+    memory_verdict,
+    plan,
+    same_steps_ms,
+    shortened,
+)
 from library_turn import end_with_children
+from outside_pools import bytes_outside_pools
 
 PROGRAM = Path(compiled_table.__file__)
 GOOD = {"bare_ms": 12.5, "findings": [], "run_findings": []}
@@ -60,6 +70,49 @@ def test_memory_is_within_three_percent_only_if_both_ratios_are() -> None:
     assert memory_verdict(known) == "within 3% (peak: driver; NVML)"
     assert memory_verdict(known | {"reserved_ratio": 0.96}).startswith("NOT within")
     assert memory_verdict(known | {"reserved_ratio": None}) == "not known"
+
+
+def test_with_graphs_the_peak_is_held_against_the_driver_less_the_cache() -> None:
+    memory = argparse.Namespace(peak_bytes=90, reserved_bytes=100, categories={"other": 90})
+    facts = {"driver_bytes": 100, "allocated_bytes": 60, "cached_bytes": 10}
+    graphed = compiled_table._memory_ratios(memory, facts | {"way": "whole-step graph"})
+    assert (graphed["peak_ratio"], graphed["reserved_ratio"]) == (1.0, 1.0)
+    plain = compiled_table._memory_ratios(memory, facts | {"way": "default"})
+    assert (plain["peak_ratio"], plain["peak_truth"]) == (1.5, "torch")
+
+
+def test_what_is_free_in_a_pool_is_no_cache() -> None:
+    segments = [
+        {"segment_pool_id": (0, 0), "total_size": 20, "allocated_size": 5},
+        {"segment_pool_id": (0, 1), "total_size": 100, "allocated_size": 30},
+        {"total_size": 4, "allocated_size": 4},
+    ]
+    assert bytes_outside_pools(segments).cached_bytes == 15
+
+
+def test_the_step_is_held_against_the_trainings_own_times_of_the_same_steps(tmp_path: Path) -> None:
+    """Capture counted a pass before; its window and the step after it are not steady."""
+    folder = tmp_path / "rank-00000"
+    folder.mkdir()
+    lines = [
+        {"step": n, "wall_ns": 10**7, "backward_ns": 10**6, "window": n in (12, 13)}
+        for n in range(21)
+    ]
+    lines[0]["first"] = True
+    (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    own = [float(n) for n in range(1, 21)]  # the training's first step is capture's second
+    same = [n for n in range(1, 21) if n not in (12, 13, 14)]
+    assert same_steps_ms(tmp_path, {"bare_ms": 5.0, "steps_ms": own}) == sum(same) / len(same)
+    assert same_steps_ms(tmp_path, {"bare_ms": 5.0}) == 5.0
+
+
+def test_a_long_error_keeps_its_first_words_and_its_end() -> None:
+    text = "Traceback\n  File x\nRuntimeError: captured\n" + 3000 * "y" + "\nthe end"
+    words = shortened(text)
+    assert words.startswith("RuntimeError: captured [...] yyy")
+    assert words.endswith("the end")
+    assert len(words) < 1600
+    assert shortened("ValueError: short") == "ValueError: short"
 
 
 def test_rows_run_beside_each_other_and_one_that_dies_costs_only_itself(

@@ -336,3 +336,20 @@ def test_kernels_that_read_again_what_the_one_before_had_are_found_by_the_memory
     assert finding.share == pytest.approx(480e6 / h200.bandwidth_bytes_s / 1e-3, rel=0.01)
     assert finding.severity == "low"
     assert "triton_poi_0, then triton_per_1: 480 MB" in finding.evidence[0]
+
+
+def test_products_of_a_region_that_name_fp32_have_its_flops_in_fp32(read: Read) -> None:
+    """One bf16 product of 8 times the FLOPs decides the region's dtype, not every kernel's."""
+    half = replace(PRODUCT, node="mm_1", shapes=[[64, 16], [16, 32]], dtypes=["c10::BFloat16"] * 2)
+    kernels = [
+        kernel("nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT", start=20, dur=10),
+        kernel("void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn>", start=32, dur=30),
+    ]
+    events: list[Events] = [step(1, start=0, dur=100), note(call("a"), start=1, dur=20)]
+    events.append(graph(kernels, launched_at=5))
+    record = CompilerRecord(graphs=(CompiledGraph(key="a", operators=(PRODUCT, half)),))
+    trace = read(*events, device="NVIDIA H200")
+    rank = explain_analysis(RankAnalysis(RankInputs(trace=trace, compiler=record)))
+    assert rank.efficiency is not None
+    uses = {use.dtype: (use.flops, use.device_ns) for use in rank.efficiency.by_dtype}
+    assert uses == {"bf16": (65536, 10_000), "fp32": (8192, 30_000)}

@@ -196,3 +196,20 @@ def test_a_real_graph_replays_what_it_recorded(tmp_path: Path) -> None:
     forward, backward = written(found, tmp_path)
     assert "aten::addmm" in [one.name for one in forward.operators]
     assert "aten::mm" in [one.name for one in backward.operators]
+
+
+def test_a_list_that_begins_without_a_tensor_is_described_by_its_tensors(
+    captures: tuple[GraphCaptures, type[FakeGraph]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its text would read the values, which waits for the device."""
+    found, graph = captures
+    monkeypatch.setattr(torch.Tensor, "__repr__", lambda _tensor: pytest.fail("read"))
+    given, places = torch.randn(3, 8), torch.tensor([0, 2])
+    with graph():
+        given[:, places]
+    (capture,) = written(found, tmp_path)
+    (row,) = [one for one in capture.operators if one.name == "aten::index"]
+    assert row.shapes[1] == [[2]]
+    assert row.dtypes[1] == "TensorList"

@@ -67,3 +67,33 @@ def test_steps_can_be_forward_passes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     rank = rank_json(tmp_path / "run")
     assert (rank["steps"], rank["problems"]) == (15, [])
+
+
+def test_passes_before_the_optimizer_exists_do_not_split_its_first_step(tmp_path: Path) -> None:
+    """They seem to end steps; the optimizer that follows such a pass ends no second one."""
+    done = run(
+        """
+        import sys, torch, stepscope
+        model = torch.nn.Linear(4, 4)
+
+        def one_pass():
+            model.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+
+        with stepscope.watch(sys.argv[1], step_on="auto", wait=100):
+            one_pass()
+            one_pass()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(5):
+                one_pass()
+                optimizer.step()
+        """,
+        tmp_path / "run",
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "run/rank-00000/steps.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    trained = [step for step in steps if step["optimizer_ns"]]
+    assert len(trained) == 4
+    assert all(step["backward_ns"] for step in trained)
+    assert [step.get("first", False) for step in trained] == [True, False, False, False]

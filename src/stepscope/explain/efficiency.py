@@ -15,8 +15,8 @@ from stepscope.explain.compiled.graph_spots import open_spots
 from stepscope.explain.flops.attention import CAUSAL
 from stepscope.explain.flops.compiled import PREFIX
 from stepscope.explain.flops.cost import MATMUL_LIKE
-from stepscope.explain.flops.dtypes import DTYPES
-from stepscope.explain.flops.kernel_names import read_name
+from stepscope.explain.flops.dtypes import DTYPES, FP32
+from stepscope.explain.flops.kernel_names import is_plain_fp32, read_name
 from stepscope.explain.replay.graph_launches import has_graphs
 from stepscope.explain.roofline import list_spots
 from stepscope.explain.work import named, rows_named
@@ -153,10 +153,17 @@ def _by_dtype(
     np.add.at(flops, costs.dtype[rows], costs.flops[rows])  # -1 is the last place
     products = np.flatnonzero((pieces.operator >= 0) & pieces.compute)
     products = products[costs.counted[pieces.operator[products]]]
-    dtype = costs.dtype[pieces.operator[products]]
-    again = products[pieces.replayed[products]]
+    dtype = costs.dtype[pieces.operator[products]].copy()
+    replayed = pieces.replayed[products]
+    # A graph's launch and a compiled region stand for many products, with the dtype of most.
+    fp32 = _in_fp32(trace, costs, pieces, products)
+    of_regions = np.intersect1d(pieces.operator[products[fp32 & ~replayed]], rows)
+    np.subtract.at(flops, costs.dtype[of_regions], costs.in_fp32[of_regions])
+    flops[FP32] += costs.in_fp32[of_regions].sum()
+    dtype[fp32] = FP32
+    again = products[replayed]
     amount = costs.flops[pieces.operator[again]] * pieces.call_part[again]
-    np.add.at(flops, costs.dtype[pieces.operator[again]], np.rint(amount).astype(np.int64))
+    np.add.at(flops, dtype[replayed], np.rint(amount).astype(np.int64))
     if not on_host:
         helps = _of_kernels(trace, pieces, products, lambda kernel: kernel.harmless)
         products, dtype = products[~helps], dtype[~helps]
@@ -178,6 +185,16 @@ def _by_dtype(
         if flops[code] or total[code]
     ]
     return tuple(sorted(uses, key=lambda use: -use.flops))
+
+
+def _in_fp32(trace: Trace, costs: Costs, pieces: Pieces, products: Indices) -> Bools:
+    """Pieces whose kernels say that they multiply in fp32, though most around them do not."""
+    operator = pieces.operator[products]
+    several = pieces.replayed[products] | (costs.in_fp32[operator] > 0)
+    fp32 = several & _of_kernels(trace, pieces, products, is_plain_fp32)
+    as_tf32 = _of_kernels(trace, pieces, products, lambda kernel: kernel.dtype == "tf32")
+    found: Bools = fp32 & ~(as_tf32 & several).any()  # else some of its FLOPs are in tf32
+    return found
 
 
 def _tensor_core_share(uses: tuple[DtypeUse, ...], *, on_host: bool) -> float | None:

@@ -11,6 +11,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
+from stepscope.measure.capture_gate import gate
 from stepscope.measure.never_raise import note
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _DTYPES = {
 def recorders() -> list[tuple[str, Callable[[], bytes]]]:
     """The recorders this build of torch can dump; none while a CUDA graph is being captured."""
     torch = sys.modules["torch"]
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_available() and not gate.lets_through():
         note("flight recorder", "left alone: a CUDA graph was being captured")
         return []
     c10d = getattr(torch._C, "_distributed_c10d", None)

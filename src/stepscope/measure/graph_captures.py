@@ -176,7 +176,8 @@ def _add_row(
         dtype, text = "", ""
         if isinstance(value, torch.Tensor):
             shape, dtype = list(map(int, value.shape)), _dtype(value)
-        elif isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor):
+        elif isinstance(value, list | tuple) and any(isinstance(it, torch.Tensor) for it in value):
+            # Never its text: to print a tensor waits for the device, which ends the capture.
             shape = [list(map(int, one.shape)) for one in value if isinstance(one, torch.Tensor)]
             dtype = "TensorList"
         elif value is not None:

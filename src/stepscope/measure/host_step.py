@@ -15,6 +15,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from stepscope.measure.capture_gate import gate
 from stepscope.measure.dynamo import has_compiled
 from stepscope.measure.never_raise import never_raise
 
@@ -106,7 +107,7 @@ class HostStep:
     def _drain(self) -> None:
         """Wait until the device is idle; that time is nobody's."""
         self._spend()
-        if self._cuda.is_current_stream_capturing():
+        if not gate.lets_through():
             self._captured = True
             return
         began = self._since

@@ -8,6 +8,7 @@ import weakref
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from stepscope.measure.capture_gate import gate
 from stepscope.measure.line_watch import running_line
 
 if TYPE_CHECKING:
@@ -22,15 +23,16 @@ class Optimizers:
 
     def __init__(self) -> None:
         self.calls = 0
-        self.capturing = False  # a CUDA graph records what is called: nothing trains
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
         self.lines: list[dict[str, Any]] = []  # where each was first called, for rank.json
         self._latest: Callable[[], Any] = lambda: None
         self._running: list[Any] = []  # inside each other
 
     @property
-    def stepping(self) -> bool:
-        return bool(self._running)
+    def own_passes(self) -> bool:
+        """Whether a backward pass now ends no step: a closure's belongs to its optimizer, and what
+        a CUDA graph records does not train."""
+        return bool(self._running) or gate.is_capturing
 
     def begins(self, optimizer: Any) -> bool:
         """True for an outermost step that trains."""
@@ -44,7 +46,7 @@ class Optimizers:
             if optimizer not in self.known and len(self.lines) < _MOST_LINES:
                 self._keep_line(optimizer)
             self.known.add(optimizer)
-        return not self.capturing
+        return not gate.is_capturing  # what a CUDA graph records does not train
 
     def _keep_line(self, optimizer: Any) -> None:
         line = running_line()
@@ -56,7 +58,7 @@ class Optimizers:
         if not self._running:
             return False
         self._running.pop()
-        return not self._running and not self.capturing
+        return not self._running and not gate.is_capturing
 
 
 def trained_parameters(optimizers: Iterable[Any]) -> list[Any]:

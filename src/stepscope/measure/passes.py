@@ -64,6 +64,12 @@ class Passes:
         return over
 
     @property
+    def ended_step(self) -> bool:
+        """Whether the last pass ended a step. An optimizer that steps now, for the first time,
+        belongs to that step: the script ran passes before it trained."""
+        return self.ends_steps and not self._since
+
+    @property
     def is_amid_step(self) -> bool:
         """Whether passes have ended since the last step did."""
         return self._since > 0

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
 from stepscope.measure import processes
+from stepscope.measure.capture_gate import gate
 from stepscope.measure.chosen_ranks import TraceChoice, choose_here
 from stepscope.measure.closures import timed_closure
 from stepscope.measure.comms import Comms
@@ -138,8 +139,7 @@ class Session:
             return False
         if self.phases_wanted:
             self._special.pass_begins(roots)
-        # A closure's passes are its optimizer's.
-        if self.passes is not None and not self.optimizers.stepping:
+        if self.passes is not None and not self.optimizers.own_passes:
             self._ask_passes(roots)
         return True
 
@@ -159,7 +159,7 @@ class Session:
         if self.passes_ended == 1:
             processes.record(self.settings.folder, processes.BACKWARD)
         if self.passes is not None:
-            if not self.optimizers.stepping:
+            if not self.optimizers.own_passes:
                 self._end_pass()
         elif self.settings.step_on == "backward":
             self.step_ends()
@@ -173,7 +173,7 @@ class Session:
     @never_raise
     def gradient_was_taken(self) -> None:
         """A script without an optimizer took a gradient; it may never call backward."""
-        if any_optimizer_created() or not self.first_pass_begins():
+        if gate.is_capturing or any_optimizer_created() or not self.first_pass_begins():
             return
         self.pass_begins()
         self.pass_ends(outermost=True)
@@ -182,9 +182,7 @@ class Session:
     def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """A hook as torch calls it; one optimizer may wrap another."""
         try:
-            if not self._is_training_thread():
-                return None
-            if not self.optimizers.begins(optimizer):
+            if not self._is_training_thread() or not self.optimizers.begins(optimizer):
                 return None
             self.notes.append((ENTER, perf_counter_ns(), "optimizer"))
             if self.phases_wanted:
@@ -204,13 +202,16 @@ class Session:
             if self.phases_wanted:
                 self.phase_changes("optimizer", entering=False)
             if self._steps_on_optimizer:
-                self.passes = None
-                self._end_steps(self._anchor.ends_steps(optimizer))
+                passes, self.passes = self.passes, None
+                self._end_steps(self._anchor.ends_steps(optimizer), passes)
         except Exception as error:
             note("after an optimizer's step", error)
 
-    def _end_steps(self, ended: int) -> None:
-        """An optimizer's step has shown that this many steps are over."""
+    def _end_steps(self, ended: int, passes: Passes | None) -> None:
+        """An optimizer's step has shown that this many steps are over, if not `passes` before."""
+        if passes is not None and passes.ended_step:
+            self._cut = True  # the next step has begun with what the optimizer did
+            return
         if not ended:
             self.notes.append((PERHAPS, perf_counter_ns(), time.time_ns()))
             self._claim.release()
@@ -273,7 +274,7 @@ class Session:
 
     def _step_ends(self, *, skipped: bool = False, last: bool = False, two: bool = False) -> None:
         """Note the step's times and prepare the next one."""
-        if self._closed:
+        if self._closed or gate.is_capturing:
             return
         parts = self._parts or self._become_rank()
         if parts is None:
@@ -339,8 +340,7 @@ class Session:
             self._comms.window_begins(self.number)
 
     def _close_window(self, parts: RankParts, planned: PlannedWindow) -> None:
-        window = self._windows.running
-        if window is not None:
+        if (window := self._windows.running) is not None:
             self._windows.finish(window)
             lines = self._comms.window_ends(self.number - 1)
             if not planned.alone:

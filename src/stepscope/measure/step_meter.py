@@ -13,6 +13,7 @@ import sys
 from time import perf_counter_ns
 from typing import Any
 
+from stepscope.measure.capture_gate import gate
 from stepscope.measure.never_raise import never_raise, note
 
 BUDGET = 0.001
@@ -96,7 +97,7 @@ class StepMeter:
     def _device_memory(self) -> tuple[int, int] | None:
         """None before CUDA is initialised, and while a graph is captured."""
         cuda: Any = sys.modules["torch"].cuda
-        if not cuda.is_initialized() or cuda.is_current_stream_capturing():
+        if not cuda.is_initialized() or not gate.lets_through():
             return None
         self._on_device = True
         statistics = sys.modules["torch"]._C._cuda_memoryStats(cuda.current_device())

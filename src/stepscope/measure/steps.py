@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from stepscope.measure.capture_gate import gate
 from stepscope.measure.never_raise import note
 from stepscope.measure.step_clock import COUNTS, PHASES, RARE_PHASES, StepClock
 from stepscope.measure.step_meter import Readings
@@ -39,6 +40,7 @@ class StepLines:
         self._clock = StepClock(began_ns)
         self._readings = Readings()
         self._waiting: deque[tuple[str, Any]] = deque()  # for the device
+        self._read: list[Any] = []  # events to let go of when no graph is captured
 
     def __call__(self, rows: Iterable[Note], *, last: bool = False) -> list[str]:
         """Lines that are complete, in the order of their steps; `last`: nothing will follow."""
@@ -59,7 +61,7 @@ class StepLines:
         until = time.monotonic() + _LAST_WAIT_S
         while self._waiting:
             text, events = self._waiting[0]
-            device = _device(events) if events is not None else ""
+            device = self._device(events) if events is not None else ""
             if device is None and not last:
                 break
             if device is None and time.monotonic() < until:
@@ -68,6 +70,17 @@ class StepLines:
             self._waiting.popleft()
             lines.append(f"{{{text}{device or ''}}}")
         return lines
+
+    def _device(self, events: Any) -> str | None:
+        """None while the device is busy with the step, or a graph is captured."""
+        with gate.kept_open() as is_open:
+            if not is_open:
+                return None
+            self._read.clear()
+            device = _device(events)
+        if device is not None:
+            self._read.append(events)
+        return device
 
 
 def _text(step: Ended, wall_ns: int, spent: dict[str, int], changes: dict[str, int]) -> str:
@@ -134,6 +147,7 @@ class DeviceClock:
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
         self._last: Any = None
+        self._cut = False  # a graph was captured since
 
     @classmethod
     def here(cls) -> DeviceClock | None:
@@ -143,18 +157,18 @@ class DeviceClock:
 
     def restart(self) -> None:
         """The next step's device time begins now."""
-        self._last = None
+        self._cut = True
         self.mark()
 
     def mark(self) -> Any:
         """The pair of events around the step that just ended, or None where there is none."""
         if not self._cuda.is_initialized():
             return None
-        if self._cuda.is_current_stream_capturing():
-            self._last = None
+        if not gate.lets_through():
+            self._cut = True
             return None
         event = self._cuda.Event(enable_timing=True)
         event.record()
-        pair = (self._last, event) if self._last is not None else None
-        self._last = event
+        pair = None if self._last is None or self._cut else (self._last, event)
+        self._last, self._cut = event, False
         return pair

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
+from stepscope.measure.capture_gate import gate
 from stepscope.measure.never_raise import never_raise
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class TrialLog:
             self._keep_loss(outputs, step)
 
     def _keep_loss(self, outputs: Any, step: int) -> None:
-        if not self._keep or len(self._losses) >= _MOST_LOSSES:
+        if not self._keep or gate.is_capturing or len(self._losses) >= _MOST_LOSSES:
             return
         outputs = [outputs] if hasattr(outputs, "detach") else list(outputs)
         total = None

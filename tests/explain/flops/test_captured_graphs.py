@@ -99,6 +99,31 @@ def test_layers_captured_one_by_one_are_told_apart_by_their_order(read: Read) ->
     assert found.model_flops == 6 * 2 * 1024**3 + 3 * 2 * 512**3
 
 
+def test_a_backward_with_more_kernels_is_told_by_the_forward_before_it(read: Read) -> None:
+    """The forward is joined kernel by kernel; alone, six kernels would not be five products."""
+    forward, backward = capture(1024), capture(*[512] * 5)
+    events: list[Events] = [step(n, start=200.0 * n, dur=200) for n in range(3)]
+    for n in range(3):
+        events += [replay(200.0 * n, GEMM), replay(200.0 * n + 50, *[OTHER_GEMM] * 6)]
+    found = efficiency(analysed(read, (forward, backward), *events))
+    assert found.model_flops == 2 * 1024**3 + 5 * 2 * 512**3
+    assert found.unknown_share == 0
+
+
+def test_a_kernel_that_names_fp32_is_no_product_in_half_precision(read: Read) -> None:
+    """The capture's operators cannot be joined one by one: its launch stands for all of them."""
+    plain = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>"
+    in_fp32 = CapturedOperator(
+        name="aten::mm", shapes=[[64, 64]] * 2, dtypes=["float"] * 2, concrete=["", ""]
+    )
+    both = CapturedGraph(operators=(product(1024), in_fp32))
+    found = efficiency(analysed(read, (both,), *whole_steps(GEMM, GEMM, plain)))
+    uses = {use.dtype: use for use in found.by_dtype}
+    assert uses["bf16"].device_ns == uses["bf16"].tensor_core_ns == 20_000
+    assert (uses["fp32"].device_ns, uses["fp32"].tensor_core_ns) == (10_000, 0)
+    assert (uses["bf16"].flops, uses["fp32"].flops) == (2 * 1024**3, 2 * 64**3)
+
+
 def test_a_capture_that_is_not_replayed_leaves_the_others_joined(read: Read) -> None:
     captures = (capture(1024, 1024, 1024), capture(512))
     assert efficiency(analysed(read, captures, *whole_steps(GEMM))).model_flops == 2 * 512**3

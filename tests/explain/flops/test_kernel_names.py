@@ -40,6 +40,8 @@ HARMLESS = [
     "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<3>>",
     "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<float, float>",
     "void cublasLt::splitKreduce_kernel<32, 16, int, float, float>",
+    "void cask_plugin__5x_cudnn::xmma__5x_cudnn::init_device_workspace_kernel<xmma__5x_cudnn::"
+    "implicit_gemm::wgrad_indexed::Warp_specialized_params<xmma__5x_cudnn::Grid_constant_params> >",
     "void cudnn::ops::nchwToNhwcKernel<float, float, float, false, true>",
     "void cudnn::fusion::compute_dot_do_o_specialized<true, 64>",
     "batched_transpose_32x32_half",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.whole_run.steady import FEWEST, warm_up
+from stepscope.explain.whole_run.steady import FEWEST, find_steady, warm_up
+
+from .columns import columns
 
 
 def steps(*first: float, count: int = 18) -> np.ndarray:
@@ -41,3 +43,28 @@ def test_a_handful_of_steps_shows_nothing() -> None:
 def test_long_runs_are_judged_by_groups() -> None:
     assert warm_up(steps(90.0, count=FEWEST)) == 0  # one step of a group does not move its median
     assert warm_up(steps(*[27.0] * 5, count=FEWEST)) == 5
+
+
+def test_a_step_without_a_backward_pass_is_none_where_most_have_one() -> None:
+    """Its first half ended with the pass, so it has the optimizer alone: 4 ms of 74."""
+    device_ms = [900.0, 4.0, *[74.0] * 12]
+    backward = [600.0, 0.0, *[10.0] * 12]
+    steady, first = find_steady(columns(device_ms, backward=backward, device_ns=device_ms))
+    assert first == 2
+    assert np.flatnonzero(steady).tolist() == list(range(2, 14))
+
+
+def test_steps_of_a_graph_have_no_backward_pass_and_count() -> None:
+    steady, _ = find_steady(columns([20.0] * 10, backward=[15.0, *[0.0] * 9]))
+    assert steady.all()
+
+
+def test_the_step_after_one_of_our_own_waits_for_its_first_launches() -> None:
+    """11 ms on the device, 13 where our step has emptied the queue."""
+    wall = [11.0] * 12
+    wall[6], wall[7] = 40.0, 13.0
+    steps = columns(wall)
+    steps.memory[6] = True
+    steady, _ = find_steady(steps)
+    assert np.flatnonzero(~steady).tolist() == [6, 7]
+    assert steps.step_ns[steady].mean() == pytest.approx(11e6)

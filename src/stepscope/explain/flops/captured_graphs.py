@@ -19,8 +19,8 @@ import numpy as np
 from stepscope.explain.flops.call import Call
 from stepscope.explain.flops.compiled import PREFIX
 from stepscope.explain.flops.cost import MATMUL_LIKE
-from stepscope.explain.flops.dtypes import dtype_code
-from stepscope.explain.flops.kernel_names import read_name
+from stepscope.explain.flops.dtypes import FP32, dtype_code
+from stepscope.explain.flops.kernel_names import is_plain_fp32, read_name
 from stepscope.explain.flops.kernel_order import join_by_order
 from stepscope.explain.flops.signatures import LARGEST, price_call
 from stepscope.explain.work import rows_named
@@ -46,6 +46,7 @@ class CaptureCost(msgspec.Struct, frozen=True, kw_only=True):
     products: tuple[float, ...]  # FLOPs of each kernel that multiplies, in order
     again: int  # of their sum, what recomputes the forward pass
     dtype: int  # of most of it; code of DTYPES
+    in_fp32: int = 0  # of their sum, what has inputs in fp32
 
     @property
     def flops(self) -> int:
@@ -82,7 +83,9 @@ def price_capture(operators: Iterable[CapturedOperator]) -> CaptureCost | None:
     if sum(products) >= LARGEST:  # damaged shapes
         return None
     dtype = max(by_dtype, key=by_dtype.__getitem__, default=ABSENT)
-    return CaptureCost(products=tuple(products), again=again, dtype=dtype)
+    return CaptureCost(
+        products=tuple(products), again=again, dtype=dtype, in_fp32=by_dtype.get(FP32, 0)
+    )
 
 
 _CONVOLUTION_BACKWARD, _MASK = "aten::convolution_backward", 10
@@ -123,15 +126,19 @@ def fill_replays(
     replays: Iterable[Indices],
     recordings: Sequence[GraphRecording],
     to: LaunchColumns,
+    unjoined: Bools,
 ) -> Bools:
     """Give replays that were joined to nothing else what their captures compute.
 
-    `replays` are the events of each, in order of their start. Returns which events were joined.
+    `replays` are the events of each, in order of their start; `unjoined` says which events still
+    need something. Returns which events were joined.
     """
     joined = np.zeros(len(trace.device), np.bool_)
     for kind, _, cost in _match_replays(trace, replays, recordings):
-        _fill_kind(trace, kind, cost, to)
-        joined[np.concatenate(kind.products)] = True
+        products = np.concatenate(kind.products)
+        if unjoined[products].any():
+            _fill_kind(trace, kind, cost, to)
+            joined[products] = True
     return joined
 
 
@@ -214,11 +221,18 @@ def _fill_kind(trace: Trace, kind: _ReplayKind, cost: CaptureCost, to: LaunchCol
         to.flops[row], to.again[row], to.dtype[row] = cost.flops, cost.again, cost.dtype
         to.counted[row] = to.answering[row] = True
         to.operator[rows] = row
-        to.call_part[rows] = _shares(trace.device.dur_ns[rows], cost)
+        names = [read_name(trace.strings[code]) for code in trace.device.name[rows].tolist()]
+        as_tf32 = any(name.dtype == "tf32" for name in names)
+        fp32 = np.array([is_plain_fp32(name) and not as_tf32 for name in names], np.bool_)
+        to.call_part[rows] = _shares(trace.device.dur_ns[rows], fp32, cost)
 
 
-def _shares(dur_ns: Int64s, cost: CaptureCost) -> NDArray[np.float64]:
-    """One by one where there are as many kernels as expected, else by their time."""
+def _shares(dur_ns: Int64s, fp32: Bools, cost: CaptureCost) -> NDArray[np.float64]:
+    """One by one where there are as many kernels as expected, else by their time. Kernels whose
+    names say `fp32` share what the capture has in fp32, the others the rest."""
     weights = np.array(cost.products) if len(cost.products) == len(dur_ns) else dur_ns
+    if weights is dur_ns and fp32.any() and not fp32.all():
+        weights = weights / np.where(fp32, dur_ns[fp32].sum(), dur_ns[~fp32].sum())
+        weights *= np.where(fp32, cost.in_fp32, cost.flops - cost.in_fp32)
     total = float(weights.sum())
     return weights / total if total else np.full(len(dur_ns), 1 / max(1, len(dur_ns)))

@@ -15,7 +15,7 @@ import numpy as np
 
 from stepscope.explain.flops.call import Call
 from stepscope.explain.flops.cost import MATMUL_LIKE
-from stepscope.explain.flops.dtypes import DTYPES, dtype_code
+from stepscope.explain.flops.dtypes import DTYPES, FP32, dtype_code
 from stepscope.explain.flops.signatures import LARGEST, price_call
 from stepscope.explain.work import rows_named
 from stepscope.records.lazy_pattern import lazy_pattern
@@ -43,6 +43,7 @@ class GraphCost(msgspec.Struct, frozen=True, kw_only=True):
     flops: int | None  # None: a product has sizes that are not known
     dtype: int  # of most of them; code of DTYPES
     again: int = 0  # of them, what fused attention computes again in backward
+    in_fp32: int = 0  # of them, what has inputs in fp32
 
 
 def price_operator(operator: GraphOperator) -> Cost:
@@ -66,7 +67,7 @@ def price_graph(graph: CompiledGraph) -> GraphCost:
     if not graph.operators or total >= LARGEST:  # damaged shapes
         return GraphCost(flops=None, dtype=ABSENT)
     dtype = max(by_dtype, key=by_dtype.__getitem__, default=ABSENT)
-    return GraphCost(flops=total, dtype=dtype, again=again)
+    return GraphCost(flops=total, dtype=dtype, again=again, in_fp32=by_dtype.get(FP32, 0))
 
 
 def graph_rates(cost: GraphCost | None, ceilings: Ceilings | None) -> tuple[float, float]:
@@ -85,6 +86,7 @@ class RegionColumns(msgspec.Struct, frozen=True, kw_only=True):
     counted: Bools
     answering: Bools
     dtype: Int8s
+    in_fp32: Int64s
 
 
 def fill_regions(trace: Trace, graphs: Sequence[CompiledGraph], columns: RegionColumns) -> None:
@@ -101,10 +103,12 @@ def fill_regions(trace: Trace, graphs: Sequence[CompiledGraph], columns: RegionC
         return
     inside = np.flatnonzero(columns.counted)
     around = nearest_of(host, regions, inside)
-    shown, shown_again = np.zeros((2, len(host)), np.int64)
+    shown, shown_again, shown_fp32 = np.zeros((3, len(host)), np.int64)
     held = around >= 0
     np.add.at(shown, around[held], columns.flops[inside[held]])
     np.add.at(shown_again, around[held], columns.again[inside[held]])
+    in_fp32 = np.where(columns.dtype == FP32, columns.flops, 0)
+    np.add.at(shown_fp32, around[held], in_fp32[inside[held]])
     unpriced = np.flatnonzero(columns.answering & (columns.flops < 0))
     hidden = unpriced[nearest_of(host, regions, unpriced) >= 0]
     columns.flops[hidden] = 0  # their FLOPs are among the region's
@@ -119,6 +123,8 @@ def fill_regions(trace: Trace, graphs: Sequence[CompiledGraph], columns: RegionC
     columns.flops[rows[owed]] = missing[owed]
     again = np.array([cost.again for cost in of_names], np.int64)[which] - shown_again[rows]
     columns.again[rows[owed]] = np.clip(again, 0, missing)[owed]
+    in_fp32 = np.array([cost.in_fp32 for cost in of_names], np.int64)[which] - shown_fp32[rows]
+    columns.in_fp32[rows[owed]] = np.clip(in_fp32, 0, missing)[owed]
     columns.dtype[rows[owed]] = np.array([cost.dtype for cost in of_names], np.int8)[which][owed]
     columns.counted[rows[owed]] = columns.answering[rows[owed]] = True
 

@@ -19,9 +19,9 @@ from stepscope.explain.flops.memory_bound import VIEWS
 from stepscope.explain.flops.phases import find_phases, find_recomputed
 from stepscope.explain.flops.replayed import (
     HostOperators,
+    find_replays,
     find_unjoined,
     join_replays,
-    split_replays,
 )
 from stepscope.explain.flops.signatures import price, summable
 from stepscope.explain.steps import find_steps
@@ -74,6 +74,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     counted: NDArray[np.bool_]  # of nested operators, the one whose FLOPs count
     answering: NDArray[np.bool_]  # device events launched inside it are attributed to it
     dtype: NDArray[np.int8]  # code of flops.dtypes.DTYPES, as computed; -1 is unknown
+    in_fp32: NDArray[np.int64]  # of a compiled region's FLOPs, whose dtype is that of most
     recomputed: NDArray[np.bool_]  # a forward operator run again in the backward pass
     phase: NDArray[np.int8]  # code of flops.phases.PHASES
     signature: NDArray[np.int32]  # number of the distinct call in `calls`, -1 if not priced
@@ -112,9 +113,15 @@ def count_costs(
     like = _matmul_like(trace, rows, priced)
     like |= _backward_by_forward(trace, is_operator, flops, again)
     counted, answering = _counted(trace, families, like, flops)
+    in_fp32 = np.zeros(len(host), np.int64)
     if graphs:
         columns = RegionColumns(
-            flops=flops, again=again, counted=counted, answering=answering, dtype=dtype
+            flops=flops,
+            again=again,
+            counted=counted,
+            answering=answering,
+            dtype=dtype,
+            in_fp32=in_fp32,
         )
         fill_regions(trace, graphs, columns)
     own = _find_operators(trace, is_operator, answering)
@@ -134,7 +141,8 @@ def count_costs(
             operator=operator,
             call_part=call_part,
         )
-        replayed |= fill_replays(trace, split_replays(trace, unjoined), recordings, launches)
+        replays = find_replays(trace, known)
+        replayed |= fill_replays(trace, replays, recordings, launches, unjoined)
     counted &= launched | launching_rows(trace, operator)
     phases = find_phases(trace, steps)
     recomputed = np.zeros(len(host), np.bool_)
@@ -148,6 +156,7 @@ def count_costs(
         counted=counted,
         answering=answering,
         dtype=dtype,
+        in_fp32=in_fp32,
         recomputed=recomputed,
         phase=phases.phase,
         signature=signature,

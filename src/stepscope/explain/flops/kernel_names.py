@@ -29,7 +29,7 @@ _PRODUCT = one_of(
 _HELPER = re.compile(
     r"splitK_?reduce|nchwToNhwc|nhwcToNchw|computeOffsets|transpose|SubTensorOp|epilogue::|"
     r"convert_dq|dot_do_o|postprocess|im2col|col2im|cudnn::ops|convertTensor|tensorTransform|"
-    r"CastTensor|reduce_1Block|combine_kernel|reduce_wgrad|scal_kernel"
+    r"CastTensor|reduce_1Block|combine_kernel|reduce_wgrad|scal_kernel|init_device_workspace"
 )
 # PyTorch's and its libraries' kernels that surely multiply no matrices.
 _HARMLESS = one_of(
@@ -85,6 +85,11 @@ def read_name(name: str) -> KernelName:
         dtype=_dtype(name) if product else None,
         cores=_cores(name) if product else "unknown",
     )
+
+
+def is_plain_fp32(name: KernelName) -> bool:
+    """No product in half precision runs in such a kernel."""
+    return name.product and name.cores == "plain" and name.dtype == "fp32"
 
 
 def _is_harmless(name: str) -> bool:

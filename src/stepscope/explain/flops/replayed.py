@@ -65,10 +65,10 @@ def join_replays(
     call_part = np.zeros(len(device))
     _join_recordings(trace, known, wanted, operator, call_part)
     product = _find_products(trace, wanted)
-    rest = list(split_replays(trace, wanted & (operator < 0)))
-    for rows, of_rows in join_kinds(trace, rest, recordings):
-        operator[rows] = of_rows
-        call_part[rows] = _share_calls(of_rows, product[rows])
+    for rows, of_rows in join_kinds(trace, find_replays(trace, known), recordings):
+        if (operator[rows] < 0).all():
+            operator[rows] = of_rows
+            call_part[rows] = _share_calls(of_rows, product[rows])
     _join_likes(trace, known, wanted & (operator < 0), operator, call_part)
     return Replays(operator=operator, call_part=call_part) if (operator >= 0).any() else None
 
@@ -80,6 +80,12 @@ def _find_wanted(trace: Trace, known: HostOperators) -> Bools:
         around = np.maximum(known.operator, 0)
         wanted &= ~((known.operator >= 0) & known.answering[around])
     return wanted
+
+
+def find_replays(trace: Trace, known: HostOperators) -> list[Indices]:
+    """The events of each replay. Captures are told apart by the order of all replays, so those that
+    were joined to something else are among them."""
+    return list(split_replays(trace, _find_wanted(trace, known)))
 
 
 def find_unjoined(trace: Trace, known: HostOperators, joined: Bools) -> Bools:

@@ -6,8 +6,13 @@ deviation) and more than 0.5%. In runs of less than eight groups, single steps a
 looked at in the same way, and by more than 10%: there, one slow first step would weigh on the mean
 of a dozen. If all that holds for more than a quarter of the run, it is a slow spell or a drift, not
 a warm-up, and all steps count. Steps that compile before the first one that does not are warm-up
-too. The step right after a window is left out when enough others are there: the profiler lets go of
-the device and its file is packed meanwhile.
+too. Where most steps have a backward pass, one without is none: a script that runs passes before it
+creates its optimizer may have its first step cut in two.
+
+The step right after a window, and the one after a step of our own (memory, the host's time), are
+left out when enough others are there. The profiler lets go of the device and its file is packed
+meanwhile; and our steps end with an empty queue, so the device waits for the first launches, which
+in the training's own steps the host has made long before.
 """
 
 from __future__ import annotations
@@ -33,22 +38,33 @@ _DEVIATIONS = 1.4826  # standard deviation of a normal distribution over its med
 
 def find_steady(steps: StepColumns) -> tuple[Flags, int]:
     """Which steps count, and how many of the first ones are warm-up."""
-    places = np.flatnonzero(steps.plain)
+    plain = steps.plain & _have_passes(steps)
+    places = np.flatnonzero(plain)
     times = steps.step_ns[places].astype(np.float64)
     leading = max(warm_up(times), _count_compiling(steps.phases_ns.get("compile"), places))
     first = int(places[leading]) if leading < len(places) else len(steps)
-    steady = steps.plain.copy()
+    steady = plain.copy()
     steady[:first] = False
-    undisturbed = steady & ~_follows_window(steps)
+    undisturbed = steady & ~_follows_ours(steps)
     enough = np.count_nonzero(undisturbed) >= _FEWEST_SINGLE
     return (undisturbed if enough else steady), first
 
 
-def _follows_window(steps: StepColumns) -> Flags:
-    """Whether the step before was the last of a window."""
+def _have_passes(steps: StepColumns) -> Flags:
+    """Which steps have a backward pass; all, where most seem to have none."""
+    backward = steps.phases_ns.get("backward")
+    if backward is None or not np.median(backward):
+        return np.ones(len(steps), np.bool_)
+    passes: Flags = backward > 0
+    return passes
+
+
+def _follows_ours(steps: StepColumns) -> Flags:
+    """Whether the step before was the last of a window, or one that measured something else."""
+    ours = steps.window | steps.memory
     after = np.zeros(len(steps), np.bool_)
-    after[1:] = steps.window[:-1] & (np.diff(steps.number) == 1)
-    return after & ~steps.window
+    after[1:] = ours[:-1] & (np.diff(steps.number) == 1)
+    return after & ~ours
 
 
 def warm_up(steps: Floats) -> int:
