@@ -109,35 +109,34 @@ def test_a_host_that_nearly_paces_the_step_makes_it_doubtful(tmp_path: Path) -> 
     assert widths[1] < 0.01
 
 
+_ATTENTION = "aten::scaled_dot_product_attention"
 ATTENTION: dict[str, Any] = {
     "shapes": [[8, 12, 512, 64]] * 3 + [[]] * 5,
     "dtypes": ["c10::BFloat16"] * 3 + ["", *["Scalar"] * 4],
 }
 
 
-def _with_attention(folder: Path, *, asks_at: float | None, causal: bool = True) -> Bench:
-    """A product, attention of 300 us, a product; a question about a tensor of the device."""
+def _with_attention(
+    folder: Path, *, asks_at: float | None, causal: bool = True, dur: float = 300
+) -> Bench:
+    """A product, attention of `dur` us, two loops; a question about a tensor of the device."""
     flag = ["", "", "", "", "0.", str(causal), "0.125", "False"]
+    fused = "aten::_scaled_dot_product_cudnn_attention"
     events: Events = []
+    length = dur + 1500
     for number in range(3):
-        at = number * STEP_US
-        events += step(number, start=at, dur=STEP_US)
+        at = number * length
+        events += step(number, start=at, dur=length)
         if asks_at is not None:
             events += op("aten::is_nonzero", start=at + asks_at, dur=60)
             events += call("cudaStreamSynchronize", start=at + asks_at + 5, dur=40)
         events += _launched("mm", at + 200, at, 50)
-        events += op(
-            "aten::scaled_dot_product_attention",
-            start=at + 400,
-            dur=50,
-            concrete=flag,
-            **ATTENTION,
-        )
-        events += op(
-            "aten::_scaled_dot_product_cudnn_attention", start=at + 401, dur=45, **ATTENTION
-        )
-        events += kernel("sdpa_flash", start=at + 430, dur=300, launched_at=at + 410)
-        events += _launched("mm", at + 800, at, 50)
+        events += op(_ATTENTION, start=at + 400, dur=50, concrete=flag, **ATTENTION)
+        events += op(fused, start=at + 401, dur=45, **ATTENTION)
+        events += kernel("sdpa_flash", start=at + 430, dur=dur, launched_at=at + 410)
+        events += _launched("relu", at + 800, at + 440 + dur, 10)
+        events += _launched("neg", at + 900, at + 455 + dur, 10)
+        events += call("cudaStreamSynchronize", start=at + 950, dur=length - 960)
     return bench_for(read_trace(write(folder / "made.json", events, device="NVIDIA H200")))
 
 
@@ -160,3 +159,16 @@ def test_attention_stays_as_it_is_without_a_question_before_or_a_flag(
     """A question after the first product is about results, and stays."""
     context = _with_attention(tmp_path, **changed).context
     assert compile_step(context).dur_ns.max() == pytest.approx(300e3)
+
+
+def test_attention_to_everything_may_lose_its_fused_kernel(tmp_path: Path) -> None:
+    """Nearly the whole step: the interval is wider than that of causal attention, and says why."""
+    setting = [parse_setting("compile=reduce-overhead")]
+    plain, causal = (
+        _with_attention(tmp_path, asks_at=None, causal=causal, dur=50_000).predict(setting)
+        for causal in (False, True)
+    )
+    assert plain.predicted_ms == causal.predicted_ms
+    assert plain.high_ms > 1.5 * causal.high_ms
+    assert any(one.startswith("attention stays one fused call") for one in plain.assumptions)
+    assert not any(one.startswith("attention stays") for one in causal.assumptions)

@@ -121,6 +121,14 @@ def test_the_cast_of_a_bias_gradient_belongs_to_its_sum() -> None:
     assert [(one.calls, one.kernels) for one in loops] == [((1, 2), 2)]
 
 
+def test_few_rows_are_summed_by_one_kernel() -> None:
+    small = [32, 256]
+    for shape, kernels in ((small, 1), (FULL, 2)):
+        product = call("mm", shape, [shape[1], shape[1]])
+        (loop,) = fuse(product, call("sum", shape, "[0]", "False"), backward=True)
+        assert loop.kernels == kernels
+
+
 def test_backward_of_a_norm_sums_its_weights_gradients_in_kernels_of_their_own() -> None:
     """The gradient for what comes before, sums of parts, and the end of each sum."""
     plane, channels = [32, 64, 28, 28], [64]

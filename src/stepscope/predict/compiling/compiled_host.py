@@ -1,7 +1,7 @@
 """The host's time for a compiled step: one call after the other, without autograd's nodes.
 
 A compiled pass is Python code that calls its kernels one by one: each Triton kernel and each
-library call. Measured on ten models on an H200 (eager, then torch.compile, 2026-11): such a call
+library call. Measured on nine models on an H200 (eager, then torch.compile, 2026-11): such a call
 takes as long as six operators of the eager step, views and all. Entering a graph takes as long as
 80, and so does entering it as a CUDA graph: guards, autograd, and making tensors of the results.
 The host's own speed changed by a third between the two measurements of a pair, so the doubt is
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # In operators of the eager step.
 _CALL, _ENTRY, _GRADIENT = 6.0, 80.0, 1.8
-_CALL_DOUBT = 0.22  # of the logarithm of the host's time: what the ten models left
+_CALL_DOUBT = 0.22  # of the logarithm: each model by the others 0.19, and calls miscounted
 # Between kernels of a compiled CUDA graph: seven models took their kernels' time and 0 to 0.3 us.
 _SPACING_NS = 300.0
 _LONGEST = 20.0  # median launches: the rest of a longer gap is no launching, and stays

@@ -49,14 +49,23 @@ def find_mask_checks(context: StepContext) -> Flags:
 
 def find_causal_attention(context: StepContext) -> Flags:
     """Tasks of attention that is causal by its flag, without a mask, in both passes."""
+    return _find_attention(context, causal=True)
+
+
+def find_plain_attention(context: StepContext) -> Flags:
+    """The same for attention to everything."""
+    return _find_attention(context, causal=False)
+
+
+def _find_attention(context: StepContext, *, causal: bool) -> Flags:
     trace, graph = context.trace, context.graph
     host, calls = trace.host, graph.calls
     operators = host.kind == HostKind.OPERATOR
     attention = rows_named(trace, host, operators, _ATTENTION.__eq__)
     rows = np.flatnonzero(attention)
-    causal = by_text(trace, host.concrete, rows, _is_causal, False)
-    causal &= ~by_text(trace, host.shapes, rows, _has_mask, False)
-    attention[rows[~causal]] = False
+    wanted = by_text(trace, host.concrete, rows, _is_causal, False) == causal
+    wanted &= ~by_text(trace, host.shapes, rows, _has_mask, False)
+    attention[rows[~wanted]] = False
     created_by = np.where(
         calls.operator >= 0, host.forward_of[np.maximum(calls.operator, 0)], np.int32(-1)
     )

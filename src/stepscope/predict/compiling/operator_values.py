@@ -70,6 +70,7 @@ _SCATTER_ADD = ("aten::scatter_add_", "aten::scatter_add")
 _OF_SCATTER = 3  # target, index and source
 _COPY = ("aten::copy_", "aten::_copy_from")
 _JOIN = ("aten::cat", "aten::_cat", "aten::concat", "aten::stack")
+_FEW_ROWS = 1024  # that one kernel sums up; more are summed in parts first
 _LONG_ROW = 8192  # elements: a longer one does not stay in registers, so it is read twice
 _MASK_BYTES = 1
 _NOT_KNOWN = 0  # bytes of an element
@@ -219,7 +220,7 @@ def _reduced(call: Call, tensors: list[Tensor]) -> CallValues:
         reads=(_value(given),),
         writes=((left, given.item_bytes),),
         again=over_rows,
-        sums=int(over_rows),
+        sums=int(over_rows and given.elements > _FEW_ROWS * left),
         sums_rows=over_rows,
         single_as_eager=False,
     )

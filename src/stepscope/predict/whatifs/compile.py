@@ -20,6 +20,7 @@ from stepscope.predict.compiling import compile_step
 from stepscope.predict.compiling.compiled_already import is_compiled
 from stepscope.predict.compiling.compiled_host import is_paced_by_host, relaunch
 from stepscope.predict.compiling.compiled_step import UNKNOWN_SHARE
+from stepscope.predict.compiling.mask_checks import find_plain_attention
 from stepscope.predict.compiling.operator_values import is_alone
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.kernels import FLOOR_NS, Family
@@ -39,8 +40,12 @@ _GRAPHED = ("reduce-overhead", "max-autotune")
 _TUNED = ("max-autotune", "max-autotune-no-cudagraphs")
 _MODES = ("default", *_GRAPHED, "max-autotune-no-cudagraphs")
 _SPREAD, _GUESSED = 0.2, 0.3  # of the change: along shapes, and without them
-# Of what attention with a mask adds: not every library passes one.
+# Of what a mask adds to causal attention: not every library passes one.
 _MASKED_DOUBT = 0.4
+# Of other attention's time: with a mask it may run as single operators. ViT's took four times as
+# long then, Whisper's stayed as it was.
+_UNFUSED_DOUBT = 1.0
+_WORTH_SAYING = 0.05  # of the device's time
 _NO_GAIN = 0.95  # of the step: above, compiling is not worth its time
 _TUNED_DOUBT = 0.03  # other kernels for products: rarely slower, seldom much faster
 
@@ -64,6 +69,7 @@ def apply(context: StepContext, value: str) -> Outcome:
     guessed_share = float(known_ns[guessed].sum()) / float(
         known_ns[guessed | compiled.by_shapes].sum()
     )
+    paced_by_host = is_paced_by_host(times.graph)
     after = replace(
         changed(context, times.graph), memory_change=replace(context.memory_change, fuse=True)
     )
@@ -76,6 +82,7 @@ def apply(context: StepContext, value: str) -> Outcome:
             _TUNED_DOUBT if value in _TUNED else 0.0,
             times.doubt,
             _MASKED_DOUBT * _lengthened(context, compiled),
+            0.0 if paced_by_host else _UNFUSED_DOUBT * _plain_attention(context, compiled),
         ),
     )
 
@@ -103,6 +110,13 @@ def _lengthened(context: StepContext, compiled: CompiledStep) -> float:
     after = float(compiled.dur_ns.sum())
     added = float((compiled.dur_ns - context.graph.tasks.dur_ns).clip(0).sum())
     return added / after if after > 0 else 0.0
+
+
+def _plain_attention(context: StepContext, compiled: CompiledStep) -> float:
+    """The share of the device's time in attention to everything, without a mask."""
+    after = float(compiled.dur_ns.sum())
+    plain = float(compiled.dur_ns[find_plain_attention(context)].sum())
+    return plain / after if after > 0 else 0.0
 
 
 def _assume(
@@ -153,6 +167,11 @@ def _assume_splits(context: StepContext, compiled: CompiledStep, times: HostTime
         assumptions.append(
             f"{counted(checks, 'question')} about the inputs that waits for the device "
             "disappears; causal attention gets its mask as a tensor, and computes what it skips now"
+        )
+    if _plain_attention(context, compiled) > _WORTH_SAYING:
+        assumptions.append(
+            "attention stays one fused call; libraries that pass a mask when they are compiled "
+            "lose that (transformers does for models without a causal mask), and the step is slower"
         )
     calls = context.graph.calls
     waits = int(((calls.kind == CallKind.WAIT) & (calls.phase != Phase.OPTIMIZER)).sum()) - checks
