@@ -55,7 +55,8 @@ def test_the_fused_kernels_take_what_the_compiled_step_s_take(recorded: Recorded
 
 
 def test_what_is_assumed_counts_launches_and_bytes(recorded: Recorded) -> None:
-    (words,) = recorded.predict(EAGER, "compile").assumptions
+    words, pace = recorded.predict(EAGER, "compile").assumptions
+    assert "the host paces the compiled step" in pace
     assert words.startswith("838 launches of both passes become ")
     assert "loops fuse" in words
     assert "GB less" in words

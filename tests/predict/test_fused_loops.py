@@ -91,8 +91,83 @@ def test_batch_norm_reads_its_input_twice() -> None:
         call("relu_", plane),
         call("convolution", plane, [64, 64, 1, 1]),
     )
-    assert loop.kernels == 2
+    assert loop.kernels == 3  # sums of parts, their end, and what uses the statistics
     assert loop.bytes_moved == 3 * 4 * elements
+
+
+def test_a_norm_written_as_operators_is_one_loop() -> None:
+    rows = [ROWS, 1]
+    (loop,) = fuse(
+        PRODUCT,
+        call("pow", FULL, "2"),
+        call("mean", FULL, "[1]", "True"),
+        call("add", rows, "1e-6"),
+        call("rsqrt", rows),
+        call("mul", FULL, rows),
+        PRODUCT,
+    )
+    assert loop.calls == (1, 2, 3, 4, 5)
+    assert loop.kernels == 1
+
+
+def test_the_cast_of_a_bias_gradient_belongs_to_its_sum() -> None:
+    half = (FULL, "c10::BFloat16")
+    loops = fuse(
+        call("mm", half, ([WIDE, WIDE], "c10::BFloat16")),
+        call("sum", half, "[0]", "False"),
+        call("copy_", [WIDE], ([WIDE], "c10::BFloat16")),
+        backward=True,
+    )
+    assert [(one.calls, one.kernels) for one in loops] == [((1, 2), 2)]
+
+
+def test_few_rows_are_summed_by_one_kernel() -> None:
+    small = [32, 256]
+    for shape, kernels in ((small, 1), (FULL, 2)):
+        product = call("mm", shape, [shape[1], shape[1]])
+        (loop,) = fuse(product, call("sum", shape, "[0]", "False"), backward=True)
+        assert loop.kernels == kernels
+
+
+def test_backward_of_a_norm_sums_its_weights_gradients_in_kernels_of_their_own() -> None:
+    """The gradient for what comes before, sums of parts, and the end of each sum."""
+    plane, channels = [32, 64, 28, 28], [64]
+    (layer,) = fuse(
+        PRODUCT,
+        call("native_layer_norm_backward", FULL, FULL, f"[{WIDE}]", [ROWS, 1], [ROWS, 1], [WIDE]),
+        PRODUCT,
+        backward=True,
+    )
+    (batch,) = fuse(
+        call("cudnn_batch_norm_backward", plane, plane, channels, channels, channels),
+        call("convolution", plane, [64, 64, 1, 1]),
+        backward=True,
+    )
+    assert (layer.kernels, batch.kernels) == (3, 4)
+
+
+def test_a_product_ends_a_loop_only_for_what_waits_for_the_product() -> None:
+    """Dropout's mask is used again, after a product has used what dropout left."""
+    dropout = call("native_dropout", FULL, "0.1", "True")
+    (loop,) = fuse(PRODUCT, dropout, PRODUCT, call("logical_not", (FULL, "bool")))
+    assert loop.calls == (1, 3)
+    loops = fuse(PRODUCT, dropout, PRODUCT, call("mul", FULL, (FULL, "bool")))
+    assert [one.calls for one in loops] == [(1,), (3,)]
+
+
+def test_a_sum_by_index_takes_rows_where_they_are_looked_up() -> None:
+    nodes, edges = [1000, 64], [50_000, 64]
+    index = ([50_000], "long int")
+    (zeros, loop) = fuse(
+        call("fill_", nodes, "0"),
+        call("index_select", nodes, "0", index),
+        call("scatter_add_", nodes, "0", (edges, "long int"), edges),
+        call("mm", nodes, [64, 8]),
+    )
+    assert zeros.calls == (0,)
+    assert loop.calls == (1, 2)
+    # Nothing is written for each edge; each is read and added in memory, and the nodes written.
+    assert loop.bytes_moved == 2 * 4 * 50_000 * 64 + 4 * 1000 * 64
 
 
 def test_a_sum_over_rows_needs_a_second_kernel_and_one_over_a_row_does_not() -> None:
@@ -151,7 +226,7 @@ def test_views_are_no_work(name: str) -> None:
     assert describe_call(call(name, FULL)) is None
 
 
-@pytest.mark.parametrize("name", ["index_put_", "sort", "max_pool2d_with_indices"])
+@pytest.mark.parametrize("name", ["index_put_", "index_add_", "sort", "max_pool2d_with_indices"])
 def test_what_scatters_or_pools_is_a_loop_of_its_own(name: str) -> None:
     described = describe_call(call(name, FULL))
     assert described is not None

@@ -21,7 +21,7 @@ ROWS, WIDTH = 4096, 768
 ODD, EVEN = 50257, 50304
 
 
-def bench(folder: Path, words: int) -> Bench:
+def bench(folder: Path, words: int, gemm: str = "gemm") -> Bench:
     """The logits, and the gradient of what they are made from, in fp32."""
     events: list[dict[str, Any]] = []
     floats = {"dtypes": ["float", "float"]}
@@ -31,14 +31,12 @@ def bench(folder: Path, words: int) -> Bench:
         at = number * STEP_US
         events += step(number, start=at, dur=STEP_US)
         events += op("aten::mm", start=at + 10, dur=40, sequence=number, **logits, **floats)
-        events += kernel("gemm", start=at + 20, dur=LOGITS_US, launched_at=at + 15)
+        events += kernel(gemm, start=at + 20, dur=LOGITS_US, launched_at=at + 15)
         at += 7000
         linked = {"sequence": number, "forward_thread": MAIN, "thread": AUTOGRAD}
         events += op("MmBackward0", start=at, dur=60, **linked)
         events += op("aten::mm", start=at + 2, dur=40, thread=AUTOGRAD, **gradient, **floats)
-        events += kernel(
-            "gemm", start=at + 20, dur=GRADIENT_US, launched_at=at + 5, thread=AUTOGRAD
-        )
+        events += kernel(gemm, start=at + 20, dur=GRADIENT_US, launched_at=at + 5, thread=AUTOGRAD)
     return Bench(analyse(read_trace(write(folder / "made.json", events, device="NVIDIA H200"))))
 
 
@@ -67,3 +65,13 @@ def test_fp32_products_stay_as_they_are(tmp_path: Path) -> None:
     context = bench(tmp_path, ODD).context
     dur_ns = context.graph.tasks.dur_ns
     assert pad_products(context, dur_ns).tolist() == dur_ns.tolist()
+
+
+def test_tf32_products_are_padded_to_four_elements(tmp_path: Path) -> None:
+    """316 GFLOPs at the rate that products reach, and what they move once more."""
+    context = bench(tmp_path, ODD, "sm80_xmma_gemm_tf32f32_tf32f32").context
+    padded = pad_products(context, context.graph.tasks.dur_ns)
+    assert (padded / 1e6).tolist() == pytest.approx([1.08, 1.59], rel=0.01)
+    aligned = bench(tmp_path, EVEN, "sm80_xmma_gemm_tf32f32_tf32f32").context
+    dur_ns = aligned.graph.tasks.dur_ns
+    assert pad_products(aligned, dur_ns).tolist() == dur_ns.tolist()

@@ -19,6 +19,11 @@ from stepscope.predict.compiling.conv_layout import (
     keeps_channels_last,
 )
 from stepscope.predict.compiling.fused_loops import fuse_loops
+from stepscope.predict.compiling.mask_checks import (
+    MASKED_LONGER,
+    find_causal_attention,
+    find_mask_checks,
+)
 from stepscope.predict.compiling.operator_values import CallValues, Way, describe_call
 from stepscope.predict.compiling.padded_products import pad_products
 from stepscope.predict.kernels import FLOOR_NS, MEMORY_SHARE, Family, roofline_ns
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 # Where shapes were not recorded: what elementwise work and norms of GPT-2 small on an H200 kept.
 UNKNOWN_SHARE = 0.45
 _START_NS = 1_500.0  # of each loop
+_MAIN_KERNEL = 0.5  # of the operator's time
 _DTYPE_OF_CONVOLUTIONS = ("tf32", "fp32", "bf16", "fp16")
 
 
@@ -44,6 +50,8 @@ class CompiledStep(msgspec.Struct, frozen=True, kw_only=True):
     dur_ns: Floats  # of a fused loop: all at its first task
     gone: Flags  # launched no more
     by_shapes: Flags  # fused along known shapes; others that may fuse are a guess
+    checks: Flags  # per call: a look at a mask, which compiled code does not take
+    calls: int  # of Triton kernels and libraries, in both passes
     fused_loops: int  # loops of more than one operator
     channels_last: bool  # convolutions change their layout
     saved_bytes: float  # not moved any more, of all loops
@@ -55,11 +63,14 @@ def compile_step(context: StepContext) -> CompiledStep:
     gone = np.zeros(len(dur_ns), np.bool_)
     by_shapes = np.zeros(len(dur_ns), np.bool_)
     fused, saved = 0, 0.0
+    made_calls = _calls_without_operator(context)
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         calls = _calls_of(context, phase)
+        made_calls += sum(call.way != Way.LOOP for call in calls.values)
         for loop in fuse_loops(calls.values, backward=phase == Phase.BACKWARD):
             tasks = np.concatenate([calls.tasks[place] for place in loop.calls])
             by_shapes[tasks] = True
+            made_calls += loop.kernels
             fused += len(loop.calls) > 1
             before = float(context.operators.bytes_moved[tasks].clip(0).sum())
             new_ns = _loop_ns(context, calls, loop, tasks)
@@ -70,14 +81,27 @@ def compile_step(context: StepContext) -> CompiledStep:
             dur_ns[kept] = new_ns / max(1, len(kept))
             gone[tasks[loop.kernels :]] = True
     channels_last = _change_layout(context, dur_ns, gone)
+    checks = find_mask_checks(context)
+    if checks.any():
+        whole = find_causal_attention(context) & (context.operators.share > _MAIN_KERNEL)
+        dur_ns[whole] *= MASKED_LONGER
     return CompiledStep(
         dur_ns=np.where(gone, 0.0, pad_products(context, dur_ns)),
         gone=gone,
         by_shapes=by_shapes,
+        checks=checks,
+        calls=made_calls,
         fused_loops=fused,
         channels_last=channels_last,
         saved_bytes=saved,
     )
+
+
+def _calls_without_operator(context: StepContext) -> int:
+    """What other what-ifs have added, as casts."""
+    phase = context.task_phase
+    passes = (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
+    return int((passes & (context.operators.row < 0)).sum())
 
 
 class _PassCalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,9 +151,8 @@ def _loop_ns(context: StepContext, calls: _PassCalls, loop: FusedLoop, tasks: In
     if traced_ns > 0:
         new_ns *= eager_ns / traced_ns
     costly = [
-        float(context.graph.tasks.dur_ns[calls.tasks[place]].sum())
+        calls.values[place].costly * float(context.graph.tasks.dur_ns[calls.tasks[place]].sum())
         for place in loop.calls
-        if calls.values[place].costly
     ]
     return min(eager_ns, max([new_ns, *costly]))
 

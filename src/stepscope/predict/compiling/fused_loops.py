@@ -1,9 +1,10 @@
 """Which operators of a pass become one loop, and the bytes that the loop moves.
 
-Loops over as many elements fuse if one reads what the other made, or both read the same. A library
-call ends the loops whose results it needs. Each loop reads once what it did not make, and writes
-what others need. Values that only backward needs are not written: the compiler computes them again
-from what is there.
+Loops over as many elements fuse if one reads what the other made, or both read the same. What is
+computed from sums of a loop belongs to that loop. A library call ends the
+loops whose results it needs, for all that depends on the call. Each loop reads once what it did not
+make, and writes what others need. Values that only backward needs are not written: the compiler
+computes them again from what is there.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ class FusedLoop(msgspec.Struct, frozen=True, kw_only=True):
 
     calls: tuple[int, ...]  # places in the pass
     bytes_moved: int
-    kernels: int  # statistics over all rows need one more; none for zeros that others compute
+    kernels: int  # sums over all rows need more; none for zeros that others compute
 
 
 class _Made:
     """A value of the pass; `loop` is None if a library or nobody in the pass made it."""
 
-    __slots__ = ("by_library", "key", "loop", "reads", "written")
+    __slots__ = ("by_library", "is_sum", "key", "loop", "reads", "sources", "written")
 
-    def __init__(self, key: Value, loop: _Loop | None) -> None:
-        self.key, self.loop = key, loop
+    def __init__(
+        self, key: Value, loop: _Loop | None, sources: Sequence[_Made] = (), *, is_sum: bool = False
+    ) -> None:
+        self.key, self.loop, self.is_sum = key, loop, is_sum
+        self.sources = sources  # what the library call read that made it
         self.reads = 0
         self.by_library = False  # read by a library
         self.written = loop is None
@@ -55,6 +59,7 @@ class _Loop:
     def __init__(self, elements: int) -> None:
         self.elements = elements
         self.calls: list[int] = []
+        self.last_call = -1
         self.outside: dict[int, _Made] = {}  # read, by identity
         self.made: list[_Made] = []
         self.again_bytes = 0
@@ -64,6 +69,7 @@ class _Loop:
 
     def absorb(self, other: _Loop) -> None:
         self.calls += other.calls
+        self.last_call = max(self.last_call, other.last_call)
         self.outside |= other.outside
         self.made += other.made
         self.again_bytes += other.again_bytes
@@ -89,8 +95,13 @@ class _Loop:
         return FusedLoop(
             calls=tuple(sorted(self.calls)),
             bytes_moved=read + written + self.again_bytes,
-            kernels=self.kernels,
+            kernels=self.kernels - self._only_sums(backward),
         )
+
+    def _only_sums(self, backward: bool) -> bool:
+        """Whether nothing is left of the loop beside sums over all rows, which compute the rest."""
+        left = [v for v in self.made if v.written or self._is_result(v, backward)]
+        return self.kernels > 1 and all(value.is_sum for value in left)
 
     def _is_result(self, value: _Made, backward: bool) -> bool:
         """Never read: a gradient, or a mask that backward needs."""
@@ -136,7 +147,7 @@ class _PassWalk:
             self._read(value)
             value.by_library = True
         for key in call.writes:
-            self._values[key].append(_Made(key, None))
+            self._values[key].append(_Made(key, None, chosen))
 
     def _read(self, value: _Made) -> None:
         value.reads += 1
@@ -150,6 +161,7 @@ class _PassWalk:
             chosen.append(self._find(key, chosen))
         loop = self._join(call.elements, chosen)
         loop.calls.append(place)
+        loop.last_call = place
         loop.is_constant &= not (call.reads or call.saved)
         for value in chosen:
             self._read_in(loop, value, call)
@@ -157,8 +169,12 @@ class _PassWalk:
             self._read_in(loop, self._find_saved(loop, key), call)
         if call.again:
             self._read_again(loop, call, chosen)
+        loop.again_bytes += call.added_bytes
+        of_sums = any(value.loop is loop and value.is_sum for value in chosen)
+        is_sum = call.sums_rows or (of_sums and call.elements < loop.elements)
         for elements, item in call.writes:
-            made = _Made((elements, item or chosen[0].key[1]), loop)
+            key = (elements, item or chosen[0].key[1])
+            made = _Made(key, loop, is_sum=is_sum)
             loop.made.append(made)
             self._values[made.key].append(made)
 
@@ -176,28 +192,34 @@ class _PassWalk:
 
     def _read_again(self, loop: _Loop, call: CallValues, chosen: Iterable[_Made]) -> None:
         """A second kernel reads all that the first one read; a sum may also read what is written
-        for others."""
-        loop.kernels += 1
+        for others. Sums over all rows begin as sums of parts, and end in a kernel each."""
+        loop.kernels += 1 + call.sums
         sources = sum(value.size_bytes for value in loop.outside.values())
         directly = sum(value.size_bytes for value in chosen)
         loop.again_bytes += sources if call.saved else min(sources, directly)
 
     def _join(self, elements: int, chosen: Sequence[_Made]) -> _Loop:
-        """The open loop over as many elements that made or read one of these values."""
+        """The open loop over as many elements that made or read one of these values, else one that
+        a library call has ended for others only."""
         loops: list[_Loop] = []
         for value in chosen:
             makers = [value.loop] if value.loop else self._readers(value)
-            loops += [one for one in makers if one.is_open and one.elements == elements]
-        distinct = list(dict.fromkeys(loops))
-        if not distinct:
-            loop = _Loop(elements)
-            self._loops.append(loop)
-            return loop
-        first, *others = distinct
-        for other in others:
-            first.absorb(other)
-            self._loops.remove(other)
-        return first
+            loops += [one for one in makers if _fits(one, value, elements)]
+        distinct = list(dict.fromkeys(one for one in loops if one.is_open))
+        if distinct:
+            first, *others = distinct
+            for other in others:
+                first.absorb(other)
+                self._loops.remove(other)
+            return first
+        recent = [one for one in loops if one in self._loops[-_REMEMBERED:]]
+        for one in recent:
+            makes = any(value.loop is one and not value.reads for value in chosen)
+            if makes and not any(_needs(value, one) for value in chosen):
+                return one
+        loop = _Loop(elements)
+        self._loops.append(loop)
+        return loop
 
     def _readers(self, value: _Made) -> list[_Loop]:
         return [loop for loop in self._loops[-_REMEMBERED:] if id(value) in loop.outside]
@@ -241,3 +263,30 @@ class _PassWalk:
         value = _Made(key, None)
         self._values[key].append(value)
         return value
+
+
+def _fits(loop: _Loop, value: _Made, elements: int) -> bool:
+    """What a loop sums up, and what is computed from the sums, ends in the loop's own kernels."""
+    if loop.elements == elements:
+        return True
+    return value.loop is loop and value.key[0] == elements
+
+
+def _needs(value: _Made, loop: _Loop) -> bool:
+    """Whether something outside the loop, which waits for the loop, made this value."""
+    if value.loop is loop:
+        return False
+    first = min(loop.calls)  # what ended before cannot wait for it
+    seen: set[int] = set()
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if one.loop is loop:
+            return True
+        if one.loop is None:
+            waiting += [source for source in one.sources if id(source) not in seen]
+            seen.update(map(id, one.sources))
+        elif id(one.loop) not in seen and one.loop.last_call > first:
+            seen.add(id(one.loop))
+            waiting += one.loop.outside.values()
+    return False

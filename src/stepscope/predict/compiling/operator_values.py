@@ -38,8 +38,11 @@ class CallValues(msgspec.Struct, frozen=True, kw_only=True):
     saved: tuple[Value, ...] = ()  # read in backward, kept by forward
     writes: tuple[Value, ...] = ()
     again: bool = False  # statistics over all rows: what it reads is read a second time
+    sums: int = 0  # over all rows, so many
+    sums_rows: bool = False  # such a sum is all that it writes
+    added_bytes: int = 0  # moved besides: what is added to memory element by element
     looks_up: bool = False  # a few elements of what it reads: nothing is written out for it
-    costly: bool = False  # limited by arithmetic: fusing makes it no shorter
+    costly: float = 0.0  # share of its time that arithmetic takes: fusing makes it no shorter
     single_as_eager: bool = True  # unfused, it takes what it took
 
     @property
@@ -57,13 +60,17 @@ _REDUCTION = lazy_pattern(
 )
 _LOOKUP = lazy_pattern(r"^aten::(?:gather|index_select|embedding|nll_loss\w*)$")
 _ALONE = lazy_pattern(
-    r"scatter|index_put|embedding_dense_backward|pool|upsample|sort|topk|unique|nonzero|cumsum|"
+    r"scatter|index_(?:put|add|copy|fill|reduce)|embedding_dense_backward|pool|upsample|sort|topk|unique|nonzero|cumsum|"
     r"cumprod|_foreach|_fused_|_local_scalar|item|_amp_|^(?!aten::)"
 )
-_COSTLY = lazy_pattern(r"gelu|softmax|erf")
+_COSTLY = lazy_pattern(r"gelu|erf")
+_SOFTMAX_COST = 0.5  # log_softmax over 30,000 to 50,000 words on an H200: 0.35 to 0.6
 _FILL = lazy_pattern(r"^aten::(?:fill_|zero_)$")
+_SCATTER_ADD = ("aten::scatter_add_", "aten::scatter_add")
+_OF_SCATTER = 3  # target, index and source
 _COPY = ("aten::copy_", "aten::_copy_from")
 _JOIN = ("aten::cat", "aten::_cat", "aten::concat", "aten::stack")
+_FEW_ROWS = 1024  # that one kernel sums up; more are summed in parts first
 _LONG_ROW = 8192  # elements: a longer one does not stay in registers, so it is read twice
 _MASK_BYTES = 1
 _NOT_KNOWN = 0  # bytes of an element
@@ -77,6 +84,11 @@ def describe_call(call: Call) -> CallValues | None:
         return _describe(call)
     except (Unknown, KeyError, IndexError, ValueError, TypeError):
         return CallValues(way=Way.LIBRARY if call.name in MATMUL_LIKE else Way.ALONE)
+
+
+def is_alone(name: str) -> bool:
+    """Whether an operator of this name fuses with nothing, whatever its shapes."""
+    return _ALONE.search(name) is not None and name not in _SCATTER_ADD
 
 
 def _describe(call: Call) -> CallValues:
@@ -93,7 +105,9 @@ def _describe(call: Call) -> CallValues:
         return CallValues(
             way=Way.LOOP, reads=(_value(tensors[2]),), writes=(_value(tensors[1]),), again=False
         )
-    if _ALONE.search(name) or not tensors:
+    if name in _SCATTER_ADD and len(tensors) == _OF_SCATTER:
+        return _scattered(tensors)
+    if is_alone(name) or not tensors:
         return CallValues(way=Way.ALONE, reads=tuple(map(_value, tensors)))
     if _FILL.search(name):
         return CallValues(way=Way.LOOP, writes=(_value(tensors[0]),))
@@ -138,6 +152,7 @@ def _norm(call: Call) -> CallValues:
             reads=(_value(tensors[0]),),
             writes=(_value(tensors[0]),),
             again=batch or "group_norm" in call.name,
+            sums=1 if batch else 0,
             single_as_eager=False,
         )
     gradient, given = sorted(tensors[:2], key=lambda tensor: -tensor.elements)
@@ -147,6 +162,7 @@ def _norm(call: Call) -> CallValues:
         saved=(_value(given),),
         writes=(_value(given),),
         again=True,
+        sums=2 if batch or "group_norm" in call.name else 1,
         single_as_eager=False,
     )
 
@@ -165,11 +181,30 @@ def _joined(call: Call) -> CallValues:
 
 def _looked_up(call: Call, tensors: list[Tensor]) -> CallValues:
     """One element, or one row, for each index."""
-    moved = price_call(call).moved
-    item = tensors[0].item_bytes
-    rows = max(0, moved) // (2 * item)
+    source, index = tensors[0], tensors[1]
+    found = index.elements
+    if call.name == "aten::index_select":
+        found *= source.elements // source.dims[call.number(1)]
+    elif call.name == "aten::embedding":
+        found *= source.dims[-1]
     return CallValues(
-        way=Way.LOOP, reads=(_value(tensors[0]),), writes=((rows, item),), looks_up=True
+        way=Way.LOOP,
+        reads=(_value(source),),
+        writes=((found, source.item_bytes),),
+        looks_up=True,
+        single_as_eager=False,
+    )
+
+
+def _scattered(tensors: list[Tensor]) -> CallValues:
+    """Each element of the source is read, and added to one of the target's in memory."""
+    target, source = tensors[0], tensors[-1]
+    return CallValues(
+        way=Way.LOOP,
+        reads=(_value(source),),
+        writes=(_value(target),),
+        added_bytes=2 * source.size_bytes,
+        single_as_eager=False,
     )
 
 
@@ -185,6 +220,8 @@ def _reduced(call: Call, tensors: list[Tensor]) -> CallValues:
         reads=(_value(given),),
         writes=((left, given.item_bytes),),
         again=over_rows,
+        sums=int(over_rows and given.elements > _FEW_ROWS * left),
+        sums_rows=over_rows,
         single_as_eager=False,
     )
 
@@ -208,5 +245,11 @@ def _pointwise(call: Call, tensors: list[Tensor]) -> CallValues:
         saved=saved,
         writes=writes,
         again="softmax" in name and bool(tensors[0].dims) and tensors[0].dims[-1] > _LONG_ROW,
-        costly=_COSTLY.search(name) is not None,
+        costly=_costly_share(name),
     )
+
+
+def _costly_share(name: str) -> float:
+    if _COSTLY.search(name):
+        return 1.0
+    return _SOFTMAX_COST if "softmax" in name else 0.0

@@ -14,16 +14,20 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import CallKind, Phase
+from stepscope.explain.replay.schedule import step_ns
+from stepscope.predict.by_text import by_text
 from stepscope.predict.compiling import compile_step
 from stepscope.predict.compiling.compiled_already import is_compiled
-from stepscope.predict.compiling.compiled_host import LAUNCH_DOUBT, is_paced_by_host, relaunch
+from stepscope.predict.compiling.compiled_host import is_paced_by_host, relaunch
 from stepscope.predict.compiling.compiled_step import UNKNOWN_SHARE
+from stepscope.predict.compiling.mask_checks import find_plain_attention
+from stepscope.predict.compiling.operator_values import is_alone
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.unknown_operators import find_unknown, require_operators
-from stepscope.records.figures import percent, size
+from stepscope.records.figures import duration, percent, size
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
@@ -36,6 +40,13 @@ _GRAPHED = ("reduce-overhead", "max-autotune")
 _TUNED = ("max-autotune", "max-autotune-no-cudagraphs")
 _MODES = ("default", *_GRAPHED, "max-autotune-no-cudagraphs")
 _SPREAD, _GUESSED = 0.2, 0.3  # of the change: along shapes, and without them
+# Of what a mask adds to causal attention: not every library passes one.
+_MASKED_DOUBT = 0.4
+# Of other attention's time: with a mask it may run as single operators. ViT's took four times as
+# long then, Whisper's stayed as it was.
+_UNFUSED_DOUBT = 1.0
+_WORTH_SAYING = 0.05  # of the device's time
+_NO_GAIN = 0.95  # of the step: above, compiling is not worth its time
 _TUNED_DOUBT = 0.03  # other kernels for products: rarely slower, seldom much faster
 
 
@@ -53,12 +64,12 @@ def apply(context: StepContext, value: str) -> Outcome:
     if not compiled.by_shapes.any() and not guessed.any():
         raise Refused("compile: there is nothing to fuse")
     compiled = _guess(compiled, guessed)
-    gradients = context.parameters.tensors if context.parameters else 0
-    times = relaunch(context.graph, compiled, gradients, graphed=value in _GRAPHED)
+    times = relaunch(context, compiled, graphed=value in _GRAPHED)
     known_ns = context.graph.tasks.dur_ns
     guessed_share = float(known_ns[guessed].sum()) / float(
         known_ns[guessed | compiled.by_shapes].sum()
     )
+    paced_by_host = is_paced_by_host(times.graph)
     after = replace(
         changed(context, times.graph), memory_change=replace(context.memory_change, fuse=True)
     )
@@ -69,7 +80,9 @@ def apply(context: StepContext, value: str) -> Outcome:
         spread=_SPREAD + (_GUESSED - _SPREAD) * guessed_share,
         doubt=math.hypot(
             _TUNED_DOUBT if value in _TUNED else 0.0,
-            LAUNCH_DOUBT if is_paced_by_host(times.graph) else 0.0,
+            times.doubt,
+            _MASKED_DOUBT * _lengthened(context, compiled),
+            0.0 if paced_by_host else _UNFUSED_DOUBT * _plain_attention(context, compiled),
         ),
     )
 
@@ -81,13 +94,29 @@ def _find_guessed(context: StepContext, compiled: CompiledStep) -> Flags:
         (phase == Phase.FORWARD) | (phase == Phase.BACKWARD)
     )
     no_shapes = context.operators.bytes_moved < 0
-    return loops & no_shapes & ~compiled.by_shapes & ~find_unknown(context)
+    trace, row = context.trace, context.operators.row
+    alone: Flags = by_text(trace, trace.host.name, row, is_alone, False)
+    return loops & no_shapes & ~alone & ~compiled.by_shapes & ~find_unknown(context)
 
 
 def _guess(compiled: CompiledStep, guessed: Flags) -> CompiledStep:
     start = np.minimum(compiled.dur_ns, FLOOR_NS * 0.5)
     shorter = start + (compiled.dur_ns - start) * UNKNOWN_SHARE
     return replace(compiled, dur_ns=np.where(guessed, shorter, compiled.dur_ns))
+
+
+def _lengthened(context: StepContext, compiled: CompiledStep) -> float:
+    """The share of the device's time that compiling adds."""
+    after = float(compiled.dur_ns.sum())
+    added = float((compiled.dur_ns - context.graph.tasks.dur_ns).clip(0).sum())
+    return added / after if after > 0 else 0.0
+
+
+def _plain_attention(context: StepContext, compiled: CompiledStep) -> float:
+    """The share of the device's time in attention to everything, without a mask."""
+    after = float(compiled.dur_ns.sum())
+    plain = float(compiled.dur_ns[find_plain_attention(context)].sum())
+    return plain / after if after > 0 else 0.0
 
 
 def _assume(
@@ -98,9 +127,9 @@ def _assume(
     guessed_share: float,
 ) -> list[str]:
     assumptions = [
-        f"{counted(times.launches_before, 'launch', 'launches')} of both passes become "
-        f"{times.launches:,}: {counted(compiled.fused_loops, 'loop')} fuse their neighbours and "
-        f"move {size(compiled.saved_bytes)} less; the host takes {percent(times.share)} of its "
+        f"{counted(times.launches, 'launch', 'launches')} of both passes become "
+        f"{compiled.calls:,} calls: {counted(compiled.fused_loops, 'loop')} fuse their neighbours "
+        f"and move {size(compiled.saved_bytes)} less; the host takes {percent(times.share)} of its "
         "time; graph breaks and recompilation take that away"
     ]
     if compiled.channels_last:
@@ -117,15 +146,55 @@ def _assume(
         )
     if value in _TUNED:
         assumptions.append("products take as long as now: what autotuning finds is not known")
+    assumptions += _assume_splits(context, compiled, times)
+    if (context.operators.family == Family.RECURRENT).any():
+        assumptions.append("recurrent layers stay outside the compiled graphs")
+    if value not in _GRAPHED and is_paced_by_host(times.graph):
+        assumptions.append(_describe_pace(context, times))
+    return assumptions
+
+
+def _assume_splits(context: StepContext, compiled: CompiledStep, times: HostTimes) -> list[str]:
+    """What a compiler cannot see through."""
+    assumptions = []
+    if times.branches:
+        assumptions.append(
+            f"{counted(times.branches, 'branch', 'branches')} on the value of a tensor per step "
+            "split the compiled graph there"
+        )
+    checks = int(compiled.checks.sum())
+    if checks:
+        assumptions.append(
+            f"{counted(checks, 'question')} about the inputs that waits for the device "
+            "disappears; causal attention gets its mask as a tensor, and computes what it skips now"
+        )
+    if _plain_attention(context, compiled) > _WORTH_SAYING:
+        assumptions.append(
+            "attention stays one fused call; libraries that pass a mask when they are compiled "
+            "lose that (transformers does for models without a causal mask), and the step is slower"
+        )
     calls = context.graph.calls
-    waits = int(((calls.kind == CallKind.WAIT) & (calls.phase != Phase.OPTIMIZER)).sum())
-    if waits:
+    waits = int(((calls.kind == CallKind.WAIT) & (calls.phase != Phase.OPTIMIZER)).sum()) - checks
+    if waits > 0:
         assumptions.append(
             f"{counted(waits, 'blocking call')} per step may break the graph: they stay as they are"
         )
-    if (context.operators.family == Family.RECURRENT).any():
-        assumptions.append("recurrent layers stay outside the compiled graphs")
     return assumptions
+
+
+def _describe_pace(context: StepContext, times: HostTimes) -> str:
+    """Why fused kernels alone do not help, and what does."""
+    host, device = (duration(ns) for ns in (times.graph.host_ns, times.graph.device_ns))
+    ratio = step_ns(times.graph) / max(step_ns(context.graph), 1.0)
+    gain = ""
+    if ratio * math.exp(2 * times.doubt) > 1:
+        does = "does" if ratio > _NO_GAIN else "may"
+        gain = f"compile=default {does} not make this step faster: "
+    return (
+        f"{gain}the host paces the compiled step: it calls the kernels one by one, which takes "
+        f"{host}; the device needs {device}. compile=reduce-overhead launches them together, as "
+        "CUDA graphs"
+    )
 
 
 def _label(value: str) -> str:
