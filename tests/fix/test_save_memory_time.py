@@ -17,9 +17,11 @@ from stepscope.fix.saved.plan_tries import MOST_TRIES
 from stepscope.fix.saved.step_watch import FOLLOWED, PLAIN, StepWatch, stretches_ns
 from stepscope.fix.saved.time_limit import (
     CHECKED_AFTER,
+    MOST_CHECKED,
     SETTLING,
     AddedTime,
     added_time,
+    is_clear,
     is_too_slow,
 )
 from stepscope.records.memory_targets import MemoryTarget
@@ -131,10 +133,37 @@ def test_without_a_limit_nothing_is_checked(
 
 def test_what_is_too_slow() -> None:
     limited = MemoryTarget(max_slowdown=0.05)
-    steps = [AddedTime(1000, slower) for slower in (1050, 1059, 1061)]
+    steps = [AddedTime(1000, slower) for slower in (1050, 1054, 1056)]
     assert [is_too_slow(added, limited) for added in steps] == [False, False, True]
     assert not is_too_slow(AddedTime(1000, 9000), MemoryTarget())
-    assert not is_too_slow(AddedTime(1000, 1069), limited, doubt=0.02)
+
+
+def test_steps_on_both_sides_of_the_limit_tell_nothing_yet() -> None:
+    limited = MemoryTarget(max_slowdown=0.05)
+    assert is_clear(AddedTime(1000, 1040, 1030, 1050), limited)
+    assert is_clear(AddedTime(1000, 1100, 1060, 1300), limited)
+    assert not is_clear(AddedTime(1000, 1040, 1030, 1100), limited)
+    assert is_clear(AddedTime(1000, 1040), limited)
+    steps = [*WATCHED, 100, 100, 100, 100, 120, 120, 120, 120]
+    added = added_time(Timed({PLAIN: [100], FOLLOWED: steps}), "key")
+    assert added is not None
+    assert (added.low_ns, added.followed_ns, added.high_ns) == (102, 110, 118)
+
+
+def test_a_plan_of_unclear_time_is_watched_longer(
+    monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None
+) -> None:
+    model, x = net()
+    saver = save_memory(model, max_slowdown=10)
+    unclear = AddedTime(1000, 10_900, 10_000, 13_000)
+    monkeypatch.setattr(memory_saver, "added_time", lambda *_: unclear)
+    trained(model, x, 2)
+    for _ in range(MOST_CHECKED - 1):
+        trained(model, x, 1)
+        assert not saver.settled
+    trained(model, x, 1)
+    assert saver.settled
+    assert saver.notes == []
 
 
 WATCHED = [900] * SETTLING  # a plan's first steps are slower: the host sees every operator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory
 from stepscope.fix.saved.byte_costs import with_byte_costs, with_measured_costs
-from stepscope.fix.saved.encoding_names import host_waits, is_lossy
+from stepscope.fix.saved.encoding_names import OFFLOAD, host_waits, is_lossy
 from stepscope.fix.saved.plan_actions import (
     planned_action,
     planned_use,
@@ -29,7 +29,7 @@ from stepscope.fix.saved.step_memory import StepMemory, step_memory
 from stepscope.records.figures import duration, percent, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from stepscope.fix.saved.step_record import StepRecord
     from stepscope.records.memory_targets import MemoryTarget
@@ -60,6 +60,7 @@ class PlannedStep:
     read: bool  # its peaks rest on what the allocator held in the recorded step's backward
     load: PlanLoad = NO_LOAD
     waits: bool = False  # the host waits for the sizes of some encodings
+    offloads: bool = False  # some values go to host memory
     compared: tuple[ValueSelection, ...] = ()  # that another limit of time may choose from
 
 
@@ -75,7 +76,7 @@ def plan_step(
     searching: bool = True,
 ) -> PlannedStep:
     """`compared` were found for another limit of time; if not `searching`, no others are."""
-    record = record if record.may_wait else without_waiting(record)
+    record = _without_suspects(record)
     plain_memory = backward_memory(record, keep_everything(record))
     around = step_memory(record, plain_memory)
     batch = target.batch or 1.0
@@ -91,6 +92,7 @@ def plan_step(
     for searched in _searched(record, free=free) if searching else ():
         fits = None if limit is None else limit.allows
         found += search(searched, score, fits=fits, most_ns=most_ns)
+    found += [score(one) for mixed in found for one in _unmixed(mixed.selection)]
     timely = [one for one in found if is_timely(most_ns, record.most_host_ns, one)]
     chosen = _best([plain, *timely], limit, timed=most_ns is not None)
     notes = []
@@ -111,6 +113,7 @@ def plan_step(
         read=record.backward_was_read,
         load=chosen.load,
         waits=any(host_waits(one.encoding) for one in chosen.selection.encoded.values()),
+        offloads=any(one.encoding == OFFLOAD for one in chosen.selection.encoded.values()),
         compared=() if most_ns is None or record.on_host else _undominated(found),
     )
 
@@ -145,13 +148,40 @@ def without_repeating(record: StepRecord, operators: frozenset[int]) -> StepReco
     return replace(record, operators=tuple(calls))
 
 
-def without_waiting(record: StepRecord) -> StepRecord:
-    """Without encodings whose size the device has to tell the host."""
+def _without_suspects(record: StepRecord) -> StepRecord:
+    """Without what has held up the steps of earlier plans."""
+    if not record.may_wait:
+        record = _without_options(record, host_waits)
+    if not record.may_offload:
+        record = _without_options(record, _is_offload)
+    return record
+
+
+def _without_options(record: StepRecord, refused: Callable[[str], bool]) -> StepRecord:
     values = (
-        replace(value, options=tuple(o for o in value.options if not host_waits(o.encoding)))
+        replace(value, options=tuple(o for o in value.options if not refused(o.encoding)))
         for value in record.values
     )
     return replace(record, values=tuple(values))
+
+
+def _is_offload(encoding: str) -> bool:
+    return encoding == OFFLOAD
+
+
+def _unmixed(selection: ValueSelection) -> Iterator[ValueSelection]:
+    """Where values are offloaded and others are encodings that wait, which hold each other up: the
+    same with one of both kinds."""
+    kinds = host_waits, _is_offload
+    parts = [
+        {value for value, option in selection.encoded.items() if of_kind(option.encoding)}
+        for of_kind in kinds
+    ]
+    if not all(parts):
+        return
+    for part in parts:
+        encoded = {v: option for v, option in selection.encoded.items() if v not in part}
+        yield replace(selection, kept=selection.kept | part, encoded=encoded)
 
 
 def _is_possible(record: StepRecord, selection: ValueSelection) -> bool:

@@ -108,6 +108,7 @@ class StepRecord:
     dearer: float = 1.0  # what operators take beside others, over what they took alone
     most_host_ns: int | None = None  # that following a plan may cost the host; None: not known
     may_wait: bool = True  # for encodings whose size the device has to tell the host
+    may_offload: bool = True  # False where the device waited for offloaded values
     on_host: bool = True  # the operators ran on the CPU
     link: LinkSpeed | None = None  # to host memory, where there is one
     surroundings: StepSurroundings | None = None
