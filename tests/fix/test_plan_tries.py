@@ -258,6 +258,42 @@ def test_no_plan_that_is_too_slow_stays() -> None:
     assert not verdict.planned.plan.changes_something()
 
 
+@pytest.mark.parametrize("slack_ms", [0, 1, 3])
+def test_the_first_plan_asks_no_more_of_the_host_than_its_slack_and_the_limit(
+    slack_ms: int,
+) -> None:
+    """15% of 20 ms are allowed: with a slack of a millisecond, 4 ms. The host needs twice what the
+    calls themselves say, as each operator is launched."""
+    machine = Machine(host=1.0, slack_ns=slack_ms * MS)
+    record = replace(blocks(), launch_ns=250_000)
+    target = MemoryTarget(max_slowdown=0.15)
+    before = plan_step(record, target)
+    planned = plan_step(replace(record, host_slack_ns=slack_ms * MS), target)
+    assert planned.load.host_ns <= (slack_ms + 3) * MS
+    assert machine.added(planned).share <= 0.15
+    assert planned.plan.changes_something()
+    if slack_ms < 3:
+        assert machine.added(before).share > 0.15
+        assert planned.plan.peak_bytes > before.plan.peak_bytes
+
+
+def test_what_holds_a_plan_back_is_said() -> None:
+    target = MemoryTarget(max_slowdown=0.3)
+    record = replace(blocks(), launch_ns=1 * MS, host_slack_ns=0)
+    assert "would cost the host more time than it has" in plan_step(record, target).plan.notes[0]
+
+
+def test_where_the_slack_was_too_small_a_plan_that_fits_is_made_again() -> None:
+    record, target = (
+        replace(blocks(), host_slack_ns=0, launch_ns=250_000),
+        MemoryTarget(max_slowdown=0.15),
+    )
+    first = plan_step(record, target)
+    verdict = PlanTries(target).judge(record, first, shared(0.05))
+    assert not verdict.decided
+    assert verdict.planned.plan.peak_bytes < first.plan.peak_bytes
+
+
 class Disturbed(StepWatch):
     """One step in ten takes a third longer."""
 

@@ -195,6 +195,19 @@ def test_few_steps_count_one_by_one() -> None:
     assert stretches_ns([100, 120, 140, 160]) == [120, 140]
 
 
+def test_the_hosts_slack_is_that_of_its_fastest_plain_step() -> None:
+    watch = Timed({PLAIN: [100, 100, 100]})
+    for host_ns in (0, 95, 155, 255):
+        watch.begins("key", torch.device("cpu"))
+        watch.begins("key", torch.device("cpu")) if not watch._passes else None
+        watch._passes[-1].host_ns = host_ns
+    assert watch.host_slack_ns("key") == 40
+    watch._passes[2].host_ns = 190  # the host needs as long as the device: who waits is not known
+    watch._passes[3].host_ns = 290
+    assert watch.host_slack_ns("key") is None
+    assert watch.host_slack_ns("another") is None
+
+
 class Timed(StepWatch):
     """Steps of known lengths."""
 

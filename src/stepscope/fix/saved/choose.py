@@ -88,12 +88,19 @@ def plan_step(
     limit = _limit(record, target, plain, around)
     most_ns = target.most_ns(record.step_ns)
     found = [score(one) for one in compared if _is_possible(record, one)]
-    free = limit is None and most_ns is None
-    for searched in _searched(record, free=free) if searching else ():
+    limited = _with_host_limit(record, most_ns)
+
+    def look(within: StepRecord) -> None:
         fits = None if limit is None else limit.allows
-        found += search(searched, score, fits=fits, most_ns=most_ns)
+        for searched in _searched(within, free=limit is None and most_ns is None):
+            found.extend(search(searched, score, fits=fits, most_ns=most_ns))
+
+    if searching:
+        look(record)
+        if limited is not record and _asks_too_much(found, limited, most_ns):
+            look(limited)
     found += [score(one) for mixed in found for one in _unmixed(mixed.selection)]
-    timely = [one for one in found if is_timely(most_ns, record.most_host_ns, one)]
+    timely = [one for one in found if is_timely(most_ns, limited.most_host_ns, one)]
     chosen = _best([plain, *timely], limit, timed=most_ns is not None)
     notes = []
     meets_target = limit is None or limit.allows(chosen)
@@ -103,7 +110,9 @@ def plan_step(
         chosen = plain
         notes.append(_why_nothing(plain, limit, found, target))
     elif limit is None and most_ns is not None and chosen.extra_ns < _LITTLE * most_ns:
-        notes.append(_why_no_more(chosen.extra_ns / record.step_ns, target))
+        better = [one for one in found if one.peak_bytes < _WORTH * chosen.peak_bytes]
+        held_back = _asks_too_much(better, limited, most_ns)
+        notes.append(_why_no_more(chosen.extra_ns / record.step_ns, target, held_back=held_back))
     if any(is_lossy(option.encoding) for option in chosen.selection.encoded.values()):
         notes.append("Some values are rounded (lossy): results differ from plain training.")
     notes.extend(_advice(record, plain.memory.peak_bytes, chosen.peak_bytes))
@@ -115,6 +124,23 @@ def plan_step(
         waits=any(host_waits(one.encoding) for one in chosen.selection.encoded.values()),
         offloads=any(one.encoding == OFFLOAD for one in chosen.selection.encoded.values()),
         compared=() if most_ns is None or record.on_host else _undominated(found),
+    )
+
+
+def _with_host_limit(record: StepRecord, most_ns: float | None) -> StepRecord:
+    """Before steps have shown what the host can take: it may need its slack and the time allowed,
+    and then takes as long as the device may."""
+    known = record.most_host_ns is not None or record.host_slack_ns is None
+    if most_ns is None or known or record.on_host:
+        return record
+    return replace(record, most_host_ns=(record.host_slack_ns or 0) + round(most_ns))
+
+
+def _asks_too_much(found: list[_Candidate], limited: StepRecord, most_ns: float | None) -> bool:
+    """Whether something fits the device and not the host."""
+    return any(
+        is_timely(most_ns, None, one) and not is_timely(None, limited.most_host_ns, one)
+        for one in found
     )
 
 
@@ -131,7 +157,7 @@ def _searched(record: StepRecord, *, free: bool) -> list[StepRecord]:
     count them or not; where heavy operators may be repeated, it may be best not to."""
     searched = [with_byte_costs(record) if free else record]
     if not free and not record.on_host:
-        hidden = replace(record, watch_ns=0, replace_ns=0, repeat_ns=0)
+        hidden = replace(record, watch_ns=0, replace_ns=0, repeat_ns=0, launch_ns=0)
         searched = [hidden] if record.most_host_ns is None else [record, hidden]
     heavy = frozenset(number for number, call in enumerate(record.operators) if call.heavy)
     if heavy:
@@ -274,12 +300,15 @@ def _why_nothing(
     return "Nothing here is cheap to recompute or compresses exactly."
 
 
-def _why_no_more(share: float, target: MemoryTarget) -> str:
+def _why_no_more(share: float, target: MemoryTarget, *, held_back: bool) -> str:
+    """`held_back`: there is more to save, but the host could not follow."""
     more = "" if target.heavy else " heavy=True also repeats products, which may save more."
+    why = "nothing else that is cheap to repeat lowers the peak."
+    if held_back:
+        why = "to save more would cost the host more time than it has."
     return (
         f"Recomputing takes {percent(share)} of a step, less than the "
-        f"{percent(target.max_slowdown or 0.0)} allowed: nothing else that is cheap to repeat "
-        f"lowers the peak.{more}"
+        f"{percent(target.max_slowdown or 0.0)} allowed: {why}{more}"
     )
 
 

@@ -338,6 +338,7 @@ class MemorySaver:
             with_host_costs(record) if record.on_host or timed else record,
             surroundings=self._watch.surroundings(list(self._model.parameters())),
             measured_step_ns=self._watch.plain_ns(known.key),
+            host_slack_ns=None if record.on_host else self._watch.host_slack_ns(known.key),
         )
         link = link_of(self._watch.device)
         return record if link is None else with_offload(record, link.speed())

@@ -50,6 +50,7 @@ def plan_load(record: StepRecord, selection: ValueSelection, replaced: int) -> P
         offloaded = [one for one in options if one.encoding == OFFLOAD]
         calls = _ENCODING_CALLS * (len(options) - len(offloaded))
         following_ns += record.repeat_ns * calls + sum(one.cost_ns for one in offloaded)
+        following_ns += record.launch_ns * (calls + len(selection.repeated))
     device_ns = repeated_ns + sum(one.cost_ns for one in options)
     return PlanLoad(device_ns + _stalled_ns(record, selection), following_ns)
 

@@ -162,7 +162,7 @@ class PlanTries:
                 growth = _MOST_GROWTH
                 if best.added.share > 0:
                     growth = min(growth, _AIM * self._limit / best.added.share)
-                yield self._within(record, best.planned.load.times(growth), host=False)
+                yield self._grown(record, best.planned.load.times(growth))
             return
         base = NO_LOAD if best is None else best.planned.load
         share = self._share(best, slow)
@@ -170,13 +170,22 @@ class PlanTries:
             yield self._within(record, base.towards(slow.planned.load, share))
             share = share / 2 if best is None else (share + _MOST_SHARE) / 2
 
-    def _within(self, record: StepRecord, load: PlanLoad, *, host: bool = True) -> StepRecord:
+    def _within(self, record: StepRecord, load: PlanLoad) -> StepRecord:
         allowed_ns = self._limit * record.step_ns
         return replace(
             record,
             dearer=allowed_ns / max(1, load.device_ns) if self._limit else record.dearer,
-            most_host_ns=load.host_ns if host else None,
+            most_host_ns=load.host_ns,
         )
+
+    def _grown(self, record: StepRecord, load: PlanLoad) -> StepRecord:
+        """No plan was too slow: the host is limited only where its slack is known, and may have
+        more than that seemed."""
+        slack_ns = record.host_slack_ns
+        most_ns = None
+        if slack_ns is not None:
+            most_ns = max(load.host_ns, slack_ns + round(self._limit * record.step_ns))
+        return replace(self._within(record, load), most_host_ns=most_ns)
 
     def _share(self, best: TriedPlan | None, slow: TriedPlan) -> float:
         """Of the way from the best plan to the slow one. Its own waits are left out next time."""
