@@ -320,8 +320,8 @@ def test_the_time_that_copies_hold_up_encodings_counts() -> None:
 
 
 def test_where_copies_and_answers_would_hold_each_other_up_one_of_them_is_planned() -> None:
-    """A step takes 12.6 us, of which a tenth is allowed. By themselves both cost next to nothing; but
-    two copies take 100 us, and an answer would wait for them."""
+    """A step takes 12.6 us, of which a tenth is allowed. Both cost next to nothing by themselves;
+    but two copies take 100 us, and an answer would wait for them."""
     record = chain([10**6] * 8, ["heavy"] * 7, list(range(8)), took_ns=600)
     record = replace(record, link=LinkSpeed(20.0, 20.0, 1), measured_step_ns=12_600, on_host=False)
     away = HoldingOption(encoding=OFFLOAD, held_bytes=0, cost_ns=1)
