@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from save_memory_models import Step
     from save_memory_rows import Row
 
-MOST_WARM_UP = 96
+MOST_WARM_UP = 200  # five plans, each looked at for up to three times twelve passes
 BLOCKS, TINY_BLOCKS = 4, 2  # timed
 STEPS = 6  # in a block: the host may run ahead, as it does in a training
 TWICE = "twice the batch"

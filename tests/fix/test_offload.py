@@ -22,11 +22,18 @@ from stepscope.fix.saved.backward_memory import backward_memory
 from stepscope.fix.saved.choose import plan_step
 from stepscope.fix.saved.encoding_names import OFFLOAD
 from stepscope.fix.saved.encodings import offload
-from stepscope.fix.saved.offload_offers import offered_values, offload_points, with_offload
+from stepscope.fix.saved.encodings.copy_waits import CopyWaits
+from stepscope.fix.saved.offload_offers import (
+    copy_stalls_ns,
+    offered_values,
+    offload_points,
+    with_offload,
+)
+from stepscope.fix.saved.plan_load import plan_load
 from stepscope.fix.saved.run_file import saving_content
 from stepscope.fix.saved.save_plan import ENCODE, KEEP
-from stepscope.fix.saved.selection import select
-from stepscope.fix.saved.step_record import LinkSpeed, StepRecord
+from stepscope.fix.saved.selection import ValueSelection, select
+from stepscope.fix.saved.step_record import HoldingOption, LinkSpeed, StepRecord
 from stepscope.records.memory_targets import MemoryTarget
 
 CPU = torch.device("cpu")
@@ -279,3 +286,78 @@ def test_host_memory_of_earlier_steps_is_used_again() -> None:
     assert free == "was read"  # only then it may be written
     assert buffers.take(large)[0] is not first
     assert made == [8, 4, 8]
+
+
+def with_sparse(record: StepRecord, *values: int) -> StepRecord:
+    option = HoldingOption(encoding="sparse 0.1", held_bytes=100, cost_ns=10)
+    changed = list(record.values)
+    for number in values:
+        changed[number] = replace(changed[number], options=(*changed[number].options, option))
+    return replace(record, values=tuple(changed))
+
+
+def test_answers_arrive_after_the_copies_that_were_sent_before() -> None:
+    """Operators of 100 ns; a copy takes 250. The first is sent at 100 and the second at 200: they
+    are over at 350 and 600. What asks at 400 waits for 200 ns; then it is 700, and nobody waits."""
+    record = chain([1000] * 8, [None] * 7, list(range(8)), took_ns=100)
+    record = replace(record, link=LinkSpeed(4.0, 4.0, 1), measured_step_ns=2100)
+    packed = {use.value: use.after for use in record.uses}
+    assert [packed[value] for value in (1, 2, 4, 5)] == [1, 2, 4, 5]
+    assert copy_stalls_ns(record, {1, 2}, {4, 5}) == 200.0
+    assert copy_stalls_ns(record, {1}, {4, 5}) == 0.0
+    assert copy_stalls_ns(record, {4, 5}, {1, 2}) == 0.0
+    assert copy_stalls_ns(replace(record, link=None), {1, 2}, {4, 5}) == 0.0
+
+
+def test_the_time_that_copies_hold_up_encodings_counts() -> None:
+    record = chain([1000] * 8, ["heavy"] * 7, list(range(8)), took_ns=100)
+    record = replace(record, link=LinkSpeed(4.0, 4.0, 1), measured_step_ns=2100, on_host=False)
+    away = HoldingOption(encoding=OFFLOAD, held_bytes=0, cost_ns=1)
+    sparse = HoldingOption(encoding="sparse 0.1", held_bytes=100, cost_ns=10)
+    both = ValueSelection(encoded={1: away, 2: away, 4: sparse})
+    assert plan_load(record, both, 3).device_ns == 12 + 200
+    assert plan_load(record, ValueSelection(encoded={1: away, 2: away}), 2).device_ns == 2
+
+
+def test_where_copies_and_answers_would_hold_each_other_up_one_of_them_is_planned() -> None:
+    """A step takes 12.6 us, of which a tenth is allowed. Both cost next to nothing by themselves;
+    but two copies take 100 us, and an answer would wait for them."""
+    record = chain([10**6] * 8, ["heavy"] * 7, list(range(8)), took_ns=600)
+    record = replace(record, link=LinkSpeed(20.0, 20.0, 1), measured_step_ns=12_600, on_host=False)
+    away = HoldingOption(encoding=OFFLOAD, held_bytes=0, cost_ns=1)
+    values = list(record.values)
+    for number in (1, 2):
+        values[number] = replace(values[number], options=(away,))
+    record = with_sparse(replace(record, values=tuple(values)), 3, 4)
+    planned = plan_step(record, MemoryTarget(max_slowdown=0.1))
+    assert planned.plan.changes_something()
+    assert planned.waits != planned.offloads
+
+
+class Moment:
+    """An event of the device at a known time, in milliseconds."""
+
+    def __init__(self, at_ms: float, *, over: bool = True) -> None:
+        self.at_ms, self.over = at_ms, over
+
+    def query(self) -> bool:
+        return self.over
+
+    def elapsed_time(self, later: Moment) -> float:
+        return later.at_ms - self.at_ms
+
+
+def test_only_copies_that_end_later_are_waited_for() -> None:
+    waits = CopyWaits()
+    waits.note(Moment(0.0), Moment(5.0))
+    assert not waits.noting
+    assert waits.waited_ns() == 0
+    waits.begin()
+    waits.note(Moment(1.0), Moment(3.5))
+    waits.note(Moment(9.0), Moment(4.0))  # over long before
+    waits.note(Moment(9.0), Moment(11.0, over=False))  # nobody knows yet
+    assert waits.waited_ns() == 2_500_000
+    waits.begin()
+    assert waits.waited_ns() == 0
+    waits.end()
+    assert not waits.noting

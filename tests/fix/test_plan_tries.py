@@ -17,8 +17,17 @@ from step_chains import chain
 from stepscope.fix.saved.choose import PlannedStep, plan_step
 from stepscope.fix.saved.plan_load import NO_LOAD, PlanLoad
 from stepscope.fix.saved.plan_tries import MOST_TRIES, PlanTries, Verdict
-from stepscope.fix.saved.step_record import HoldingOption, StepRecord
-from stepscope.fix.saved.time_limit import AddedTime
+from stepscope.fix.saved.step_record import HoldingOption, LinkSpeed, StepRecord
+from stepscope.fix.saved.step_watch import FOLLOWED, PLAIN, StepWatch
+from stepscope.fix.saved.time_limit import (
+    CHECKED_AFTER,
+    LEAST_PLAIN,
+    MOST_CHECKED,
+    SETTLING,
+    AddedTime,
+    added_time,
+    is_clear,
+)
 from stepscope.records.memory_targets import MemoryTarget
 
 MB = 10**6
@@ -132,21 +141,75 @@ def test_everything_is_kept_only_if_the_cheapest_useful_plan_is_too_slow() -> No
     assert hopeless.verdict.gave_up
     assert not hopeless.verdict.planned.plan.changes_something()
     assert "everything is kept from now on" in (hopeless.verdict.said or "")
+    assert "5.0% are allowed" in (hopeless.verdict.said or "")
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-def test_no_try_asks_more_of_the_host_than_the_first(machine: Machine) -> None:
-    first, *others = tried(0.15, machine).plans
-    for other in others:
-        assert other.load.host_ns <= first.load.host_ns
-        assert other.load.device_ns <= first.load.device_ns
+def test_no_try_asks_more_than_one_that_was_too_slow(machine: Machine) -> None:
+    plans = tried(0.15, machine).plans
+    for number, plan in enumerate(plans):
+        if machine.added(plan).share > 0.155:
+            for later in plans[number + 1 :]:
+                assert later.load.host_ns <= plan.load.host_ns
+                assert later.load.device_ns <= plan.load.device_ns
 
 
-def test_a_plan_that_fits_is_not_tried_again() -> None:
-    ended = tried(0.15, Machine(device=0.5))
+def test_a_plan_that_takes_most_of_its_time_is_not_tried_again() -> None:
+    ended = tried(0.15, Machine(device=0.7))
     assert len(ended.plans) == 1
     assert ended.verdict.planned is ended.plans[0]
     assert ended.verdict.said is None
+
+
+def test_a_first_plan_that_takes_half_of_its_time_is_made_again() -> None:
+    """Operators take half as long beside others as alone: twice as many fit."""
+    ended = tried(0.15, Machine(device=0.5))
+    assert len(ended.plans) > 1
+    assert ended.peak_bytes < ended.plans[0].plan.peak_bytes
+    assert machine_share(ended.plans[0]) == pytest.approx(0.075)
+    assert 0.105 <= ended.share <= 0.155
+
+
+def machine_share(planned: PlannedStep) -> float:
+    return Machine(device=0.5).added(planned).share
+
+
+def test_a_plan_beyond_one_that_fits_must_save_more_to_be_tried() -> None:
+    """A step further is looked at where the first one saves nothing: tries do not end early."""
+    record, target = blocks(), MemoryTarget(max_slowdown=0.3)
+    tries, first = PlanTries(target), plan_step(record, target)
+    second = tries.judge(record, first, shared(0.9))
+    third = tries.judge(second.record, second.planned, shared(0.28 * 0.3))
+    assert not third.decided
+    assert third.planned.plan.peak_bytes <= 0.98 * second.planned.plan.peak_bytes
+
+
+def test_where_the_device_waited_for_offloaded_values_none_are_next_time() -> None:
+    """Operators explain 2 of 6 ms; the device waited for copies for 4. So as much may be recomputed
+    as before."""
+    record, target = with_offload(blocks()), MemoryTarget(max_slowdown=0.15)
+    first = plan_step(record, target)
+    assert first.offloads
+    extra_ns = first.plan.extra_ns
+    added = AddedTime(STEP_NS, STEP_NS + extra_ns + 4 * MS, waited_ns=4 * MS)
+    tries = PlanTries(target)
+    verdict = tries.judge(record, first, added)
+    assert not verdict.planned.offloads
+    assert verdict.planned.plan.changes_something()
+    assert "as the device waited 4.00 ms a step for offloaded values" in (verdict.said or "")
+    assert verdict.planned.load.device_ns >= 0.8 * first.load.device_ns
+    host = PlanTries(target).judge(record, first, replace(added, waited_ns=1 * MS))
+    assert "as the host cannot keep up" in (host.said or "")
+    assert host.record.may_offload
+
+
+def with_offload(record: StepRecord) -> StepRecord:
+    """The first block's results may go to host memory."""
+    option = HoldingOption(encoding="offload", held_bytes=0, cost_ns=1000)
+    values = (
+        replace(v, options=(option,)) if v.producer in (0, 1, 2) else v for v in record.values
+    )
+    return replace(record, values=tuple(values), link=LinkSpeed(1.0, 1.0, 1000))
 
 
 def test_time_that_is_left_after_a_slow_plan_is_used() -> None:
@@ -186,13 +249,95 @@ def test_the_best_plan_that_fitted_stays() -> None:
     assert "the plan that took 6.0% longer stays" in (verdict.said or "")
 
 
-def test_the_last_plan_may_be_hardly_too_slow() -> None:
+def test_no_plan_that_is_too_slow_stays() -> None:
     record, target = blocks(), MemoryTarget(max_slowdown=0.15)
     tries, verdict = PlanTries(target), Verdict(record, plan_step(record, target), False)
     while not verdict.decided:
         verdict = tries.judge(verdict.record, verdict.planned, shared(0.165))
-    assert not verdict.gave_up
-    assert verdict.planned.plan.changes_something()
+    assert verdict.gave_up
+    assert not verdict.planned.plan.changes_something()
+
+
+@pytest.mark.parametrize("slack_ms", [0, 1, 3])
+def test_the_first_plan_asks_no_more_of_the_host_than_its_slack_and_the_limit(
+    slack_ms: int,
+) -> None:
+    """15% of 20 ms are allowed: with a slack of a millisecond, 4 ms. The host needs twice what the
+    calls themselves say, as each operator is launched."""
+    machine = Machine(host=1.0, slack_ns=slack_ms * MS)
+    record = replace(blocks(), launch_ns=250_000)
+    target = MemoryTarget(max_slowdown=0.15)
+    before = plan_step(record, target)
+    planned = plan_step(replace(record, host_slack_ns=slack_ms * MS), target)
+    assert planned.load.host_ns <= (slack_ms + 3) * MS
+    assert machine.added(planned).share <= 0.15
+    assert planned.plan.changes_something()
+    if slack_ms < 3:
+        assert machine.added(before).share > 0.15
+        assert planned.plan.peak_bytes > before.plan.peak_bytes
+
+
+def test_what_holds_a_plan_back_is_said() -> None:
+    target = MemoryTarget(max_slowdown=0.3)
+    record = replace(blocks(), launch_ns=1 * MS, host_slack_ns=0)
+    assert "would cost the host more time than it has" in plan_step(record, target).plan.notes[0]
+
+
+def test_where_the_slack_was_too_small_a_plan_that_fits_is_made_again() -> None:
+    record, target = (
+        replace(blocks(), host_slack_ns=0, launch_ns=250_000),
+        MemoryTarget(max_slowdown=0.15),
+    )
+    first = plan_step(record, target)
+    verdict = PlanTries(target).judge(record, first, shared(0.05))
+    assert not verdict.decided
+    assert verdict.planned.plan.peak_bytes < first.plan.peak_bytes
+
+
+class Disturbed(StepWatch):
+    """One step in ten takes a third longer."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._draw = random.Random(seed)
+        self._steps: dict[str, list[int]] = {PLAIN: self.timed(STEP_NS, LEAST_PLAIN - 1)}
+
+    def timed(self, step_ns: int, count: int) -> list[int]:
+        draw = self._draw
+        return [
+            round(step_ns * draw.uniform(1.0, 1.01) * (1.33 if draw.random() < 0.1 else 1.0))
+            for _ in range(count)
+        ]
+
+    def added(self, step_ns: int, target: MemoryTarget) -> AddedTime:
+        self._steps[FOLLOWED] = [STEP_NS * 9] * SETTLING
+        while True:
+            self._steps[FOLLOWED] += self.timed(step_ns, CHECKED_AFTER)
+            added = added_time(self, "key")
+            assert added is not None
+            if is_clear(added, target) or len(self._steps[FOLLOWED]) >= MOST_CHECKED:
+                return added
+
+    def steps_ns(self, key: object, kind: str) -> list[int]:
+        del key
+        return self._steps[kind]
+
+
+@pytest.mark.parametrize("limit", [0.15, 0.3])
+def test_disturbed_steps_lead_near_the_time_allowed(limit: float) -> None:
+    """From 70 to 105% of it, or of what the least plan takes, in four of five cases."""
+    record, target = blocks(), MemoryTarget(max_slowdown=limit)
+    first, least = plan_step(record, target), plan_step(record, MemoryTarget(max_slowdown=10.0))
+    near = []
+    for seed, machine in enumerate(MACHINES):
+        watch = Disturbed(seed)
+        tries, verdict = PlanTries(target), Verdict(record, first, False)
+        while not verdict.decided:
+            added = watch.added(machine.added(verdict.planned).followed_ns, target)
+            verdict = tries.judge(verdict.record, verdict.planned, added)
+        most = min(limit, machine.added(least).share)
+        near.append(0.7 <= machine.added(verdict.planned).share / most <= 1.05)
+    assert sum(near) >= 0.8 * len(near)
 
 
 def test_between_two_loads() -> None:

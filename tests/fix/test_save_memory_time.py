@@ -17,9 +17,11 @@ from stepscope.fix.saved.plan_tries import MOST_TRIES
 from stepscope.fix.saved.step_watch import FOLLOWED, PLAIN, StepWatch, stretches_ns
 from stepscope.fix.saved.time_limit import (
     CHECKED_AFTER,
+    MOST_CHECKED,
     SETTLING,
     AddedTime,
     added_time,
+    is_clear,
     is_too_slow,
 )
 from stepscope.records.memory_targets import MemoryTarget
@@ -131,10 +133,37 @@ def test_without_a_limit_nothing_is_checked(
 
 def test_what_is_too_slow() -> None:
     limited = MemoryTarget(max_slowdown=0.05)
-    steps = [AddedTime(1000, slower) for slower in (1050, 1059, 1061)]
+    steps = [AddedTime(1000, slower) for slower in (1050, 1054, 1056)]
     assert [is_too_slow(added, limited) for added in steps] == [False, False, True]
     assert not is_too_slow(AddedTime(1000, 9000), MemoryTarget())
-    assert not is_too_slow(AddedTime(1000, 1069), limited, doubt=0.02)
+
+
+def test_steps_on_both_sides_of_the_limit_tell_nothing_yet() -> None:
+    limited = MemoryTarget(max_slowdown=0.05)
+    assert is_clear(AddedTime(1000, 1040, 1030, 1050), limited)
+    assert is_clear(AddedTime(1000, 1100, 1060, 1300), limited)
+    assert not is_clear(AddedTime(1000, 1040, 1030, 1100), limited)
+    assert is_clear(AddedTime(1000, 1040), limited)
+    steps = [*WATCHED, 100, 100, 100, 100, 120, 120, 120, 120]
+    added = added_time(Timed({PLAIN: [100], FOLLOWED: steps}), "key")
+    assert added is not None
+    assert (added.low_ns, added.followed_ns, added.high_ns) == (102, 110, 118)
+
+
+def test_a_plan_of_unclear_time_is_watched_longer(
+    monkeypatch: pytest.MonkeyPatch, as_on_a_gpu: None
+) -> None:
+    model, x = net()
+    saver = save_memory(model, max_slowdown=10)
+    unclear = AddedTime(1000, 10_900, 10_000, 13_000)
+    monkeypatch.setattr(memory_saver, "added_time", lambda *_: unclear)
+    trained(model, x, 2)
+    for _ in range(MOST_CHECKED - 1):
+        trained(model, x, 1)
+        assert not saver.settled
+    trained(model, x, 1)
+    assert saver.settled
+    assert saver.notes == []
 
 
 WATCHED = [900] * SETTLING  # a plan's first steps are slower: the host sees every operator
@@ -164,6 +193,19 @@ def test_nothing_is_judged_before_both_kinds_of_steps_were_timed() -> None:
 def test_few_steps_count_one_by_one() -> None:
     assert stretches_ns([100, 120]) == [100, 120]
     assert stretches_ns([100, 120, 140, 160]) == [120, 140]
+
+
+def test_the_hosts_slack_is_that_of_its_fastest_plain_step() -> None:
+    watch = Timed({PLAIN: [100, 100, 100]})
+    for host_ns in (0, 95, 155, 255):
+        watch.begins("key", torch.device("cpu"))
+        watch.begins("key", torch.device("cpu")) if not watch._passes else None
+        watch._passes[-1].host_ns = host_ns
+    assert watch.host_slack_ns("key") == 40
+    watch._passes[2].host_ns = 190  # the host needs as long as the device: who waits is not known
+    watch._passes[3].host_ns = 290
+    assert watch.host_slack_ns("key") is None
+    assert watch.host_slack_ns("another") is None
 
 
 class Timed(StepWatch):

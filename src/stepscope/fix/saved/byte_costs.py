@@ -30,6 +30,7 @@ def with_byte_costs(record: StepRecord) -> StepRecord:
         watch_ns=0,
         replace_ns=0,
         repeat_ns=0,
+        launch_ns=0,
         measured_step_ns=None,
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory
 from stepscope.fix.saved.byte_costs import with_byte_costs, with_measured_costs
-from stepscope.fix.saved.encoding_names import host_waits, is_lossy
+from stepscope.fix.saved.encoding_names import OFFLOAD, host_waits, is_lossy
 from stepscope.fix.saved.plan_actions import (
     planned_action,
     planned_use,
@@ -29,7 +29,7 @@ from stepscope.fix.saved.step_memory import StepMemory, step_memory
 from stepscope.records.figures import duration, percent, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from stepscope.fix.saved.step_record import StepRecord
     from stepscope.records.memory_targets import MemoryTarget
@@ -60,6 +60,7 @@ class PlannedStep:
     read: bool  # its peaks rest on what the allocator held in the recorded step's backward
     load: PlanLoad = NO_LOAD
     waits: bool = False  # the host waits for the sizes of some encodings
+    offloads: bool = False  # some values go to host memory
     compared: tuple[ValueSelection, ...] = ()  # that another limit of time may choose from
 
 
@@ -75,7 +76,7 @@ def plan_step(
     searching: bool = True,
 ) -> PlannedStep:
     """`compared` were found for another limit of time; if not `searching`, no others are."""
-    record = record if record.may_wait else without_waiting(record)
+    record = _without_suspects(record)
     plain_memory = backward_memory(record, keep_everything(record))
     around = step_memory(record, plain_memory)
     batch = target.batch or 1.0
@@ -87,11 +88,19 @@ def plan_step(
     limit = _limit(record, target, plain, around)
     most_ns = target.most_ns(record.step_ns)
     found = [score(one) for one in compared if _is_possible(record, one)]
-    free = limit is None and most_ns is None
-    for searched in _searched(record, free=free) if searching else ():
+    limited = _with_host_limit(record, most_ns)
+
+    def look(within: StepRecord) -> None:
         fits = None if limit is None else limit.allows
-        found += search(searched, score, fits=fits, most_ns=most_ns)
-    timely = [one for one in found if is_timely(most_ns, record.most_host_ns, one)]
+        for searched in _searched(within, free=limit is None and most_ns is None):
+            found.extend(search(searched, score, fits=fits, most_ns=most_ns))
+
+    if searching:
+        look(record)
+        if limited is not record and _asks_too_much(found, limited, most_ns):
+            look(limited)
+    found += [score(one) for mixed in found for one in _unmixed(mixed.selection)]
+    timely = [one for one in found if is_timely(most_ns, limited.most_host_ns, one)]
     chosen = _best([plain, *timely], limit, timed=most_ns is not None)
     notes = []
     meets_target = limit is None or limit.allows(chosen)
@@ -101,7 +110,9 @@ def plan_step(
         chosen = plain
         notes.append(_why_nothing(plain, limit, found, target))
     elif limit is None and most_ns is not None and chosen.extra_ns < _LITTLE * most_ns:
-        notes.append(_why_no_more(chosen.extra_ns / record.step_ns, target))
+        better = [one for one in found if one.peak_bytes < _WORTH * chosen.peak_bytes]
+        held_back = _asks_too_much(better, limited, most_ns)
+        notes.append(_why_no_more(chosen.extra_ns / record.step_ns, target, held_back=held_back))
     if any(is_lossy(option.encoding) for option in chosen.selection.encoded.values()):
         notes.append("Some values are rounded (lossy): results differ from plain training.")
     notes.extend(_advice(record, plain.memory.peak_bytes, chosen.peak_bytes))
@@ -111,7 +122,25 @@ def plan_step(
         read=record.backward_was_read,
         load=chosen.load,
         waits=any(host_waits(one.encoding) for one in chosen.selection.encoded.values()),
+        offloads=any(one.encoding == OFFLOAD for one in chosen.selection.encoded.values()),
         compared=() if most_ns is None or record.on_host else _undominated(found),
+    )
+
+
+def _with_host_limit(record: StepRecord, most_ns: float | None) -> StepRecord:
+    """Before steps have shown what the host can take: it may need its slack and the time allowed,
+    and then takes as long as the device may."""
+    known = record.most_host_ns is not None or record.host_slack_ns is None
+    if most_ns is None or known or record.on_host:
+        return record
+    return replace(record, most_host_ns=(record.host_slack_ns or 0) + round(most_ns))
+
+
+def _asks_too_much(found: list[_Candidate], limited: StepRecord, most_ns: float | None) -> bool:
+    """Whether something fits the device and not the host."""
+    return any(
+        is_timely(most_ns, None, one) and not is_timely(None, limited.most_host_ns, one)
+        for one in found
     )
 
 
@@ -128,7 +157,7 @@ def _searched(record: StepRecord, *, free: bool) -> list[StepRecord]:
     count them or not; where heavy operators may be repeated, it may be best not to."""
     searched = [with_byte_costs(record) if free else record]
     if not free and not record.on_host:
-        hidden = replace(record, watch_ns=0, replace_ns=0, repeat_ns=0)
+        hidden = replace(record, watch_ns=0, replace_ns=0, repeat_ns=0, launch_ns=0)
         searched = [hidden] if record.most_host_ns is None else [record, hidden]
     heavy = frozenset(number for number, call in enumerate(record.operators) if call.heavy)
     if heavy:
@@ -145,13 +174,40 @@ def without_repeating(record: StepRecord, operators: frozenset[int]) -> StepReco
     return replace(record, operators=tuple(calls))
 
 
-def without_waiting(record: StepRecord) -> StepRecord:
-    """Without encodings whose size the device has to tell the host."""
+def _without_suspects(record: StepRecord) -> StepRecord:
+    """Without what has held up the steps of earlier plans."""
+    if not record.may_wait:
+        record = _without_options(record, host_waits)
+    if not record.may_offload:
+        record = _without_options(record, _is_offload)
+    return record
+
+
+def _without_options(record: StepRecord, refused: Callable[[str], bool]) -> StepRecord:
     values = (
-        replace(value, options=tuple(o for o in value.options if not host_waits(o.encoding)))
+        replace(value, options=tuple(o for o in value.options if not refused(o.encoding)))
         for value in record.values
     )
     return replace(record, values=tuple(values))
+
+
+def _is_offload(encoding: str) -> bool:
+    return encoding == OFFLOAD
+
+
+def _unmixed(selection: ValueSelection) -> Iterator[ValueSelection]:
+    """Where values are offloaded and others are encodings that wait, which hold each other up: the
+    same with one of both kinds."""
+    kinds = host_waits, _is_offload
+    parts = [
+        {value for value, option in selection.encoded.items() if of_kind(option.encoding)}
+        for of_kind in kinds
+    ]
+    if not all(parts):
+        return
+    for part in parts:
+        encoded = {v: option for v, option in selection.encoded.items() if v not in part}
+        yield replace(selection, kept=selection.kept | part, encoded=encoded)
 
 
 def _is_possible(record: StepRecord, selection: ValueSelection) -> bool:
@@ -244,12 +300,15 @@ def _why_nothing(
     return "Nothing here is cheap to recompute or compresses exactly."
 
 
-def _why_no_more(share: float, target: MemoryTarget) -> str:
+def _why_no_more(share: float, target: MemoryTarget, *, held_back: bool) -> str:
+    """`held_back`: there is more to save, but the host could not follow."""
     more = "" if target.heavy else " heavy=True also repeats products, which may save more."
+    why = "nothing else that is cheap to repeat lowers the peak."
+    if held_back:
+        why = "to save more would cost the host more time than it has."
     return (
         f"Recomputing takes {percent(share)} of a step, less than the "
-        f"{percent(target.max_slowdown or 0.0)} allowed: nothing else that is cheap to repeat "
-        f"lowers the peak.{more}"
+        f"{percent(target.max_slowdown or 0.0)} allowed: {why}{more}"
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.fix.saved.choose import plan_step
 from stepscope.fix.saved.follower import FollowedPlan
 from stepscope.fix.saved.plan_tries import PlanTries
+from stepscope.fix.saved.time_limit import CHECKED_AFTER, MOST_CHECKED, SETTLING, is_clear
 
 if TYPE_CHECKING:
     from stepscope.fix.saved.choose import PlannedStep
@@ -40,6 +41,7 @@ class KnownPass:
     followed_passes: int = 0
     tries: PlanTries | None = None  # plans whose steps were timed
     decided: bool = False  # the plan stays
+    unclear: bool = False  # whether it is too slow: more of its steps have to tell
     given_up: bool = False
 
     def make_plan(self, target: MemoryTarget) -> None:
@@ -54,12 +56,27 @@ class KnownPass:
     def use(self, planned: PlannedStep) -> None:
         self.planned, self.followed = planned, FollowedPlan.of(planned.plan)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether enough of the plan's passes were seen to ask what they took."""
+        first, later = self.followed_passes == CHECKED_AFTER, self.followed_passes % CHECKED_AFTER
+        return first or (self.unclear and not later)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the plan stays, after its first passes."""
+        least = SETTLING if self.decided else CHECKED_AFTER
+        return self.given_up or (self.followed_passes >= least and not self.unclear)
+
     def check_time(self, added: AddedTime | None, target: MemoryTarget) -> str | None:
         """Plan again where steps are slower than allowed, with what they have shown, a few times.
         Says what was done. On CPUs a plan counts all its costs: it stays."""
         if self.record is None or self.record.on_host or self.planned is None or self.decided:
             return None
         if added is None or target.max_slowdown is None:
+            return None
+        self.unclear = not is_clear(added, target) and self.followed_passes < MOST_CHECKED
+        if self.unclear:
             return None
         self.tries = self.tries or PlanTries(target)
         verdict = self.tries.judge(self.record, self.planned, added)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.fix.saved.choose import plan_step, without_repeating
+from stepscope.fix.saved.encodings.copy_waits import COPY_WAITS
 from stepscope.fix.saved.encodings.offload import link_of
 from stepscope.fix.saved.follower import (
     FollowedPlan,
@@ -36,7 +37,7 @@ from stepscope.fix.saved.step_watch import (
     BackwardPeaks,
     StepWatch,
 )
-from stepscope.fix.saved.time_limit import CHECKED_AFTER, LEAST_PLAIN, SETTLING, added_time
+from stepscope.fix.saved.time_limit import LEAST_PLAIN, added_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,9 +119,7 @@ class MemorySaver:
     def settled(self) -> bool:
         """Whether the plans stay as they are, for the inputs seen so far."""
         return bool(self._passes) and all(
-            known.given_up
-            or known.followed_passes >= (SETTLING if known.decided else CHECKED_AFTER)
-            or (known.followed is not None and not self._follows(known.followed))
+            known.settled or (known.followed is not None and not self._follows(known.followed))
             for known in self._passes.values()
         )
 
@@ -275,11 +274,17 @@ class MemorySaver:
         elif not known.counted:
             known.report, known.counted = report, True
         known.followed_passes += 1
-        if known.followed_passes == CHECKED_AFTER:
+        if known.is_due:
             self._check_time(known)
 
     def _check_time(self, known: KnownPass) -> None:
-        said = known.check_time(added_time(self._watch, known.key), self._target)
+        added = added_time(self._watch, known.key)
+        if added is not None:
+            waited_ns = COPY_WAITS.waited_ns() // max(1, known.followed_passes - 1)
+            added = replace(added, waited_ns=waited_ns)
+        said = known.check_time(added, self._target)
+        if known.decided:
+            COPY_WAITS.end()
         if said is not None:
             self._watch.forget_followed()
             self._latest = known.planned.plan if known.planned is not None else None
@@ -307,6 +312,8 @@ class MemorySaver:
                 self._latest = other.plan
             return
         known.pinned, known.report = pinned, report
+        if self._target.max_slowdown is not None and not known.decided:
+            COPY_WAITS.begin()  # of the passes that follow
         for module in pinned.entered_modules() - self._entered:
             self._entered.add(module)
             self._handles.append(module.register_forward_pre_hook(self._enters_inner, prepend=True))
@@ -331,6 +338,7 @@ class MemorySaver:
             with_host_costs(record) if record.on_host or timed else record,
             surroundings=self._watch.surroundings(list(self._model.parameters())),
             measured_step_ns=self._watch.plain_ns(known.key),
+            host_slack_ns=None if record.on_host else self._watch.host_slack_ns(known.key),
         )
         link = link_of(self._watch.device)
         return record if link is None else with_offload(record, link.speed())

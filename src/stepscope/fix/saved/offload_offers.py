@@ -82,6 +82,30 @@ def offload_points(record: StepRecord, values: Collection[int]) -> dict[int, Off
     return points
 
 
+def copy_stalls_ns(
+    record: StepRecord, offloaded: Collection[int], waiting: Collection[int]
+) -> float:
+    """How long the device waits in forward for the answers of `waiting` values. One engine makes
+    all copies to host memory, in order: an answer of one byte that is asked for while offloaded
+    values leave arrives after them, and the computing stream goes on only then (H200: 8.7 ms
+    behind 720 MB)."""
+    if record.link is None:
+        return 0.0
+    elapsed, first = _elapsed(record), dict[int, float]()
+    for use in record.uses:
+        if use.value is not None and (use.value in offloaded or use.value in waiting):
+            first.setdefault(use.value, elapsed[use.after])
+    copied_ns = stalled_ns = 0.0
+    for value, saved_ns in first.items():  # in the order of saving
+        now_ns = saved_ns + stalled_ns
+        if value in waiting:
+            stalled_ns += max(0.0, copied_ns - now_ns)
+        else:
+            size_bytes = record.values[value].size_bytes
+            copied_ns = max(copied_ns, now_ns) + size_bytes / record.link.out_bytes_per_ns
+    return stalled_ns
+
+
 def _elapsed(record: StepRecord) -> list[float]:
     """Until each operator. A recorded pass is slower than others: the host watches it."""
     forward_ns = record.forward_ns

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.fix.saved.encoding_names import OFFLOAD
+from stepscope.fix.saved.encoding_names import OFFLOAD, host_waits
 from stepscope.fix.saved.hook_pauses import HOOKED_FOR_EACH
+from stepscope.fix.saved.offload_offers import copy_stalls_ns
 
 if TYPE_CHECKING:
     from stepscope.fix.saved.selection import ValueSelection
@@ -28,6 +29,14 @@ class PlanLoad:
             round(self.host_ns + share * (other.host_ns - self.host_ns)),
         )
 
+    def times(self, factor: float) -> PlanLoad:
+        return PlanLoad(round(self.device_ns * factor), round(self.host_ns * factor))
+
+    def part_of(self, other: PlanLoad) -> float:
+        """The device's part and the host's, together: which of two plans asks less of both."""
+        device = self.device_ns / max(1, other.device_ns)
+        return device + self.host_ns / max(1, other.host_ns)
+
 
 NO_LOAD = PlanLoad(0, 0)
 
@@ -41,7 +50,17 @@ def plan_load(record: StepRecord, selection: ValueSelection, replaced: int) -> P
         offloaded = [one for one in options if one.encoding == OFFLOAD]
         calls = _ENCODING_CALLS * (len(options) - len(offloaded))
         following_ns += record.repeat_ns * calls + sum(one.cost_ns for one in offloaded)
-    return PlanLoad(repeated_ns + sum(one.cost_ns for one in options), following_ns)
+        following_ns += record.launch_ns * (calls + len(selection.repeated))
+    device_ns = repeated_ns + sum(one.cost_ns for one in options)
+    return PlanLoad(device_ns + _stalled_ns(record, selection), following_ns)
+
+
+def _stalled_ns(record: StepRecord, selection: ValueSelection) -> int:
+    """Where values are offloaded and the answers of encodings are copied to the host, too."""
+    encoded = selection.encoded.items()
+    offloaded = {value for value, option in encoded if option.encoding == OFFLOAD}
+    waiting = {value for value, option in encoded if host_waits(option.encoding)}
+    return round(copy_stalls_ns(record, offloaded, waiting)) if offloaded and waiting else 0
 
 
 def host_ns(record: StepRecord, replaced: int, repeated: int) -> int:

@@ -1,9 +1,9 @@
-"""Which plan to try after one whose steps took longer than allowed.
+"""Which plan to try after the steps of one were timed.
 
-Whether the device, the host or both made the steps longer is not known. What is: a plan that asks
-less of each of them takes less time. So the next one may ask, of both, for a part of what the slow
-one did, as large a part as the times of all plans so far allow; and nothing that was tried is
-forgotten: the one that fits and saves most stays.
+Whether the device, the host or both made steps longer is not known. What is: a plan that asks less
+of each of them takes less time. So the next plan lies between the best one that fitted and the
+least one that did not, by what they ask of both. Nothing that was tried is forgotten: the plan that
+fits and saves most stays.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING
 from stepscope.fix.saved.choose import plan_nothing, plan_step
 from stepscope.fix.saved.plan_load import NO_LOAD
 from stepscope.fix.saved.time_limit import is_too_slow
-from stepscope.records.figures import percent
+from stepscope.records.figures import duration, percent
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stepscope.fix.saved.choose import PlannedStep
+    from stepscope.fix.saved.plan_load import PlanLoad
     from stepscope.fix.saved.step_record import StepRecord
     from stepscope.fix.saved.time_limit import AddedTime
     from stepscope.records.memory_targets import MemoryTarget
@@ -25,10 +28,12 @@ if TYPE_CHECKING:
 MOST_TRIES = 5  # plans
 _AIM = 0.95  # of the time allowed
 _ENOUGH = 0.8  # of it: a plan that takes so much is not made again
-_TOLERATED = 0.02  # of a step, where no plan fits: to save nothing would be worse
+_LITTLE = 0.6  # of it: even a first plan is made again
 _LEAST_SHARE, _MOST_SHARE = 0.1, 0.9  # of the way between two plans
-_DEARER = 1.35  # by which operators take longer beside others; beyond, it is the host
+_MOST_GROWTH = 2.0  # of what a plan asks of the device, where no plan was too slow yet
+_DEARER = 1.35  # by which operators take longer beside others; beyond, something was waited for
 _BETTER = 0.98  # of the peak: less saved is not worth another try
+_STEPS = 4  # by which the way between two plans is walked until one is worth a try
 _SMALLER_LIMIT = 3
 
 
@@ -42,8 +47,19 @@ class TriedPlan:
         return _peak_bytes(self.planned)
 
     @property
-    def held_up_host(self) -> bool:
+    def held_up(self) -> bool:
+        """It took longer than its operators do."""
         return self.added.added_ns > _DEARER * self.planned.plan.extra_ns
+
+    @property
+    def held_up_by_copies(self) -> bool:
+        """The device waited for offloaded values for most of what the operators do not explain."""
+        unexplained_ns = self.added.added_ns - self.planned.plan.extra_ns
+        return self.held_up and 2 * self.added.waited_ns > unexplained_ns
+
+    @property
+    def held_up_host(self) -> bool:
+        return self.held_up and not self.held_up_by_copies
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +84,24 @@ class PlanTries:
     def judge(self, record: StepRecord, planned: PlannedStep, added: AddedTime) -> Verdict:
         """`record` with what earlier verdicts made of it; the steps of `planned` took `added`."""
         self.tried.append(TriedPlan(planned, added))
-        if len(self.tried) == 1 and self._fits(self.tried[0]):
-            return Verdict(record, planned, True)
         said = f"steps took {percent(added.share)} longer than plain ones"
         following = self._following(record) if len(self.tried) < MOST_TRIES else None
         if following is None:
             return self._ended(record, said)
-        why = ", as the host cannot keep up" if self.tried[-1].held_up_host else ""
-        if self._fits(self.tried[-1]):
-            why = f" of the {percent(self.target.max_slowdown or 0.0)} allowed"
-        return Verdict(*following, False, f"{said}{why}: planned again")
+        return Verdict(*following, False, f"{said}{self._why_again()}: planned again")
+
+    def _why_again(self) -> str:
+        last = self.tried[-1]
+        if self._fits(last):
+            return f" of the {percent(self._limit)} allowed"
+        if last.held_up_by_copies:
+            waited = duration(last.added.waited_ns)
+            return f", as the device waited {waited} a step for offloaded values"
+        return ", as the host cannot keep up" if last.held_up_host else ""
+
+    @property
+    def _limit(self) -> float:
+        return self.target.max_slowdown or 0.0
 
     def _fits(self, one: TriedPlan) -> bool:
         return not is_too_slow(one.added, self.target)
@@ -88,64 +112,109 @@ class PlanTries:
         return min(fitting, key=lambda one: one.peak_bytes, default=None)
 
     @property
-    def _least_slow(self) -> TriedPlan:
+    def _slow(self) -> TriedPlan | None:
+        """The plan that asked least of those that were too slow. Plans that were held up by
+        something that later ones leave out tell nothing about these, if there are others."""
         slow = [one for one in self.tried if not self._fits(one)]
-        return min(slow, key=lambda one: one.added.share)
+        most = self.tried[0].planned.load
+        ordinary = [one for one in slow if not self._is_excused(one)]
+        return min(ordinary or slow, key=lambda one: one.planned.load.part_of(most), default=None)
+
+    def _is_excused(self, one: TriedPlan) -> bool:
+        waits = one.planned.waits and one.held_up
+        return waits or (one.planned.offloads and one.held_up_by_copies)
 
     def _following(self, record: StepRecord) -> tuple[StepRecord, PlannedStep] | None:
-        lighter = self._lighter(record)
-        if lighter is not None:
-            compared = self.tried[-1].planned.compared
-            planned = plan_step(lighter, self.target, compared=compared)
+        if self._is_enough():
+            return None
+        compared, searching = self.tried[-1].planned.compared, True
+        for limited in self._limited(record):
+            planned = plan_step(limited, self.target, compared=compared, searching=searching)
             if self._is_promising(planned):
-                return lighter, planned
-        if not self._tried_smaller_limit:
+                return limited, planned
+            compared, searching = planned.compared, False
+        if not self._tried_smaller_limit and self._slow is not None:
             self._tried_smaller_limit = True
             planned = self._for_smaller_limit(record)
-            host_ns = self._least_slow.planned.load.host_ns
+            host_ns = self._slow.planned.load.host_ns
             if planned.load.host_ns <= host_ns and self._is_promising(planned):
                 return record, planned
         return None
 
-    def _lighter(self, record: StepRecord) -> StepRecord | None:
-        """The record with limits for the next plan, between the best one that fits and the one
-        that is least too slow; None where the best takes about as long as it may."""
-        most, best, slow = self.target.max_slowdown or 0.0, self._best, self._least_slow
-        share = self._secant_share(best, slow)
-        if best is not None and best is self.tried[-1]:
-            if best.added.share >= _ENOUGH * most or self._meets_bytes(best):
-                return None
-            share = (share + self._proportional_share(best, slow)) / 2
+    def _is_enough(self) -> bool:
+        """The best plan is the last one, and takes about as long as it may; or bytes are limited,
+        and it keeps within them."""
+        best = self._best
+        if best is None or best is not self.tried[-1]:
+            return False
+        enough = _LITTLE if len(self.tried) == 1 else _ENOUGH
+        return best.added.share >= enough * self._limit or self._meets_bytes(best)
+
+    def _limited(self, record: StepRecord) -> Iterator[StepRecord]:
+        """The record with limits for the next plan. Beside a plan that fits, each asks for more
+        than the one before, as it has to save more; else for less."""
+        best, slow = self._best, self._slow
+        waits = any(one.planned.waits and one.held_up for one in self.tried)
+        copies = any(one.planned.offloads and one.held_up_by_copies for one in self.tried)
+        record = replace(record, may_wait=not waits, may_offload=not copies)
+        if slow is None:
+            if best is not None:
+                growth = _MOST_GROWTH
+                if best.added.share > 0:
+                    growth = min(growth, _AIM * self._limit / best.added.share)
+                yield self._grown(record, best.planned.load.times(growth))
+            return
         base = NO_LOAD if best is None else best.planned.load
-        load = base.towards(slow.planned.load, share)
-        waits = any(one.planned.waits and one.held_up_host for one in self.tried)
+        share = self._share(best, slow)
+        for _ in range(_STEPS):
+            yield self._within(record, base.towards(slow.planned.load, share))
+            share = share / 2 if best is None else (share + _MOST_SHARE) / 2
+
+    def _within(self, record: StepRecord, load: PlanLoad) -> StepRecord:
+        allowed_ns = self._limit * record.step_ns
         return replace(
             record,
-            dearer=most * record.step_ns / max(1, load.device_ns) if most else record.dearer,
+            dearer=allowed_ns / max(1, load.device_ns) if self._limit else record.dearer,
             most_host_ns=load.host_ns,
-            may_wait=not waits,
         )
 
+    def _grown(self, record: StepRecord, load: PlanLoad) -> StepRecord:
+        """No plan was too slow: the host is limited only where its slack is known, and may have
+        more than that seemed."""
+        slack_ns = record.host_slack_ns
+        most_ns = None
+        if slack_ns is not None:
+            most_ns = max(load.host_ns, slack_ns + round(self._limit * record.step_ns))
+        return replace(self._within(record, load), most_host_ns=most_ns)
+
+    def _share(self, best: TriedPlan | None, slow: TriedPlan) -> float:
+        """Of the way from the best plan to the slow one. Its own waits are left out next time."""
+        if self._is_excused(slow) and slow.planned.offloads and slow.held_up_by_copies:
+            rest_ns = slow.added.added_ns - slow.added.waited_ns
+            if rest_ns <= self._limit * slow.added.plain_ns:
+                return 1.0
+        share = self._secant_share(best, slow)
+        if best is not None and best is self.tried[-1]:
+            share = (share + self._proportional_share(best, slow)) / 2
+        return share
+
     def _secant_share(self, best: TriedPlan | None, slow: TriedPlan) -> float:
-        """Of the way from the best to the slow one, if what lies between takes a time between."""
-        aim = _AIM * (self.target.max_slowdown or 0.0)
+        """If what lies between them takes a time between."""
         low = 0.0 if best is None else best.added.share
-        return _between_plans((aim - low) / max(1e-9, slow.added.share - low))
+        return _between_plans((_AIM * self._limit - low) / max(1e-9, slow.added.share - low))
 
     def _proportional_share(self, best: TriedPlan, slow: TriedPlan) -> float:
         """If only the slow plan was held up, and times grow as those of the best one."""
-        aim = _AIM * (self.target.max_slowdown or 0.0)
         ours, theirs = best.planned.load.device_ns, slow.planned.load.device_ns
         if best.added.share <= 0 or theirs <= ours:
             return _MOST_SHARE
-        return _between_plans((aim / best.added.share - 1) * ours / (theirs - ours))
+        growth = _AIM * self._limit / best.added.share
+        return _between_plans((growth - 1) * ours / (theirs - ours))
 
     def _for_smaller_limit(self, record: StepRecord) -> PlannedStep:
         """What a user who allows less time gets first: who allows more is to get no worse plan."""
-        record = replace(record, dearer=1.0, most_host_ns=None, may_wait=True)
-        smaller = replace(
-            self.target, max_slowdown=(self.target.max_slowdown or 0.0) / _SMALLER_LIMIT
-        )
+        record = replace(record, dearer=1.0, most_host_ns=None)
+        smaller = replace(self.target, max_slowdown=self._limit / _SMALLER_LIMIT)
         compared = self.tried[0].planned.compared
         planned = plan_step(record, smaller, compared=compared, searching=False)
         return replace(planned, plan=replace(planned.plan, target=self.target.text))
@@ -166,11 +235,13 @@ class PlanTries:
         return one.planned.meets_target and any(limit is not None for limit in limits)
 
     def _ended(self, record: StepRecord, said: str) -> Verdict:
-        chosen = self._best or self._least_slow
-        if is_too_slow(chosen.added, self.target, doubt=_TOLERATED):
+        chosen = self._best
+        if chosen is None:
+            heavy = "" if self.target.heavy else ", or try heavy=True"
             said = (
-                f"{said}: everything is kept from now on. Where training waits for the host, "
-                "capture a CUDA graph, or train with a larger batch"
+                f"{said}, {percent(self._limit)} are allowed, and no plan that was tried kept "
+                "within them: everything is kept from now on. Where training waits for the host, "
+                f"capture a CUDA graph, or train with a larger batch{heavy}"
             )
             return Verdict(record, plan_nothing(record, self.target, said), True, said, True)
         if chosen is self.tried[-1]:

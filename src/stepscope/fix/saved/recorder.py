@@ -314,6 +314,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             values=tuple(self._values.with_options(self._trials.options(self._uses, calls))),
             uses=tuple(self._uses),
             on_host=self._device.type == "cpu",
+            launch_ns=round(median(self._clock.issued_ns)) if self._clock.issued_ns else 0,
         )
 
     def _differs(self, number: int) -> bool:

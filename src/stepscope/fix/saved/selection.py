@@ -98,7 +98,7 @@ class _StepCut:
         for number, value in enumerate(record.values):
             self._add_value(network, number, value, number in fixed)
         for number, call in enumerate(record.operators):
-            again_ns = call.again_ns + record.repeat_ns
+            again_ns = call.again_ns + record.repeat_ns + record.launch_ns
             again_ns += record.replace_ns * sum(readers[value] for value in call.outputs)
             cost = UNLIMITED if call.refusal else max(1, round(again_ns * price.at(number)))
             network.connect(self._source, self._operators[number], cost)

@@ -104,10 +104,13 @@ class StepRecord:
     watch_ns: int = 0  # every saved tensor that the pack hook sees
     replace_ns: int = 0  # one that is not kept, on top of that
     repeat_ns: int = 0  # an operator that is repeated, on top of its own time
+    launch_ns: int = 0  # on a GPU: the host's own part of an operator
+    host_slack_ns: int | None = None  # by which the host is faster than the device; None: not known
     # What the steps of earlier plans have shown, on GPUs:
     dearer: float = 1.0  # what operators take beside others, over what they took alone
     most_host_ns: int | None = None  # that following a plan may cost the host; None: not known
     may_wait: bool = True  # for encodings whose size the device has to tell the host
+    may_offload: bool = True  # False where the device waited for offloaded values
     on_host: bool = True  # the operators ran on the CPU
     link: LinkSpeed | None = None  # to host memory, where there is one
     surroundings: StepSurroundings | None = None

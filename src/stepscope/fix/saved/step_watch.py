@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _MOST_PASSES = 512  # plain ones must not be forgotten before the last plan is tried
 _STRETCH = 3  # steps
+_FASTER = 0.9  # of a step: what the host needs where it is clearly ahead of the device
 PLAIN, RECORDED, FOLLOWED, OUTDATED = "plain", "recorded", "followed", "outdated"
 
 
@@ -27,6 +28,7 @@ class _Begun:
     key: Hashable
     kind: str
     mark: Any  # a CUDA event, or nanoseconds; None in the capture of a CUDA graph
+    host_ns: int = 0  # when the host began it
 
 
 class StepWatch:
@@ -44,7 +46,7 @@ class StepWatch:
         if self._first:  # kernels are loaded in it
             self._first = False
             return
-        self._passes.append(_Begun(key, PLAIN, _mark(self.device)))
+        self._passes.append(_Begun(key, PLAIN, _mark(self.device), time.perf_counter_ns()))
         del self._passes[:-_MOST_PASSES]
 
     def is_of(self, kind: str) -> None:
@@ -77,6 +79,20 @@ class StepWatch:
         if not steps:
             return None
         return min(stretches_ns(steps)) if self.device.type == "cuda" else round(median(steps))
+
+    def host_slack_ns(self, key: Hashable) -> int | None:
+        """By which the host is faster than the device. It runs ahead until its queue is full: its
+        fastest step tells. None where it is hardly faster: it may be what the device waits for,
+        or wait for the device in every step."""
+        plain_ns = self.plain_ns(key)
+        steps = [
+            following.host_ns - one.host_ns
+            for one, following in zip(self._passes, self._passes[1:], strict=False)
+            if one.key == key and one.kind == PLAIN
+        ]
+        if plain_ns is None or not steps or min(steps) > _FASTER * plain_ns:
+            return None
+        return plain_ns - min(steps)
 
     def typical_ns(self, key: Hashable, kind: str) -> int | None:
         steps = self.steps_ns(key, kind)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from stepscope.fix.saved.encoding_names import OFFLOAD, OffloadPoints
+from stepscope.fix.saved.encodings.copy_waits import COPY_WAITS
 from stepscope.fix.saved.encodings.encoded import Encoded, whole
 from stepscope.fix.saved.graph_capture import is_capturing
 from stepscope.fix.saved.step_record import LinkSpeed
@@ -206,10 +207,10 @@ class CudaPinnedLink:
         self._out.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._out):
             buffer.copy_(tensor, non_blocking=True)
-        return _InHost(buffer, self._out.record_event())
+        return _InHost(buffer, self._out.record_event(_timed_event()))
 
     def left(self, sent: _InHost) -> None:
-        torch.cuda.current_stream(self._device).wait_event(sent.complete)
+        self._wait_for(sent.complete)
 
     def fetch(self, sent: _InHost) -> _OnItsWay:
         tensor = torch.empty_like(sent.buffer, device=self._device, pin_memory=False)
@@ -218,12 +219,18 @@ class CudaPinnedLink:
         self._in.wait_event(sent.complete)
         with torch.cuda.stream(self._in):
             tensor.copy_(sent.buffer, non_blocking=True)
-        return _OnItsWay(tensor, self._in.record_event(), sent.buffer)
+        return _OnItsWay(tensor, self._in.record_event(_timed_event()), sent.buffer)
 
     def arrived(self, fetched: _OnItsWay) -> torch.Tensor:
-        torch.cuda.current_stream(self._device).wait_event(fetched.complete)
+        self._wait_for(fetched.complete)
         self._buffers.give_back(fetched.buffer, fetched.complete)
         return fetched.tensor
+
+    def _wait_for(self, complete: Any) -> None:
+        stream = torch.cuda.current_stream(self._device)
+        if COPY_WAITS.noting:
+            COPY_WAITS.note(stream.record_event(_timed_event()), complete)
+        stream.wait_event(complete)
 
     def forgotten(
         self, sent: _InHost | None, fetched: _OnItsWay | None, leaving: torch.Tensor | None
@@ -253,11 +260,15 @@ class CudaPinnedLink:
         return LinkSpeed(_TRIAL_BYTES / out_ns, _TRIAL_BYTES / in_ns, min(host_ns))
 
 
+def _timed_event() -> Any:
+    make: Callable[..., Any] = torch.cuda.Event
+    return make(enable_timing=True)
+
+
 def _fastest_ns(copy: Callable[[], Any]) -> float:
     times: list[float] = []
-    make: Callable[..., Any] = torch.cuda.Event
     for _ in range(_ROUNDS):
-        began, ended = make(enable_timing=True), make(enable_timing=True)
+        began, ended = _timed_event(), _timed_event()
         began.record()
         copy()
         ended.record()
