@@ -469,5 +469,5 @@ def test_stalls_are_said_and_are_nobodys_work(tmp_path: Path, whatif: Any) -> No
     assert body["predicted_ms"] == pytest.approx(24.9, rel=0.02)
     assert (body["stall_ms"], body["decides"]) == (0.0, "device")
     printed = " ".join(whatif(run, "--set", "no-data-wait").split())
-    assert "24.9 ms (25.1 ms with it) and 16.9 ms of stalls on average" in printed
-    assert "stalls add 16.9 ms to an average step, then nothing" in printed
+    assert "24.9 ms (25.1 ms with it) and 17.1 ms of stalls on average" in printed
+    assert "stalls add 17.1 ms to an average step, then nothing" in printed
