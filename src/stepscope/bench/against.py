@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.bench.run_change import run_change, typical_ms, usual_variance
+from stepscope.bench.run_change import (
+    run_change,
+    typical_ms,
+    usual_variance,
+    variance_of_runs,
+)
 from stepscope.records.bench_comparison import BenchComparison, WorkloadChange
 from stepscope.records.comparison import PartChange
 from stepscope.records.figures import unsigned_percent
@@ -142,7 +147,7 @@ def _change(
     if estimate is None:
         return _not_comparable(now, "too few runs")
     base_ms, now_ms = (typical_ms(side) for side in plain_runs(then, now))
-    paced = bool(then.paced and now.paced)
+    paced = compares_paced(then, now)
     pace = None if paced else _pace(then, now)
     own = math.log(now_ms / base_ms) - estimate.value  # the machine's part of it
     return WorkloadChange(
@@ -183,10 +188,16 @@ def _without_pace(results: BenchResults) -> BenchResults:
 def compared_runs(
     then: WorkloadResult, now: WorkloadResult
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Where both sides have runs beside a yardstick, their ratios; else plain runs."""
-    if then.paced and now.paced:
-        return then.paced, now.paced
-    return plain_runs(then, now)
+    """Plain runs, or the ratios of paced ones where those agree better with each other."""
+    return (then.paced, now.paced) if compares_paced(then, now) else plain_runs(then, now)
+
+
+def compares_paced(then: WorkloadResult, now: WorkloadResult) -> bool:
+    """Whether both sides have runs beside a yardstick which differ less than plain ones: some steps
+    wait for memory while the yardstick computes, and a processor's clock changes one of them."""
+    if not then.paced or not now.paced:
+        return False
+    return variance_of_runs(then.paced, now.paced) < variance_of_runs(*plain_runs(then, now))
 
 
 def plain_runs(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.bench.against import (
     compared_runs,
+    compares_paced,
     other_machine,
     row_of_base,
     same_software,
@@ -52,6 +53,11 @@ class EnoughRuns:
         if len(after) >= self.most or self._outnumber(after, before):
             return True
         return sees(before, after, workloads=self.workloads)
+
+    def wants_paced(self, row: WorkloadResult) -> bool:
+        """Whether a further run is to be beside a yardstick: the kind that is compared."""
+        then = row_of_base(row, self.base.workloads) if self.base is not None else row
+        return then is not None and compares_paced(then, row)
 
     def paces(self, row: WorkloadResult, machine: BenchMachine | None) -> bool:
         """Whether runs beside a yardstick help: on a processor, in one process, and if the base has

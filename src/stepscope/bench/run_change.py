@@ -77,6 +77,12 @@ def usual_variance(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
     return float(np.median(known)) if len(known) > 1 else None
 
 
+def variance_of_runs(base: Sequence[float], now: Sequence[float]) -> float:
+    """Of one run's logarithm, over both sides; infinite where no side has two runs."""
+    noise = _noise([_Runs(base), _Runs(now)])
+    return noise[0] if noise is not None else math.inf
+
+
 def _noise(sides: Sequence[_Runs]) -> tuple[float, float] | None:
     """The variance of one run, pooled over both sides, and its degrees of freedom."""
     freedom = float(sum(side.kept - 1 for side in sides))

@@ -156,19 +156,20 @@ class _Suite:
         for _ in range(CLAIM_RUNS):
             for row in self._rows:
                 if not row.gave_up and not row.cannot_be_paced:
-                    self._add_run(row, "beside a yardstick")
+                    self._run_paced(row, "beside a yardstick")
         while rows := [
             row for row in self._rows if not row.gave_up and not enough.are_there(row.result())
         ]:
             for row in rows:
-                self._add_run(row, f"its starts differ too much to see {percent(SEEN)}")
+                why = f"its starts differ too much to see {percent(SEEN)}"
+                if not row.cannot_be_paced and enough.wants_paced(row.result()):
+                    self._run_paced(row, why)
+                    continue
+                number = len(row.runs) + 1
+                self._progress.trying(f"{row.task.name}, run {number}: {why}")
+                self._run_once(row, number)
 
-    def _add_run(self, row: TaskRow, why: str) -> None:
-        if row.cannot_be_paced:
-            number = len(row.runs) + 1
-            self._progress.trying(f"{row.task.name}, run {number}: {why}")
-            self._run_once(row, number)
-            return
+    def _run_paced(self, row: TaskRow, why: str) -> None:
         number = len(row.paced) + 1
         self._progress.trying(f"{row.task.name}, paced run {number}: {why}")
         ratio = run_paced(row.task, number, self._folder)
