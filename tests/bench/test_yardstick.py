@@ -64,6 +64,13 @@ def test_a_paced_training_writes_its_ratio(tmp_path: Path) -> None:
     assert 0.01 < written["step_over_yardstick"] < 100
 
 
+def test_a_paced_training_without_a_file_is_refused() -> None:
+    command = [sys.executable, "-m", "stepscope.bench.train", "ncf", "--paced=0.2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "--losses FILE is needed" in done.stderr
+
+
 def test_a_slower_machine_is_no_slower_workload() -> None:
     change = only_change(row(paced=STEADY), row(SLOWER_MACHINE, paced=STEADY))
     assert change.verdict == "no difference seen"

@@ -21,7 +21,10 @@ from stepscope.bench.yardstick import Yardstick, step_over_yardstick
 
 
 def main() -> None:
-    options = options_parser(__doc__ or "").parse_args()
+    parser = options_parser(__doc__ or "")
+    options = parser.parse_args()
+    if options.paced and options.losses is None:
+        parser.error("--paced writes its ratio to a file: --losses FILE is needed")
     workload = load(options.name)
     changes = dict(change.split("=", 1) for change in options.set)
     config = workload.config(options.size, changes)

@@ -53,6 +53,7 @@ class TaskRow:
     task: BenchTask
     runs: list[BenchRun] = field(default_factory=list)
     paced: list[float] = field(default_factory=list)  # each run's step over the yardstick's
+    paced_s: float = 0.0  # that these took
     cannot_be_paced: bool = False
     explained: ExplainedRun | None = None
     not_run: str | None = None  # why
@@ -66,7 +67,10 @@ class TaskRow:
     def result(self) -> WorkloadResult:
         result = workload_result(self.task, self.runs, self.explained)
         result = replace(
-            result, predicted_peak_bytes=self.predicted_peak_bytes, paced=tuple(self.paced)
+            result,
+            predicted_peak_bytes=self.predicted_peak_bytes,
+            paced=tuple(self.paced),
+            seconds=result.seconds + self.paced_s if result.seconds is not None else None,
         )
         return replace(result, why=self.not_run) if not self.runs else result
 
@@ -172,7 +176,9 @@ class _Suite:
     def _run_paced(self, row: TaskRow, why: str) -> None:
         number = len(row.paced) + 1
         self._progress.trying(f"{row.task.name}, paced run {number}: {why}")
+        began = time.monotonic()
         ratio = run_paced(row.task, number, self._folder)
+        row.paced_s += time.monotonic() - began
         if ratio is None:
             row.paced, row.cannot_be_paced = [], True  # ordinary runs are compared
         else:
