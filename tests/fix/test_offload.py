@@ -21,7 +21,7 @@ from stepscope.fix.saved import offload_offers
 from stepscope.fix.saved.backward_memory import backward_memory
 from stepscope.fix.saved.choose import plan_step
 from stepscope.fix.saved.encoding_names import OFFLOAD
-from stepscope.fix.saved.encodings import offload
+from stepscope.fix.saved.encodings import copy_waits, offload
 from stepscope.fix.saved.encodings.copy_waits import CopyWaits
 from stepscope.fix.saved.offload_offers import (
     copy_stalls_ns,
@@ -361,3 +361,15 @@ def test_only_copies_that_end_later_are_waited_for() -> None:
     assert waits.waited_ns() == 0
     waits.end()
     assert not waits.noting
+
+
+def test_no_event_is_asked_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forbidden:
+        def query(self) -> bool:
+            raise AssertionError("the capture would fail")
+
+    waits = CopyWaits()
+    waits.begin()
+    waits.note(Forbidden(), Forbidden())
+    monkeypatch.setattr(copy_waits, "is_capturing", lambda: True)
+    assert waits.waited_ns() == 0
