@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from stepscope.records.whole_run import STALL_CAUSES
 from stepscope.ui.html.payload import encode_block, zigzag
-from stepscope.ui.html.run_tables import drawable
+from stepscope.ui.html.run_tables import drawable, mean_of
 from stepscope.ui.words import STALLS
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def encode_run(ranks: Sequence[RankRun], *, most: int = MOST_POINTS) -> RunPoint
     middle = _middle(np.concatenate(pool))
     if len(heads) == 1:
         middle = {name: heads[0][name] for name in middle}
+    elif any(rank.times is not None for rank in drawn):
+        middle["mean"] = 1e3 * mean_of(drawn, "mean_ms")  # the mean of the page's first sentence
     edges = _bin_edges(pool)
     unit_us = _start_unit(all_series)
     zero_ns, since_us = _since_first(all_series)

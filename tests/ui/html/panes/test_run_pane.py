@@ -104,6 +104,15 @@ def test_steps_of_hosts_whose_clocks_differ_are_drawn_side_by_side(decode, unzig
     assert on_one_clock(run.ranks, None) == list(run.ranks)
 
 
+def test_the_mean_of_several_ranks_is_that_of_the_steps_that_count():
+    run = make_run(100, 2)
+    ranks = [
+        replace(rank, times=replace(rank.times, mean_ms=mean, steps=steps))
+        for rank, mean, steps in zip(run.ranks, (10.0, 40.0), (20, 10), strict=True)
+    ]
+    assert encode_run(ranks).middle_us["mean"] == pytest.approx(20_000)
+
+
 def test_starts_are_exact_to_a_small_part_of_a_step(decode):
     head, _ = decode(encode_run(make_run(100, 1).ranks).payload)
     assert head["unit_us"] == 1_000  # steps of 36 ms
