@@ -29,7 +29,7 @@ from stepscope.fix.saved.offload_offers import (
     offload_points,
     with_offload,
 )
-from stepscope.fix.saved.plan_load import plan_load
+from stepscope.fix.saved.plan_load import PlanLoad, plan_load
 from stepscope.fix.saved.run_file import saving_content
 from stepscope.fix.saved.save_plan import ENCODE, KEEP
 from stepscope.fix.saved.selection import ValueSelection, select
@@ -181,6 +181,21 @@ def test_a_slow_link_takes_as_many_as_fit_into_forward() -> None:
     assert offered_values(replace(record, link=LinkSpeed(1 / 3, 1 / 3, 1))) == [1, 2]
 
 
+def test_what_cannot_be_made_again_comes_first() -> None:
+    """Room for two of ten; the first value could be made again, the next two not."""
+    record = heavy_chain(10, MEGABYTES, MEGABYTES)
+    first = replace(record.operators[0], refusal=None)
+    record = replace(record, operators=(first, *record.operators[1:]))
+    assert offered_values(replace(record, link=LinkSpeed(1 / 3, 1 / 3, 1))) == [2, 3]
+
+
+def test_a_copy_costs_the_host_and_not_the_device() -> None:
+    record = replace(with_offload(heavy_chain(10, MEGABYTES, MEGABYTES), FAST), on_host=False)
+    (option,) = record.values[1].options
+    load = plan_load(record, ValueSelection(encoded={1: option}), replaced=1)
+    assert load == PlanLoad(device_ns=0, host_ns=FAST.host_ns)
+
+
 def test_a_link_that_is_too_slow_takes_nothing() -> None:
     record = heavy_chain(10, MEGABYTES, MEGABYTES)
     assert offered_values(replace(record, link=LinkSpeed(0.05, 0.05, 1))) == []
@@ -315,8 +330,8 @@ def test_the_time_that_copies_hold_up_encodings_counts() -> None:
     away = HoldingOption(encoding=OFFLOAD, held_bytes=0, cost_ns=1)
     sparse = HoldingOption(encoding="sparse 0.1", held_bytes=100, cost_ns=10)
     both = ValueSelection(encoded={1: away, 2: away, 4: sparse})
-    assert plan_load(record, both, 3).device_ns == 12 + 200
-    assert plan_load(record, ValueSelection(encoded={1: away, 2: away}), 2).device_ns == 2
+    assert plan_load(record, both, 3).device_ns == 10 + 200
+    assert plan_load(record, ValueSelection(encoded={1: away, 2: away}), 2).device_ns == 0
 
 
 def test_where_copies_and_answers_would_hold_each_other_up_one_of_them_is_planned() -> None:

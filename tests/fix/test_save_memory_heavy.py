@@ -50,7 +50,7 @@ def transformer() -> nn.Module:
 
 def convolutions() -> nn.Module:
     torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())] * 3
+    blocks = [nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())] * 8
     return nn.Sequential(*(copy.deepcopy(block) for block in blocks))
 
 

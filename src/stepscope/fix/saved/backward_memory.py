@@ -2,7 +2,7 @@
 
 Nodes run in the order opposite to forward's. A kept value goes after its last reader; so does what
 a recomputed one starts from. A recomputed value is there from the first node that asks for it, or
-for what is computed from it, until the last.
+for what is computed from it, until the last; what only others are made from goes at once.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.fix.saved.encoding_names import OFFLOAD
 from stepscope.fix.saved.offload_offers import offload_points
+from stepscope.fix.saved.replay_order import ReplayOrder
 from stepscope.fix.saved.selection import held_anyway, is_planned
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class _HeldBytes:
 class _ValueLives:
     """When each value is made again and read; times count the nodes of backward."""
 
-    made: dict[int, int] = field(default_factory=dict)
+    again: ReplayOrder
     read: dict[int, int] = field(default_factory=dict)
     held_until: dict[int, int] = field(default_factory=dict)  # by any node that may ask for it
     readers: dict[int, set[int]] = field(default_factory=dict)
@@ -97,12 +98,19 @@ def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMe
             kept.held(known.size_bytes, until)
     for value, (arrives, until) in _fetched(record, selection, lives, times).items():
         offload.there(record.values[value].size_bytes, arrives, until)
-    for value, made in lives.made.items():
-        again.there(record.values[value].size_bytes, made, max(made, lives.read[value]))
+    _add_made_again(again, record, lives)
     saved_bytes = kept.change[0] + encoded.change[0]
     parts = [one.at_nodes() for one in (kept, encoded, offload, again)]
     highest = max(map(sum, zip(*parts, strict=True)))
     return BackwardMemory(saved_bytes, max(saved_bytes, highest), *parts)
+
+
+def _add_made_again(again: _HeldBytes, record: StepRecord, lives: _ValueLives) -> None:
+    for node, most_bytes in lives.again.bytes_at(lives.read):
+        again.there(most_bytes, node, node)
+    for value, made in lives.again.made.items():
+        if lives.read[value] > made:
+            again.there(record.values[value].size_bytes, made + 1, lives.read[value])
 
 
 def _fetched(
@@ -128,7 +136,7 @@ def node_times(record: StepRecord) -> list[int]:
 
 
 def _lives(record: StepRecord, selection: ValueSelection, times: list[int]) -> _ValueLives:
-    lives = _ValueLives()
+    lives = _ValueLives(ReplayOrder(record, selection))
     by_time: dict[int, list[int]] = {}
     for number, use in enumerate(record.uses):
         if is_planned(record, use) and number not in selection.encoded_uses:
@@ -139,7 +147,8 @@ def _lives(record: StepRecord, selection: ValueSelection, times: list[int]) -> _
             if value is not None:
                 lives.reads(value, time)
                 lives.holds(value, time)
-                _make(record, selection, lives, value, time)
+                for source in lives.again.ask(value, time):
+                    lives.reads(source, time)
     # Later nodes that ask for a result also hold what it starts from.
     for number in sorted(selection.repeated, reverse=True):
         call = record.operators[number]
@@ -147,22 +156,3 @@ def _lives(record: StepRecord, selection: ValueSelection, times: list[int]) -> _
         for value in call.inputs:
             lives.holds(value, until)
     return lives
-
-
-def _make(
-    record: StepRecord, selection: ValueSelection, lives: _ValueLives, value: int, time: int
-) -> None:
-    """Make a value again, and what it needs, unless it is there."""
-    waiting = [value]
-    while waiting:
-        number = waiting.pop()
-        producer = record.values[number].producer
-        if number in lives.made or producer not in selection.repeated:
-            continue
-        if number in selection.kept or number in selection.encoded:
-            continue
-        lives.made[number] = time
-        lives.reads(number, time)
-        for source in record.operators[producer].inputs:
-            lives.reads(source, time)
-            waiting.append(source)

@@ -1,6 +1,8 @@
-"""Costs that are the same on every machine and at every load: the bytes that an operator moves.
+"""The same pass at other costs, for the search.
 
-Where no target limits time, measured times would only make the search look elsewhere each time.
+Bytes that an operator moves are the same on every machine and at every load: where no target limits
+time, measured times would only make the search look elsewhere each time. What the host has to do
+counts for nothing where the device's work hides it.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stepscope.fix.saved.encoding_names import OFFLOAD
 from stepscope.fix.saved.selection import ValueSelection
 
 if TYPE_CHECKING:
@@ -33,6 +36,27 @@ def with_byte_costs(record: StepRecord) -> StepRecord:
         launch_ns=0,
         measured_step_ns=None,
     )
+
+
+def with_hidden_host(record: StepRecord) -> StepRecord:
+    """The same pass: only the device's time counts. A copy to host memory takes none."""
+    return replace(
+        record,
+        values=tuple(
+            replace(value, options=tuple(map(_without_host, value.options)))
+            if value.options
+            else value
+            for value in record.values
+        ),
+        watch_ns=0,
+        replace_ns=0,
+        repeat_ns=0,
+        launch_ns=0,
+    )
+
+
+def _without_host(option: HoldingOption) -> HoldingOption:
+    return replace(option, cost_ns=0) if option.encoding == OFFLOAD else option
 
 
 def with_measured_costs(record: StepRecord, selection: ValueSelection) -> ValueSelection:

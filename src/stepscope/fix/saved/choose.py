@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from stepscope.fix.saved.backward_memory import BackwardMemory, backward_memory
-from stepscope.fix.saved.byte_costs import with_byte_costs, with_measured_costs
+from stepscope.fix.saved.byte_costs import with_byte_costs, with_hidden_host, with_measured_costs
 from stepscope.fix.saved.encoding_names import OFFLOAD, host_waits, is_lossy
 from stepscope.fix.saved.plan_actions import (
     planned_action,
@@ -157,7 +157,7 @@ def _searched(record: StepRecord, *, free: bool) -> list[StepRecord]:
     count them or not; where heavy operators may be repeated, it may be best not to."""
     searched = [with_byte_costs(record) if free else record]
     if not free and not record.on_host:
-        hidden = replace(record, watch_ns=0, replace_ns=0, repeat_ns=0, launch_ns=0)
+        hidden = with_hidden_host(record)
         searched = [hidden] if record.most_host_ns is None else [record, hidden]
     heavy = frozenset(number for number, call in enumerate(record.operators) if call.heavy)
     if heavy:

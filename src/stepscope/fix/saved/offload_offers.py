@@ -3,7 +3,7 @@
 Forward sends values in the order in which they were saved. A value is offered if its copy ends
 before forward does, so that its memory is free when backward begins, and if it and all others can
 be fetched until they are needed. Each is fetched as late as that allows: until then its memory is
-free.
+free. What cannot be made again comes first: the rest has another way.
 """
 
 from __future__ import annotations
@@ -53,11 +53,16 @@ def with_offload(record: StepRecord, speed: LinkSpeed) -> StepRecord:
 def offered_values(record: StepRecord) -> list[int]:
     accepted: list[_Transfer] = []
     forward_ns = _elapsed(record)[-1]
-    for transfer in _transfers(record):
-        tried = [*accepted, transfer]
+    for transfer in sorted(_transfers(record), key=lambda one: _is_repeatable(record, one.value)):
+        tried = sorted([*accepted, transfer], key=lambda one: one.saved_ns)
         if _left_ns(tried)[-1] <= forward_ns and min(_latest_starts(tried).values()) >= 0:
             accepted = tried
     return [transfer.value for transfer in accepted]
+
+
+def _is_repeatable(record: StepRecord, value: int) -> bool:
+    producer = record.values[value].producer
+    return producer is not None and record.operators[producer].refusal is None
 
 
 def offload_points(record: StepRecord, values: Collection[int]) -> dict[int, OffloadPoints]:

@@ -45,11 +45,12 @@ def plan_load(record: StepRecord, selection: ValueSelection, replaced: int) -> P
     """`replaced` saved tensors are not kept."""
     repeated_ns = sum(record.operators[number].again_ns for number in selection.repeated)
     options = [*selection.encoded.values(), *selection.encoded_uses.values()]
-    following_ns = host_ns(record, replaced, len(selection.repeated))
+    offloaded_ns = sum(one.cost_ns for one in options if one.encoding == OFFLOAD)  # the host's
+    options = [one for one in options if one.encoding != OFFLOAD]
+    following_ns = host_ns(record, replaced, len(selection.repeated)) + offloaded_ns
     if not record.on_host:  # on a CPU the time of an encoding holds its calls
-        offloaded = [one for one in options if one.encoding == OFFLOAD]
-        calls = _ENCODING_CALLS * (len(options) - len(offloaded))
-        following_ns += record.repeat_ns * calls + sum(one.cost_ns for one in offloaded)
+        calls = _ENCODING_CALLS * len(options)
+        following_ns += record.repeat_ns * calls
         following_ns += record.launch_ns * (calls + len(selection.repeated))
     device_ns = repeated_ns + sum(one.cost_ns for one in options)
     return PlanLoad(device_ns + _stalled_ns(record, selection), following_ns)

@@ -207,8 +207,8 @@ def calls_among(inputs: Iterable[Any]) -> tuple[RepeatableCall, ...]:
 
 
 def _compute(target: RepeatableCall) -> tuple[torch.Tensor, ...]:
-    """Run what is missing, inputs first; without recursion, as chains can be long. Results are held
-    here until this ends, whoever else reads them."""
+    """Run what is missing, inputs first; without recursion, as chains can be long. Results that
+    nobody reads any more go at once: a chain is not there as a whole."""
     computed: dict[RepeatableCall, tuple[torch.Tensor, ...]] = {}
     fusions: dict[RepeatableCall, _Fusion | None] = {}
     waiting = [target]
@@ -234,6 +234,8 @@ def _compute(target: RepeatableCall) -> tuple[torch.Tensor, ...]:
         for one in (call, *(() if fused is None else fused.absorbed)):
             for parent in one.parents:
                 parent.was_read()
+                if parent.results is None:
+                    computed.pop(parent, None)
     return computed[target]
 
 
