@@ -17,7 +17,7 @@ from step_chains import chain
 from stepscope.fix.saved.choose import PlannedStep, plan_step
 from stepscope.fix.saved.plan_load import NO_LOAD, PlanLoad
 from stepscope.fix.saved.plan_tries import MOST_TRIES, PlanTries, Verdict
-from stepscope.fix.saved.step_record import HoldingOption, LinkSpeed, StepRecord
+from stepscope.fix.saved.step_record import HoldingOption, LinkSpeed, StepRecord, StepSurroundings
 from stepscope.fix.saved.step_watch import FOLLOWED, PLAIN, StepWatch
 from stepscope.fix.saved.time_limit import (
     CHECKED_AFTER,
@@ -168,6 +168,26 @@ def test_a_first_plan_that_takes_half_of_its_time_is_made_again() -> None:
     assert ended.peak_bytes < ended.plans[0].plan.peak_bytes
     assert machine_share(ended.plans[0]) == pytest.approx(0.075)
     assert 0.105 <= ended.share <= 0.155
+
+
+def test_where_something_else_makes_the_peak_less_is_kept_for_the_time_allowed() -> None:
+    """The last node of backward works with ten times as much as is kept; operators take a fifth of
+    the time that they took alone."""
+    record, target = blocks(), MemoryTarget(max_slowdown=0.15)
+    facts = StepSurroundings(
+        begun_bytes=0, ended_bytes=len(record.uses) * MB, gradient_bytes=0, limit_bytes=None
+    )
+    record = replace(record, surroundings=facts, backward_peaks=((0, 500 * MB),))
+    machine, tries = Machine(device=0.2), PlanTries(target)
+    first = plan_step(record, target)
+    verdict = Verdict(record, first, False)
+    while not verdict.decided:
+        added = machine.added(verdict.planned)
+        verdict = tries.judge(verdict.record, verdict.planned, added)
+    plan = verdict.planned.plan
+    assert plan.step_peak_bytes == first.plan.step_peak_bytes == 500 * MB
+    assert plan.saved_bytes <= 0.9 * first.plan.saved_bytes
+    assert machine.added(verdict.planned).share <= 0.15
 
 
 def machine_share(planned: PlannedStep) -> float:

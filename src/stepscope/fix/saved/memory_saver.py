@@ -31,6 +31,7 @@ from stepscope.fix.saved.pinned_follower import PinnedFollower
 from stepscope.fix.saved.pinning import PinningFollower
 from stepscope.fix.saved.promise import promise
 from stepscope.fix.saved.recorder import StepRecorder
+from stepscope.fix.saved.step_record import USUALLY_DEARER
 from stepscope.fix.saved.step_watch import (
     FOLLOWED,
     RECORDED,
@@ -339,6 +340,7 @@ class MemorySaver:
             surroundings=self._watch.surroundings(list(self._model.parameters())),
             measured_step_ns=self._watch.plain_ns(known.key),
             host_slack_ns=None if record.on_host else self._watch.host_slack_ns(known.key),
+            dearer=record.dearer if record.on_host else USUALLY_DEARER,
         )
         link = link_of(self._watch.device)
         return record if link is None else with_offload(record, link.speed())

@@ -33,6 +33,8 @@ _LEAST_SHARE, _MOST_SHARE = 0.1, 0.9  # of the way between two plans
 _MOST_GROWTH = 2.0  # of what a plan asks of the device, where no plan was too slow yet
 _DEARER = 1.35  # by which operators take longer beside others; beyond, something was waited for
 _BETTER = 0.98  # of the peak: less saved is not worth another try
+_SAME_PEAK = 1.005
+_KEEPS_LESS = 0.9  # of what is kept: worth another try at the same peak
 _STEPS = 4  # by which the way between two plans is walked until one is worth a try
 _SMALLER_LIMIT = 3
 
@@ -108,8 +110,11 @@ class PlanTries:
 
     @property
     def _best(self) -> TriedPlan | None:
+        """Of those that fitted, and of these with the least peak, that which keeps least."""
         fitting = [one for one in self.tried if self._fits(one)]
-        return min(fitting, key=lambda one: one.peak_bytes, default=None)
+        most = _SAME_PEAK * min((one.peak_bytes for one in fitting), default=0)
+        least = [one for one in fitting if one.peak_bytes <= most]
+        return min(least, key=lambda one: one.planned.plan.saved_bytes, default=None)
 
     @property
     def _slow(self) -> TriedPlan | None:
@@ -223,7 +228,7 @@ class PlanTries:
         plan, best = planned.plan, self._best
         if not plan.changes_something():
             return False
-        if best is not None and _peak_bytes(planned) > _BETTER * best.peak_bytes:
+        if best is not None and not _is_better(planned, best):
             return False
         done = (plan.uses, plan.repeated, plan.results)
         plans = (one.planned.plan for one in self.tried)
@@ -254,6 +259,15 @@ class PlanTries:
 
 def _between_plans(share: float) -> float:
     return min(_MOST_SHARE, max(_LEAST_SHARE, share))
+
+
+def _is_better(planned: PlannedStep, best: TriedPlan) -> bool:
+    """Where something else makes the peak, what is kept counts."""
+    peak_bytes = _peak_bytes(planned)
+    if peak_bytes <= _BETTER * best.peak_bytes:
+        return True
+    kept_bytes = planned.plan.saved_bytes, best.planned.plan.saved_bytes
+    return peak_bytes <= best.peak_bytes and kept_bytes[0] <= _KEEPS_LESS * kept_bytes[1]
 
 
 def _peak_bytes(planned: PlannedStep) -> int:
