@@ -169,10 +169,11 @@ MEGABYTES = 4 << 20
 
 
 def test_a_fast_link_takes_all_but_the_last() -> None:
-    """A transfer takes a quarter of an operator: the last ones are needed too soon."""
+    """A transfer takes a quarter of an operator; the last ones would not be over when 85% of
+    forward are."""
     record = heavy_chain(10, MEGABYTES, MEGABYTES)
     offered = offered_values(replace(record, link=LinkSpeed(4.0, 4.0, 1)))
-    assert offered == list(range(1, 10))
+    assert offered == list(range(1, 9))
 
 
 def test_a_slow_link_takes_as_many_as_fit_into_forward() -> None:
@@ -186,7 +187,7 @@ def test_what_cannot_be_made_again_comes_first() -> None:
     record = heavy_chain(10, MEGABYTES, MEGABYTES)
     first = replace(record.operators[0], refusal=None)
     record = replace(record, operators=(first, *record.operators[1:]))
-    assert offered_values(replace(record, link=LinkSpeed(1 / 3, 1 / 3, 1))) == [2, 3]
+    assert offered_values(replace(record, link=LinkSpeed(0.4, 0.4, 1))) == [2, 3]
 
 
 def test_a_copy_costs_the_host_and_not_the_device() -> None:
@@ -210,13 +211,14 @@ def test_small_values_stay() -> None:
 
 def test_values_are_fetched_as_late_as_they_arrive_in_time() -> None:
     """Operators of 4 ms forward and 8 ms backward, transfers of 5 ms: value 1 is saved after the
-    first operator and needed 72 ms into backward; it is fetched 67 ms into it or just before."""
+    first operator and needed 72 ms into backward; it is to be there a tenth earlier, so it is
+    fetched 59.8 ms into it or just before."""
     record = heavy_chain(10, MEGABYTES, 4_000_000)
     speed = LinkSpeed(MEGABYTES / 4e6, MEGABYTES / 4e6, 0)
     points = offload_points(with_offload(record, speed), [1, 2])
     uses = record.uses
     read_ms = {v: 8 * (10 - uses[points[v].fetch_at].after) for v in points}
-    assert read_ms == {1: 64, 2: 56}
+    assert read_ms == {1: 56, 2: 48}
     assert {v: uses[points[v].left_at].after for v in points} == {1: 3, 2: 4}
 
 
@@ -231,8 +233,8 @@ def test_a_recorded_pass_that_took_too_long_does_not_count() -> None:
 def test_the_peak_counts_values_that_are_back() -> None:
     record = with_offload(heavy_chain(10, MEGABYTES, MEGABYTES), LinkSpeed(4.0, 4.0, 0))
     memory = backward_memory(record, select(record, bytes_per_ns=0, segments=1))
-    assert memory.saved_bytes == MEGABYTES  # the last value stays
-    assert memory.peak_bytes == 2 * MEGABYTES  # one is read, one is on its way
+    assert memory.saved_bytes == 2 * MEGABYTES  # the last values stay
+    assert memory.peak_bytes == 3 * MEGABYTES  # one is read, two are on their way
     without = replace(record, values=tuple(replace(v, options=()) for v in record.values))
     plain = backward_memory(without, select(without, bytes_per_ns=0, segments=1))
     assert plain.saved_bytes == 10 * MEGABYTES
@@ -241,16 +243,17 @@ def test_the_peak_counts_values_that_are_back() -> None:
 def test_offloading_is_an_action_and_a_level_of_its_own() -> None:
     record = with_offload(heavy_chain(10, MEGABYTES, MEGABYTES), LinkSpeed(4.0, 4.0, 0))
     planned = plan_step(record, MemoryTarget())
-    assert [row.action for row in planned.plan.rows] == [OFFLOAD] * 9 + [KEEP]
+    # The first value is the last that backward reads: by then there is room for it.
+    assert [row.action for row in planned.plan.rows] == [KEEP, *[OFFLOAD] * 7, KEEP, KEEP]
     assert {use.action for use in planned.plan.uses} == {ENCODE, KEEP}
     assert planned.plan.timeline is not None
     before = planned.plan.timeline.before_bytes
     assert {action: max(line) for action, line in before.items()} == {
-        OFFLOAD: 9 * MEGABYTES,
-        KEEP: MEGABYTES,
+        OFFLOAD: 7 * MEGABYTES,
+        KEEP: 3 * MEGABYTES,
     }
     memory = backward_memory(record, select(record, bytes_per_ns=0, segments=1))
-    assert max(memory.offload_levels) == 2 * MEGABYTES
+    assert max(memory.offload_levels) == 3 * MEGABYTES
     assert max(memory.again_levels) == max(memory.encoded_levels) == 0
     assert max(memory.levels) == planned.plan.peak_bytes
 
