@@ -380,3 +380,37 @@ def test_a_captured_step_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(6):  # the first is left out: kernels are loaded in it
         watch.begins("batch", torch.device("cpu"))
     assert watch.steps_ns("batch", step_watch.PLAIN) == [10, 20]
+
+
+def shared_source(layers: int) -> StepRecord:
+    """A product's result of 1000 bytes that nobody keeps; each layer makes one value of it and of a
+    small one that is kept anyway, and backward reads that value."""
+    record = blocks(1)
+    values = [_value(0), replace(_value(1), producer=0)]
+    calls = [
+        RecordedCall(name="mm", inputs=(0,), outputs=(1,), took_ns=PRODUCT_NS, refusal="heavy")
+    ]
+    uses = []
+    for number in range(layers):
+        values.append(replace(_value(len(values)), producer=len(calls)))
+        calls.append(
+            RecordedCall(
+                name="add",
+                inputs=(1,),
+                outputs=(len(values) - 1,),
+                took_ns=CHEAP_NS,
+                refusal=None,
+            )
+        )
+        uses.append(replace(record.uses[0], value=len(values) - 1, after=len(calls), order=number))
+    return StepRecord(operators=tuple(calls), values=tuple(values), uses=tuple(uses))
+
+
+@pytest.mark.parametrize("few", [8, 16, 32])
+def test_a_few_layers_are_recomputed_where_only_a_few_are_allowed(few: int) -> None:
+    """All of them start from one value that has to be kept for them, so one alone saves nothing."""
+    record = shared_source(64)
+    allowed = few * CHEAP_NS / record.step_ns
+    plan = make_plan(record, MemoryTarget(max_slowdown=allowed))
+    assert 0.5 * few * CHEAP_NS <= plan.extra_ns <= few * CHEAP_NS
+    assert plan.saved_bytes <= (64 - few // 2 + 1) * SIZE

@@ -38,21 +38,14 @@ def with_byte_costs(record: StepRecord) -> StepRecord:
     )
 
 
-def with_hidden_host(record: StepRecord) -> StepRecord:
-    """The same pass: only the device's time counts. A copy to host memory takes none."""
-    return replace(
-        record,
-        values=tuple(
-            replace(value, options=tuple(map(_without_host, value.options)))
-            if value.options
-            else value
-            for value in record.values
-        ),
-        watch_ns=0,
-        replace_ns=0,
-        repeat_ns=0,
-        launch_ns=0,
-    )
+def with_hidden_host(record: StepRecord, *, copies: bool) -> StepRecord:
+    """The same pass: only the device's time counts. If `copies`, one to host memory takes none."""
+    values = record.values
+    if copies:
+        values = tuple(
+            replace(value, options=tuple(map(_without_host, value.options))) for value in values
+        )
+    return replace(record, values=values, watch_ns=0, replace_ns=0, repeat_ns=0, launch_ns=0)
 
 
 def _without_host(option: HoldingOption) -> HoldingOption:

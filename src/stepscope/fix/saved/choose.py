@@ -157,7 +157,7 @@ def _searched(record: StepRecord, *, free: bool) -> list[StepRecord]:
     count them or not; where heavy operators may be repeated, it may be best not to."""
     searched = [with_byte_costs(record) if free else record]
     if not free and not record.on_host:
-        hidden = with_hidden_host(record)
+        hidden = with_hidden_host(record, copies=record.most_host_ns is None)
         searched = [hidden] if record.most_host_ns is None else [record, hidden]
     heavy = frozenset(number for number, call in enumerate(record.operators) if call.heavy)
     if heavy:

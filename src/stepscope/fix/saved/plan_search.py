@@ -137,15 +137,18 @@ def _between(
     at: Callable[..., C], low: float, high: float, operators: int, beyond: Callable[[C], bool]
 ) -> list[C]:
     """First prices between two. Then two prices at once: the lower for early operators, whose
-    values stay longest, the higher for late ones."""
-    found = []
+    values stay longest, the higher for late ones. Near the price at which all or nothing is worth
+    it, a few layers may not pay for what they have in common, and what was paid for makes all the
+    others worth it: the first two prices are tried, too."""
+    found, first = [], (low, high)
     for _ in range(_HALVINGS if low else 0):
         middle = math.sqrt(low * high)
         found.append(at(middle))
         low, high = (low, middle) if beyond(found[-1]) else (middle, high)
-    none, every = 0, operators
-    while every - none > max(1, operators >> _PARTS):
-        late = (none + every) // 2
-        found.append(at(low, (late, high)))
-        none, every = (late, every) if beyond(found[-1]) else (none, late)
+    for early_price, late_price in dict.fromkeys(((low, high), first)):
+        none, every = 0, operators
+        while every - none > max(1, operators >> _PARTS):
+            late = (none + every) // 2
+            found.append(at(early_price, (late, late_price)))
+            none, every = (late, every) if beyond(found[-1]) else (none, late)
     return found
