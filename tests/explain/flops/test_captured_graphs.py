@@ -131,6 +131,15 @@ def test_a_graph_whose_convolutions_all_take_several_parts_is_its_capture(read: 
     assert found.model_flops == 2 * (64**2 + 32**2)
 
 
+def test_what_another_packages_operator_multiplies_stays_unknown(read: Read) -> None:
+    """The products around it have their FLOPs; its kernel is not taken for a part of one."""
+    other = CapturedOperator(name="mine::mlp", shapes=[[8, 8]], dtypes=[BF16], concrete=[""])
+    capture = CapturedGraph(operators=(product(64), product(64), other, product(64)))
+    found = efficiency(analysed(read, (capture,), *whole_steps(GEMM, GEMM, OTHER_GEMM, GEMM)))
+    assert found.model_flops == 3 * 2 * 64**3
+    assert found.unknown_share == pytest.approx(1 / 4)
+
+
 def test_fewer_kernels_than_products_share_the_flops_by_their_time(read: Read) -> None:
     captures = (capture(1024, 512, 512, 512),)
     found = analysed(read, captures, *whole_steps(GEMM, OTHER_GEMM, OTHER_GEMM))

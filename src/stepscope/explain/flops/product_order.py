@@ -44,8 +44,10 @@ _ROLE = 1.0  # the name says which gradient of a convolution it computes
 _COPIES = -0.2  # an operator first copies what is not contiguous
 _SKIPPED, _SILENT = 0.5, 0.05  # an operator without a kernel; one that may have none
 _UNJOINED = 0.6  # a kernel without an operator
+_FOREIGN = -0.35  # a kernel that multiplies, for an operator of another package
 _CONVOLVES = re.compile(r"cudnn|wgrad|dgrad|fprop|fft2d|winograd|convol|flip_filter")
 _ATTENDS = re.compile(r"sdpa|fmha|flash|attn|attention")
+_TORCHS = ("aten::", "prims::", "profiler::", "c10d::", "_c10d_functional::")
 _INPUT, _WEIGHT = "dgrad", "wgrad"  # gradients of a convolution, as kernels name them
 
 
@@ -61,7 +63,7 @@ def assign_products(
     calls: Sequence[CapturedCall], kernels: Sequence[str], multiplies: Sequence[bool]
 ) -> list[int]:
     """For each kernel that multiplies or helps a product: the place of its operator. All are -1
-    where a product would have no kernel, or a kernel that multiplies no product."""
+    where a product would have no kernel, or a kernel that multiplies no operator."""
     slots = _CallSlots(calls)
     nothing = [ABSENT] * len(kernels)
     if not slots.product.any() or len(slots.place) * len(kernels) > _LARGEST:
@@ -69,11 +71,11 @@ def assign_products(
     path = _find_path(slots, kernels, multiplies)
     products = {place for place, call in enumerate(calls) if call.products}
     found = [
-        place if place in products and (main or helps_product(name)) else ABSENT
+        place if main or (place in products and helps_product(name)) else ABSENT
         for place, name, main in zip(path, kernels, multiplies, strict=True)
     ]
-    joined = [place for place, main in zip(found, multiplies, strict=True) if main]
-    return found if ABSENT not in joined and products == set(joined) else nothing
+    joined = {place for place, main in zip(found, multiplies, strict=True) if main}
+    return found if ABSENT not in joined and products <= joined else nothing
 
 
 class _Gains(NamedTuple):
@@ -102,6 +104,7 @@ class _CallSlots:
         self.product: Bools = np.array([call.products > 0 for call in own], np.bool_)
         self.convolves: Bools = np.array(["conv" in call.name for call in own], np.bool_)
         self.attends: Bools = np.array(["attention" in call.name for call in own], np.bool_)
+        self._foreign: Bools = np.array([_is_foreign(call.name) for call in own], np.bool_)
         self._bias = np.array([call.bias for call in own], np.str_)
         self._kinds = [() if call.products else operator_kinds(call.name) for call in own]
         self._unknown: Bools = np.array(
@@ -138,6 +141,9 @@ class _CallSlots:
             if multiplies and role in name:
                 enter = enter + _ROLE * (self.roles == role) - 2 * _ROLE * (self.roles == other)
                 after = after - 2 * _ROLE * (self.roles == other)
+        if multiplies:
+            foreign = self._foreign & ~self.product
+            enter[foreign] = after[foreign] = _FOREIGN
         return _Gains(enter, enter, after, multiplies)
 
     def _of_other(self, kernel: str) -> _Gains:
@@ -156,6 +162,11 @@ class _CallSlots:
         after[of_bias] = _HELPER
         before = np.where(self.product, enter, _NEVER)
         return _Gains(enter, before, after, multiplies=False)
+
+
+def _is_foreign(name: str) -> bool:
+    """An operator of another package, which may multiply: nobody knows its FLOPs."""
+    return "::" in name and not name.startswith(_TORCHS)
 
 
 _ENTERED, _FROM_BEFORE, _FROM_AFTER, _LEFT_OUT = range(4)
