@@ -174,6 +174,17 @@ def test_a_backward_with_more_kernels_is_told_by_the_forward_before_it(read: Rea
     assert found.unknown_share == 0
 
 
+def test_a_window_may_begin_with_the_backward(read: Read) -> None:
+    """Six kernels for five products are too many for the number alone to tell, the order is not."""
+    forward, backward = capture(1024), capture(*[512] * 5)
+    events: list[Events] = [step(n, start=200.0 * n, dur=200) for n in range(3)]
+    for n in range(3):
+        events += [replay(200.0 * n, *[OTHER_GEMM] * 6), replay(200.0 * n + 100, GEMM)]
+    found = efficiency(analysed(read, (forward, backward), *events))
+    assert found.model_flops == 2 * 1024**3 + 5 * 2 * 512**3
+    assert found.unknown_share == 0
+
+
 def test_a_kernel_that_names_fp32_is_no_product_in_half_precision(read: Read) -> None:
     """The capture's operators cannot be joined one by one: its launch stands for all of them."""
     plain = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>"

@@ -245,10 +245,9 @@ def _match_kinds(
     Otherwise only one capture may have about as many products.
     """
     sizes = [None if cost is None else len(cost.products) for cost in costs]
-    if len(counts) == len(sizes):
-        pairs = zip(counts, sizes, strict=True)
-        if all(count.distance(size) <= _CLOSE for count, size in pairs):
-            return list(range(len(counts)))
+    in_order = _match_in_order(counts, sizes)
+    if in_order is not None:
+        return in_order
     matches: list[int | None] = []
     for count in counts:
         alike = [n for n, size in enumerate(sizes) if count.distance(size) <= _SAME]
@@ -256,6 +255,27 @@ def _match_kinds(
         flops = {cost.flops for n in exact if (cost := costs[n]) is not None}
         matches.append(exact[0] if len(flops) == 1 else None)
     return matches
+
+
+def _match_in_order(
+    counts: Sequence[_Counted], sizes: Sequence[int | None]
+) -> list[int | None] | None:
+    """As many kinds as captures, each with about as many products. The window may begin in the
+    middle of a step: of all first captures, the one that fits best; None if several do."""
+    if len(counts) != len(sizes) or not sizes:
+        return None
+    numbers = list(range(len(sizes)))
+    distances: dict[int, float] = {}
+    for first in numbers:
+        order = numbers[first:] + numbers[:first]
+        apart = [count.distance(sizes[n]) for count, n in zip(counts, order, strict=True)]
+        if max(apart) <= _CLOSE:
+            distances[first] = sum(apart)
+    best = [first for first, apart in distances.items() if apart == min(distances.values())]
+    if 0 not in best and len(best) != 1:
+        return None
+    first = 0 if 0 in best else best[0]
+    return [*numbers[first:], *numbers[:first]]
 
 
 def _fill_kind(trace: Trace, kind: _ReplayKind, cost: CaptureCost, to: LaunchColumns) -> None:
