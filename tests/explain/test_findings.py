@@ -160,7 +160,10 @@ def test_a_step_whose_work_is_not_known_is_not_called_healthy(explained: Explain
     assert rank.efficiency.unknown_share == 1
     assert rank.efficiency.mfu is None
     assert [each.id for each in rank.findings] == ["unknown-work"]
-    assert finding(rank, "unknown-work").share == pytest.approx(1)
+    found = finding(rank, "unknown-work")
+    assert found.share == pytest.approx(1)
+    assert "100% of compute time is in kernels whose FLOPs" in found.evidence[0]
+    assert [remedy.id for remedy in found.remedies] == ["stepscope-run"]
     few = [*busy(0, 540, MOVES), *kernel("gemm", start=540, dur=54, launched_at=-50)]
     assert explained(few).findings[0].id == "healthy"  # 9%: no loss of a tenth hides in it
 

@@ -11,6 +11,10 @@ from stepscope.records.figures import percent
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import RankEvidence
+    from stepscope.records.explanation import Remedy
+
+_SHOWS = "`stepscope run` records shapes, and what CUDA graphs compute when they are captured"
+_STILL = "let the profiler's window include a step without CUDA graphs: `stepscope run --wait 0`"
 
 
 def find(evidence: RankEvidence) -> Finding | None:
@@ -25,20 +29,19 @@ def find(evidence: RankEvidence) -> Finding | None:
         summary=f"no loss was found, but {percent(share)} of the step is in kernels whose work is "
         "not known: their precision and speed were not checked.",
         evidence=(
+            *(note for note in efficiency.notes if "lower bound" in note),
             f"the {evidence.device} computes for {percent(evidence.budget_share('compute'))} of "
             "the step",
-            *(note for note in efficiency.notes if "lower bound" in note),
         ),
-        remedies=(
-            ()
-            if evidence.run is not None
-            else (
-                remedies.STEPSCOPE_RUN.offer(
-                    "`stepscope run` records shapes, and what CUDA graphs compute"
-                ),
-            )
-        ),
+        remedies=_offer(evidence),
     )
+
+
+def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
+    """Nothing for other packages' kernels in a run that was recorded: they have no FLOPs."""
+    if evidence.run is None:
+        return (remedies.STEPSCOPE_RUN.offer(_SHOWS),)
+    return (remedies.STEPSCOPE_RUN.offer(_STILL),) if evidence.is_graphed else ()
 
 
 def unknown_share(evidence: RankEvidence) -> float:
