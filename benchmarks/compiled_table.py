@@ -8,8 +8,10 @@ Each row is one training, run under `stepscope run`; several start and compile b
 and each has the device alone from its first optimizer step to its last. It times each of its steps
 itself, and a dozen before the profiler's window by the clock on the wall ("timed"). A host that
 shares its machine changes its pace: the step that stepscope says is held against the training's own
-times of the very steps it is the mean of, and so is MFU. FLOPs are counted by torch in an eager
-step, without what fused attention computes again in backward: an eager step may run another one.
+times of the very steps it is the mean of, and so is MFU; of the step before the window the
+training's time also has the profiler's start, 5 to 60 ms, and is left out. FLOPs are counted by
+torch in an eager step, without what fused attention computes again in backward: an eager step may
+run another one.
 
 Memory has two truths. What torch reserves is held against the driver's count beyond the context.
 The peak of a step without CUDA graphs is held against torch's own peak: the driver also counts what
@@ -241,7 +243,8 @@ def explained(out: Path, measured: Row) -> Row:
 
 def same_steps_ms(out: Path, measured: Row) -> float:
     """The training's own times of the steps that stepscope takes the mean of, which are its steady
-    ones; the last steps of both are the same. Without times of each step: those that were timed."""
+    ones; the last steps of both are the same. Not of the one before the window: the profiler starts
+    between the two, and the training's clock runs on. Without times of each step: those timed."""
     from stepscope.explain.whole_run.steady import find_steady
     from stepscope.trace.decode import Oddities
     from stepscope.trace.step_files import read_step_columns
@@ -253,6 +256,7 @@ def same_steps_ms(out: Path, measured: Row) -> float:
     if columns is None:
         return float(measured["bare_ms"])
     steady, _ = find_steady(columns)
+    steady[:-1] &= ~columns.window[1:]
     places = columns.number[steady] - columns.number[-1] + len(own_ms) - 1
     same = [own_ms[place] for place in places.tolist() if place >= 0]
     return sum(same) / len(same) if same else float(measured["bare_ms"])

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation
 
 
-def training(*, idle: float = 0) -> tuple[Events, ...]:
+def training(*, idle: float = 0, name: str = "gemm") -> tuple[Events, ...]:
     """Two steps of 100 µs compute; the host lets the device wait `idle` µs in each."""
     cycle = 100 + idle
     return (
         step(1, start=-10, dur=cycle),
         step(2, start=cycle - 10, dur=cycle),
-        kernel("gemm", start=0, dur=100, launched_at=-5),
-        kernel("gemm", start=cycle, dur=100, launched_at=cycle - 5),
+        kernel(name, start=0, dur=100, launched_at=-5),
+        kernel(name, start=cycle, dur=100, launched_at=cycle - 5),
     )
 
 
@@ -67,9 +67,20 @@ def test_one_file_names_no_rank_in_the_verdict(tmp_path: Path) -> None:
 
 
 def test_a_healthy_run_is_an_answer(tmp_path: Path) -> None:
-    found = explain_job(write(tmp_path / "a.json", *training()))
+    found = explain_job(write(tmp_path / "a.json", *training(name="softmax")))
     assert found.findings[0].id == "healthy"
     assert found.verdict.startswith("Healthy: ")
+    assert found.next
+
+
+def test_a_job_is_not_healthy_while_one_ranks_work_is_not_known(tmp_path: Path) -> None:
+    for rank, name in enumerate(("softmax", "gemm")):
+        events = training(name=name)
+        write(tmp_path / f"{rank}.json", *events, rank=rank, world_size=2)
+    found = explain_job(tmp_path)
+    assert found.findings[0].id == "unknown-work"
+    assert "healthy" not in {finding.id for finding in found.findings}
+    assert found.verdict.startswith("Not known")
     assert found.next
 
 

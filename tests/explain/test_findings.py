@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 ROOM = Path(findings_room.__file__).parent
 
 
-def busy(start: float, dur: float) -> Events:
+PRODUCTS = ("gemm", "attention", "norm")
+MOVES = ("elementwise", "softmax", "layer_norm")
+
+
+def busy(start: float, dur: float, names: tuple[str, ...] = PRODUCTS) -> Events:
     """Compute that was queued in time, in three kernels so that none dominates."""
     third = dur / 3
-    names = ("gemm", "attention", "norm")
     return [
         event
         for i, name in enumerate(names)
@@ -57,7 +60,8 @@ def small_kernels() -> Events:
 
 
 CASES: dict[str, tuple[Events, ...]] = {
-    "healthy": (busy(0, 600),),
+    "healthy": (busy(0, 600, MOVES),),
+    "unknown-work": (busy(0, 600),),
     "host-bound": (busy(0, 300), gap(300, 300)),
     "data-loading": (
         busy(0, 300),
@@ -148,6 +152,20 @@ def test_the_gravest_comes_first_and_healthy_only_alone(explained: Explain) -> N
     assert shares == sorted(shares, reverse=True)
     assert "healthy" not in {each.id for each in rank.findings}
     assert explained(*CASES["healthy"]).findings[0].id == "healthy"
+
+
+def test_a_step_whose_work_is_not_known_is_not_called_healthy(explained: Explain) -> None:
+    rank = explained(*CASES["unknown-work"])
+    assert rank.efficiency is not None
+    assert rank.efficiency.unknown_share == 1
+    assert rank.efficiency.mfu is None
+    assert [each.id for each in rank.findings] == ["unknown-work"]
+    found = finding(rank, "unknown-work")
+    assert found.share == pytest.approx(1)
+    assert "100% of compute time is in kernels whose FLOPs" in found.evidence[0]
+    assert [remedy.id for remedy in found.remedies] == ["stepscope-run"]
+    few = [*busy(0, 540, MOVES), *kernel("gemm", start=540, dur=54, launched_at=-50)]
+    assert explained(few).findings[0].id == "healthy"  # 9%: no loss of a tenth hides in it
 
 
 def test_a_blocking_call_is_shown_with_its_line(explained: Explain) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stepscope.explain.flops.call import Call
     from stepscope.explain.flops.costs import Costs
     from stepscope.explain.flops.kernel_names import KernelName
-    from stepscope.explain.flops.pieces import Chosen, Pieces
+    from stepscope.explain.flops.pieces import Pieces
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.efficiency import Ceilings, Spot
     from stepscope.records.explanation import StepTime
@@ -84,7 +84,7 @@ def measure_efficiency(analysis: RankAnalysis, step_ms: StepTime) -> Efficiency 
         spots=_with_line_of_step(
             analysis, open_spots(analysis, list_spots(trace, costs, pieces, ceilings))
         ),
-        notes=tuple(_notes(trace, costs, pieces, rows, chosen, unknown)),
+        notes=tuple(_notes(analysis, rows, unknown)),
     )
 
 
@@ -234,16 +234,16 @@ def _pytorchs(trace: Trace) -> Bools:
     return rows_named(trace, host, operator, lambda name: name.startswith("aten::"))
 
 
-def _notes(
-    trace: Trace, costs: Costs, pieces: Pieces, rows: Indices, chosen: Chosen, unknown: float
-) -> Iterator[str]:
+def _notes(analysis: RankAnalysis, rows: Indices, unknown: float) -> Iterator[str]:
     """What was assumed, in sentences."""
+    trace, costs, pieces = analysis.trace, analysis.costs, analysis.pieces
+    chosen = analysis.steady_steps
     if not chosen.steps.steps:
         yield "no steps in the trace: the figures are of the whole window"
     if unknown >= _WORTH_SAYING:
         yield (
             f"{percent(unknown)} of compute time is in kernels whose FLOPs the trace does not give"
-            f"{_why_unknown(trace, costs)}: the FLOPs counted are a lower bound"
+            f"{_why_unknown(analysis)}: the FLOPs counted are a lower bound"
         )
     written = _share_named(trace, pieces, PREFIX)
     if written >= _WORTH_SAYING:
@@ -260,10 +260,12 @@ def _notes(
     yield from _causal(costs, rows)
 
 
-def _why_unknown(trace: Trace, costs: Costs) -> str:
-    if has_graphs(trace):
+def _why_unknown(analysis: RankAnalysis) -> str:
+    if has_graphs(analysis.trace):
+        if analysis.recordings:
+            return " (kernels of a CUDA graph that fit no captured graph)"
         return " (kernels of a CUDA graph whose recording is not in it)"
-    products = [call for call in costs.calls if call.name in MATMUL_LIKE]
+    products = [call for call in analysis.costs.calls if call.name in MATMUL_LIKE]
     if products and not any(len(call) for call in products):
         return " (shapes were not recorded: profile with record_shapes=True)"
     return ""

@@ -76,11 +76,75 @@ def test_kernels_share_the_flops_in_the_order_of_the_capture(read: Read) -> None
     assert flops[:3] == pytest.approx([2 * 1024**3, 0, 2 * 512**3])
 
 
-def test_more_kernels_than_products_share_the_flops_by_their_time(read: Read) -> None:
+def test_a_product_that_takes_two_kernels_shares_its_flops_among_them(read: Read) -> None:
     captures = (capture(1024, 512),)
     found = analysed(read, captures, *whole_steps(GEMM, GEMM, OTHER_GEMM))
-    assert found.costs.call_part[:3] == pytest.approx([1 / 3] * 3)
+    assert found.costs.call_part[:3] == pytest.approx([0.5, 0.5, 1])
     assert efficiency(found).model_flops == 2 * 1024**3 + 2 * 512**3
+
+
+FFT, BACK = "void fft2d_r2c_32x32<float, false, 1u, false>(", "void fft2d_c2r_32x32<float, false>("
+COMPLEX = (
+    "sm80_xmma_gemm_cf32cf32_f32f32_cf32_tn_n_tilesize64x64x8_stage3_ffma_execute_kernel__5x_cublas"
+)
+NORM = "void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>("
+DIRECT = (
+    "sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_ffma_execute_kernel__5x_cudnn"
+)
+
+
+def convolution(channels: int) -> CapturedOperator:
+    """One point, so that its FLOPs are twice those of its weight's elements."""
+    return CapturedOperator(
+        name="aten::convolution",
+        shapes=[[1, channels, 1, 1], [channels, channels, 1, 1], []],
+        dtypes=["float", "float", ""],
+        concrete=["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1"],
+    )
+
+
+def test_convolutions_by_fft_are_one_product_each_with_their_transforms(read: Read) -> None:
+    """The second takes two parts: nine kernels with names of products are three products."""
+    norm = CapturedOperator(
+        name="aten::cudnn_batch_norm", shapes=[[8]], dtypes=["float"], concrete=[""]
+    )
+    operators = (convolution(64), norm, convolution(32), norm, convolution(16))
+    parts = (FFT, COMPLEX, BACK, FFT, COMPLEX, BACK)
+    names = (FFT, COMPLEX, BACK, NORM, *parts, NORM, DIRECT)
+    events: list[Events] = [step(n, start=200.0 * n, dur=200) for n in range(3)]
+    events += [replay(200.0 * n, *names) for n in range(3)]
+    analysis = analysed(read, (CapturedGraph(operators=operators),), *events)
+    found = efficiency(analysis)
+    assert found.model_flops == 2 * (64**2 + 32**2 + 16**2)
+    assert found.unknown_share == 0
+    assert [use.dtype for use in found.by_dtype] == ["fp32"]
+    costs = analysis.costs
+    flops = costs.flops[costs.operator] * costs.call_part
+    by_kernel = [0, 2 * 64**2, 0, 0, *(0, 32**2, 0) * 2, 0, 2 * 16**2]
+    assert flops[: len(names)] == pytest.approx(by_kernel)
+
+
+def test_a_graph_whose_convolutions_all_take_several_parts_is_its_capture(read: Read) -> None:
+    """Six kernels that multiply for two products, nothing between them that tells which."""
+    capture = CapturedGraph(operators=(convolution(64), convolution(32)))
+    found = efficiency(analysed(read, (capture,), *whole_steps(FFT, *[COMPLEX] * 6, BACK)))
+    assert found.model_flops == 2 * (64**2 + 32**2)
+
+
+def test_what_another_packages_operator_multiplies_stays_unknown(read: Read) -> None:
+    """The products around it have their FLOPs; its kernel is not taken for a part of one."""
+    other = CapturedOperator(name="mine::mlp", shapes=[[8, 8]], dtypes=[BF16], concrete=[""])
+    capture = CapturedGraph(operators=(product(64), product(64), other, product(64)))
+    found = efficiency(analysed(read, (capture,), *whole_steps(GEMM, GEMM, OTHER_GEMM, GEMM)))
+    assert found.model_flops == 3 * 2 * 64**3
+    assert found.unknown_share == pytest.approx(1 / 4)
+
+
+def test_fewer_kernels_than_products_share_the_flops_by_their_time(read: Read) -> None:
+    captures = (capture(1024, 512, 512, 512),)
+    found = analysed(read, captures, *whole_steps(GEMM, OTHER_GEMM, OTHER_GEMM))
+    assert found.costs.call_part[:3] == pytest.approx([1 / 3] * 3)
+    assert efficiency(found).model_flops == 2 * 1024**3 + 6 * 512**3
 
 
 def test_layers_captured_one_by_one_are_told_apart_by_their_order(read: Read) -> None:
@@ -105,6 +169,17 @@ def test_a_backward_with_more_kernels_is_told_by_the_forward_before_it(read: Rea
     events: list[Events] = [step(n, start=200.0 * n, dur=200) for n in range(3)]
     for n in range(3):
         events += [replay(200.0 * n, GEMM), replay(200.0 * n + 50, *[OTHER_GEMM] * 6)]
+    found = efficiency(analysed(read, (forward, backward), *events))
+    assert found.model_flops == 2 * 1024**3 + 5 * 2 * 512**3
+    assert found.unknown_share == 0
+
+
+def test_a_window_may_begin_with_the_backward(read: Read) -> None:
+    """Six kernels for five products are too many for the number alone to tell, the order is not."""
+    forward, backward = capture(1024), capture(*[512] * 5)
+    events: list[Events] = [step(n, start=200.0 * n, dur=200) for n in range(3)]
+    for n in range(3):
+        events += [replay(200.0 * n, *[OTHER_GEMM] * 6), replay(200.0 * n + 100, GEMM)]
     found = efficiency(analysed(read, (forward, backward), *events))
     assert found.model_flops == 2 * 1024**3 + 5 * 2 * 512**3
     assert found.unknown_share == 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from stepscope.explain.flops.kernel_names import read_name
 from stepscope.explain.flops.kernel_order import join_by_order
+from stepscope.explain.flops.product_order import CapturedCall
 
 GEMM = "nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>"
@@ -23,8 +25,8 @@ def lists(functor: str) -> str:
 
 def joined(operators: str, *kernels: str) -> list[int]:
     names = [f"aten::{word}" for word in operators.split()]
-    products = [int(name in ("aten::mm", "aten::addmm")) for name in names]
-    return join_by_order(names, products, kernels, [name == GEMM for name in kernels])
+    calls = [CapturedCall(name, int(name in ("aten::mm", "aten::addmm"))) for name in names]
+    return join_by_order(calls, kernels, [name == GEMM for name in kernels])
 
 
 def test_products_are_anchors_and_the_rest_follows_by_kind() -> None:
@@ -79,3 +81,62 @@ def test_lists_of_an_optimizer_are_told_apart_by_their_stretches() -> None:
     kernels = [GEMM, mul, mul, lerp, lerp, mul, mul, *[power] * 4, *[DIV] * 3, plus, *[DIV] * 3]
     found = joined(operators, *kernels, addcdiv)
     assert found == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 6, 7, 8, 8, 8, 9]
+
+
+CONVOLUTION = (
+    "sm80_xmma_fprop_implicit_gemm_f32f32_f32f32_f32_nchwkcrs_nchw_execute_kernel__5x_cudnn"
+)
+INPUT_GRADIENT = "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>("
+WEIGHT_GRADIENT = "void wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>("
+TO_FREQUENCY = "void fft2d_r2c_32x32<float, false, 0u, false>("
+FROM_FREQUENCY = "void fft2d_c2r_32x32<float, false, false, 0u, false, false>("
+IN_FREQUENCY = "sm80_xmma_gemm_cf32cf32_f32f32_cf32_nt_n_tilesize64x32x8_execute_kernel__5x_cublas"
+SUM = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::sum_functor<"
+BATCH_NORM = "void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>("
+FLASH = "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64>>("
+
+
+def joined_calls(calls: list[CapturedCall], *kernels: str) -> list[int]:
+    return join_by_order(calls, kernels, [read_name(name).multiplies for name in kernels])
+
+
+def convolution(bias: str = "") -> CapturedCall:
+    return CapturedCall("aten::convolution", 1, bias)
+
+
+def test_a_product_in_parts_keeps_all_its_kernels() -> None:
+    """A convolution in two parts, between transforms; the next one lies after a norm."""
+    norm = CapturedCall("aten::cudnn_batch_norm")
+    part = (TO_FREQUENCY, IN_FREQUENCY, FROM_FREQUENCY)
+    kernels = (*part, *part, BATCH_NORM, CONVOLUTION)
+    assert joined_calls([convolution(), norm, convolution()], *kernels) == [*[0] * 6, 1, 2]
+
+
+def test_gradients_of_a_convolution_are_told_by_their_kernels_names() -> None:
+    """Two kernels for the input and one for the weight belong to the first, as many to the next."""
+    backward = CapturedCall("aten::convolution_backward", 2)
+    kernels = (INPUT_GRADIENT, INPUT_GRADIENT, WEIGHT_GRADIENT) * 2
+    assert joined_calls([backward, backward], *kernels) == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_bias_has_a_kernel_of_its_own() -> None:
+    add = CapturedCall("aten::add")
+    calls = [convolution("add"), add, CapturedCall("aten::convolution_backward", 1, "sum")]
+    kernels = (CONVOLUTION, ADD, ADD, WEIGHT_GRADIENT, SUM)
+    assert joined_calls(calls, *kernels) == [0, 0, 1, 2, 2]
+
+
+def test_a_kernel_of_attention_is_no_convolution() -> None:
+    calls = [
+        convolution(),
+        CapturedCall("aten::_scaled_dot_product_flash_attention", 1),
+        CapturedCall("aten::mm", 1),
+    ]
+    assert joined_calls(calls, CONVOLUTION, CONVOLUTION, FLASH, GEMM) == [0, 0, 1, 2]
+
+
+def test_a_product_without_a_kernel_joins_nothing() -> None:
+    """Its FLOPs would be lost without a word."""
+    attention = CapturedCall("aten::_scaled_dot_product_flash_attention", 1)
+    calls = [convolution(), attention]
+    assert joined_calls(calls, CONVOLUTION, CONVOLUTION, CONVOLUTION) == [-1, -1, -1]

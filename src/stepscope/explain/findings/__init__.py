@@ -76,12 +76,16 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
         "compile_time",
         "start_up",
         "one_of_many",
+        "unknown_work",
         "healthy",
     ),
     "job": ("not_training_together", "straggler", "pipeline_bubble"),
     "together": ("server_bound", "barrier_waits", "staleness_does_not_pay"),
     "nccl": ("nccl_socket_fallback", "nccl_unequal_channels", "nccl_no_p2p", "nccl_warnings"),
 }
+
+HEALTHY, UNKNOWN = "healthy", "unknown-work"
+NO_LOSS = (HEALTHY, UNKNOWN)  # verdicts of a step in which nothing was found
 
 
 def load_rules(scope: Scope) -> list[FindingRule]:
@@ -132,8 +136,8 @@ def _apply(
 
 
 def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Most severe first, then the largest share. `healthy` leads when nothing needs attention and
-    is left out otherwise.
+    """Most severe first, then the largest share. `healthy`, or `unknown-work` in its place, leads
+    when nothing needs attention and is left out otherwise.
 
     A share of the training loop and one of the mean step have other wholes. So a share of the step
     counts for what it is of the loop: steps take what evaluation and checkpoints leave.
@@ -150,8 +154,10 @@ def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
     in_order = sorted(every, key=rank)
     if any(needs_attention(finding) for finding in in_order):
-        return tuple(finding for finding in in_order if finding.id != "healthy")
-    return tuple(sorted(in_order, key=lambda finding: finding.id != "healthy"))
+        return tuple(finding for finding in in_order if finding.id not in NO_LOSS)
+    if any(finding.id == UNKNOWN for finding in in_order):  # on one rank: not all are healthy
+        in_order = [finding for finding in in_order if finding.id != HEALTHY]
+    return tuple(sorted(in_order, key=lambda finding: finding.id not in NO_LOSS))
 
 
 def needs_attention(finding: Finding) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.efficiency import above_peak
+from stepscope.explain.findings.evidence import MEDIUM
 from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.findings.unknown_work import unknown_share
 from stepscope.explain.machine_load import looked
 from stepscope.records import remedies
 from stepscope.records.figures import milliseconds, percent, rate
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
     from stepscope.records.whole_run import RankRun
 
 
-def find(evidence: RankEvidence) -> Finding:
-    """Always returned; left out when another finding needs attention."""
+def find(evidence: RankEvidence) -> Finding | None:
+    """Left out when another finding needs attention; None where so much is unknown that a loss of
+    a tenth could hide in it."""
+    if unknown_share(evidence) >= MEDIUM:
+        return None
     share = evidence.budget_share("compute")
     unknown = "; ".join(_list_unknown(evidence))
     idle = evidence.idle_share(evidence.timeline.idle_ns)

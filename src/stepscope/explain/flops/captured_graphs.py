@@ -10,7 +10,9 @@ FLOPs of a capture are given to the graph's launch, divided among the kernels th
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -22,6 +24,7 @@ from stepscope.explain.flops.cost import MATMUL_LIKE
 from stepscope.explain.flops.dtypes import FP32, dtype_code
 from stepscope.explain.flops.kernel_names import is_plain_fp32, read_name
 from stepscope.explain.flops.kernel_order import join_by_order
+from stepscope.explain.flops.product_order import CapturedCall
 from stepscope.explain.flops.signatures import LARGEST, price_call
 from stepscope.explain.work import rows_named
 from stepscope.records.trace import ABSENT
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 _CLOSE = math.log(1.5)  # of numbers of products, where the order says which capture it is
 _SAME = math.log(1.1)  # where it does not
+_COMPLEX = re.compile(r"_cf32|_complex")
 
 
 class CaptureCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +106,23 @@ def _count_products(operator: CapturedOperator) -> int:
     return max(1, sum("True" in one for one in input_and_weight))
 
 
+_CONVOLUTIONS = ("aten::convolution", "aten::_convolution")
+_BIAS = 2  # place among the inputs of a convolution, and in the mask of its backward
+
+
+def _call_of(operator: CapturedOperator) -> CapturedCall:
+    return CapturedCall(operator.name, _count_products(operator), _kind_of_bias(operator))
+
+
+def _kind_of_bias(operator: CapturedOperator) -> str:
+    """A kernel of its own adds a convolution's bias, or sums its gradient; "" without one."""
+    if operator.name in _CONVOLUTIONS:
+        return "add" if len(operator.shapes) > _BIAS and operator.shapes[_BIAS] else ""
+    if operator.name != _CONVOLUTION_BACKWARD or len(operator.concrete) <= _MASK:
+        return ""
+    return "sum" if "True" in "".join(operator.concrete[_MASK].split(",")[_BIAS:]) else ""
+
+
 def join_kinds(
     trace: Trace, replays: Sequence[Indices], recordings: Sequence[GraphRecording]
 ) -> Iterator[tuple[Indices, Int32s]]:
@@ -109,8 +130,7 @@ def join_kinds(
     for kind, recording, _ in _match_replays(trace, replays, recordings):
         names = [trace.strings[code] for code in trace.device.name[kind.replays[0]].tolist()]
         places = join_by_order(
-            [one.name for one in recording.operators],
-            [_count_products(one) for one in recording.operators],
+            [_call_of(one) for one in recording.operators],
             names,
             [_is_library_product(name) for name in names],
         )
@@ -139,6 +159,7 @@ def fill_replays(
         if unjoined[products].any():
             _fill_kind(trace, kind, cost, to)
             joined[products] = True
+            joined[np.concatenate(kind.transforms)] = True
     return joined
 
 
@@ -148,6 +169,7 @@ class _ReplayKind(NamedTuple):
     launch: int  # host row of the first launch that was recorded
     replays: list[Indices]  # the events of each replay, in order
     products: list[Indices]  # those that multiply
+    transforms: list[Indices]  # what they multiply, or the result
 
 
 def _match_replays(
@@ -155,19 +177,43 @@ def _match_replays(
 ) -> Iterator[tuple[_ReplayKind, GraphRecording, CaptureCost]]:
     if not recordings:
         return
-    product = rows_named(
-        trace, trace.device, np.ones(len(trace.device), np.bool_), _is_library_product
-    )
+    every = np.ones(len(trace.device), np.bool_)
+    product = rows_named(trace, trace.device, every, _is_library_product)
+    transform = rows_named(trace, trace.device, every, lambda name: read_name(name).transforms)
     costs = [price_capture(one.operators) for one in recordings]
-    kinds = list(_find_kinds(trace, replays, product))
-    matches = _match_kinds([len(kind.products[0]) for kind in kinds], costs)
+    kinds = list(_find_kinds(trace, replays, product, transform))
+    matches = _match_kinds([_count_products_of(trace, kind.products[0]) for kind in kinds], costs)
     for kind, number in zip(kinds, matches, strict=True):
         cost = costs[number] if number is not None else None
         if number is not None and cost is not None:
             yield kind, recordings[number], cost
 
 
-def _find_kinds(trace: Trace, replays: Iterable[Indices], product: Bools) -> Iterator[_ReplayKind]:
+class _Counted(NamedTuple):
+    """How many products some kernels compute."""
+
+    fewest: int
+    most: int
+
+    def distance(self, size: int | None) -> float:
+        """As the logarithm of a ratio; 0 between the two."""
+        if size is None or (self.most == 0) != (size == 0):
+            return math.inf
+        near = min(max(size, self.fewest), self.most)
+        return abs(math.log(max(near, 1) / max(size, 1)))
+
+
+def _count_products_of(trace: Trace, kernels: Indices) -> _Counted:
+    """A convolution by FFT may be done in parts, each with the same product of complex numbers: as
+    many as there are kernels, or one where they follow each other."""
+    names = [trace.strings[code] for code in trace.device.name[kernels].tolist()]
+    parts = [one for one, after in pairwise(names) if one == after and _COMPLEX.search(one)]
+    return _Counted(len(names) - len(parts), len(names))
+
+
+def _find_kinds(
+    trace: Trace, replays: Iterable[Indices], product: Bools, transform: Bools
+) -> Iterator[_ReplayKind]:
     """In the order of their first replay; without one whose launch was recorded, the trace may
     have begun in the middle of it."""
     device = trace.device
@@ -179,48 +225,67 @@ def _find_kinds(trace: Trace, replays: Iterable[Indices], product: Bools) -> Ite
         launches = np.concatenate([device.launch[rows[:1]] for rows in same])
         if (launches >= 0).any():
             launch = int(launches[launches >= 0][0])
-            yield _ReplayKind(launch, same, [rows[product[rows]] for rows in same])
+            products, transforms = (
+                [rows[chosen[rows]] for rows in same] for chosen in (product, transform)
+            )
+            yield _ReplayKind(launch, same, products, transforms)
 
 
 def _is_library_product(name: str) -> bool:
     """Products that Inductor wrote itself were no operators when the graph was captured."""
-    return read_name(name).product and not name.startswith(PREFIX)
+    return read_name(name).multiplies and not name.startswith(PREFIX)
 
 
-def _match_kinds(counts: Sequence[int], costs: Sequence[CaptureCost | None]) -> list[int | None]:
+def _match_kinds(
+    counts: Sequence[_Counted], costs: Sequence[CaptureCost | None]
+) -> list[int | None]:
     """For each kind of replay, by its number of products: the capture, or None.
 
     A step replays graphs in the order of their captures, so as many kinds are joined in order.
     Otherwise only one capture may have about as many products.
     """
     sizes = [None if cost is None else len(cost.products) for cost in costs]
-    if len(counts) == len(sizes):
-        pairs = zip(counts, sizes, strict=True)
-        if all(_distance(count, size) <= _CLOSE for count, size in pairs):
-            return list(range(len(counts)))
+    in_order = _match_in_order(counts, sizes)
+    if in_order is not None:
+        return in_order
     matches: list[int | None] = []
     for count in counts:
-        alike = [n for n, size in enumerate(sizes) if _distance(count, size) <= _SAME]
-        exact = [n for n in alike if sizes[n] == count] or alike
+        alike = [n for n, size in enumerate(sizes) if count.distance(size) <= _SAME]
+        exact = [n for n in alike if not count.distance(sizes[n])] or alike
         flops = {cost.flops for n in exact if (cost := costs[n]) is not None}
         matches.append(exact[0] if len(flops) == 1 else None)
     return matches
 
 
-def _distance(count: int, size: int | None) -> float:
-    if size is None or (count == 0) != (size == 0):
-        return math.inf
-    return abs(math.log(max(count, 1) / max(size, 1)))
+def _match_in_order(
+    counts: Sequence[_Counted], sizes: Sequence[int | None]
+) -> list[int | None] | None:
+    """As many kinds as captures, each with about as many products. The window may begin in the
+    middle of a step: of all first captures, the one that fits best; None if several do."""
+    if len(counts) != len(sizes) or not sizes:
+        return None
+    numbers = list(range(len(sizes)))
+    distances: dict[int, float] = {}
+    for first in numbers:
+        order = numbers[first:] + numbers[:first]
+        apart = [count.distance(sizes[n]) for count, n in zip(counts, order, strict=True)]
+        if max(apart) <= _CLOSE:
+            distances[first] = sum(apart)
+    best = [first for first, apart in distances.items() if apart == min(distances.values())]
+    if 0 not in best and len(best) != 1:
+        return None
+    first = 0 if 0 in best else best[0]
+    return [*numbers[first:], *numbers[:first]]
 
 
 def _fill_kind(trace: Trace, kind: _ReplayKind, cost: CaptureCost, to: LaunchColumns) -> None:
     """Replays whose launches were not recorded have that of another replay of the kind."""
-    for rows in kind.products:
+    for rows, around in zip(kind.products, kind.transforms, strict=True):
         own = trace.device.launch[rows[:1]]
         row = int(own[0]) if len(own) and own[0] >= 0 else kind.launch
         to.flops[row], to.again[row], to.dtype[row] = cost.flops, cost.again, cost.dtype
         to.counted[row] = to.answering[row] = True
-        to.operator[rows] = row
+        to.operator[rows] = to.operator[around] = row
         names = [read_name(trace.strings[code]) for code in trace.device.name[rows].tolist()]
         as_tf32 = any(name.dtype == "tf32" for name in names)
         fp32 = np.array([is_plain_fp32(name) and not as_tf32 for name in names], np.bool_)

@@ -23,7 +23,12 @@ _LONGEST = 400  # the beginning says it all; template arguments take thousands o
 _GEMM_LIBRARY = "fbgemm"  # it has kernels that multiply nothing
 _PRODUCT = one_of(
     "gemm gemv nvjet cutlass xmma wgrad dgrad fprop bprop sdpa fmha flash attn attention conv "
-    "cijk_ xdl winograd matmul _mm_ dot_kernel fft2d scudnn grouped_mm"
+    "cijk_ xdl winograd matmul _mm_ dot_kernel fft2d scudnn grouped_mm mult_and_sum_complex"
+)
+# Convolutions by FFT or Winograd's algorithm: what comes before and after their product.
+_TRANSFORM = re.compile(
+    r"fft[12]d_[rc]2[rc]|[wW]inograd(?:Forward|Wgrad|Dgrad|Bprop)?(?:Data|Delta|Filter|Output)|"
+    r"generateWinogradTiles"
 )
 # Parts of a product that are not the product itself.
 _HELPER = re.compile(
@@ -60,7 +65,7 @@ _TENSOR = re.compile(
 )
 _PLAIN = one_of(
     "simt ffma sgemm dgemm hgemm scudnn gemv gemmsn gemmk1 dot_kernel gcgemm fft2d winograd "
-    "naive_conv conv_depthwise sp3asmconv"
+    "naive_conv conv_depthwise sp3asmconv mult_and_sum_complex"
 )
 
 
@@ -69,6 +74,12 @@ class KernelName(msgspec.Struct, frozen=True):
     harmless: bool  # it surely does not
     dtype: str | None
     cores: Cores
+    transforms: bool = False  # of a product: it only transforms what is multiplied, or the result
+
+    @property
+    def multiplies(self) -> bool:
+        """Where one product takes several kernels: the one that is the product."""
+        return self.product and not self.transforms
 
 
 @lru_cache(maxsize=4096)
@@ -84,6 +95,7 @@ def read_name(name: str) -> KernelName:
         harmless=harmless,
         dtype=_dtype(name) if product else None,
         cores=_cores(name) if product else "unknown",
+        transforms=product and bool(_TRANSFORM.search(name)),
     )
 
 

@@ -159,7 +159,7 @@ def split_replays(trace: Trace, wanted: Bools) -> Iterator[Indices]:
 
 def _find_products(trace: Trace, among: Bools) -> Bools:
     """Events of kernels that multiply matrices, by their names."""
-    return rows_named(trace, trace.device, among, lambda name: read_name(name).product)
+    return rows_named(trace, trace.device, among, lambda name: read_name(name).multiplies)
 
 
 def _share_calls(of_rows: Int32s, product: Bools) -> NDArray[np.float64]:

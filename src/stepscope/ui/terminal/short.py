@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
+from stepscope.explain.findings import NO_LOSS
 from stepscope.explain.untimed_rank import is_server_only
 from stepscope.records.explanation import called
 from stepscope.records.figures import interval, milliseconds, percent, trimmed
@@ -206,9 +207,9 @@ def _rest(parts: Sequence[Part]) -> Text:
 
 
 def _findings(explanation: Explanation, width: int, most: int) -> list[Text]:
-    """One line per finding, without "healthy", which is the verdict already."""
+    """One line per finding, without one that says that nothing was found: it is the verdict."""
     several = len(explanation.ranks) > 1
-    findings = [finding for finding in explanation.findings if finding.id != "healthy"]
+    findings = [finding for finding in explanation.findings if finding.id not in NO_LOSS]
     shown = findings if len(findings) <= most else findings[: most - 1]
     rows = [
         _finding(

@@ -1,0 +1,54 @@
+"""Nothing was found, but much of the device's time is in kernels whose work is not known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stepscope.explain.findings.evidence import MEDIUM
+from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.records import remedies
+from stepscope.records.figures import percent
+
+if TYPE_CHECKING:
+    from stepscope.explain.findings.evidence import RankEvidence
+    from stepscope.records.explanation import Remedy
+
+_SHOWS = "`stepscope run` records shapes, and what CUDA graphs compute when they are captured"
+_STILL = "let the profiler's window include a step without CUDA graphs: `stepscope run --wait 0`"
+
+
+def find(evidence: RankEvidence) -> Finding | None:
+    """Stands in the place of `healthy`, and is left out when another finding needs attention."""
+    share = unknown_share(evidence)
+    efficiency = evidence.efficiency
+    if share < MEDIUM or efficiency is None:
+        return None
+    return RULE.finding(
+        share=share,
+        severity="none",
+        summary=f"no loss was found, but {percent(share)} of the step is in kernels whose work is "
+        "not known: their precision and speed were not checked.",
+        evidence=(
+            *(note for note in efficiency.notes if "lower bound" in note),
+            f"the {evidence.device} computes for {percent(evidence.budget_share('compute'))} of "
+            "the step",
+        ),
+        remedies=_offer(evidence),
+    )
+
+
+def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
+    """Nothing for other packages' kernels in a run that was recorded: they have no FLOPs."""
+    if evidence.run is None:
+        return (remedies.STEPSCOPE_RUN.offer(_SHOWS),)
+    return (remedies.STEPSCOPE_RUN.offer(_STILL),) if evidence.is_graphed else ()
+
+
+def unknown_share(evidence: RankEvidence) -> float:
+    """Of the step: time on a GPU in kernels that may multiply matrices, with unknown FLOPs."""
+    if evidence.on_host or evidence.efficiency is None:
+        return 0.0
+    return evidence.efficiency.unknown_share * evidence.budget_share("compute")
+
+
+RULE = FindingRule(id="unknown-work", title="Not known", find=find)
