@@ -98,6 +98,40 @@ BROADCAST = msgspec.convert(
 )  # fmt: skip
 
 
+# x [10] -> linear [20] -> the largest of all, or of each row by its index.
+def largest_of(name: str, saved: list[Any]) -> CapturedBackward:
+    nodes = [
+        ["MmBackward0", 0, [[20, FLOAT]], [[-1, 0]], [["self", 0, 10, FLOAT]]],
+        [name, 0, [[2, FLOAT]], [[0, 0]], saved],
+        ["SumBackward0", 0, [[1, FLOAT]], [[1, 0]], []],
+    ]
+    storages = [[40, "input"], [80, "activation"], [8, "activation"]]
+    graph = {"modules": [["", "Net", 2, False]], "storages": storages, "nodes": nodes, "hidden": 0}
+    return msgspec.convert(graph, CapturedBackward)
+
+
+AMAX = [["result", 2, 2, FLOAT], ["self", 1, 20, FLOAT]]
+
+
+@pytest.mark.parametrize("name", ["AmaxBackward0", "AminBackward0", "MaxBackward1"])
+def test_the_gradient_of_a_maximum_counts_a_mask_in_int64_whatever_the_precision(name: str) -> None:
+    graph = largest_of(name, AMAX)
+    for width, change in ((4, MemoryChange()), (2, MemoryChange(autocast=True))):
+        levels = replay_backward(hold(graph, "cuda", change), keeps_gradients=False)
+        x_cast = 20 if change.autocast else 0  # linear keeps its input in bf16
+        # The maximum, its input, its gradient; then a mask of 20 elements, and the mask in int64.
+        assert levels.peak_bytes == x_cast + width * (2 + 20 + 2) + 20 + 8 * 20
+    doubled = hold(graph, "cuda", MemoryChange(batch=2.0))
+    levels = replay_backward(doubled, keeps_gradients=False)
+    assert levels.peak_bytes == 2 * (4 * (2 + 20 + 2) + 20 + 8 * 20)
+
+
+def test_a_maximum_that_keeps_indices_needs_no_mask() -> None:
+    held = hold(largest_of("MaxBackward0", [["indices", 2, 2, "int64"]]), "cuda", MemoryChange())
+    levels = replay_backward(held, keeps_gradients=False)
+    assert levels.peak_bytes == 8 + 4 * 2 + 4 * 20  # indices, both gradients
+
+
 def multiplied(**change: Any) -> tuple[float, float]:
     result = replay_backward(hold(BROADCAST, "cuda", MemoryChange(**change)), keeps_gradients=False)
     return result.kept_bytes, result.peak_bytes
