@@ -132,6 +132,20 @@ def test_a_maximum_that_keeps_indices_needs_no_mask() -> None:
     assert levels.peak_bytes == 8 + 4 * 2 + 4 * 20  # indices, both gradients
 
 
+def test_a_fused_recurrent_cell_runs_in_the_narrow_dtype() -> None:
+    """Gates [40] of two products, the cell's state [10] and what it keeps of its own."""
+    saved = [["cx", 0, 10, FLOAT], ["input_gates", 1, 40, FLOAT], ["result2", 2, 40, FLOAT]]
+    nodes = [
+        ["MmBackward0", 0, [[40, FLOAT]], [[-1, 0]], []],
+        ["ThnnFusedLstmCellBackward0", 0, [[10, FLOAT]] * 2, [[0, 0], [-1, 0]], saved],
+    ]
+    storages = [[40, "activation"], [160, "activation"], [160, "activation"]]
+    graph = {"modules": [["", "Net", 2, False]], "storages": storages, "nodes": nodes, "hidden": 0}
+    held = hold(msgspec.convert(graph, CapturedBackward), "cuda", MemoryChange(autocast=True))
+    assert held.widths == [[2], [2, 2]]
+    assert held.kept_bytes == 2 * (10 + 40 + 40)
+
+
 def multiplied(**change: Any) -> tuple[float, float]:
     result = replay_backward(hold(BROADCAST, "cuda", MemoryChange(**change)), keeps_gradients=False)
     return result.kept_bytes, result.peak_bytes

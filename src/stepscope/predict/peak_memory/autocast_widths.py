@@ -47,7 +47,7 @@ class AutocastRule(IntEnum):
 _PRODUCT = re.compile(
     r"(addmm|mm|bmm|baddbmm|addbmm|addmv|mv|linear|prelu(kernel)?|.*convolution\w*|"
     r"(mkldnn|cudnn|miopen|mps)?(linear|conv\w*)|(cudnn|miopen)rnn|mkldnnrnnlayer|"
-    r"scaleddotproduct\w*|.*flashattention\w*|.*efficientattention\w*)"
+    r"thnnfused(lstm|gru)cell|scaleddotproduct\w*|.*flashattention\w*|.*efficientattention\w*)"
 )
 _LOSSES = (
     r"nllloss\w*|kldiv|l1loss|smoothl1loss|huberloss|mseloss|softmarginloss|multimarginloss|"
@@ -84,6 +84,10 @@ def operator_of(name: str) -> str:
 
 def is_product(name: str) -> bool:
     return _PRODUCT.fullmatch(operator_of(name)) is not None
+
+
+def is_recurrent_cell(name: str) -> bool:
+    return operator_of(name).startswith("thnnfused")
 
 
 def is_result(field: str) -> bool:

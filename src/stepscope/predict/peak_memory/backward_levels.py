@@ -20,8 +20,8 @@ from stepscope.predict.peak_memory.autocast_widths import (
     operator_of,
 )
 from stepscope.predict.peak_memory.convolution_buffers import layout_copies_bytes
-from stepscope.predict.peak_memory.graph_blocks import OUTSIDE
 from stepscope.predict.peak_memory.counted_masks import COUNT_BYTES, MASK_BYTES, counted_elements
+from stepscope.predict.peak_memory.graph_blocks import OUTSIDE
 from stepscope.predict.peak_memory.held_values import is_of_parameter
 from stepscope.predict.peak_memory.node_level import NodeLevel, level_at
 

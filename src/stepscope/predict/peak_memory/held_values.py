@@ -20,6 +20,7 @@ from stepscope.predict.peak_memory.autocast_widths import (
     autocast_rules,
     autocast_widths,
     is_product,
+    is_recurrent_cell,
     is_result,
     operator_of,
     present_widths,
@@ -181,8 +182,9 @@ class _SavedReader:
     def _source(self, place: int, node: GraphNode, saved: GraphSaved) -> tuple[int, int]:
         """The node that made a saved tensor, and the bytes of its elements."""
         if is_result(saved.field):
-            own = self.widths[place][0] if saved.field in RESULTS and self.widths[place] else FULL
-            return place, own
+            # The gates of a recurrent cell are as wide as its result.
+            as_wide = saved.field in RESULTS or is_recurrent_cell(node.name)
+            return place, self.widths[place][0] if as_wide and self.widths[place] else FULL
         edges = [
             edge
             for edge in node.inputs
