@@ -132,6 +132,25 @@ def test_a_maximum_that_keeps_indices_needs_no_mask() -> None:
     assert levels.peak_bytes == 8 + 4 * 2 + 4 * 20  # indices, both gradients
 
 
+@pytest.mark.parametrize(("device", "product"), [("cuda", 80), ("cpu", 0)])
+def test_the_gradient_of_a_softmax_on_a_gpu_begins_with_a_product_in_fp32(
+    device: str, product: int
+) -> None:
+    nodes = [
+        ["MmBackward0", 0, [[20, FLOAT]], [[-1, 0]], []],
+        ["SoftmaxBackward0", 0, [[20, FLOAT]], [[0, 0]], [["result", 0, 20, FLOAT]]],
+        ["SumBackward0", 0, [[1, FLOAT]], [[1, 0]], []],
+    ]
+    storages = [[80, "activation"]]
+    graph = {"modules": [["", "Net", 2, False]], "storages": storages, "nodes": nodes, "hidden": 0}
+    softmax = msgspec.convert(graph, CapturedBackward)
+    wide = hold(softmax, device, MemoryChange())
+    assert replay_backward(wide, keeps_gradients=False).peak_bytes == 3 * 80 + product
+    if device == "cuda":  # softmax stays in fp32
+        narrow = hold(softmax, device, MemoryChange(autocast=True))
+        assert replay_backward(narrow, keeps_gradients=False).peak_bytes == 3 * 80 + product
+
+
 def test_a_fused_recurrent_cell_runs_in_the_narrow_dtype() -> None:
     """Gates [40] of two products, the cell's state [10] and what it keeps of its own."""
     saved = [["cx", 0, 10, FLOAT], ["input_gates", 1, 40, FLOAT], ["result2", 2, 40, FLOAT]]

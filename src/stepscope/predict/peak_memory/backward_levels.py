@@ -19,8 +19,11 @@ from stepscope.predict.peak_memory.autocast_widths import (
     AutocastRule,
     operator_of,
 )
+from stepscope.predict.peak_memory.backward_temporaries import (
+    before_gradient_bytes,
+    beside_gradient_bytes,
+)
 from stepscope.predict.peak_memory.convolution_buffers import layout_copies_bytes
-from stepscope.predict.peak_memory.counted_masks import COUNT_BYTES, MASK_BYTES, counted_elements
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE
 from stepscope.predict.peak_memory.held_values import is_of_parameter
 from stepscope.predict.peak_memory.node_level import NodeLevel, level_at
@@ -119,8 +122,7 @@ class _Backward:
         received = [self.waiting.pop((place, number), None) for number in range(len(node.outputs))]
         if not any(received):  # the root: its gradient is a number
             received = [self._new(0.0)]
-        masked = counted_elements(node) * self.held.change.batch
-        self.peak = max(self.peak, self.level + masked * (MASK_BYTES + COUNT_BYTES))
+        self.peak = max(self.peak, self.level + before_gradient_bytes(self.held, place))
         handed = [
             (edge, *self._gradient_for(edge, (place, number), received))
             for number, edge in enumerate(node.inputs)
@@ -128,8 +130,9 @@ class _Backward:
         ]
         for _, gradient, _ in handed:
             gradient.places += 1
-        beside = layout_copies_bytes(self.held, place, backward=True) + masked * MASK_BYTES
-        self.peak = max(self.peak, self.level + beside)
+        copies = layout_copies_bytes(self.held, place, backward=True)
+        beside = beside_gradient_bytes(self.held, place)
+        self.peak = max(self.peak, self.level + copies + beside)
         for arrived in received:
             self._release(arrived)
         for number in self.kept_by[place]:

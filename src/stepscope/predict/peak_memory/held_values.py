@@ -75,6 +75,7 @@ class HeldGraph(msgspec.Struct, frozen=True, kw_only=True):
     values: list[HeldValue]
     block: list[int]  # of each node; OUTSIDE if it is not recomputed
     change: MemoryChange
+    device: str  # its kind
 
     def is_recomputed(self, value: HeldValue) -> bool:
         """Whether it exists only while its block's backward runs."""
@@ -106,7 +107,13 @@ def hold(graph: CapturedBackward, device: str, change: MemoryChange) -> HeldGrap
         values = [value for value in values if not _is_fusible(graph, value)]
     block = block_of_nodes(graph) if change.recompute else [OUTSIDE] * len(graph.nodes)
     held = HeldGraph(
-        graph=graph, widths=widths, rules=rules, values=values, block=block, change=change
+        graph=graph,
+        widths=widths,
+        rules=rules,
+        values=values,
+        block=block,
+        change=change,
+        device=device,
     )
     if not change.recompute:
         return held
