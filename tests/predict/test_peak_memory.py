@@ -377,8 +377,25 @@ def recurrent_model(torch: Any) -> Any:
     return Model()
 
 
+def points_model(torch: Any) -> Any:
+    """As PointNet: the largest of 64 points, whose mask is the highest point of backward."""
+
+    class Model(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.points, self.head = torch.nn.Linear(32, 64 * 32), torch.nn.Linear(32, 50)
+
+        def forward(self, given: Any) -> Any:
+            points = self.points(given).relu().reshape(-1, 64, 32)
+            return self.head(points.amax(1))
+
+    return Model()
+
+
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-@pytest.mark.parametrize(("build", "error"), [(attention_model, 0.05), (recurrent_model, 0.1)])
+@pytest.mark.parametrize(
+    ("build", "error"), [(attention_model, 0.05), (recurrent_model, 0.1), (points_model, 0.05)]
+)
 def test_the_allocator_agrees(build: Any, error: float) -> None:
     torch = pytest.importorskip("torch")
     from stepscope.fix.memory_meters import meter_on_host
