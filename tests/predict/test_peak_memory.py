@@ -98,6 +98,28 @@ BROADCAST = msgspec.convert(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(("dtype", "copies"), [("bf16", 2), ("fp16", 0)])
+def test_products_in_bf16_cast_what_a_recurrent_layer_gives_in_fp16(
+    dtype: str, copies: int
+) -> None:
+    """cuDNN's layer gives [20]; through a dropout two products read it, each with its own copy; a
+    second layer takes it as it is."""
+    nodes = [
+        ["CudnnRnnBackward0", 0, [[20, FLOAT]], [[-1, 0]], [["result0", 0, 20, FLOAT]]],
+        ["NativeDropoutBackward0", 0, [[20, FLOAT]], [[0, 0]], [["result1", 1, 20, "bool"]]],
+        ["BmmBackward0", 0, [[4, FLOAT]], [[1, 0], [-1, 0]], [["self", 2, 20, FLOAT]]],
+        ["BmmBackward0", 0, [[4, FLOAT]], [[1, 0], [-1, 0]], [["self", 2, 20, FLOAT]]],
+        ["CudnnRnnBackward0", 0, [[20, FLOAT]], [[1, 0]], [["input", 2, 20, FLOAT]]],
+    ]
+    storages = [[80, "activation"], [20, "activation"], [80, "activation"]]
+    graph = {"modules": [["", "Net", 2, False]], "storages": storages, "nodes": nodes, "hidden": 0}
+    change = MemoryChange(autocast=True, autocast_dtype=dtype)
+    held = hold(msgspec.convert(graph, CapturedBackward), "cuda", change)
+    assert sum(value.is_copy for value in held.values) == copies
+    # The layer's result, dropout's mask, dropout's result; copies are as narrow.
+    assert held.kept_bytes == 40 + 20 + 40 + 40 * copies
+
+
 # x [10] -> linear [20] -> the largest of all, or of each row by its index.
 def largest_of(name: str, saved: list[Any]) -> CapturedBackward:
     nodes = [

@@ -19,6 +19,7 @@ from stepscope.predict.peak_memory.autocast_widths import (
     AutocastRule,
     autocast_rules,
     autocast_widths,
+    find_halves,
     is_product,
     is_recurrent_cell,
     is_result,
@@ -49,6 +50,7 @@ class MemoryChange(msgspec.Struct, frozen=True, kw_only=True):
 
     batch: float = 1.0
     autocast: bool = False
+    autocast_dtype: str = "bf16"
     recompute: bool = False
     fuse: bool = False  # compiled: what fused kernels can compute again is not kept
     # The nodes of each attention that autocast's dtype lets a fused kernel take.
@@ -102,7 +104,9 @@ def hold(graph: CapturedBackward, device: str, change: MemoryChange) -> HeldGrap
     widths = present_widths(graph)
     if rules is not None:
         widths = autocast_widths(graph, rules, change.wide_reads)
-    values = _SavedReader(graph, widths, rules, device).values()
+    is_bf16 = rules is not None and change.autocast_dtype == "bf16"
+    halves = find_halves(graph, rules) if rules is not None and is_bf16 else frozenset()
+    values = _SavedReader(graph, widths, rules, device, halves).values()
     if change.fuse:
         values = [value for value in values if not _is_fusible(graph, value)]
     block = block_of_nodes(graph) if change.recompute else [OUTSIDE] * len(graph.nodes)
@@ -129,8 +133,11 @@ class _SavedReader:
         widths: list[list[int]],
         rules: list[AutocastRule] | None,
         device: str,
+        halves: frozenset[int],
     ) -> None:
-        """`rules` are autocast's, one for every node; None without autocast."""
+        """`rules` are autocast's, one for every node; None without autocast. `halves` are nodes
+        whose results are fp16 where products run in bf16."""
+        self.halves = halves
         self.graph, self.widths, self.rules, self.device = graph, widths, rules, device
         self.copies: list[HeldValue] = []
         self.casts: dict[int, tuple[int, list[int]]] = {}  # weight storages: bytes, holders
@@ -165,7 +172,11 @@ class _SavedReader:
             return
         producer, width = self._source(place, node, saved)
         wanted = {AutocastRule.NARROW: NARROW, AutocastRule.FULL: FULL}.get(rule, width)
-        if given and saved.dtype == _FLOAT and wanted != width:
+        if (
+            given
+            and saved.dtype == _FLOAT
+            and (wanted != width or self._is_cast_to_bf16(place, producer))
+        ):
             copy = HeldValue(
                 size_bytes=saved.elements * wanted,
                 holders=(place,),
@@ -178,6 +189,11 @@ class _SavedReader:
             before = self.shared.get(saved.storage, (0.0, UNKNOWN, []))
             producer = producer if producer != UNKNOWN else before[1]
             self.shared[saved.storage] = (max(share, before[0]), producer, [*before[2], place])
+
+    def _is_cast_to_bf16(self, place: int, producer: int) -> bool:
+        """Whether a product reads a value in fp16; recurrent layers take it as it is."""
+        is_product = self.rules is not None and self.rules[place] == AutocastRule.NARROW
+        return is_product and producer in self.halves and place not in self.halves
 
     def _share_of_bytes(self, node: GraphNode, saved: GraphSaved) -> float:
         """A recurrent layer's reserve has no dtype, but holds what the layer computes in."""
