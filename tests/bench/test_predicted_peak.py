@@ -180,6 +180,16 @@ def test_an_operator_holds_more_than_its_results_while_it_runs() -> None:
     assert ledger.held_bytes == held
 
 
+def test_a_sum_over_a_mask_holds_a_copy_in_int64() -> None:
+    needs = MeasuredNeeds(meter_on_host, 1 << 30)
+    with FakeTensorMode(), MemoryLedger("cpu", needs) as ledger:
+        mask = torch.zeros(4, 1000, dtype=torch.bool)
+        counts = mask.sum(1)
+    assert counts.dtype == torch.int64
+    assert ledger.peak_bytes == 4000 + 8 * 4000 + 8 * 4
+    assert ledger.held_bytes == 4000 + 8 * 4
+
+
 def test_an_operator_too_large_to_try_is_noted() -> None:
     needs = MeasuredNeeds(meter_on_host, most_bytes=16)
     with FakeTensorMode(), MemoryLedger("cpu", needs):

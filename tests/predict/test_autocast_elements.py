@@ -37,7 +37,7 @@ OPERATORS = (
     ("aten::gather", "vectorized_gather_kernel", "IndexSelectBackward0", (1,)),
     ("aten::add", VECTORIZED, "AddBackward0", (3, 4)),
 )
-GRAPH = {
+GRAPH: dict[str, Any] = {
     "modules": [["", "Net", 1, False]],
     "storages": [],
     "nodes": [
@@ -47,7 +47,7 @@ GRAPH = {
 }
 
 
-def bench(folder: Path) -> Bench:
+def bench(folder: Path, captured: dict[str, Any] = GRAPH) -> Bench:
     events: list[dict[str, Any]] = []
     shapes = {"shapes": [[1024, 1024], [1024, 1024]], "dtypes": ["float", "float"]}
     for number in range(3):
@@ -69,7 +69,7 @@ def bench(folder: Path) -> Bench:
                 called, start=at + 20, dur=KERNEL_US, launched_at=at + 5, thread=AUTOGRAD
             )
     trace = read_trace(write(folder / "made.json", events, device="NVIDIA H200"))
-    graph = msgspec.convert(GRAPH, CapturedBackward)
+    graph = msgspec.convert(captured, CapturedBackward)
     memory = MemoryInputs(captured=CapturedMemory(device="cuda", graph=graph))
     return Bench(analyse(trace, memory=memory))
 
@@ -90,6 +90,14 @@ def test_what_reads_and_writes_narrow_values_alone_becomes_shorter(tmp_path: Pat
     assert mixed == 1.3  # it casts what it reads
     assert gather == 1.0  # one block for each row, whatever is in it
     assert add == 1.0  # all fp32
+
+
+def test_a_product_sums_its_bias_in_the_narrow_dtype(tmp_path: Path) -> None:
+    """Its weight is fp32 and cast before: what runs inside of it, here its first kernel, reads no
+    fp32 value."""
+    graph = {**GRAPH, "nodes": [*GRAPH["nodes"], ["AccumulateGrad", -1, [[1024, FLOAT]], [], []]]}
+    graph["nodes"][0] = [*GRAPH["nodes"][0][:3], [[-1, 0], [len(OPERATORS), 0]], []]
+    assert factors(bench(tmp_path, graph))[0] == 0.5
 
 
 def test_backward_follows_the_operator_that_created_it(tmp_path: Path) -> None:

@@ -98,6 +98,95 @@ BROADCAST = msgspec.convert(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize(("dtype", "copies"), [("bf16", 2), ("fp16", 0)])
+def test_products_in_bf16_cast_what_a_recurrent_layer_gives_in_fp16(
+    dtype: str, copies: int
+) -> None:
+    """cuDNN's layer gives [20]; through a dropout two products read it, each with its own copy; a
+    second layer takes it as it is."""
+    nodes = [
+        ["CudnnRnnBackward0", 0, [[20, FLOAT]], [[-1, 0]], [["result0", 0, 20, FLOAT]]],
+        ["NativeDropoutBackward0", 0, [[20, FLOAT]], [[0, 0]], [["result1", 1, 20, "bool"]]],
+        ["BmmBackward0", 0, [[4, FLOAT]], [[1, 0], [-1, 0]], [["self", 2, 20, FLOAT]]],
+        ["BmmBackward0", 0, [[4, FLOAT]], [[1, 0], [-1, 0]], [["self", 2, 20, FLOAT]]],
+        ["CudnnRnnBackward0", 0, [[20, FLOAT]], [[1, 0]], [["input", 2, 20, FLOAT]]],
+    ]
+    storages = [[80, "activation"], [20, "activation"], [80, "activation"]]
+    graph = {"modules": [["", "Net", 2, False]], "storages": storages, "nodes": nodes, "hidden": 0}
+    change = MemoryChange(autocast=True, autocast_dtype=dtype)
+    held = hold(msgspec.convert(graph, CapturedBackward), "cuda", change)
+    assert sum(value.is_copy for value in held.values) == copies
+    # The layer's result, dropout's mask, dropout's result; copies are as narrow.
+    assert held.kept_bytes == 40 + 20 + 40 + 40 * copies
+
+
+# x [10] -> linear [20] -> the largest of all, or of each row by its index.
+def largest_of(name: str, saved: list[Any]) -> CapturedBackward:
+    nodes = [
+        ["MmBackward0", 0, [[20, FLOAT]], [[-1, 0]], [["self", 0, 10, FLOAT]]],
+        [name, 0, [[2, FLOAT]], [[0, 0]], saved],
+        ["SumBackward0", 0, [[1, FLOAT]], [[1, 0]], []],
+    ]
+    storages = [[40, "input"], [80, "activation"], [8, "activation"]]
+    graph = {"modules": [["", "Net", 2, False]], "storages": storages, "nodes": nodes, "hidden": 0}
+    return msgspec.convert(graph, CapturedBackward)
+
+
+AMAX = [["result", 2, 2, FLOAT], ["self", 1, 20, FLOAT]]
+
+
+@pytest.mark.parametrize("name", ["AmaxBackward0", "AminBackward0", "MaxBackward1"])
+def test_the_gradient_of_a_maximum_counts_a_mask_in_int64_whatever_the_precision(name: str) -> None:
+    graph = largest_of(name, AMAX)
+    for width, change in ((4, MemoryChange()), (2, MemoryChange(autocast=True))):
+        levels = replay_backward(hold(graph, "cuda", change), keeps_gradients=False)
+        x_cast = 20 if change.autocast else 0  # linear keeps its input in bf16
+        # The maximum, its input, its gradient; then a mask of 20 elements, and the mask in int64.
+        assert levels.peak_bytes == x_cast + width * (2 + 20 + 2) + 20 + 8 * 20
+    doubled = hold(graph, "cuda", MemoryChange(batch=2.0))
+    levels = replay_backward(doubled, keeps_gradients=False)
+    assert levels.peak_bytes == 2 * (4 * (2 + 20 + 2) + 20 + 8 * 20)
+
+
+def test_a_maximum_that_keeps_indices_needs_no_mask() -> None:
+    held = hold(largest_of("MaxBackward0", [["indices", 2, 2, "int64"]]), "cuda", MemoryChange())
+    levels = replay_backward(held, keeps_gradients=False)
+    assert levels.peak_bytes == 8 + 4 * 2 + 4 * 20  # indices, both gradients
+
+
+@pytest.mark.parametrize(("device", "product"), [("cuda", 80), ("cpu", 0)])
+def test_the_gradient_of_a_softmax_on_a_gpu_begins_with_a_product_in_fp32(
+    device: str, product: int
+) -> None:
+    nodes = [
+        ["MmBackward0", 0, [[20, FLOAT]], [[-1, 0]], []],
+        ["SoftmaxBackward0", 0, [[20, FLOAT]], [[0, 0]], [["result", 0, 20, FLOAT]]],
+        ["SumBackward0", 0, [[1, FLOAT]], [[1, 0]], []],
+    ]
+    storages = [[80, "activation"]]
+    graph = {"modules": [["", "Net", 2, False]], "storages": storages, "nodes": nodes, "hidden": 0}
+    softmax = msgspec.convert(graph, CapturedBackward)
+    wide = hold(softmax, device, MemoryChange())
+    assert replay_backward(wide, keeps_gradients=False).peak_bytes == 3 * 80 + product
+    if device == "cuda":  # softmax stays in fp32
+        narrow = hold(softmax, device, MemoryChange(autocast=True))
+        assert replay_backward(narrow, keeps_gradients=False).peak_bytes == 3 * 80 + product
+
+
+def test_a_fused_recurrent_cell_runs_in_the_narrow_dtype() -> None:
+    """Gates [40] of two products, the cell's state [10] and what it keeps of its own."""
+    saved = [["cx", 0, 10, FLOAT], ["input_gates", 1, 40, FLOAT], ["result2", 2, 40, FLOAT]]
+    nodes = [
+        ["MmBackward0", 0, [[40, FLOAT]], [[-1, 0]], []],
+        ["ThnnFusedLstmCellBackward0", 0, [[10, FLOAT]] * 2, [[0, 0], [-1, 0]], saved],
+    ]
+    storages = [[40, "activation"], [160, "activation"], [160, "activation"]]
+    graph = {"modules": [["", "Net", 2, False]], "storages": storages, "nodes": nodes, "hidden": 0}
+    held = hold(msgspec.convert(graph, CapturedBackward), "cuda", MemoryChange(autocast=True))
+    assert held.widths == [[2], [2, 2]]
+    assert held.kept_bytes == 2 * (10 + 40 + 40)
+
+
 def multiplied(**change: Any) -> tuple[float, float]:
     result = replay_backward(hold(BROADCAST, "cuda", MemoryChange(**change)), keeps_gradients=False)
     return result.kept_bytes, result.peak_bytes
@@ -310,8 +399,25 @@ def recurrent_model(torch: Any) -> Any:
     return Model()
 
 
+def points_model(torch: Any) -> Any:
+    """As PointNet: the largest of 64 points, whose mask is the highest point of backward."""
+
+    class Model(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.points, self.head = torch.nn.Linear(32, 64 * 32), torch.nn.Linear(32, 50)
+
+        def forward(self, given: Any) -> Any:
+            points = self.points(given).relu().reshape(-1, 64, 32)
+            return self.head(points.amax(1))
+
+    return Model()
+
+
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-@pytest.mark.parametrize(("build", "error"), [(attention_model, 0.05), (recurrent_model, 0.1)])
+@pytest.mark.parametrize(
+    ("build", "error"), [(attention_model, 0.05), (recurrent_model, 0.1), (points_model, 0.05)]
+)
 def test_the_allocator_agrees(build: Any, error: float) -> None:
     torch = pytest.importorskip("torch")
     from stepscope.fix.memory_meters import meter_on_host

@@ -90,18 +90,58 @@ def test_forward_may_become_the_peak_when_gradients_are_cleared_after_it() -> No
     assert both[0] == max(both[1], STATES + GRADIENTS + forward)
 
 
+# The same, with a view of the logits before log_softmax: logits.flatten(0, 1).
+VIEWED = msgspec.convert(
+    {
+        **msgspec.to_builtins(GRAPH),
+        "nodes": [
+            ["MmBackward0", 0, [[100, FLOAT]], [[-1, 0]], [["self", 0, 10, FLOAT]]],
+            ["ViewBackward0", -1, [[100, FLOAT]], [[0, 0]], []],
+            ["LogSoftmaxBackward0", -1, [[100, FLOAT]], [[1, 0]], [["result", 1, 100, FLOAT]]],
+            ["NllLossBackward0", -1, [[1, FLOAT]], [[2, 0]], [["self", 1, 100, FLOAT]]],
+        ],
+    },
+    CapturedBackward,
+)
+# log_softmax reads logits.float()
+ASKED = MemoryChange(autocast=True, wide_reads=frozenset({(2, 0)}))
+
+
 def test_logits_that_the_script_holds_become_narrow_under_autocast() -> None:
     """They are in no node; after forward they are there as other, at the peak as a temporary."""
     levels = GraphLevels(captured("backward", {**IN_BACKWARD, "temporaries": 1_200}, other=400))
-    assert levels.outputs_bytes(MemoryChange()) == 400
-    assert levels.outputs_bytes(MemoryChange(autocast=True)) == 200
-    asked = MemoryChange(autocast=True, wide_reads=frozenset({(1, 0)}))  # logits.float()
-    assert levels.outputs_bytes(asked) == 400
+    assert levels.outputs_bytes(MemoryChange()) == (400, 0)
+    assert levels.outputs_bytes(MemoryChange(autocast=True)) == (200, 0)
+
+
+def test_of_logits_asked_for_in_fp32_the_script_holds_one_or_the_other() -> None:
+    memory = captured("backward", {**IN_BACKWARD, "temporaries": 1_200}, other=400)
+    levels = GraphLevels(msgspec.structs.replace(memory, graph=VIEWED))
+    assert levels.outputs_bytes(ASKED) == (300, 100)  # 200 narrow or 400 wide
+    # Backward: the script's logits, a copy of x in bf16, the softmax and two gradients of it.
+    peak, doubt = passes_then(levels, STATES + KEPT + 1_200, ASKED)
+    assert peak == STATES + 300 + 20 + 3 * 400
+    assert doubt >= 100
+
+
+def test_forward_holds_the_narrow_logits_and_their_wide_copy_once() -> None:
+    """Old gradients stay through forward. The logits, which the script holds after it, count there
+    where they are made and read."""
+    memory = captured("backward", {**IN_BACKWARD, "temporaries": 1_200}, other=400)
+    memory = msgspec.structs.replace(memory, graph=VIEWED, phases=[*_much_old(), memory.phases[1]])
+    levels = GraphLevels(memory, TracedPasses(cleared_late=True))
+    peak, _ = passes_then(levels, STATES + KEPT + 1_200, ASKED)
+    in_forward = 20 + 200 + 400 + 400  # x in bf16, logits, the copy, the softmax
+    assert peak == STATES + 600 + in_forward
+
+
+def _much_old() -> list[CapturedPhase]:
+    return [CapturedPhase(phase="begin", categories={"gradients": 600})]
 
 
 def test_other_memory_of_another_size_is_no_result() -> None:
     levels = GraphLevels(captured("backward", {**IN_BACKWARD, "temporaries": 1_200}, other=130))
-    assert levels.outputs_bytes(MemoryChange(autocast=True)) == 0
+    assert levels.outputs_bytes(MemoryChange(autocast=True)) == (0, 0)
 
 
 def test_a_peak_before_the_model_runs_is_no_workspace() -> None:

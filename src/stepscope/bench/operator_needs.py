@@ -78,7 +78,8 @@ class MeasuredNeeds:
         of a size that only its library knows, and cannot be run on its own."""
         if operator.name().startswith(_UNKNOWABLE):
             raise NotImplementedError(f"{operator.name()} hides what it keeps")
-        if not operator.name().startswith(_MEASURED):
+        name = operator.name()
+        if not name.startswith(_MEASURED) and not _counts_flags(name, args):
             return None
         call = f"{operator.name()} {tree_map(_describe, (args, kwargs))}"
         if call not in self._known:
@@ -134,6 +135,13 @@ def matmul_workspaces(device: torch.device) -> int:
     torch.cuda.synchronize(device)
     del layer
     return int(torch.cuda.memory_allocated(device)) - before
+
+
+def _counts_flags(name: str, args: Any) -> bool:
+    """A sum over a mask copies the mask to int64 first."""
+    given = args[0] if args else None
+    is_mask = isinstance(given, torch.Tensor) and given.dtype == torch.bool
+    return is_mask and name.startswith("aten::sum")
 
 
 def _describe(value: Any) -> Any:

@@ -144,6 +144,8 @@ def _node_width(
         return Width.UNKNOWN
     if rule == AutocastRule.FULL:
         return Width.FULL
+    if rule == AutocastRule.NARROW:  # its inputs are cast before: the sum with a bias is narrow
+        return Width.NARROW
     if rule == AutocastRule.WIDEST and widths[place][0] == NARROW:
         return Width.NARROW  # whatever the script cast to this dtype
     joined = {widths[place][0]}

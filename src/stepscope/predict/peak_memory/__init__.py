@@ -6,6 +6,7 @@ held_values.py           what the graph keeps for backward, with the changes mad
 node_level.py            bytes while one node runs
 forward_levels.py        bytes through the forward pass
 backward_levels.py       bytes through the backward pass
+backward_temporaries.py  what gradients of maxima and softmaxes need beside them
 graph_levels.py          both passes of a captured graph, worked out once for each change
 standing_bytes.py        what the passes hold besides their graph: states, old gradients, batches
 convolution_layout.py    convolutions whose tensors tensor cores do not read as they are

@@ -47,7 +47,7 @@ class AutocastRule(IntEnum):
 _PRODUCT = re.compile(
     r"(addmm|mm|bmm|baddbmm|addbmm|addmv|mv|linear|prelu(kernel)?|.*convolution\w*|"
     r"(mkldnn|cudnn|miopen|mps)?(linear|conv\w*)|(cudnn|miopen)rnn|mkldnnrnnlayer|"
-    r"scaleddotproduct\w*|.*flashattention\w*|.*efficientattention\w*)"
+    r"thnnfused(lstm|gru)cell|scaleddotproduct\w*|.*flashattention\w*|.*efficientattention\w*)"
 )
 _LOSSES = (
     r"nllloss\w*|kldiv|l1loss|smoothl1loss|huberloss|mseloss|softmarginloss|multimarginloss|"
@@ -61,6 +61,7 @@ _FULL_ON_DEVICE = (
 )
 _FIRST = r"nativebatchnorm|cudnnbatchnorm|miopenbatchnorm|nativelayernorm|nativegroupnorm"
 _ATTENTION = "safesoftmax"
+_RECURRENT = re.compile(r"(cudnn|miopen)rnn")
 _LIKELIHOOD = re.compile(r"nllloss\w*")
 _BACKWARD = re.compile(r"Backward\w*$")
 # Results that are only another look at the input, so that both share one storage.
@@ -84,6 +85,10 @@ def operator_of(name: str) -> str:
 
 def is_product(name: str) -> bool:
     return _PRODUCT.fullmatch(operator_of(name)) is not None
+
+
+def is_recurrent_cell(name: str) -> bool:
+    return operator_of(name).startswith("thnnfused")
 
 
 def is_result(field: str) -> bool:
@@ -151,6 +156,18 @@ def autocast_widths(
             if out.dtype == "float32":
                 widths[place][number] = width
     return widths
+
+
+def find_halves(graph: CapturedBackward, rules: list[AutocastRule]) -> frozenset[int]:
+    """Nodes whose results are fp16, though autocast's dtype is bf16: cuDNN's recurrent layers, for
+    which autocast knows fp16 alone, and what only passes their values on."""
+    halves: set[int] = set()
+    for place, node in enumerate(graph.nodes):
+        read = [edge.node for edge in node.inputs if edge.node >= 0]
+        passes = rules[place] == AutocastRule.WIDEST and bool(read) and halves.issuperset(read)
+        if passes or _RECURRENT.fullmatch(operator_of(node.name)):
+            halves.add(place)
+    return frozenset(halves)
 
 
 def _find_attention_products(graph: CapturedBackward) -> set[int]:

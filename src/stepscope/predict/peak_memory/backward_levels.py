@@ -19,6 +19,10 @@ from stepscope.predict.peak_memory.autocast_widths import (
     AutocastRule,
     operator_of,
 )
+from stepscope.predict.peak_memory.backward_temporaries import (
+    before_gradient_bytes,
+    beside_gradient_bytes,
+)
 from stepscope.predict.peak_memory.convolution_buffers import layout_copies_bytes
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE
 from stepscope.predict.peak_memory.held_values import is_of_parameter
@@ -118,6 +122,7 @@ class _Backward:
         received = [self.waiting.pop((place, number), None) for number in range(len(node.outputs))]
         if not any(received):  # the root: its gradient is a number
             received = [self._new(0.0)]
+        self.peak = max(self.peak, self.level + before_gradient_bytes(self.held, place))
         handed = [
             (edge, *self._gradient_for(edge, (place, number), received))
             for number, edge in enumerate(node.inputs)
@@ -126,7 +131,8 @@ class _Backward:
         for _, gradient, _ in handed:
             gradient.places += 1
         copies = layout_copies_bytes(self.held, place, backward=True)
-        self.peak = max(self.peak, self.level + copies)
+        beside = beside_gradient_bytes(self.held, place)
+        self.peak = max(self.peak, self.level + copies + beside)
         for arrived in received:
             self._release(arrived)
         for number in self.kept_by[place]:

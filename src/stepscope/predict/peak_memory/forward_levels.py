@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from stepscope.predict.peak_memory.autocast_widths import VIEWS, operator_of
+from stepscope.predict.peak_memory.autocast_widths import FULL, VIEWS, is_result, operator_of
 from stepscope.predict.peak_memory.convolution_buffers import layout_copies_bytes
 from stepscope.predict.peak_memory.held_values import UNKNOWN, is_of_parameter, maker_of
 from stepscope.predict.peak_memory.node_level import NodeLevel
@@ -54,13 +54,29 @@ def replay_forward(held: HeldGraph) -> tuple[NodeLevel, ...]:
             read = last.get(place, place)
             goes[max(read, listed.get(place, place))] += size
             may_go[read] += size
-        peak = level + passing[place] + layout_copies_bytes(held, place, backward=False)
+        beside = passing[place] + _wide_copies_bytes(held, place)
+        peak = level + beside + layout_copies_bytes(held, place, backward=False)
         nodes.append(
             NodeLevel(place=place, peak_bytes=peak, kept_bytes=kept_bytes, joined_bytes=joined)
         )
         level -= goes[place]
         joined += may_go[place] - goes[place]
     return tuple(nodes)
+
+
+def _wide_copies_bytes(held: HeldGraph, place: int) -> float:
+    """What the script casts to fp32 for a node, beside the narrow values. What the node keeps is
+    counted as such."""
+    graph, node = held.graph, held.graph.nodes[place]
+    kept = {saved.elements for saved in node.saved if not is_result(saved.field)}
+    size = 0.0
+    for number, edge in enumerate(node.inputs):
+        if (place, number) not in held.change.wide_reads or edge.node < 0:
+            continue
+        elements = graph.nodes[edge.node].outputs[edge.output].elements
+        if held.widths[edge.node][edge.output] < FULL and elements not in kept:
+            size += elements * FULL * held.change.batch
+    return size
 
 
 def _result_bytes(held: HeldGraph, place: int) -> float:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from stepscope.predict.peak_memory.autocast_widths import FULL, VIEWS, operator_of
 from stepscope.predict.peak_memory.backward_levels import replay_backward
 from stepscope.predict.peak_memory.forward_levels import replay_forward
-from stepscope.predict.peak_memory.held_values import MemoryChange, hold
+from stepscope.predict.peak_memory.held_values import MemoryChange, hold, maker_of
 from stepscope.predict.peak_memory.standing_bytes import (
     keeps_gradients,
     old_gradients_bytes,
@@ -77,22 +77,25 @@ class GraphLevels:
             self._forward[key] = replay_forward(self.hold(key))
         return self._forward[key]
 
-    def outputs_bytes(self, change: MemoryChange) -> float:
-        """Of a result that the script holds and backward does not need, such as logits; without the
-        growth of the batch."""
+    def outputs_bytes(self, change: MemoryChange) -> tuple[float, float]:
+        """Of a result that the script holds and backward does not need, such as logits, without the
+        growth of the batch; and the doubt. A script that asks for it in fp32 may hold that copy or
+        the narrow result: in fp32 both are one tensor."""
         place = self._held_output
         if place is None:
-            return 0.0
+            return 0.0, 0.0
         held = self.hold(_of_passes(change))
         out = held.graph.nodes[place].outputs
         reads = {
             (at, number)
             for at, node in enumerate(held.graph.nodes)
             for number, edge in enumerate(node.inputs)
-            if edge.node == place
+            if edge.node >= 0 and maker_of(held.graph, edge.node) == place
         }
-        width = FULL if reads & change.wide_reads else held.widths[place][0]
-        return out[0].elements * width if out else 0.0
+        elements = out[0].elements if out else 0
+        own = elements * held.widths[place][0]
+        copied = elements * FULL if reads & change.wide_reads else own
+        return (own + copied) / 2, (copied - own) / 2
 
     @cached_property
     def _held_output(self) -> int | None:

@@ -19,7 +19,9 @@ from stepscope.predict.peak_memory.autocast_widths import (
     AutocastRule,
     autocast_rules,
     autocast_widths,
+    find_halves,
     is_product,
+    is_recurrent_cell,
     is_result,
     operator_of,
     present_widths,
@@ -48,6 +50,7 @@ class MemoryChange(msgspec.Struct, frozen=True, kw_only=True):
 
     batch: float = 1.0
     autocast: bool = False
+    autocast_dtype: str = "bf16"
     recompute: bool = False
     fuse: bool = False  # compiled: what fused kernels can compute again is not kept
     # The nodes of each attention that autocast's dtype lets a fused kernel take.
@@ -74,6 +77,7 @@ class HeldGraph(msgspec.Struct, frozen=True, kw_only=True):
     values: list[HeldValue]
     block: list[int]  # of each node; OUTSIDE if it is not recomputed
     change: MemoryChange
+    device: str  # its kind
 
     def is_recomputed(self, value: HeldValue) -> bool:
         """Whether it exists only while its block's backward runs."""
@@ -100,12 +104,20 @@ def hold(graph: CapturedBackward, device: str, change: MemoryChange) -> HeldGrap
     widths = present_widths(graph)
     if rules is not None:
         widths = autocast_widths(graph, rules, change.wide_reads)
-    values = _SavedReader(graph, widths, rules, device).values()
+    is_bf16 = rules is not None and change.autocast_dtype == "bf16"
+    halves = find_halves(graph, rules) if rules is not None and is_bf16 else frozenset()
+    values = _SavedReader(graph, widths, rules, device, halves).values()
     if change.fuse:
         values = [value for value in values if not _is_fusible(graph, value)]
     block = block_of_nodes(graph) if change.recompute else [OUTSIDE] * len(graph.nodes)
     held = HeldGraph(
-        graph=graph, widths=widths, rules=rules, values=values, block=block, change=change
+        graph=graph,
+        widths=widths,
+        rules=rules,
+        values=values,
+        block=block,
+        change=change,
+        device=device,
     )
     if not change.recompute:
         return held
@@ -121,8 +133,11 @@ class _SavedReader:
         widths: list[list[int]],
         rules: list[AutocastRule] | None,
         device: str,
+        halves: frozenset[int],
     ) -> None:
-        """`rules` are autocast's, one for every node; None without autocast."""
+        """`rules` are autocast's, one for every node; None without autocast. `halves` are nodes
+        whose results are fp16 where products run in bf16."""
+        self.halves = halves
         self.graph, self.widths, self.rules, self.device = graph, widths, rules, device
         self.copies: list[HeldValue] = []
         self.casts: dict[int, tuple[int, list[int]]] = {}  # weight storages: bytes, holders
@@ -157,7 +172,11 @@ class _SavedReader:
             return
         producer, width = self._source(place, node, saved)
         wanted = {AutocastRule.NARROW: NARROW, AutocastRule.FULL: FULL}.get(rule, width)
-        if given and saved.dtype == _FLOAT and wanted != width:
+        if (
+            given
+            and saved.dtype == _FLOAT
+            and (wanted != width or self._is_cast_to_bf16(place, producer))
+        ):
             copy = HeldValue(
                 size_bytes=saved.elements * wanted,
                 holders=(place,),
@@ -171,6 +190,11 @@ class _SavedReader:
             producer = producer if producer != UNKNOWN else before[1]
             self.shared[saved.storage] = (max(share, before[0]), producer, [*before[2], place])
 
+    def _is_cast_to_bf16(self, place: int, producer: int) -> bool:
+        """Whether a product reads a value in fp16; recurrent layers take it as it is."""
+        is_product = self.rules is not None and self.rules[place] == AutocastRule.NARROW
+        return is_product and producer in self.halves and place not in self.halves
+
     def _share_of_bytes(self, node: GraphNode, saved: GraphSaved) -> float:
         """A recurrent layer's reserve has no dtype, but holds what the layer computes in."""
         reserve = (
@@ -181,8 +205,9 @@ class _SavedReader:
     def _source(self, place: int, node: GraphNode, saved: GraphSaved) -> tuple[int, int]:
         """The node that made a saved tensor, and the bytes of its elements."""
         if is_result(saved.field):
-            own = self.widths[place][0] if saved.field in RESULTS and self.widths[place] else FULL
-            return place, own
+            # The gates of a recurrent cell are as wide as its result.
+            as_wide = saved.field in RESULTS or is_recurrent_cell(node.name)
+            return place, self.widths[place][0] if as_wide and self.widths[place] else FULL
         edges = [
             edge
             for edge in node.inputs

@@ -48,13 +48,18 @@ def passes_then(levels: GraphLevels, present: float, change: MemoryChange) -> tu
         return present + then.kept_bytes - now.kept_bytes, 0.0
     states = min(levels.states_bytes, present - now.peak_bytes)
     old = levels.old_gradients_bytes
+    held, (outputs, outputs_doubt) = (
+        levels.outputs_bytes(MemoryChange())[0],
+        levels.outputs_bytes(change),
+    )
+    # In forward such a result counts where it is made and read, in backward beside the graph.
+    before = states - held + old
     backward, doubt = _backward_then(levels, present - states, change)
-    forward, forward_doubt = _forward_then(levels, present - states - old, change)
-    if old + forward > backward:
-        doubt = forward_doubt
-    outputs = levels.outputs_bytes(change) - levels.outputs_bytes(MemoryChange())
-    highest = states + outputs + max(backward, old + forward)
-    return max(highest, present if is_before_the_graph(levels) else 0.0), doubt
+    forward, forward_doubt = _forward_then(levels, present - before, change)
+    backward, forward = states - held + outputs + backward, before + forward
+    doubt = forward_doubt if forward > backward else doubt + outputs_doubt
+    lowest = present if is_before_the_graph(levels) else 0.0
+    return max(backward, forward, lowest), doubt
 
 
 def is_before_the_graph(levels: GraphLevels) -> bool:

@@ -186,6 +186,7 @@ def _with_peak(outcome: Outcome, value: str) -> Outcome:
     before = outcome.context
     convolves = is_tf32 and not may_convolve_in_tf32(before)
     change = replace(before.memory_change, autocast=not is_tf32, tf32=convolves)
+    change = change if is_tf32 else replace(change, autocast_dtype=value)
     context = replace(outcome.context, memory_change=change, is_as_traced=False)
     return replace(outcome, context=context, peak=peak_of(context))
 
