@@ -17,6 +17,7 @@ from stepscope.bench.run_change import (
     usual_variance,
     variance_of_runs,
 )
+from stepscope.bench.waiting_change import has_parts, part_changes, relative
 from stepscope.records.bench_comparison import BenchComparison, WorkloadChange
 from stepscope.records.comparison import PartChange
 from stepscope.records.figures import unsigned_percent
@@ -45,13 +46,14 @@ def compare_results(base: BenchResults, now: BenchResults, against: str) -> Benc
     pairs = [(row_of_base(result, base.workloads), result) for result in now.workloads]
     reasons = [other or why_not_comparable(then, result) for then, result in pairs]
     alike = [
-        compared_runs(then, result)
+        (then, result)
         for (then, result), why in zip(pairs, reasons, strict=True)
         if then is not None and why is None
     ]
-    noise = usual_variance(alike)
+    noise = usual_variance([compared_runs(*pair) for pair in alike])
+    comparisons = sum(count_comparisons(*pair) for pair in alike)
     changes = tuple(
-        _change(then, result, len(alike), noise)
+        _change(then, result, comparisons, noise)
         if then is not None and why is None
         else _not_comparable(result, why or "")
         for (then, result), why in zip(pairs, reasons, strict=True)
@@ -67,21 +69,31 @@ def compare_results(base: BenchResults, now: BenchResults, against: str) -> Benc
     )
 
 
+def count_comparisons(then: WorkloadResult, now: WorkloadResult) -> int:
+    """The whole step, and how long it waits where that is known."""
+    return 2 if has_parts(then, now) else 1
+
+
 def slower_by(comparison: BenchComparison, share: float) -> tuple[WorkloadChange, ...]:
     """Workloads that are surely slower, and by more than `share` as measured, while the machine is
     not."""
-    return tuple(row for row in _slow_rows(comparison, share) if not row.machine_changed)
+    return tuple(row for row in _slow_rows(comparison, share) if not _is_the_machines(row))
 
 
 def slower_with_machine(comparison: BenchComparison, share: float) -> tuple[WorkloadChange, ...]:
     """Workloads that are slower on a machine that became as much slower itself."""
-    return tuple(row for row in _slow_rows(comparison, share) if row.machine_changed)
+    return tuple(row for row in _slow_rows(comparison, share) if _is_the_machines(row))
 
 
 def _slow_rows(comparison: BenchComparison, share: float) -> Iterator[WorkloadChange]:
     for row in comparison.workloads:
-        if row.verdict == "slower" and row.change is not None and row.change > share:
+        if row.verdict == "slower" and (row.counted_change or 0.0) > share:
             yield row
+
+
+def _is_the_machines(row: WorkloadChange) -> bool:
+    """No machine's pace makes a step wait of its own accord."""
+    return row.machine_changed and row.decided_by == "step"
 
 
 def moved_part(change: WorkloadChange) -> PartChange | None:
@@ -150,21 +162,31 @@ def _change(
     paced = compares_paced(then, now)
     pace = None if paced else _pace(then, now)
     own = math.log(now_ms / base_ms) - estimate.value  # the machine's part of it
+    split = part_changes(then, now, comparisons=comparisons)
+    waits = split.together if split is not None and split.decide else None
+    whole = relative(estimate)
+    counted = waits or whole
     return WorkloadChange(
         name=now.name,
         size=now.size,
         ranks=now.ranks,
         remedies=now.remedies,
-        verdict=_verdict(estimate),
+        verdict=_verdict(counted),
         base_ms=base_ms,
         now_ms=now_ms,
-        change=math.expm1(estimate.value),
-        low=math.expm1(estimate.low),
-        high=math.expm1(min(estimate.high, 700.0)),
-        smallest_detectable=math.expm1(min(estimate.smallest, 700.0)),
+        change=whole.value,
+        low=whole.low,
+        high=whole.high,
+        smallest_detectable=whole.smallest,
         base_runs=len(runs[0]),
         now_runs=len(runs[1]),
         parts=_parts(then.budget_ms, now.budget_ms),
+        waiting=split.waiting if split else None,
+        computing=split.computing if split else None,
+        decided_by="waiting" if waits else "step",
+        counted_change=counted.value,
+        counted_low=counted.low,
+        counted_high=counted.high,
         paced=paced,
         machine_changed=pace is not None and _explains(pace, estimate),
         pace_change=math.expm1(own) if paced else math.expm1(pace.value) if pace else None,
@@ -181,7 +203,7 @@ def same_software(base: BenchMachine | None, now: BenchMachine | None) -> bool:
 
 
 def _without_pace(results: BenchResults) -> BenchResults:
-    rows = tuple(replace(row, paced=()) for row in results.workloads)
+    rows = tuple(replace(row, paced=(), paced_computing=()) for row in results.workloads)
     return replace(results, workloads=rows)
 
 
