@@ -143,6 +143,48 @@ def test_a_slower_clock_is_no_excuse_for_a_wait() -> None:
     assert against_answer(comparison).next.startswith("find what ncf waits for")
 
 
+def test_the_time_that_others_had_the_cores_is_no_change() -> None:
+    loaded = taken_apart(queue=20.0)
+    change = only_change(taken_apart(), loaded)
+    assert change.verdict == "no difference seen"
+    assert change.change == pytest.approx(0.0, abs=1e-9)
+    assert "other programs had the cores for 67% of the step, and for 0%" in change.notes[0]
+
+
+def test_others_who_slow_what_is_computed_raise_no_alarm_but_ask_for_a_new_base() -> None:
+    now = taken_apart(times(1.25), queue=20.0)  # they use the caches too
+    comparison = compare_results(results(taken_apart()), results(now), "base.json")
+    assert comparison.workloads[0].verdict == "slower"
+    assert not slower_by(comparison, 0.03)
+    assert slower_with_machine(comparison, 0.03)
+    alone = taken_apart(times(1.25), queue=0.5)
+    comparison = compare_results(results(taken_apart()), results(alone), "base.json")
+    assert slower_by(comparison, 0.03)
+
+
+def test_beside_a_yardstick_a_change_must_show_by_the_clock_and_by_processor_time() -> None:
+    steady = (2.0, 2.01, 1.99, 2.005, 1.995)
+    slower = tuple(1.08 * ratio for ratio in steady)
+    base = taken_apart(paced=steady, paced_computing=steady)
+    shifted = taken_apart(paced=steady, paced_computing=slower)
+    assert only_change(base, shifted).verdict == "no difference seen"
+    both = taken_apart(times(0.8), paced=slower, paced_computing=slower)
+    change = only_change(base, both)
+    assert change.verdict == "slower"
+    assert change.change == pytest.approx(0.08, abs=0.001)
+
+
+def test_what_only_one_of_two_ways_shows_makes_the_smallest_change_larger() -> None:
+    steady = (2.0, 2.01, 1.99, 2.005, 1.995)
+    shorter = tuple(0.9 * ratio for ratio in steady)
+    base = taken_apart(paced=steady, paced_computing=steady)
+    agree = only_change(base, base).smallest_detectable
+    differ = only_change(base, replace(base, paced=shorter)).smallest_detectable
+    assert agree is not None
+    assert differ is not None
+    assert math.log1p(differ) == pytest.approx(math.log1p(agree) - math.log(0.9), rel=0.01)
+
+
 @pytest.mark.parametrize("missing", ["base", "now"])
 def test_old_files_without_the_parts_compare_as_before(missing: str) -> None:
     old, new = row(times(1.05)), taken_apart(times(1.05))

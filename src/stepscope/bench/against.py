@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.bench.run_change import (
-    run_change,
-    typical_ms,
-    usual_variance,
-    variance_of_runs,
+from stepscope.bench.compared_runs import (
+    has_parts,
+    is_paced,
+    kinds_change,
+    plain_runs,
+    step_kinds,
 )
-from stepscope.bench.waiting_change import has_parts, part_changes, relative
+from stepscope.bench.run_change import run_change, typical_ms, usual_variance
+from stepscope.bench.waiting_change import part_changes, relative
 from stepscope.records.bench_comparison import BenchComparison, WorkloadChange
 from stepscope.records.comparison import PartChange
 from stepscope.records.figures import unsigned_percent
 from stepscope.verify.change import CONFIDENCE
-from stepscope.verify.trial_steps import without_pauses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +51,7 @@ def compare_results(base: BenchResults, now: BenchResults, against: str) -> Benc
         for (then, result), why in zip(pairs, reasons, strict=True)
         if then is not None and why is None
     ]
-    noise = usual_variance([compared_runs(*pair) for pair in alike])
+    noise = usual_variance([step_kinds(*pair)[0] for pair in alike])
     comparisons = sum(count_comparisons(*pair) for pair in alike)
     changes = tuple(
         _change(then, result, comparisons, noise)
@@ -154,12 +155,12 @@ def _differences(base: BenchMachine, now: BenchMachine, names: Sequence[str]) ->
 def _change(
     then: WorkloadResult, now: WorkloadResult, comparisons: int, noise: float | None
 ) -> WorkloadChange:
-    runs = compared_runs(then, now)
-    estimate = run_change(*runs, comparisons=comparisons, usual_variance=noise)
+    kinds = step_kinds(then, now)
+    estimate = kinds_change(kinds, comparisons=comparisons, usual_variance=noise)
     if estimate is None:
         return _not_comparable(now, "too few runs")
     base_ms, now_ms = (typical_ms(side) for side in plain_runs(then, now))
-    paced = compares_paced(then, now)
+    paced = is_paced(then, now)
     pace = None if paced else _pace(then, now)
     own = math.log(now_ms / base_ms) - estimate.value  # the machine's part of it
     split = part_changes(then, now, comparisons=comparisons)
@@ -178,8 +179,8 @@ def _change(
         low=whole.low,
         high=whole.high,
         smallest_detectable=whole.smallest,
-        base_runs=len(runs[0]),
-        now_runs=len(runs[1]),
+        base_runs=len(kinds[-1][0]),
+        now_runs=len(kinds[-1][1]),
         parts=_parts(then.budget_ms, now.budget_ms),
         waiting=split.waiting if split else None,
         computing=split.computing if split else None,
@@ -188,9 +189,12 @@ def _change(
         counted_low=counted.low,
         counted_high=counted.high,
         paced=paced,
-        machine_changed=pace is not None and _explains(pace, estimate),
+        machine_changed=not paced
+        and (_explains(pace, estimate) or _others_explain(then, now, estimate)),
         pace_change=math.expm1(own) if paced else math.expm1(pace.value) if pace else None,
-        notes=_paced_notes(own) if paced else _pace_notes(estimate, pace),
+        notes=_paced_notes(own)
+        if paced
+        else (*_pace_notes(estimate, pace), *_queue_notes(then, now)),
     )
 
 
@@ -205,34 +209,6 @@ def same_software(base: BenchMachine | None, now: BenchMachine | None) -> bool:
 def _without_pace(results: BenchResults) -> BenchResults:
     rows = tuple(replace(row, paced=(), paced_computing=()) for row in results.workloads)
     return replace(results, workloads=rows)
-
-
-def compared_runs(
-    then: WorkloadResult, now: WorkloadResult
-) -> tuple[Sequence[float], Sequence[float]]:
-    """Plain runs, or the ratios of paced ones where those agree better with each other."""
-    return (then.paced, now.paced) if compares_paced(then, now) else plain_runs(then, now)
-
-
-def compares_paced(then: WorkloadResult, now: WorkloadResult) -> bool:
-    """Whether both sides have runs beside a yardstick which differ less than plain ones: some steps
-    wait for memory while the yardstick computes, and a processor's clock changes one of them."""
-    if not then.paced or not now.paced:
-        return False
-    return variance_of_runs(then.paced, now.paced) < variance_of_runs(*plain_runs(then, now))
-
-
-def plain_runs(
-    then: WorkloadResult, now: WorkloadResult
-) -> tuple[Sequence[float], Sequence[float]]:
-    """Each run's mean step, in which a single pause of the machine counts as an ordinary step: a
-    run of a tiny workload takes a fraction of a second."""
-    if len(then.steps_ms) == len(then.runs_ms) and len(now.steps_ms) == len(now.runs_ms):
-        before, after = (
-            [float(without_pauses(steps).mean()) for steps in side.steps_ms] for side in (then, now)
-        )
-        return before, after
-    return then.runs_ms, now.runs_ms
 
 
 def _not_comparable(now: WorkloadResult, why: str) -> WorkloadChange:
@@ -274,11 +250,27 @@ def _pace(then: WorkloadResult, now: WorkloadResult) -> Estimate | None:
     return run_change(then.calibration_ms, now.calibration_ms)
 
 
-def _explains(pace: Estimate, change: Estimate) -> bool:
+def _explains(pace: Estimate | None, change: Estimate) -> bool:
     """Whether the machine surely changed in the step's own direction, and by as much."""
+    if pace is None:
+        return False
     if change.value > 0:
         return pace.low > 0 and pace.value >= change.value
     return pace.high < 0 and pace.value <= change.value
+
+
+def _others_explain(then: WorkloadResult, now: WorkloadResult, change: Estimate) -> bool:
+    """Whether other programs had the cores for so much more of the step, or less, as it changed:
+    whoever uses the cores in between uses the caches too, and what is computed then takes longer.
+    On two cores where others took two thirds of the step instead of a fifth, a quarter longer."""
+    if not has_parts(then, now):
+        return False
+    more = _others_share(now) - _others_share(then)
+    return more >= change.value if change.value > 0 else more <= change.value
+
+
+def _others_share(row: WorkloadResult) -> float:
+    return sum(row.queue_ms) / math.fsum((*row.queue_ms, *row.computing_ms, *row.waiting_ms))
 
 
 def _paced_notes(own: float) -> tuple[str, ...]:
@@ -289,6 +281,20 @@ def _paced_notes(own: float) -> tuple[str, ...]:
     return (
         f"the machine itself is {size} {way} than when the base was measured: the change is what "
         "is left beside a yardstick that was timed in turns with the step",
+    )
+
+
+def _queue_notes(then: WorkloadResult, now: WorkloadResult) -> tuple[str, ...]:
+    """Where other programs had the cores, which the change leaves out."""
+    if not has_parts(then, now):
+        return ()
+    shares = [_others_share(row) for row in (then, now)]
+    if abs(shares[1] - shares[0]) < _WORTH_SAYING:
+        return ()
+    before, after = map(unsigned_percent, shares)
+    return (
+        f"other programs had the cores for {after} of the step, and for {before} when the base was "
+        "measured: the change leaves that out",
     )
 
 

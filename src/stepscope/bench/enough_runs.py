@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.bench.against import (
-    compared_runs,
-    compares_paced,
     count_comparisons,
     other_machine,
     row_of_base,
     same_software,
     why_not_comparable,
 )
+from stepscope.bench.compared_runs import is_paced, kinds_change, step_kinds
 from stepscope.bench.run_change import run_change, smallest_with_runs
 from stepscope.bench.waiting_change import part_changes, relative
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stepscope.bench.compared_runs import RunPair
     from stepscope.records.bench_result import BenchMachine, BenchResults, WorkloadResult
 
 SEEN = 0.05  # a slow-down of this size
@@ -62,16 +62,21 @@ class EnoughRuns:
             return True
         if self._waiting_decides(then, row):
             return True
-        before, after = compared_runs(then, row)
         comparisons = self._comparisons(then, row)
-        if sees(before, after, comparisons=comparisons):
-            return True
+        lacking = [
+            pair for pair in step_kinds(then, row) if not sees(*pair, comparisons=comparisons)
+        ]
+        return not all(self._gets_there(row, pair, comparisons) for pair in lacking) or not lacking
+
+    def _gets_there(self, row: WorkloadResult, pair: RunPair, comparisons: int) -> bool:
+        """Whether further runs of this kind will see enough in the time that is left."""
+        before, after = pair
         runs = self._affordable(row, after, before)
         if runs <= len(after):
-            return True
+            return False
         both = (runs, runs) if self.base is None else (len(before), runs)
-        reached = smallest_with_runs(before, after, both, comparisons=comparisons, power=FOUND)
-        return reached > math.log1p(SEEN)
+        smallest = smallest_with_runs(*pair, both, comparisons=comparisons, power=FOUND)
+        return smallest <= math.log1p(SEEN)
 
     def smallest_seen(self, row: WorkloadResult) -> SmallestSeen | None:
         """None where nothing can be compared."""
@@ -79,7 +84,7 @@ class EnoughRuns:
         if then is None or why_not_comparable(then, row):
             return None
         comparisons = self._comparisons(then, row)
-        estimate = run_change(*compared_runs(then, row), comparisons=comparisons)
+        estimate = kinds_change(step_kinds(then, row), comparisons=comparisons)
         parts = part_changes(then, row, comparisons=comparisons)
         if estimate is None:
             return None
@@ -89,7 +94,7 @@ class EnoughRuns:
     def wants_paced(self, row: WorkloadResult) -> bool:
         """Whether a further run is to be beside a yardstick: the kind that is compared."""
         then = row_of_base(row, self.base.workloads) if self.base is not None else row
-        return then is not None and compares_paced(then, row)
+        return then is not None and is_paced(then, row)
 
     def paces(self, row: WorkloadResult, machine: BenchMachine | None) -> bool:
         """Whether runs beside a yardstick help: on a processor, in one process, and if the base has

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.bench.run_change import run_change, run_difference, typical_ms, typical_value
+from stepscope.bench.compared_runs import computing_kinds, has_parts, kinds_change
+from stepscope.bench.run_change import run_difference, typical_ms, typical_value
 from stepscope.records.bench_comparison import StepPartChange
 from stepscope.verify.change import Estimate
 
@@ -36,12 +37,6 @@ class PartChanges(NamedTuple):
         return sure and self.together.value * waits.change > 0 and _is_sure(self.together)
 
 
-def has_parts(then: WorkloadResult, now: WorkloadResult) -> bool:
-    """Whether both sides were taken apart, with at least two runs on one of them."""
-    counts = [len(row.waiting_ms) for row in (then, now)]
-    return min(counts) > 0 and max(counts) > 1
-
-
 def part_changes(
     then: WorkloadResult, now: WorkloadResult, *, comparisons: int
 ) -> PartChanges | None:
@@ -52,42 +47,13 @@ def part_changes(
     waiting_ms = [typical_value(row.waiting_ms) for row in (then, now)]
     step_ms = computing_ms[1] + waiting_ms[0]
     waits = run_difference(then.waiting_ms, now.waiting_ms, step_ms, comparisons=comparisons)
-    computes = _computing_change(then, now, comparisons)
+    computes = kinds_change(computing_kinds(then, now), comparisons=comparisons)
     if waits is None or computes is None:
         return None
     return PartChanges(
         waiting=_part(waits, waiting_ms),
         computing=_part(relative(computes), computing_ms),
         together=_together(waits, computes, computing_ms[1], step_ms),
-    )
-
-
-def _computing_change(
-    then: WorkloadResult, now: WorkloadResult, comparisons: int
-) -> Estimate | None:
-    """Beside the yardstick if both sides have it. Else as it is and beside the fixed work before
-    each run: a processor's clock may change that work more than the step, or less, so the interval
-    holds both."""
-    if then.paced_computing and now.paced_computing:
-        return run_change(then.paced_computing, now.paced_computing, comparisons=comparisons)
-    change = run_change(then.computing_ms, now.computing_ms, comparisons=comparisons)
-    sides = (then, now)
-    if change is None or any(len(row.calibration_ms) != len(row.computing_ms) for row in sides):
-        return change
-    before, after = (
-        [ms / pace for ms, pace in zip(row.computing_ms, row.calibration_ms, strict=True)]
-        for row in sides
-    )
-    beside = run_change(before, after, comparisons=comparisons)
-    return change if beside is None else _either(change, beside)
-
-
-def _either(one: Estimate, other: Estimate) -> Estimate:
-    return Estimate(
-        value=(one.value + other.value) / 2,
-        low=min(one.low, other.low),
-        high=max(one.high, other.high),
-        smallest=max(one.smallest, other.smallest),
     )
 
 
@@ -100,10 +66,12 @@ def _together(waits: Estimate, computes: Estimate, computing_ms: float, step_ms:
     waits_scale = step_ms / like_base_ms
     computes_scale = (like_base_ms - (step_ms - computing_ms)) / like_base_ms
     value = waits.value * waits_scale + math.expm1(computes.value) * computes_scale
-    reach = math.hypot(
-        (waits.high - waits.value) * waits_scale, (computes.high - computes.value) * computes_scale
-    )
+    reach = math.hypot(_reach(waits) * waits_scale, _reach(computes) * computes_scale)
     return Estimate(value=value, low=value - reach, high=value + reach, smallest=waits.smallest)
+
+
+def _reach(change: Estimate) -> float:
+    return max(change.high - change.value, change.value - change.low)
 
 
 def _is_sure(change: Estimate) -> bool:
