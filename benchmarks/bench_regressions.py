@@ -28,9 +28,10 @@ import numpy as np
 
 import stepscope
 from process import environment
-from stepscope.bench.enough_runs import MOST_RUNS, sees
+from stepscope.bench.enough_runs import EnoughRuns
 from stepscope.bench.rules import CLAIM_RUNS
 from stepscope.bench.run_change import run_change, usual_variance
+from stepscope.records.bench_result import BenchResults, WorkloadResult
 from stepscope.records.figures import percent, signed_percent
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ SLOWER, NOT_COMPARABLE = 5, 4  # exit codes; the latter also where the machine i
 STARTS = (0.005, 0.01, 0.02, 0.03)  # deviation from start to start
 RUNS = (3, 5, 7, 9)
 SUITE = 24  # workloads
+RUN_S = 4.0  # that a made-up run takes
 RESTLESS = 0.5  # deviation of the logarithm of how much a workload's runs differ
 # Appended to a workload's file: its steps take longer.
 DELAY = """
@@ -134,13 +136,18 @@ def as_needed(draw: np.random.Generator, starts: float, benches: int) -> list[st
 def enough_runs(draw: np.random.Generator, spread: float, base: list[float] | None) -> list[float]:
     """By the rule of `bench --save` and `bench --against`."""
     session = draw.normal(0.0, 0.005)
-    most = MOST_RUNS if base is None else min(MOST_RUNS, 3 * len(base))
+    rule = EnoughRuns(workloads=1, base=None if base is None else results(base))
     runs: list[float] = []
-    while len(runs) < most:
+    while len(runs) < CLAIM_RUNS or not rule.are_there(results(runs).workloads[0]):
         runs.append(math.exp(session + spread * draw.normal()))
-        if len(runs) >= CLAIM_RUNS and sees(base or runs, runs, comparisons=1):
-            break
     return runs
+
+
+def results(runs: list[float]) -> BenchResults:
+    row = WorkloadResult(
+        name="made-up", size="tiny", runs_ms=tuple(runs), seconds=RUN_S * len(runs)
+    )
+    return BenchResults(stepscope="", command=(), started_unix=0.0, workloads=(row,))
 
 
 def alarm(base: list[float], now: list[float], workloads: int, usual: float | None) -> bool:

@@ -21,6 +21,7 @@ from stepscope.bench.against import (
 from stepscope.bench.compared_runs import is_paced, kinds_change, step_kinds
 from stepscope.bench.run_change import run_change, smallest_with_runs
 from stepscope.bench.waiting_change import part_changes, relative
+from stepscope.verify.change import POWER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,13 +70,13 @@ class EnoughRuns:
         return not all(self._gets_there(row, pair, comparisons) for pair in lacking) or not lacking
 
     def _gets_there(self, row: WorkloadResult, pair: RunPair, comparisons: int) -> bool:
-        """Whether further runs of this kind will see enough in the time that is left."""
+        """Whether further runs of this kind will see it in most cases, in the time that is left."""
         before, after = pair
         runs = self._affordable(row, after, before)
         if runs <= len(after):
             return False
         both = (runs, runs) if self.base is None else (len(before), runs)
-        smallest = smallest_with_runs(*pair, both, comparisons=comparisons, power=FOUND)
+        smallest = smallest_with_runs(*pair, both, comparisons=comparisons, power=POWER)
         return smallest <= math.log1p(SEEN)
 
     def smallest_seen(self, row: WorkloadResult) -> SmallestSeen | None:
