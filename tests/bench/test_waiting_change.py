@@ -16,7 +16,12 @@ from stepscope.bench.against import compare_results, slower_by, slower_with_mach
 from stepscope.bench.run_change import run_change, smallest_with_runs
 from stepscope.errors import SlowerError
 from stepscope.records.bench_result import BenchResults
-from stepscope.ui.bench.against_words import against_answer, moved_words, parts_words
+from stepscope.ui.bench.against_words import (
+    against_answer,
+    against_notes,
+    moved_words,
+    parts_words,
+)
 from stepscope.ui.bench.rerun import with_rerun
 
 if TYPE_CHECKING:
@@ -144,11 +149,13 @@ def test_a_slower_clock_is_no_excuse_for_a_wait() -> None:
 
 
 def test_the_time_that_others_had_the_cores_is_no_change() -> None:
-    loaded = taken_apart(queue=20.0)
-    change = only_change(taken_apart(), loaded)
+    comparison = compare_results(results(taken_apart()), results(taken_apart(queue=20.0)), "b")
+    change = comparison.workloads[0]
     assert change.verdict == "no difference seen"
     assert change.change == pytest.approx(0.0, abs=1e-9)
-    assert "other programs had the cores for 67% of the step, and for 0%" in change.notes[0]
+    (note,) = against_notes(comparison)
+    assert "other programs had the cores for 67% of the step, and for 0% when" in note
+    assert against_answer(comparison).next.startswith("nothing to do")
 
 
 def test_others_who_slow_what_is_computed_raise_no_alarm_but_ask_for_a_new_base() -> None:

@@ -185,6 +185,8 @@ def _change(
         waiting=split.waiting if split else None,
         computing=split.computing if split else None,
         decided_by="waiting" if waits else "step",
+        base_others=_others_share(then) if split else None,
+        now_others=_others_share(now) if split else None,
         counted_change=counted.value,
         counted_low=counted.low,
         counted_high=counted.high,
@@ -192,9 +194,7 @@ def _change(
         machine_changed=not paced
         and (_explains(pace, estimate) or _others_explain(then, now, estimate)),
         pace_change=math.expm1(own) if paced else math.expm1(pace.value) if pace else None,
-        notes=_paced_notes(own)
-        if paced
-        else (*_pace_notes(estimate, pace), *_queue_notes(then, now)),
+        notes=_paced_notes(own) if paced else _pace_notes(estimate, pace),
     )
 
 
@@ -281,20 +281,6 @@ def _paced_notes(own: float) -> tuple[str, ...]:
     return (
         f"the machine itself is {size} {way} than when the base was measured: the change is what "
         "is left beside a yardstick that was timed in turns with the step",
-    )
-
-
-def _queue_notes(then: WorkloadResult, now: WorkloadResult) -> tuple[str, ...]:
-    """Where other programs had the cores, which the change leaves out."""
-    if not has_parts(then, now):
-        return ()
-    shares = [_others_share(row) for row in (then, now)]
-    if abs(shares[1] - shares[0]) < _WORTH_SAYING:
-        return ()
-    before, after = map(unsigned_percent, shares)
-    return (
-        f"other programs had the cores for {after} of the step, and for {before} when the base was "
-        "measured: the change leaves that out",
     )
 
 

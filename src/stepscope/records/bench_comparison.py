@@ -42,6 +42,8 @@ class WorkloadChange(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[PartChange, ...] = ()  # of the budget, the largest change first; a is the base
     waiting: StepPartChange | None = None  # None: not captured on both sides
     computing: StepPartChange | None = None  # without the machine's own pace, where that is known
+    base_others: float | None = None  # share of the step in which other programs had the cores
+    now_others: float | None = None
     # What made the verdict: the whole step, or waiting, with computing where that surely changed.
     decided_by: Literal["step", "waiting"] = "step"
     counted_change: float | None = None  # of the step, by what decided

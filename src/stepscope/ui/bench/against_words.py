@@ -8,6 +8,7 @@ from stepscope.bench.against import moved_part
 from stepscope.records.figures import (
     longer_or_shorter,
     milliseconds,
+    percent,
     relative_change,
     relative_interval,
     signed,
@@ -21,6 +22,8 @@ from stepscope.ui.words import PARTS
 if TYPE_CHECKING:
     from stepscope.records.bench_comparison import BenchComparison, ChangeVerdict, WorkloadChange
 
+_WORTH_SAYING = 0.02  # of the step
+
 
 def against_answer(comparison: BenchComparison) -> Answer:
     return Answer(verdict=_verdict(comparison), why=_why(comparison), next=_next(comparison))
@@ -30,9 +33,20 @@ def against_notes(comparison: BenchComparison) -> list[str]:
     """What to know before the verdict is believed."""
     rows = comparison.workloads
     unlike = [f"{row_name(row)} is not comparable: {row.why}" for row in rows if row.why]
-    own = [f"{row_name(row)}: {note}" for row in rows for note in row.notes]
+    own = [f"{row_name(row)}: {note}" for row in rows for note in (*row.notes, *_others_note(row))]
     skipped = f"in the base and not run now: {', '.join(comparison.not_run)}"
     return [*unlike, *own, *comparison.notes, *([skipped] if comparison.not_run else [])]
+
+
+def _others_note(change: WorkloadChange) -> list[str]:
+    """Where that differs; runs beside a yardstick have a note about the whole machine."""
+    before, now = change.base_others, change.now_others
+    if before is None or now is None or change.paced or abs(now - before) < _WORTH_SAYING:
+        return []
+    return [
+        f"other programs had the cores for {percent(now)} of the step, and for {percent(before)} "
+        "when the base was measured: the change leaves that out"
+    ]
 
 
 def interval_words(change: WorkloadChange) -> str:
@@ -121,7 +135,9 @@ def _evidence(change: WorkloadChange) -> str:
 
 def _next(comparison: BenchComparison) -> str:
     if any(
-        change.notes and not change.paced and change.decided_by == "step"
+        (change.notes or change.machine_changed)
+        and not change.paced
+        and change.decided_by == "step"
         for change in comparison.workloads
     ):
         return "measure the base again: the machine's own pace has changed"
