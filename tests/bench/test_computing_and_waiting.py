@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.bench import catalogue
 from stepscope.bench.computing_and_waiting import StepMarks, StepParts, mean_parts, split_steps
+from stepscope.bench.task import BenchTask
 from stepscope.measure import thread_counters
 from stepscope.measure.thread_counters import ThreadCounters
+from stepscope.ui.bench.runs import plain_steps
 
 MS = 1_000_000
 linux_only = pytest.mark.skipif(
@@ -77,6 +80,13 @@ def test_a_wait_in_every_tenth_step_counts() -> None:
 def test_a_step_that_may_wait_for_other_threads_is_not_taken_apart() -> None:
     assert mean_parts(split_steps(marks_of(*[(10, 8, 0, 6, 5)] * 40)), 40) is None
     assert mean_parts(split_steps(marks_of(*[(10, 8, 0, 0.4, 5)] * 40)), 40) is not None
+
+
+def test_a_step_that_capture_sees_as_five_has_its_window_five_times_as_early() -> None:
+    task = BenchTask(workload=catalogue.load("wgan-gp"), size="tiny", steps=59)
+    assert plain_steps(task, 1, 1.0) == 50  # the window and what follows it take nine
+    assert plain_steps(task, 1, 5.0) == 10
+    assert plain_steps(task, 2, 5.0) == 59
 
 
 def test_no_step_is_no_parts() -> None:

@@ -145,16 +145,17 @@ def _read(task: BenchTask, ranks: list[dict[str, Any]], known: dict[str, Any]) -
         captured_per_step=per_step,
         losses=trained.losses,
         calibration_ms=trained.calibration_ms,
-        parts=_parts(task, trained, known["number"]),
+        parts=mean_parts(trained.parts, plain_steps(task, known["number"], per_step))
+        if trained.parts is not None
+        else None,
         notes=tuple(one.words for one in run.facts["remedies"] if one.outcome != "applied"),
     )
 
 
-def _parts(task: BenchTask, trained: TrainedLosses, number: int) -> RunParts | None:
-    """Without the steps from the window on."""
-    if trained.parts is None:
-        return None
-    return mean_parts(trained.parts, _wait(task) if number == 1 else task.all_steps)
+def plain_steps(task: BenchTask, number: int, per_step: float) -> int:
+    """The workload's steps before the window, which is only in the first run and counts the steps
+    that capture sees."""
+    return int(_wait(task) / per_step) if number == 1 else task.all_steps
 
 
 def read_losses(folder: Path) -> TrainedLosses:
