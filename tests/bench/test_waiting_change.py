@@ -113,6 +113,16 @@ def test_a_longer_wait_for_which_the_step_computes_less_is_no_alarm() -> None:
     assert only_change(taken_apart(), taken_apart(much_less, SLEEPS)).verdict == "faster"
 
 
+def test_others_who_left_since_the_base_do_not_hide_a_wait() -> None:
+    crowded = taken_apart(times(1.15), queue=20.0)
+    now = taken_apart(BASE_MS, SLEEPS, queue=5.0)  # 13% less computing, 31% less of others
+    change = only_change(crowded, now)
+    assert change.decided_by == "waiting"
+    assert change.verdict == "slower"
+    same_crowd = taken_apart(BASE_MS, SLEEPS, queue=20.0)
+    assert only_change(crowded, same_crowd).verdict == "faster"
+
+
 def test_what_is_computed_less_counts_against_what_is_waited_longer() -> None:
     less = tuple(ms - 0.3 for ms in BASE_MS)
     waits = tuple(ms + 0.5 for ms in SLEEPS)  # 1.0 ms more

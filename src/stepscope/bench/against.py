@@ -15,6 +15,8 @@ from stepscope.bench.compared_runs import (
     has_parts,
     is_paced,
     kinds_change,
+    others_explain,
+    others_share,
     plain_runs,
     step_kinds,
 )
@@ -185,14 +187,14 @@ def _change(
         waiting=split.waiting if split else None,
         computing=split.computing if split else None,
         decided_by="waiting" if waits else "step",
-        base_others=_others_share(then) if split else None,
-        now_others=_others_share(now) if split else None,
+        base_others=others_share(then) if split else None,
+        now_others=others_share(now) if split else None,
         counted_change=counted.value,
         counted_low=counted.low,
         counted_high=counted.high,
         paced=paced,
         machine_changed=not paced
-        and (_explains(pace, estimate) or _others_explain(then, now, estimate)),
+        and (_explains(pace, estimate) or others_explain(then, now, estimate)),
         pace_change=math.expm1(own) if paced else math.expm1(pace.value) if pace else None,
         notes=_paced_notes(own) if paced else _pace_notes(estimate, pace),
     )
@@ -257,20 +259,6 @@ def _explains(pace: Estimate | None, change: Estimate) -> bool:
     if change.value > 0:
         return pace.low > 0 and pace.value >= change.value
     return pace.high < 0 and pace.value <= change.value
-
-
-def _others_explain(then: WorkloadResult, now: WorkloadResult, change: Estimate) -> bool:
-    """Whether other programs had the cores for so much more of the step, or less, as it changed:
-    whoever uses the cores in between uses the caches too, and what is computed then takes longer.
-    On two cores where others took two thirds of the step instead of a fifth, a quarter longer."""
-    if not has_parts(then, now):
-        return False
-    more = _others_share(now) - _others_share(then)
-    return more >= change.value if change.value > 0 else more <= change.value
-
-
-def _others_share(row: WorkloadResult) -> float:
-    return sum(row.queue_ms) / math.fsum((*row.queue_ms, *row.computing_ms, *row.waiting_ms))
 
 
 def _paced_notes(own: float) -> tuple[str, ...]:

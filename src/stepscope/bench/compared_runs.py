@@ -9,6 +9,7 @@ must show in both.
 
 from __future__ import annotations
 
+import math
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,21 @@ def plain_runs(then: WorkloadResult, now: WorkloadResult) -> RunPair:
         )
         return before, after
     return then.runs_ms, now.runs_ms
+
+
+def others_explain(then: WorkloadResult, now: WorkloadResult, change: Estimate) -> bool:
+    """Whether other programs had the cores for so much more of the step, or less, as it changed:
+    whoever uses the cores in between uses the caches too, and what is computed then takes longer.
+    On two cores where others took two thirds of the step instead of a fifth, a quarter longer."""
+    if not has_parts(then, now):
+        return False
+    more = others_share(now) - others_share(then)
+    return more >= change.value if change.value > 0 else more <= change.value
+
+
+def others_share(row: WorkloadResult) -> float:
+    """Of the step of a row that was taken apart, in which other programs had the cores."""
+    return sum(row.queue_ms) / math.fsum((*row.queue_ms, *row.computing_ms, *row.waiting_ms))
 
 
 def _least_restless(then: WorkloadResult, now: WorkloadResult) -> RunPair:

@@ -11,7 +11,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.bench.compared_runs import computing_kinds, has_parts, kinds_change
+import msgspec
+
+from stepscope.bench.compared_runs import (
+    computing_kinds,
+    has_parts,
+    is_paced,
+    kinds_change,
+    others_explain,
+)
 from stepscope.bench.run_change import run_difference, typical_ms, typical_value
 from stepscope.records.bench_comparison import StepPartChange
 from stepscope.verify.change import Estimate
@@ -47,7 +55,7 @@ def part_changes(
     waiting_ms = [typical_value(row.waiting_ms) for row in (then, now)]
     step_ms = computing_ms[1] + waiting_ms[0]
     waits = run_difference(then.waiting_ms, now.waiting_ms, step_ms, comparisons=comparisons)
-    computes = kinds_change(computing_kinds(then, now), comparisons=comparisons)
+    computes = _computing_change(then, now, comparisons)
     if waits is None or computes is None:
         return None
     return PartChanges(
@@ -55,6 +63,16 @@ def part_changes(
         computing=_part(relative(computes), computing_ms),
         together=_together(waits, computes, computing_ms[1], step_ms),
     )
+
+
+def _computing_change(
+    then: WorkloadResult, now: WorkloadResult, comparisons: int
+) -> Estimate | None:
+    """Not a sure one if other programs may have made it; a yardstick tells that."""
+    change = kinds_change(computing_kinds(then, now), comparisons=comparisons)
+    if change is None or is_paced(then, now) or not others_explain(then, now, change):
+        return change
+    return msgspec.structs.replace(change, low=min(change.low, 0.0), high=max(change.high, 0.0))
 
 
 def _together(waits: Estimate, computes: Estimate, computing_ms: float, step_ms: float) -> Estimate:
