@@ -3,9 +3,10 @@
 python benchmarks/bench_regressions.py simulate                      made-up machines: how many runs
 python benchmarks/bench_regressions.py real --tries 20 [ncf dlrm]    real benches, a planted delay
 
-A real try saves a base, benches the same code against it, then a copy of stepscope in which the
-step of each workload takes 5% longer. It exits with 1 if a planted delay was missed, or if more
-than one try in twenty raised an alarm about the same code.
+The real benches save one base. Each try benches the same code against it, then a copy of stepscope
+in which the step of each workload takes 5% longer: it sleeps, or computes (--planted busy). It
+exits with 1 if a planted delay was missed, or if more than one try in twenty raised an alarm about
+the same code.
 """
 
 from __future__ import annotations
@@ -18,25 +19,32 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import stepscope
 from process import environment
-from stepscope.bench.enough_runs import MOST_RUNS, sees
+from stepscope.bench.enough_runs import EnoughRuns
 from stepscope.bench.rules import CLAIM_RUNS
 from stepscope.bench.run_change import run_change, usual_variance
+from stepscope.records.bench_result import BenchResults, WorkloadResult
 from stepscope.records.figures import percent, signed_percent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PLANTED, LIMIT = 0.05, 0.03
 SLOWER, NOT_COMPARABLE = 5, 4  # exit codes; the latter also where the machine itself became slower
 STARTS = (0.005, 0.01, 0.02, 0.03)  # deviation from start to start
 RUNS = (3, 5, 7, 9)
 SUITE = 24  # workloads
+RUN_S = 4.0  # that a made-up run takes
 RESTLESS = 0.5  # deviation of the logarithm of how much a workload's runs differ
-# Appended to a workload's file: its steps take longer, without giving the core away.
+# Appended to a workload's file: its steps take longer.
 DELAY = """
 
 import dataclasses as _dataclasses
@@ -48,11 +56,9 @@ def _delayed(build):
         step = build(config, place)
 
         def slower(number):
-            start = _time.perf_counter()
+            start = _time.thread_time()
             loss = step(number)
-            end = start + {times!r} * (_time.perf_counter() - start)
-            while _time.perf_counter() < end:
-                pass
+            {delay}
             return loss
 
         return slower
@@ -64,15 +70,24 @@ WORKLOAD = _dataclasses.replace(WORKLOAD, build=_delayed(WORKLOAD.build))
 """
 
 
+# Of what the step computes: while it queues for a core, it takes longer than it would.
+SLEEP = "_time.sleep({share!r} * (_time.thread_time() - start))"
+BUSY = """end = start + (1 + {share!r}) * (_time.thread_time() - start)
+            while _time.thread_time() < end:
+                pass"""
+DELAYS = {"sleep": SLEEP, "busy": BUSY}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("simulate", "real"))
     parser.add_argument("workloads", nargs="*", default=["ncf", "dlrm"])
     parser.add_argument("--tries", type=int, default=20)
+    parser.add_argument("--planted", choices=DELAYS, default="sleep", help="what the 5%% do")
     parser.add_argument("--runs", type=int, help="of each workload; as many as needed without it")
     parser.add_argument("--benches", type=int, default=2000, help="simulated ones for each number")
     parser.add_argument("--json", type=Path, help="write every change of every try here")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     if options.what == "simulate":
         simulate(options.benches)
         return 0
@@ -121,13 +136,18 @@ def as_needed(draw: np.random.Generator, starts: float, benches: int) -> list[st
 def enough_runs(draw: np.random.Generator, spread: float, base: list[float] | None) -> list[float]:
     """By the rule of `bench --save` and `bench --against`."""
     session = draw.normal(0.0, 0.005)
-    most = MOST_RUNS if base is None else min(MOST_RUNS, 3 * len(base))
+    rule = EnoughRuns(workloads=1, base=None if base is None else results(base))
     runs: list[float] = []
-    while len(runs) < most:
+    while len(runs) < CLAIM_RUNS or not rule.are_there(results(runs).workloads[0]):
         runs.append(math.exp(session + spread * draw.normal()))
-        if len(runs) >= CLAIM_RUNS and sees(base or runs, runs, workloads=1):
-            break
     return runs
+
+
+def results(runs: list[float]) -> BenchResults:
+    row = WorkloadResult(
+        name="made-up", size="tiny", runs_ms=tuple(runs), seconds=RUN_S * len(runs)
+    )
+    return BenchResults(stepscope="", command=(), started_unix=0.0, workloads=(row,))
 
 
 def alarm(base: list[float], now: list[float], workloads: int, usual: float | None) -> bool:
@@ -157,50 +177,74 @@ def alarms(
 
 
 def try_for_real(options: argparse.Namespace) -> int:
-    tries: list[dict] = []
-    outcomes: Counter[str] = Counter()
-    while len(tries) < options.tries:
-        with tempfile.TemporaryDirectory() as folder:
-            one = one_try(options.workloads, options.runs, Path(folder))
-        if NOT_COMPARABLE in (one["same_code"], one["planted_code"]):
-            outcomes["void"] += 1
-            print("the machine itself changed: this try does not count", flush=True)
-            continue
-        tries.append(one)
-        number = len(tries)
-        outcomes["caught"] += all(row["verdict"] == "slower" for row in one["planted"])
-        outcomes["stopped"] += one["planted_code"] == SLOWER
-        outcomes["false"] += one["same_code"] == SLOWER
-        outcomes["seen"] += any(row["verdict"] == "slower" for row in one["same"])
-        print(
-            f"try {number}: planted {words(one['planted'])}; same {words(one['same'])}", flush=True
-        )
-    n = len(tries)
-    print(
-        f"planted {percent(PLANTED)}: all workloads slower in {outcomes['caught']} of {n} tries, "
-    )
-    print(f"  --fail-on-slower {percent(LIMIT)} stopped {outcomes['stopped']} of {n}")
-    print(f"tries that did not count, as the machine itself changed: {outcomes['void']}")
-    print(f"same code: --fail-on-slower stopped {outcomes['false']} of {n}, ")
-    print(f'  a workload was called "slower" in {outcomes["seen"]} of {n}')
-    if options.json:
-        options.json.write_text(json.dumps(tries))
-    return int(outcomes["stopped"] < n or outcomes["false"] > n // 20)
+    tries: dict[str, list[dict]] = {"same": [], "planted": []}
+    void: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        began = time.monotonic()
+        saved, _, base = measure_base(options.workloads, options.runs, folder)
+        print(f"base: {time.monotonic() - began:.0f} s, {runs_made(saved)}", flush=True)
+        planted = folder / "planted"
+        plant([row["name"] for row in saved["workloads"]], planted, options.planted)
+        while min(map(len, tries.values())) < options.tries:
+            for kind, code in (("same", None), ("planted", planted)):
+                one = one_try(options, folder, base, code)
+                if one["code"] == NOT_COMPARABLE:
+                    void[kind] += 1
+                    print(f"{kind}: the machine itself changed, this does not count", flush=True)
+                elif len(tries[kind]) < options.tries:
+                    tries[kind].append(one)
+                    print(f"{kind} {len(tries[kind])}: {words(one['rows'])}", flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(tries))
+    return conclude(tries, void, options)
 
 
-def one_try(workloads: list[str], runs: int | None, folder: Path) -> dict:
+def measure_base(workloads: list[str], runs: int | None, folder: Path) -> tuple[dict, int, Path]:
     base = folder / "base.json"
-    saved, _ = bench(workloads, runs, folder, "--save", str(base))
+    return *bench(workloads, runs, folder, "--save", str(base)), base
+
+
+def one_try(options: argparse.Namespace, folder: Path, base: Path, code: Path | None) -> dict:
     limit = ("--against", str(base), "--fail-on-slower", str(LIMIT))
-    same, same_code = bench(workloads, runs, folder, *limit)
-    plant([row["name"] for row in saved["workloads"]], folder / "planted")
-    planted, planted_code = bench(workloads, runs, folder, *limit, code=folder / "planted")
+    began = time.monotonic()
+    answer, exit_code = bench(options.workloads, options.runs, folder, *limit, code=code)
     return {
-        "same": same["against"]["workloads"],
-        "same_code": same_code,
-        "planted": planted["against"]["workloads"],
-        "planted_code": planted_code,
+        "rows": answer["against"]["workloads"],
+        "runs": runs_made(answer),
+        "code": exit_code,
+        "seconds": time.monotonic() - began,
     }
+
+
+def conclude(tries: dict[str, list[dict]], void: Counter[str], options: argparse.Namespace) -> int:
+    def of(kind: str, holds: Callable[[dict], bool]) -> str:
+        return f"{sum(map(holds, tries[kind]))} of {len(tries[kind])}"
+
+    def slower(row: dict) -> bool:
+        return row["verdict"] == "slower"
+
+    def stopped(one: dict) -> bool:
+        return one["code"] == SLOWER
+
+    all_slower = of("planted", lambda one: all(map(slower, one["rows"])))
+    any_slower = of("same", lambda one: any(map(slower, one["rows"])))
+    print(f"planted {percent(PLANTED)} ({options.planted}): all workloads slower in {all_slower},")
+    print(f"  --fail-on-slower {percent(LIMIT)} stopped {of('planted', stopped)}")
+    print(f"same code: --fail-on-slower stopped {of('same', stopped)},")
+    print(f'  a workload was called "slower" in {any_slower}')
+    for kind, ones in tries.items():
+        seconds = np.median([one["seconds"] for one in ones])
+        print(f"{kind}: {seconds:.0f} s a try; not counted, as the machine changed: {void[kind]}")
+    missed = not all(map(stopped, tries["planted"]))
+    return int(missed or sum(map(stopped, tries["same"])) > len(tries["same"]) // 20)
+
+
+def runs_made(answer: dict) -> str:
+    return ", ".join(
+        f"{row['name']} {len(row['runs_ms'])} + {len(row['paced'])} runs"
+        for row in answer["workloads"]
+    )
 
 
 def bench(
@@ -225,7 +269,7 @@ def _before_others(code: Path) -> str:
     return os.pathsep.join([str(code), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def plant(names: list[str], place: Path) -> None:
+def plant(names: list[str], place: Path, delay: str) -> None:
     """A copy of stepscope in which each workload's step takes PLANTED longer."""
     copy = place / "stepscope"
     ignore = shutil.ignore_patterns("__pycache__")
@@ -233,17 +277,25 @@ def plant(names: list[str], place: Path) -> None:
     for name in names:
         file = copy / "bench/workloads" / f"{name.replace('-', '_')}.py"
         with file.open("a") as code:
-            code.write(DELAY.format(times=1 + PLANTED))
+            code.write(DELAY.format(delay=DELAYS[delay].format(share=PLANTED)))
 
 
 def words(rows: list[dict]) -> str:
     return ", ".join(
         f"{row['name']} {signed_percent(row['change'])} "
-        f"({signed_percent(row['low'])} to {signed_percent(row['high'])})"
+        f"({signed_percent(row['low'])} to {signed_percent(row['high'])})" + waits(row)
         if row["change"] is not None
         else f"{row['name']} {row['why']}"
         for row in rows
     )
+
+
+def waits(row: dict) -> str:
+    part = row["waiting"]
+    if part is None:
+        return ""
+    low, high = signed_percent(part["low"]), signed_percent(part["high"])
+    return f", waits {signed_percent(part['change'])} ({low} to {high}), {row['verdict']}"
 
 
 if __name__ == "__main__":

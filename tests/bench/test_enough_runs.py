@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from test_against import results, row
 
 from stepscope.bench import catalogue
-from stepscope.bench.enough_runs import MOST_OF_MANY, MOST_RUNS, EnoughRuns, sees
+from stepscope.bench.enough_runs import MOST_OF_MANY, MOST_RUNS, MOST_S, EnoughRuns, sees
 from stepscope.bench.rules import CLAIM_RUNS
 from stepscope.bench.task import BenchTask
 from stepscope.records.bench_result import BenchMachine
 from stepscope.ui.bench import suite
-from stepscope.ui.bench.runs import BenchRun
+from stepscope.ui.bench.runs import BenchRun, PacedRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,33 +29,70 @@ def starts(deviation: float, runs: int, seed: int = 0) -> tuple[float, ...]:
 
 def test_five_runs_are_enough_where_starts_hardly_differ() -> None:
     calm = starts(0.002, CLAIM_RUNS)
-    assert sees(calm, calm, workloads=1)
+    assert sees(calm, calm, comparisons=1)
 
 
 def test_five_runs_are_not_enough_where_starts_differ_by_two_percent() -> None:
     restless = starts(0.02, CLAIM_RUNS)
-    assert not sees(restless, restless, workloads=1)
+    assert not sees(restless, restless, comparisons=1)
     many = starts(0.02, 25)
-    assert sees(many, many, workloads=1)
-    assert not sees(many, many, workloads=24)
+    assert sees(many, many, comparisons=1)
+    assert not sees(many, many, comparisons=24)
 
 
 def test_one_run_says_nothing() -> None:
-    assert not sees([1.0], [1.0], workloads=1)
+    assert not sees([1.0], [1.0], comparisons=1)
 
 
-def test_there_is_a_limit_and_a_lower_one_for_many_workloads() -> None:
-    wild = row(starts(0.3, MOST_RUNS))
-    assert EnoughRuns(workloads=1).are_there(wild)
-    assert not EnoughRuns(workloads=1).are_there(row(wild.runs_ms[:-1]))
-    assert EnoughRuns(workloads=24).are_there(row(wild.runs_ms[:MOST_OF_MANY]))
+def test_runs_are_added_only_if_they_get_there_before_the_limit() -> None:
+    restless = row(starts(0.05, CLAIM_RUNS, seed=1))  # five of these see 6.5%, seven see 5%
+    assert not EnoughRuns(workloads=1).are_there(restless)
+    assert EnoughRuns(workloads=1).are_there(row(starts(0.3, CLAIM_RUNS, seed=1)))
+    assert EnoughRuns(workloads=24).are_there(restless)  # ten are the most, and see 5.3%
+    assert MOST_OF_MANY == 10
+    assert MOST_RUNS == 30
+
+
+def test_runs_are_added_only_while_the_time_for_a_workload_lasts() -> None:
+    runs = starts(0.05, CLAIM_RUNS, seed=1)
+    alone = EnoughRuns(workloads=1)
+    assert not alone.are_there(row(runs, seconds=5 * 1.0))
+    assert alone.are_there(row(runs, seconds=5 * 20.0))  # one more fits, which is not enough
+    assert alone.are_there(row(runs, seconds=2 * MOST_S))
 
 
 def test_against_a_base_of_few_runs_three_times_as_many_are_all_that_helps() -> None:
-    base = results(row(starts(0.05, 5)))
+    rule = EnoughRuns(workloads=1, base=results(row(starts(0.02, 5, seed=1))))
+    assert not rule.are_there(row(starts(0.02, 5, seed=1)))
+    assert not sees(starts(0.02, 5, seed=1), starts(0.06, 15), comparisons=1)
+    assert rule.are_there(row(starts(0.06, 15)))
+
+
+def test_a_longer_wait_needs_no_more_runs() -> None:
+    wild = starts(0.02, CLAIM_RUNS)
+    parts = {"computing_ms": wild, "queue_ms": (0.0,) * 5}
+    base = results(row(wild, **parts, waiting_ms=(0.0,) * 5, paced=wild))
     rule = EnoughRuns(workloads=1, base=base)
-    assert not rule.are_there(row(starts(0.05, 14, seed=1)))
-    assert rule.are_there(row(starts(0.05, 15, seed=1)))
+    still = row(wild, **parts, waiting_ms=(0.0,) * 5)
+    waits = row(wild, **parts, waiting_ms=(0.05,) * 5)
+    assert not rule.are_there(still)
+    assert rule.are_there(waits)
+    assert rule.paces(still, base.machine)
+    assert not rule.paces(waits, base.machine)
+
+
+def test_what_the_runs_see_is_known() -> None:
+    wild = starts(0.05, CLAIM_RUNS, seed=1)
+    seen = EnoughRuns(workloads=1).smallest_seen(row(wild))
+    assert seen is not None
+    assert seen.step > 0.05
+    assert seen.waiting is None
+    split = row(wild, computing_ms=wild, queue_ms=(0.0,) * 5, waiting_ms=(0.0,) * 5)
+    seen = EnoughRuns(workloads=1).smallest_seen(split)
+    assert seen is not None
+    assert seen.waiting is not None
+    # Runs that wait alike leave what sessions differ by: (2.24 + 0.84) standard deviations.
+    assert seen.waiting == pytest.approx((2.2414 + 0.8416) * 0.005 * 2**0.5, rel=5e-3)
 
 
 def test_a_row_that_cannot_be_compared_needs_no_more_runs() -> None:
@@ -96,8 +133,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., A
                 number=number, folder=home, seconds=0.0, steps_ms=np.full(20, step), losses=(1.0,)
             )
 
-        def run_paced(task: BenchTask, number: int, home: Path) -> float | None:
-            return float(run_once(task, number, home).steps_ms[0]) if paced else None
+        def run_paced(task: BenchTask, number: int, home: Path) -> PacedRun | None:
+            step = float(run_once(task, number, home).steps_ms[0])
+            return PacedRun(step, step) if paced else None
 
         monkeypatch.setattr(suite, "run_once", run_once)
         monkeypatch.setattr(suite, "run_paced", run_paced)

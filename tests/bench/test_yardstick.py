@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,7 +44,20 @@ def test_a_step_of_two_yardsticks_takes_two() -> None:
         yardstick()
         yardstick()
 
-    assert step_over_yardstick(step, yardstick, 0.1) == pytest.approx(2.0, rel=0.3)
+    ratio = step_over_yardstick(step, yardstick, 0.1)
+    assert ratio.step == pytest.approx(2.0, rel=0.3)
+    assert ratio.computing == pytest.approx(2.0, rel=0.3)
+
+
+def test_a_step_that_sleeps_takes_longer_and_computes_as_long() -> None:
+    yardstick = Yardstick()
+
+    def step(number: int) -> None:
+        yardstick()
+        time.sleep(0.05)
+
+    ratio = step_over_yardstick(step, yardstick, 0.1)
+    assert ratio.step > 1.3 * ratio.computing
 
 
 def test_the_yardstick_leaves_the_random_numbers_and_gradients_alone() -> None:
@@ -60,7 +74,7 @@ def test_a_paced_training_writes_its_ratio(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "stepscope.bench.train", "ncf", "--paced=0.2"]
     subprocess.run([*command, f"--losses={file}"], check=True, timeout=120)
     written = json.loads(file.read_text())
-    assert list(written) == ["step_over_yardstick"]
+    assert list(written) == ["step_over_yardstick", "computing_over_yardstick"]
     assert 0.01 < written["step_over_yardstick"] < 100
 
 

@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.bench.run_change import (
-    run_change,
-    typical_ms,
-    usual_variance,
-    variance_of_runs,
+from stepscope.bench.compared_runs import (
+    has_parts,
+    is_paced,
+    kinds_change,
+    others_explain,
+    others_share,
+    plain_runs,
+    step_kinds,
 )
+from stepscope.bench.run_change import run_change, typical_ms, usual_variance
+from stepscope.bench.waiting_change import part_changes, relative
 from stepscope.records.bench_comparison import BenchComparison, WorkloadChange
 from stepscope.records.comparison import PartChange
 from stepscope.records.figures import unsigned_percent
 from stepscope.verify.change import CONFIDENCE
-from stepscope.verify.trial_steps import without_pauses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -45,13 +49,14 @@ def compare_results(base: BenchResults, now: BenchResults, against: str) -> Benc
     pairs = [(row_of_base(result, base.workloads), result) for result in now.workloads]
     reasons = [other or why_not_comparable(then, result) for then, result in pairs]
     alike = [
-        compared_runs(then, result)
+        (then, result)
         for (then, result), why in zip(pairs, reasons, strict=True)
         if then is not None and why is None
     ]
-    noise = usual_variance(alike)
+    noise = usual_variance([step_kinds(*pair)[0] for pair in alike])
+    comparisons = sum(count_comparisons(*pair) for pair in alike)
     changes = tuple(
-        _change(then, result, len(alike), noise)
+        _change(then, result, comparisons, noise)
         if then is not None and why is None
         else _not_comparable(result, why or "")
         for (then, result), why in zip(pairs, reasons, strict=True)
@@ -67,21 +72,31 @@ def compare_results(base: BenchResults, now: BenchResults, against: str) -> Benc
     )
 
 
+def count_comparisons(then: WorkloadResult, now: WorkloadResult) -> int:
+    """The whole step, and how long it waits where that is known."""
+    return 2 if has_parts(then, now) else 1
+
+
 def slower_by(comparison: BenchComparison, share: float) -> tuple[WorkloadChange, ...]:
     """Workloads that are surely slower, and by more than `share` as measured, while the machine is
     not."""
-    return tuple(row for row in _slow_rows(comparison, share) if not row.machine_changed)
+    return tuple(row for row in _slow_rows(comparison, share) if not _is_the_machines(row))
 
 
 def slower_with_machine(comparison: BenchComparison, share: float) -> tuple[WorkloadChange, ...]:
     """Workloads that are slower on a machine that became as much slower itself."""
-    return tuple(row for row in _slow_rows(comparison, share) if row.machine_changed)
+    return tuple(row for row in _slow_rows(comparison, share) if _is_the_machines(row))
 
 
 def _slow_rows(comparison: BenchComparison, share: float) -> Iterator[WorkloadChange]:
     for row in comparison.workloads:
-        if row.verdict == "slower" and row.change is not None and row.change > share:
+        if row.verdict == "slower" and (row.counted_change or 0.0) > share:
             yield row
+
+
+def _is_the_machines(row: WorkloadChange) -> bool:
+    """No machine's pace makes a step wait of its own accord."""
+    return row.machine_changed and row.decided_by == "step"
 
 
 def moved_part(change: WorkloadChange) -> PartChange | None:
@@ -142,31 +157,44 @@ def _differences(base: BenchMachine, now: BenchMachine, names: Sequence[str]) ->
 def _change(
     then: WorkloadResult, now: WorkloadResult, comparisons: int, noise: float | None
 ) -> WorkloadChange:
-    runs = compared_runs(then, now)
-    estimate = run_change(*runs, comparisons=comparisons, usual_variance=noise)
+    kinds = step_kinds(then, now)
+    estimate = kinds_change(kinds, comparisons=comparisons, usual_variance=noise)
     if estimate is None:
         return _not_comparable(now, "too few runs")
     base_ms, now_ms = (typical_ms(side) for side in plain_runs(then, now))
-    paced = compares_paced(then, now)
+    paced = is_paced(then, now)
     pace = None if paced else _pace(then, now)
     own = math.log(now_ms / base_ms) - estimate.value  # the machine's part of it
+    split = part_changes(then, now, comparisons=comparisons)
+    waits = split.together if split is not None and split.decide else None
+    whole = relative(estimate)
+    counted = waits or whole
     return WorkloadChange(
         name=now.name,
         size=now.size,
         ranks=now.ranks,
         remedies=now.remedies,
-        verdict=_verdict(estimate),
+        verdict=_verdict(counted),
         base_ms=base_ms,
         now_ms=now_ms,
-        change=math.expm1(estimate.value),
-        low=math.expm1(estimate.low),
-        high=math.expm1(min(estimate.high, 700.0)),
-        smallest_detectable=math.expm1(min(estimate.smallest, 700.0)),
-        base_runs=len(runs[0]),
-        now_runs=len(runs[1]),
+        change=whole.value,
+        low=whole.low,
+        high=whole.high,
+        smallest_detectable=whole.smallest,
+        base_runs=len(kinds[-1][0]),
+        now_runs=len(kinds[-1][1]),
         parts=_parts(then.budget_ms, now.budget_ms),
+        waiting=split.waiting if split else None,
+        computing=split.computing if split else None,
+        decided_by="waiting" if waits else "step",
+        base_others=others_share(then) if split else None,
+        now_others=others_share(now) if split else None,
+        counted_change=counted.value,
+        counted_low=counted.low,
+        counted_high=counted.high,
         paced=paced,
-        machine_changed=pace is not None and _explains(pace, estimate),
+        machine_changed=not paced
+        and (_explains(pace, estimate) or others_explain(then, now, estimate)),
         pace_change=math.expm1(own) if paced else math.expm1(pace.value) if pace else None,
         notes=_paced_notes(own) if paced else _pace_notes(estimate, pace),
     )
@@ -181,36 +209,8 @@ def same_software(base: BenchMachine | None, now: BenchMachine | None) -> bool:
 
 
 def _without_pace(results: BenchResults) -> BenchResults:
-    rows = tuple(replace(row, paced=()) for row in results.workloads)
+    rows = tuple(replace(row, paced=(), paced_computing=()) for row in results.workloads)
     return replace(results, workloads=rows)
-
-
-def compared_runs(
-    then: WorkloadResult, now: WorkloadResult
-) -> tuple[Sequence[float], Sequence[float]]:
-    """Plain runs, or the ratios of paced ones where those agree better with each other."""
-    return (then.paced, now.paced) if compares_paced(then, now) else plain_runs(then, now)
-
-
-def compares_paced(then: WorkloadResult, now: WorkloadResult) -> bool:
-    """Whether both sides have runs beside a yardstick which differ less than plain ones: some steps
-    wait for memory while the yardstick computes, and a processor's clock changes one of them."""
-    if not then.paced or not now.paced:
-        return False
-    return variance_of_runs(then.paced, now.paced) < variance_of_runs(*plain_runs(then, now))
-
-
-def plain_runs(
-    then: WorkloadResult, now: WorkloadResult
-) -> tuple[Sequence[float], Sequence[float]]:
-    """Each run's mean step, in which a single pause of the machine counts as an ordinary step: a
-    run of a tiny workload takes a fraction of a second."""
-    if len(then.steps_ms) == len(then.runs_ms) and len(now.steps_ms) == len(now.runs_ms):
-        before, after = (
-            [float(without_pauses(steps).mean()) for steps in side.steps_ms] for side in (then, now)
-        )
-        return before, after
-    return then.runs_ms, now.runs_ms
 
 
 def _not_comparable(now: WorkloadResult, why: str) -> WorkloadChange:
@@ -252,8 +252,10 @@ def _pace(then: WorkloadResult, now: WorkloadResult) -> Estimate | None:
     return run_change(then.calibration_ms, now.calibration_ms)
 
 
-def _explains(pace: Estimate, change: Estimate) -> bool:
+def _explains(pace: Estimate | None, change: Estimate) -> bool:
     """Whether the machine surely changed in the step's own direction, and by as much."""
+    if pace is None:
+        return False
     if change.value > 0:
         return pace.low > 0 and pace.value >= change.value
     return pace.high < 0 and pace.value <= change.value

@@ -49,7 +49,41 @@ def run_change(
     `usual_variance` is how much runs of the other workloads differ, `power` how often the smallest
     change is found.
     """
-    sides = [_Runs(values) for values in (base, now)]
+    sides = [_logs(values) for values in (base, now)]
+    return _estimate(sides, comparisons, usual_variance, power)
+
+
+def run_difference(
+    base: Sequence[float], now: Sequence[float], whole: float, *, comparisons: int = 1
+) -> Estimate | None:
+    """now - base as a share of `whole`, by the same rules; values may be zero."""
+    sides = [_Runs(np.asarray(values, np.float64) / whole) for values in (base, now)]
+    return _estimate(sides, comparisons, None, POWER)
+
+
+def smallest_with_runs(
+    base: Sequence[float],
+    now: Sequence[float],
+    runs: tuple[int, int],
+    *,
+    comparisons: int,
+    power: float,
+) -> float:
+    """The smallest ln(now / base) found so often if the sides had so many runs that differ as much
+    as these; infinite if nothing is known about that."""
+    noise = _noise([_logs(base), _logs(now)])
+    if noise is None:
+        return math.inf
+    trimmed = [count >= TRIMMED_FROM for count in runs]
+    kept = [count - 2 if trims else count for count, trims in zip(runs, trimmed, strict=True)]
+    freedom = max(1.0, sum(kept) - 2 - _TRIMMING_COSTS * sum(trimmed))
+    chance = math.sqrt(noise[0] * sum(1 / count for count in kept))
+    return sum(_reach(freedom, level, chance) for level in (_level(comparisons), power))
+
+
+def _estimate(
+    sides: Sequence[_Runs], comparisons: int, usual_variance: float | None, power: float
+) -> Estimate | None:
     noise = _noise(sides)
     if noise is None:
         return None
@@ -59,7 +93,7 @@ def run_change(
         variance = (_USUAL_COUNTS * usual_variance + freedom * variance) / known
         freedom = known
     chance = math.sqrt(variance * sum(1 / side.kept for side in sides))
-    reach = _reach(freedom, 1 - (1 - CONFIDENCE) / 2 / comparisons, chance)
+    reach = _reach(freedom, _level(comparisons), chance)
     value = sides[1].mean - sides[0].mean
     return Estimate(
         value=value,
@@ -69,9 +103,13 @@ def run_change(
     )
 
 
+def _level(comparisons: int) -> float:
+    return 1 - (1 - CONFIDENCE) / 2 / comparisons
+
+
 def usual_variance(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> float | None:
     """How much runs usually differ: the median over workloads; None for a single workload."""
-    noises = [_noise([_Runs(base), _Runs(now)]) for base, now in pairs]
+    noises = [_noise([_logs(base), _logs(now)]) for base, now in pairs]
     # The median of a variance is below its mean (Wilson and Hilferty).
     known = [noise[0] / (1 - 2 / (9 * noise[1])) ** 3 for noise in noises if noise is not None]
     return float(np.median(known)) if len(known) > 1 else None
@@ -79,7 +117,7 @@ def usual_variance(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
 
 def variance_of_runs(base: Sequence[float], now: Sequence[float]) -> float:
     """Of one run's logarithm, over both sides; infinite where no side has two runs."""
-    noise = _noise([_Runs(base), _Runs(now)])
+    noise = _noise([_logs(base), _logs(now)])
     return noise[0] if noise is not None else math.inf
 
 
@@ -102,16 +140,25 @@ def _reach(freedom: float, level: float, chance: float) -> float:
 
 def typical_ms(runs_ms: Sequence[float]) -> float:
     """The geometric mean of the runs that count: what `run_change` compares."""
-    return math.exp(_Runs(runs_ms).mean)
+    return math.exp(_logs(runs_ms).mean)
+
+
+def typical_value(runs: Sequence[float]) -> float:
+    """The mean of the runs that count: what `run_difference` compares."""
+    return _Runs(np.asarray(runs, np.float64)).mean
+
+
+def _logs(runs_ms: Sequence[float]) -> _Runs:
+    return _Runs(np.log(np.asarray(runs_ms, np.float64)))
 
 
 class _Runs:
-    """Logarithms of one side's runs."""
+    """One side's runs."""
 
-    def __init__(self, runs_ms: Sequence[float]) -> None:
-        logs: Floats = np.sort(np.log(np.asarray(runs_ms, np.float64)))
-        self.trimmed = trims = len(logs) >= TRIMMED_FROM
-        self.kept = len(logs) - 2 if trims else len(logs)
-        self.mean = float((logs[1:-1] if trims else logs).mean())
-        shortened = np.clip(logs, logs[1], logs[-2]) if trims else logs
+    def __init__(self, values: Floats) -> None:
+        values = np.sort(values)
+        self.trimmed = trims = len(values) >= TRIMMED_FROM
+        self.kept = len(values) - 2 if trims else len(values)
+        self.mean = float((values[1:-1] if trims else values).mean())
+        shortened = np.clip(values, values[1], values[-2]) if trims else values
         self.squares = float(((shortened - shortened.mean()) ** 2).sum())

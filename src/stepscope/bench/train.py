@@ -10,11 +10,13 @@ import json
 import math
 import os
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from stepscope.bench.calibration import time_fixed_work
 from stepscope.bench.catalogue import load
+from stepscope.bench.computing_and_waiting import StepMarks
 from stepscope.bench.training_options import options_parser
 from stepscope.bench.workload import TrainingPlace
 from stepscope.bench.yardstick import Yardstick, step_over_yardstick
@@ -37,17 +39,28 @@ def main() -> None:
     step = workload.build(config, place)
     if options.paced:
         ratio = step_over_yardstick(step, Yardstick(), options.paced)
-        options.losses.write_text(json.dumps({"step_over_yardstick": ratio}))
+        ratios = {
+            "step_over_yardstick": ratio.step,
+            "computing_over_yardstick": ratio.computing,
+        }
+        options.losses.write_text(json.dumps(ratios))
         return
+    alone = place.device.type == "cpu" and place.ranks == 1  # it waits for no device and no rank
+    marks = StepMarks.here() if options.losses and alone else None
     # Losses stay on the device: reading each would make the host wait for it.
-    losses = [step(number).detach() for number in range(steps)]
+    losses = []
+    for number in range(steps):
+        losses.append(step(number).detach())
+        if marks is not None:
+            marks.step_ended()
+    parts = marks.parts() if marks is not None else None
     values = torch.stack([loss.reshape(()) for loss in losses]).tolist()
     if place.rank == 0:
         print(f"{workload.name}: loss {values[0]:.4g} -> {values[-1]:.4g} in {steps} steps")  # noqa: T201
         if options.losses:
             finite = [value if math.isfinite(value) else None for value in values]
-            content = {"losses": finite, "calibration_ms": pace_ms}
-            options.losses.write_text(json.dumps(content))
+            content = {"losses": finite, "calibration_ms": pace_ms, "parts": parts}
+            options.losses.write_bytes(msgspec.json.encode(content))
     if place.ranks > 1:
         dist.destroy_process_group()
 

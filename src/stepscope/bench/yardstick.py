@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 WARM_UP = 10  # pairs
 FEWEST_PAIRS, MOST_PAIRS = 40, 2000
@@ -24,6 +24,13 @@ _LEFT_OUT = 0.05  # of the ratios at each end: pauses hit the step or the yardst
 _WIDTH, _PRODUCTS = 256, 9
 _TABLE_ROWS, _PICKED = 100_000, 4096
 _SMALL_CALLS = 100
+
+
+class StepOverYardstick(NamedTuple):
+    """How many yardsticks a step takes, and computes: the latter by processor time."""
+
+    step: float
+    computing: float
 
 
 class Yardstick:
@@ -47,21 +54,22 @@ class Yardstick:
 
 def step_over_yardstick(
     step: Callable[[int], object], yardstick: Callable[[], object], seconds: float
-) -> float:
-    """How many yardsticks a step takes, from so many seconds of both in turns."""
+) -> StepOverYardstick:
+    """From so many seconds of both in turns."""
     for number in range(WARM_UP):
         step(number)
         yardstick()
-    steps: list[float] = []
+    steps: list[tuple[float, float]] = []
     yards = [_seconds(yardstick)]
     end = time.monotonic() + seconds
     while len(steps) < FEWEST_PAIRS or (len(steps) < MOST_PAIRS and time.monotonic() < end):
         steps.append(_seconds(partial(step, WARM_UP + len(steps))))
         yards.append(_seconds(yardstick))
-    return middle_ratio(steps, yards)
+    of_steps, of_yards = (list(zip(*times, strict=True)) for times in (steps, yards))
+    return StepOverYardstick(*map(middle_ratio, of_steps, of_yards))
 
 
-def middle_ratio(steps: list[float], yards: list[float]) -> float:
+def middle_ratio(steps: Sequence[float], yards: Sequence[float]) -> float:
     """Each step over the yardsticks before and after it (one more than steps): the geometric mean
     without the ends."""
     around = (np.asarray(yards[:-1]) + np.asarray(yards[1:])) / 2
@@ -70,7 +78,8 @@ def middle_ratio(steps: list[float], yards: list[float]) -> float:
     return float(np.exp(logs[left_out : len(logs) - left_out].mean()))
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def _seconds(work: Callable[[], object]) -> tuple[float, float]:
+    """By the clock, and of this thread on a processor."""
+    start, start_thread = time.perf_counter(), time.thread_time()
     work()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.thread_time() - start_thread

@@ -16,6 +16,7 @@ lets each part act when schedule.py says so. What the parts measure:
     memory.py     bytes by category, in one step of its own (storages, saved_tensors, allocator)
     comms.py      collectives of the window, and how the job is laid out (flight, parallel)
     clock.py      rounds that tie the ranks' clocks together
+    thread_counters.py  a thread's time on a core and without one, for bench
     host_load.py  how busy the machine was in plain steps (machine)
     calibrate/    sweeps of collectives, and the machine's ceilings
 """

@@ -11,6 +11,17 @@ from stepscope.records.comparison import PartChange  # noqa: TC001  (decoded at 
 ChangeVerdict = Literal["slower", "faster", "no difference seen", "not comparable"]
 
 
+class StepPartChange(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the step computes, or waits of its own accord, beside the base."""
+
+    base_ms: float
+    now_ms: float
+    change: float  # of waiting, as a share of the step; of computing, as a share of itself
+    low: float
+    high: float
+    smallest_detectable: float  # the change that is found in 4 of 5 cases
+
+
 class WorkloadChange(msgspec.Struct, frozen=True, kw_only=True):
     """One workload now against the base. Changes are shares of the base's step: 0.05 is slower."""
 
@@ -29,6 +40,15 @@ class WorkloadChange(msgspec.Struct, frozen=True, kw_only=True):
     base_runs: int = 0
     now_runs: int = 0
     parts: tuple[PartChange, ...] = ()  # of the budget, the largest change first; a is the base
+    waiting: StepPartChange | None = None  # None: not captured on both sides
+    computing: StepPartChange | None = None  # without the machine's own pace, where that is known
+    base_others: float | None = None  # share of the step in which other programs had the cores
+    now_others: float | None = None
+    # What made the verdict: the whole step, or waiting, with computing where that surely changed.
+    decided_by: Literal["step", "waiting"] = "step"
+    counted_change: float | None = None  # of the step, by what decided
+    counted_low: float | None = None
+    counted_high: float | None = None
     paced: bool = False  # measured beside a yardstick: the machine's own pace is not in the change
     machine_changed: bool = False  # surely, and by as much as the step did
     pace_change: float | None = None  # of the machine: now over then

@@ -27,8 +27,13 @@ class WorkloadResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Fa
     step_ms: float | None = None  # mean of steady steps
     runs_ms: tuple[float, ...] = ()  # each run's mean step, in the order they ran; all of them
     steps_ms: tuple[tuple[float, ...], ...] = ()  # each run's steady steps, for later comparisons
+    # Each run's mean step taken apart, on a processor in one process; empty where not captured.
+    computing_ms: tuple[float, ...] = ()  # on a core
+    queue_ms: tuple[float, ...] = ()  # ready, but others had the cores
+    waiting_ms: tuple[float, ...] = ()  # of its own accord: sleep, files, locks, other processes
     calibration_ms: tuple[float, ...] = ()  # fixed arithmetic before each run: the machine's pace
     paced: tuple[float, ...] = ()  # each paced run's step over a yardstick timed in turns with it
+    paced_computing: tuple[float, ...] = ()  # of these runs, by processor time instead
     mfu: float | None = None
     busy: float | None = None  # share of the step in which the device works
     cpu: float | None = None  # processor time over wall time and cores

@@ -149,6 +149,7 @@ def workload_result(
         calibration_ms=tuple(
             run.calibration_ms for run in measured if run.calibration_ms is not None
         ),
+        **_split(measured),
         budget_ms={part: share * step.ms for part, share in explained.shares.items()},
         loss_first=losses[0] if losses else None,
         loss_last=losses[-1] if losses else None,
@@ -158,6 +159,18 @@ def workload_result(
         notes=tuple(dict.fromkeys(note for run in measured for note in run.notes)),
         folder=str(measured[0].folder),
     )
+
+
+def _split(runs: Sequence[BenchRun]) -> dict[str, Any]:
+    """Nothing unless every run has it."""
+    known = [run.parts for run in runs if run.parts is not None]
+    if len(known) < len(runs):
+        return {}
+    return {
+        "computing_ms": tuple(parts.computing_ms for parts in known),
+        "queue_ms": tuple(parts.queue_ms for parts in known),
+        "waiting_ms": tuple(parts.waiting_ms for parts in known),
+    }
 
 
 def _of_task(task: BenchTask) -> dict[str, Any]:

@@ -14,7 +14,7 @@ def with_rerun(base: BenchResults, now: BenchResults, path: str) -> BenchResults
     changes = compare_results(base, now, path).workloads
     compared = [change for change in changes if change.verdict != "not comparable"]
     differs = tuple(
-        f"{change.name} is {unsigned_percent(change.change or 0.0)} {change.verdict}"
+        f"{change.name} is {unsigned_percent(change.counted_change or 0.0)} {change.verdict}"
         for change in compared
         if change.verdict != "no difference seen"
     )

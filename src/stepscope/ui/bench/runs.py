@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from stepscope.bench.captured_steps import captured_per_step, whole_steps
+from stepscope.bench.computing_and_waiting import RunParts, StepParts, mean_parts
 from stepscope.errors import StepscopeError, UnreadableInputError
 from stepscope.measure import folder as layout
 from stepscope.measure.settings import Settings
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 LOSSES = "losses.json"
-PACED_S = 4.0  # of steps and yardsticks in a paced run
+PACED_S = 2.0  # of steps and yardsticks in a paced run
 _MOST_LOSSES_BYTES = 64 << 20
 _WARMUP, _ACTIVE = 2, 3  # of the window
 _AFTER_WINDOW = 4  # a plain step, the memory step, and two more so that its end is seen
@@ -52,7 +53,9 @@ class TrainedLosses(msgspec.Struct, frozen=True, kw_only=True):
 
     losses: tuple[float | None, ...] = ()
     calibration_ms: float | None = None  # the machine's pace before the run
+    parts: StepParts | None = None  # of each step; None where the system does not count
     step_over_yardstick: float | None = None  # of a paced run, which has nothing else
+    computing_over_yardstick: float | None = None  # the same by processor time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,7 @@ class BenchRun:
     captured_per_step: float = 1.0  # steps that capture saw, for each of the workload's
     losses: tuple[float | None, ...] = ()
     calibration_ms: float | None = None
+    parts: RunParts | None = None  # of the mean steady step
     notes: tuple[str, ...] = ()  # remedies that were not applied, and why
 
 
@@ -89,15 +93,24 @@ def run_once(task: BenchTask, number: int, home: Path) -> BenchRun:
         return BenchRun(**known, failed=why)
 
 
-def run_paced(task: BenchTask, number: int, home: Path) -> float | None:
-    """A run's step over a yardstick that is timed in turns with it; None if it failed."""
+class PacedRun(NamedTuple):
+    """A run's step over a yardstick that is timed in turns with it."""
+
+    step: float
+    computing: float  # by processor time
+
+
+def run_paced(task: BenchTask, number: int, home: Path) -> PacedRun | None:
+    """None if it failed."""
     folder = home / f"{_safe(task.name)}-paced-{number}"
     command = training_command(task, folder.absolute() / LOSSES, PACED_S)
     try:
         end, _ = capture_to_end(command, folder, _settings(task, folder, window=False))
-        return None if end.code else read_losses(folder).step_over_yardstick
+        trained = TrainedLosses() if end.code else read_losses(folder)
     except (StepscopeError, OSError):
         return None
+    step, computing = trained.step_over_yardstick, trained.computing_over_yardstick
+    return PacedRun(step, computing) if step and computing else None
 
 
 def _settings(task: BenchTask, folder: Path, *, window: bool) -> Settings:
@@ -132,8 +145,17 @@ def _read(task: BenchTask, ranks: list[dict[str, Any]], known: dict[str, Any]) -
         captured_per_step=per_step,
         losses=trained.losses,
         calibration_ms=trained.calibration_ms,
+        parts=mean_parts(trained.parts, plain_steps(task, known["number"], per_step))
+        if trained.parts is not None
+        else None,
         notes=tuple(one.words for one in run.facts["remedies"] if one.outcome != "applied"),
     )
+
+
+def plain_steps(task: BenchTask, number: int, per_step: float) -> int:
+    """The workload's steps before the window, which is only in the first run and counts the steps
+    that capture sees."""
+    return int(_wait(task) / per_step) if number == 1 else task.all_steps
 
 
 def read_losses(folder: Path) -> TrainedLosses:

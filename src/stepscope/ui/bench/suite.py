@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import replace
 
 import stepscope
-from stepscope.bench.enough_runs import SEEN
+from stepscope.bench.enough_runs import MOST_S, SEEN
 from stepscope.bench.rules import CLAIM_RUNS, broken_rules, in_turns
 from stepscope.bench.saved_results import RESULTS, write_results
 from stepscope.errors import StepscopeError
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stepscope.bench.task import BenchTask
     from stepscope.records.bench_result import BenchMachine, WorkloadResult
     from stepscope.ui.bench.metrics import ExplainedRun
-    from stepscope.ui.bench.runs import BenchRun
+    from stepscope.ui.bench.runs import BenchRun, PacedRun
 
 _INTERRUPTED, _FAILED = 130, 1
 
@@ -52,7 +52,7 @@ class TaskRow:
 
     task: BenchTask
     runs: list[BenchRun] = field(default_factory=list)
-    paced: list[float] = field(default_factory=list)  # each run's step over the yardstick's
+    paced: list[PacedRun] = field(default_factory=list)
     paced_s: float = 0.0  # that these took
     cannot_be_paced: bool = False
     explained: ExplainedRun | None = None
@@ -69,7 +69,8 @@ class TaskRow:
         result = replace(
             result,
             predicted_peak_bytes=self.predicted_peak_bytes,
-            paced=tuple(self.paced),
+            paced=tuple(run.step for run in self.paced),
+            paced_computing=tuple(run.computing for run in self.paced),
             seconds=result.seconds + self.paced_s if result.seconds is not None else None,
         )
         return replace(result, why=self.not_run) if not self.runs else result
@@ -173,16 +174,31 @@ class _Suite:
                 self._progress.trying(f"{row.task.name}, run {number}: {why}")
                 self._run_once(row, number)
 
+        for row in self._rows:
+            self._say_what_is_seen(row, enough)
+
+    def _say_what_is_seen(self, row: TaskRow, enough: EnoughRuns) -> None:
+        """Where that is less than asked for."""
+        seen = None if row.gave_up else enough.smallest_seen(row.result())
+        if seen is None or seen.step <= SEEN:
+            return
+        waits = f", a wait from {percent(seen.waiting)} of it on" if seen.waiting else ""
+        self._progress.news(
+            f"{row.task.name}: its starts differ too much to see {percent(SEEN)} in "
+            f"{MOST_S / 60:.0f} minutes. These runs see a slower step from "
+            f"{percent(seen.step)} on{waits}, in 4 of 5 cases (--runs makes more)"
+        )
+
     def _run_paced(self, row: TaskRow, why: str) -> None:
         number = len(row.paced) + 1
         self._progress.trying(f"{row.task.name}, paced run {number}: {why}")
         began = time.monotonic()
-        ratio = run_paced(row.task, number, self._folder)
+        run = run_paced(row.task, number, self._folder)
         row.paced_s += time.monotonic() - began
-        if ratio is None:
+        if run is None:
             row.paced, row.cannot_be_paced = [], True  # ordinary runs are compared
         else:
-            row.paced.append(ratio)
+            row.paced.append(run)
         self._write()
 
     def _predict_memory(self) -> None:

@@ -131,7 +131,7 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
     "--runs",
     type=click.IntRange(1),
     help="Runs of each workload (default: 1; with --save and --against 5, and more until a change "
-    "of 5% would be seen).",
+    "of 5% would be seen, for two minutes a workload at most).",
 )
 @_file_option("--save", "Write all results to this file, to compare later ones with it.")
 @click.option(

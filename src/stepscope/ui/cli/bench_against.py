@@ -26,8 +26,8 @@ def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--fail-on-slower",
             callback=parse_share,
             metavar="SHARE",
-            help="With --against: exit with code 5 if a workload is surely slower, and by more "
-            "than this as measured, such as 3%.",
+            help="With --against: exit with code 5 if a workload is surely slower, or surely waits "
+            "longer, and by more than this as measured, such as 3%.",
         ),
         click.option(
             "--against",
@@ -73,7 +73,9 @@ def stop_if_slower(comparison: BenchComparison, fail_on_slower: float | None) ->
     alarms = slower_by(comparison, fail_on_slower)
     if alarms:
         listed = ", ".join(
-            f"{row_name(change)} {relative_change(change.change or 0.0)}" for change in alarms
+            f"{row_name(change)} {relative_change(change.counted_change or 0.0)}"
+            + (" (waiting)" if change.decided_by == "waiting" else "")
+            for change in alarms
         )
         allowed = trimmed(unsigned_percent(fail_on_slower))
         raise SlowerError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepscope.records.figures import milliseconds, relative_change, significant
-from stepscope.ui.bench.against_words import interval_words, moved_words
+from stepscope.ui.bench.against_words import interval_words, moved_words, parts_words
 from stepscope.ui.bench.words import speed_words
 from stepscope.ui.words import one_line
 
@@ -95,18 +95,20 @@ def _against(comparison: BenchComparison, measured: Mapping[str, WorkloadResult]
 
 
 def _change(row: WorkloadChange) -> _Change | None:
-    if row.change is None:
+    if row.counted_change is None:
         return None
-    words = relative_change(row.change)
+    words = relative_change(row.counted_change)
     lines = [f"{row.verdict}: {words} ({interval_words(row)})"]
     if row.base_ms is not None and row.now_ms is not None:
         lines.append(f"{milliseconds(row.base_ms)} before, {milliseconds(row.now_ms)} now")
     if moved := moved_words(row):
         lines.append(f"most of it {one_line(moved)}")
+    if parts := parts_words(row):
+        lines.append(parts)
     return _Change(
-        value=row.change,
-        low=row.low,
-        high=row.high,
+        value=row.counted_change,
+        low=row.counted_low,
+        high=row.counted_high,
         words=words,
         tip="\n".join([*lines, *map(one_line, row.notes)]),
         tone={"faster": "good", "slower": "bad"}.get(row.verdict, "still"),

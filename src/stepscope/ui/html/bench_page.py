@@ -128,7 +128,7 @@ def _changes(
 ) -> dict[str, float | None]:
     if comparison is None:
         return {}
-    return {key: comparison.workloads[int(key)].change for key in measured}
+    return {key: comparison.workloads[int(key)].counted_change for key in measured}
 
 
 def _facts(results: BenchResults, against: BenchResults | None) -> list[tuple[str, str]]:

@@ -43,7 +43,7 @@ def _cells(change: WorkloadChange) -> list[str]:
         row_name(change),
         or_dash(change.base_ms, significant),
         or_dash(change.now_ms, significant),
-        or_dash(change.change, relative_change),
+        or_dash(change.counted_change, relative_change),
         interval_words(change),
         moved_words(change) or "-",
         change.verdict,
