@@ -26,7 +26,7 @@ _COLOURS = {
     "compile, budget 0.5": "#60a5fa",
     "compile, budget 0.7": "#93c5fd",
 }
-_PANEL, _GAP, _LEFT, _TOP, _ACROSS = 210, 34, 50, 60, 4
+_PANEL, _GAP, _LEFT, _TOP, _ACROSS = 210, 34, 50, 78, 4
 
 
 def main() -> None:
@@ -125,7 +125,7 @@ def pareto(rows: list[Row]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" '
         'font-family="sans-serif" font-size="12">',
         f'<rect width="{wide}" height="{high}" fill="#fff"/>',
-        *_legend(),
+        *_legend({way for ways in panels.values() for way in ways}),
     ]
     for number, (model, ways) in enumerate(panels.items()):
         x = _LEFT + (number % _ACROSS) * (_PANEL + _GAP)
@@ -138,9 +138,10 @@ def _memory(row: Row) -> int | None:
     return row.get("peak_bytes") or row.get("kept_bytes")
 
 
-def _legend() -> list[str]:
+def _legend(shown: set[str]) -> list[str]:
     parts = []
-    for number, (way, colour) in enumerate(_COLOURS.items()):
+    ways = [(way, colour) for way, colour in _COLOURS.items() if way in shown]
+    for number, (way, colour) in enumerate(ways):
         x, y = _LEFT + number % 5 * 185, 16 + number // 5 * 18
         parts.append(f'<circle cx="{x}" cy="{y - 4}" r="5" fill="{colour}"/>')
         parts.append(f'<text x="{x + 10}" y="{y}">{way}</text>')
