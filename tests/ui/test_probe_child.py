@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ def test_a_crash_is_an_answer_and_the_next_call_gets_a_new_process() -> None:
         assert child.ask({"do": "time", "name": "leave"}, 30.0)["error"].endswith("(exit code 3)")
         assert child.ask({"do": "time", "name": "fine"}, 30.0)["pid"] != first
         assert child.crashes == 2
+
+
+def test_the_process_loads_before_it_is_asked(tmp_path: Path) -> None:
+    sign = tmp_path / "loading"
+    command = (sys.executable, "-c", f"open({str(sign)!r}, 'w'); input()")
+    with ProbeChild(command=command):
+        ends = time.monotonic() + 30
+        while not sign.exists() and time.monotonic() < ends:
+            time.sleep(0.01)
+        assert sign.exists()
 
 
 def test_a_process_that_does_not_start_is_an_error() -> None:

@@ -26,15 +26,16 @@ _COMMAND = (sys.executable, "-m", "stepscope.measure.probe")
 
 
 class ProbeChild:
-    """Started when it is first asked, and again after a crash."""
+    """Started at once, so that it loads torch meanwhile, and again after a crash."""
 
     def __init__(self, threads: int = 0, command: Sequence[str] = _COMMAND) -> None:
         self._threads, self._command = threads, command
         self._process: subprocess.Popen[bytes] | None = None
-        self._rest = b""
+        self._rest, self._ready = b"", False
         self.crashes = 0
 
     def __enter__(self) -> ProbeChild:
+        self._launch()
         return self
 
     def __exit__(
@@ -51,7 +52,7 @@ class ProbeChild:
 
     def ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The answer; a crash or a hang is an answer with an `error`."""
-        if self._process is None:
+        if not self._ready:
             self._start()
         answer = self._exchange(request, seconds + _PATIENCE_S)
         if answer is not None:
@@ -62,15 +63,18 @@ class ProbeChild:
             return {"error": f"it did not end within {seconds + _PATIENCE_S:g} s"}
         return {"error": f"it ended its process ({_why(code)})"}
 
+    def _launch(self) -> None:
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._rest = b""
+
     def _start(self) -> dict[str, Any]:
         if self._process is None:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            self._rest = b""
+            self._launch()
         answer = self._exchange({"do": "start", "threads": self._threads}, _START_S)
         if answer is None:
             self._stop()
@@ -78,6 +82,7 @@ class ProbeChild:
                 "the process that times operators does not start: "
                 f"`{sys.executable} -m stepscope.measure.probe` says why"
             )
+        self._ready = True
         return answer
 
     def _exchange(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
@@ -110,7 +115,7 @@ class ProbeChild:
 
     def _stop(self) -> int | None:
         """Its exit code if it had ended by itself."""
-        process, self._process = self._process, None
+        process, self._process, self._ready = self._process, None, False
         if process is None:
             return None
         code: int | None
