@@ -125,6 +125,31 @@ def test_the_same_gpu_changes_nothing() -> None:
         assert same == (0.3, 0.3, 0.3)
 
 
+@pytest.mark.parametrize(
+    ("op", "shape", "dtype"),
+    [
+        ("gelu", (8192, 3072), "fp32"),
+        ("softmax", (8192, 1024), "fp32"),
+        ("linear", (1, 8192, 3072, 768), "bf16"),
+    ],
+)
+def test_a_weaker_board_of_the_same_chip_is_never_faster(
+    op: str, shape: tuple[int, ...], dtype: str
+) -> None:
+    """However far a kernel is from the model: it is the same kernel on both."""
+    for ms in (0.05, 0.5, 5.0):
+        there, _, _ = retime(
+            op=op,
+            shape=shape,
+            dtype=dtype,
+            ms=ms,
+            source="H200-SXM-141GB",
+            target="H200-NVL-141GB",
+            launch_ms=0.0,
+        )
+        assert there >= ms
+
+
 def test_more_bandwidth_never_makes_a_copy_longer() -> None:
     source = find_gpu("A100-PCIE-40GB")
     times = []
