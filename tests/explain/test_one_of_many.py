@@ -70,6 +70,33 @@ def test_one_run_repeated_or_another_script_is_no_search(tmp_path: Path) -> None
     assert finding(one) is None
 
 
+def test_runs_that_differ_in_words_are_a_comparison_and_no_search(tmp_path: Path) -> None:
+    one = run(tmp_path, "one", "--model", "unet", "--out", "runs/one")
+    run(tmp_path, "other", "--model", "bert", "--out", "runs/other")
+    run(tmp_path, "again", "--model", "unet", "--out", "runs/again")
+    assert finding(one) is None
+
+
+def test_numbers_in_names_count_and_places_do_not(tmp_path: Path) -> None:
+    runs = [
+        run(tmp_path, name, "--name", name, "lr=1e-3", "--out", f"runs/{letter}")
+        for name, letter in (("exp1", "a"), ("exp2", "b"))
+    ]
+    found = finding(runs[0])
+    assert found is not None
+    assert "1 run of train.py" in found.summary
+
+
+def test_another_number_of_weights_is_another_model(tmp_path: Path) -> None:
+    layers = {number: run(tmp_path, f"run-{number}", "--layers", number) for number in "248"}
+    for number, weights in (("2", 1000), ("4", 2000)):
+        memory = {"schema": 1, "categories": {"parameters": weights}}
+        (layers[number] / "rank-00000" / "memory.json").write_text(json.dumps(memory))
+    similar = find_similar_runs(layers["2"] / "rank-00000")
+    assert similar is not None
+    assert similar.count == 1  # of the third nothing is known
+
+
 def test_a_busy_device_has_no_room(tmp_path: Path) -> None:
     paths = [run(tmp_path, f"run-{rate}", "--lr", rate, kernels=BUSY) for rate in ("0.1", "0.2")]
     assert finding(paths[0]) is None
