@@ -209,8 +209,25 @@ def test_a_graph_opens_up_to_lines(read: Read) -> None:
     assert lines[7].bytes_moved == 4 * (8 * 16 + 16 * 32 + 8 * 32)
     assert lines[9].bytes_moved == 2 * 1024
     assert sum(line.share or 0.0 for line in lines.values()) == pytest.approx(1)
-    assert is_mostly_compiled(work, step_ms=0.03)
-    assert not is_mostly_compiled(work, step_ms=1.0)
+    assert is_mostly_compiled(work, computing_ms=0.03)
+    assert not is_mostly_compiled(work, computing_ms=1.0)
+
+
+def test_a_compiled_step_that_waits_for_its_host_is_not_told_to_compile(read: Read) -> None:
+    """Its kernels run for a fifth of the step: the graph does all of the computing."""
+    record = CompilerRecord(graphs=(CompiledGraph(key="a", operators=(PRODUCT,)),))
+    events: list[Events] = []
+    for number in (1, 2, 3):
+        at = 1000.0 * number
+        events += [step(number, start=at, dur=1000), note(call("a"), start=at + 10, dur=900)]
+        events += [
+            kernel("k", start=at + 90 * one + 20, dur=20, launched_at=at + 90 * one + 15)
+            for one in range(1, 10)
+        ]
+    findings = explain_analysis(analysed(read, record, *events)).findings
+    host_bound = next(finding for finding in findings if finding.id == "host-bound")
+    assert "cuda-graphs" in [remedy.id for remedy in host_bound.remedies]
+    assert "compile" not in [remedy.id for remedy in host_bound.remedies]
 
 
 def compilation(region: str, seconds: float, **more: Any) -> Compilation:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.compiled import CompiledGraph, RegionTime
 
-_MOSTLY = 0.5  # of the step: advice to compile comes too late
+_MOSTLY = 0.5  # of the computing: advice to compile comes too late
 _BARE = "the compiler's own records were not captured: record with `stepscope run`"
 
 
@@ -49,11 +49,11 @@ def explain_compiled(analysis: RankAnalysis) -> CompiledWork | None:
     )
 
 
-def is_mostly_compiled(compiled: CompiledWork | None, step_ms: float) -> bool:
-    """Whether compiled graphs take most of the step."""
-    if compiled is None or not step_ms:
+def is_mostly_compiled(compiled: CompiledWork | None, computing_ms: float) -> bool:
+    """Whether compiled graphs take most of the time in which the device computes."""
+    if compiled is None or not computing_ms:
         return False
-    return sum(region.ms for region in compiled.regions) >= _MOSTLY * step_ms
+    return sum(region.ms for region in compiled.regions) >= _MOSTLY * computing_ms
 
 
 def _notes(record: CompilerRecord, regions: tuple[RegionTime, ...]) -> Iterator[str]:

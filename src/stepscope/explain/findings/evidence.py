@@ -76,8 +76,8 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_compiled(self) -> bool:
-        """torch.compile's graphs take most of the step already."""
-        return is_mostly_compiled(self.compiled, self.budget.step_ms)
+        """torch.compile's graphs do most of the computing already."""
+        return is_mostly_compiled(self.compiled, self.budget_share("compute") * self.budget.step_ms)
 
     def budget_share(self, *ids: str) -> float:
         """Share of the step of record that these parts of the budget take."""
