@@ -35,6 +35,10 @@ def _add(name: str, action: str) -> KnownRemedy:
 
 # Fewer launches, less Python
 COMPILE = _add("compile", "use torch.compile: it fuses operators and launches fewer kernels")
+REDUCE_OVERHEAD = _add(
+    "reduce-overhead",
+    'give torch.compile mode="reduce-overhead": each of its graphs becomes one launch',
+)
 CUDA_GRAPHS = _add("cuda-graphs", "capture the step as a CUDA graph and replay it: one launch")
 FUSED_OPTIMIZER = _add("fused-optimizer", "create the optimizer with fused=True")
 FOREACH_OPTIMIZER = _add(

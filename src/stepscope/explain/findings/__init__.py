@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.findings.evidence import JobEvidence, NcclEvidence
 from stepscope.records.explanation import SEVERITIES
-from stepscope.records.remedies import COMPILE, CUDA_GRAPHS
+from stepscope.records.remedies import COMPILE, CUDA_GRAPHS, REDUCE_OVERHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -96,19 +96,19 @@ def load_rules(scope: Scope) -> list[FindingRule]:
 def find_in_rank(evidence: RankEvidence) -> tuple[Finding, ...]:
     """Findings about one rank's step."""
     findings = _apply("rank", evidence)
-    done = _list_done(evidence)
-    return sort_findings(_without(finding, done) for finding in findings)
+    pointless = _list_pointless(evidence)
+    return sort_findings(_without(finding, pointless) for finding in findings)
 
 
-def _list_done(evidence: RankEvidence) -> set[str]:
-    """Remedies that the step shows already. A graph replays whatever was compiled into it."""
-    done = {CUDA_GRAPHS.id} if evidence.is_graphed else set()
-    return done | ({COMPILE.id} if evidence.is_compiled else set())
+def _list_pointless(evidence: RankEvidence) -> set[str]:
+    """Remedies that the step shows already, or that need one that it does not show. A graph replays
+    whatever was compiled into it."""
+    graphed = {CUDA_GRAPHS.id, REDUCE_OVERHEAD.id} if evidence.is_graphed else set()
+    return graphed | {COMPILE.id if evidence.is_compiled else REDUCE_OVERHEAD.id}
 
 
-def _without(finding: Finding, done: set[str]) -> Finding:
-    """Nobody needs the advice to do what is done."""
-    others = tuple(remedy for remedy in finding.remedies if remedy.id not in done)
+def _without(finding: Finding, pointless: set[str]) -> Finding:
+    others = tuple(remedy for remedy in finding.remedies if remedy.id not in pointless)
     return replace(finding, remedies=others)
 
 

@@ -120,6 +120,7 @@ def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
             remedies.BATCH.offer("use a larger batch: each operator does more work per call"),
         )
     return (
+        remedies.REDUCE_OVERHEAD.offer(),
         remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
         remedies.COMPILE.offer(),
         remedies.BATCH.offer("use a larger batch: longer kernels at the same launch cost"),

@@ -44,6 +44,7 @@ def find(evidence: RankEvidence) -> Finding | None:
         ),
         where=places(evidence, _CAUSES),
         remedies=(
+            remedies.REDUCE_OVERHEAD.offer(),
             remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
             remedies.COMPILE.offer("use torch.compile: it fuses small kernels"),
             remedies.FUSED_OPTIMIZER.offer("create the optimizer with fused=True or foreach=True"),

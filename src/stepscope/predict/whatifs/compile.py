@@ -1,8 +1,8 @@
 """compile: what torch.compile saves, by fusing the eager step's operators along their data.
 
 Loops between library calls become one kernel each, which moves its bytes once (predict/compiling).
-compile=reduce-overhead and max-autotune also launch each pass as one CUDA graph. The optimizer
-stays as it is.
+compile=reduce-overhead and max-autotune also launch each pass as one CUDA graph; that is also
+answered for a step that is compiled already. The optimizer stays as it is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from stepscope.predict.compiling import compile_step
 from stepscope.predict.compiling.compiled_already import is_compiled
 from stepscope.predict.compiling.compiled_host import is_paced_by_host, relaunch
 from stepscope.predict.compiling.compiled_step import UNKNOWN_SHARE
+from stepscope.predict.compiling.graphed_passes import find_compiled_launches, launch_as_graphs
 from stepscope.predict.compiling.mask_checks import find_plain_attention
 from stepscope.predict.compiling.operator_values import is_alone
 from stepscope.predict.declaration import ApplyStage, WhatIf
@@ -29,6 +30,7 @@ from stepscope.predict.peaks import peak_of
 from stepscope.predict.unknown_operators import find_unknown, require_operators
 from stepscope.records.figures import duration, percent, size
 from stepscope.records.words import counted
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Flags
@@ -47,15 +49,18 @@ _MASKED_DOUBT = 0.4
 _UNFUSED_DOUBT = 1.0
 _WORTH_SAYING = 0.05  # of the device's time
 _NO_GAIN = 0.95  # of the step: above, compiling is not worth its time
+# Of 35 compiled steps on an H200, 32 were within a tenth of this as CUDA graphs, 25 within 2%.
+_TOGETHER_DOUBT = 0.05
+_NOT_TUNED = "products take as long as now: what autotuning finds is not known"
 _TUNED_DOUBT = 0.03  # other kernels for products: rarely slower, seldom much faster
 
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses a step that is compiled already."""
+    """Of a step that is compiled already, only its graphs can become CUDA graphs."""
     if value and value not in _MODES:
         raise WrongValue(f"compile={value}: choose one of {', '.join(_MODES)}")
     if is_compiled(context):
-        raise Refused("compile: the step is compiled already")
+        return _launch_together(context, value)
     if context.on_host:
         raise Refused("compile: the trace has no accelerator; a CPU's gain is not known")
     require_operators(context, "compile")
@@ -84,6 +89,28 @@ def apply(context: StepContext, value: str) -> Outcome:
             _MASKED_DOUBT * _lengthened(context, compiled),
             0.0 if paced_by_host else _UNFUSED_DOUBT * _plain_attention(context, compiled),
         ),
+    )
+
+
+def _launch_together(context: StepContext, value: str) -> Outcome:
+    if value not in _GRAPHED:
+        raise Refused("compile: the step is compiled already")
+    launches = find_compiled_launches(context)
+    graphs = len(distinct(context.graph.calls.operator[launches]))
+    if not graphs or int(launches.sum()) <= graphs:
+        raise Refused(f"compile={value}: no compiled code of this step launches kernels one by one")
+    assumptions = [
+        f"{counted(int(launches.sum()), 'launch', 'launches')} of compiled code become "
+        f"{counted(graphs, 'CUDA graph')}: shapes stay the same, and nothing in them is left out "
+        "(what changes its inputs or runs on the CPU is)"
+    ]
+    if value in _TUNED:
+        assumptions.append(_NOT_TUNED)
+    return Outcome(
+        context=changed(context, launch_as_graphs(context, launches)),
+        assumptions=tuple(assumptions),
+        spread=0.0,
+        doubt=math.hypot(_TOGETHER_DOUBT, _TUNED_DOUBT if value in _TUNED else 0.0),
     )
 
 
@@ -145,7 +172,7 @@ def _assume(
             "them waits for the device"
         )
     if value in _TUNED:
-        assumptions.append("products take as long as now: what autotuning finds is not known")
+        assumptions.append(_NOT_TUNED)
     assumptions += _assume_splits(context, compiled, times)
     if (context.operators.family == Family.RECURRENT).any():
         assumptions.append("recurrent layers stay outside the compiled graphs")
@@ -210,5 +237,5 @@ WHATIF = WhatIf(
     value_is_optional=True,
     usual=("",),
     joins_peak=True,
-    remedies={"compile": ("",)},
+    remedies={"compile": ("",), "reduce-overhead": ("reduce-overhead",)},
 )
