@@ -67,7 +67,7 @@ _WIDER = {
 _LOSS = lazy_pattern(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_loss_forward$")
 # What autocast costs the host per operator of the forward pass, counted for both passes, as
 # multiples of the step's mean host time per launch: a product's weights are cast, and what a norm
-# reads and returns. Products of two results find them cast.
+# reads and returns. Products of two results find them cast; experts' weights are no results.
 _PRODUCT_HOST, _CONVOLUTION_HOST, _NORM_HOST = 1.9, 2.2, 2.0
 _READS_PRODUCTS = lazy_pattern(r"bmm|attention|flash_attn", re.IGNORECASE)
 _FOURIER = lazy_pattern(r"fft|_complex")
@@ -357,11 +357,25 @@ def _autocast_ns(context: StepContext, product: Flags) -> float:
     launches = max(1, int((graph.calls.kind == CallKind.LAUNCH).sum()))
     kinds = (
         (_CONVOLUTION_HOST, forward & convolution),
-        (_PRODUCT_HOST, forward & ~convolution & ~context.named(_READS_PRODUCTS.search)),
+        (_PRODUCT_HOST, forward & ~convolution & ~_find_reading_results(context)),
         (_NORM_HOST, trained & context.named(NORM.search)),
     )
     costs = sum(cost * len(distinct(operators.row[kind])) for cost, kind in kinds)
     return costs * graph.host_ns / launches
+
+
+def _find_reading_results(context: StepContext) -> Flags:
+    """Batched products and attention, whose inputs are no parameters."""
+    batched = context.named(_READS_PRODUCTS.search)
+    parameters = context.parameters
+    weights = set(map(_squeeze, parameters.shapes)) if parameters else set()
+
+    def reads_weights(shapes: str) -> bool:
+        return bool(_weight_sizes(tensor_shapes(shapes), weights))
+
+    trace, rows = context.trace, np.where(batched, context.operators.row, -1)
+    of_results: Flags = batched & ~by_text(trace, trace.host.shapes, rows, reads_weights, False)
+    return of_results
 
 
 def _cast_elements(context: StepContext) -> Floats:
