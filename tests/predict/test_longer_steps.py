@@ -85,6 +85,13 @@ def test_work_of_longer_steps_takes_as_much_less_as_a_typical_step() -> None:
     assert with_excess(0.0).with_step(0.4).cost_ns == with_excess(0.0).cost_ns
 
 
+def test_work_is_no_stall_that_could_go_away() -> None:
+    left = with_excess(0.75).without(("unknown", "gc"))
+    assert left.cost_ns == {"unknown": 150.0}
+    assert left.with_step(0.5).cost_ns == {"unknown": 75.0}
+    assert with_excess(0.0).without(("unknown", "gc")).cost_ns == {}
+
+
 def test_the_trace_shows_what_longer_steps_do_more(tmp_path: Path) -> None:
     """600 us of 600 are kernels, which take half as long if those of other steps do."""
     bench = bench_of(tmp_path)
@@ -96,6 +103,19 @@ def test_the_trace_shows_what_longer_steps_do_more(tmp_path: Path) -> None:
     assert kept == pytest.approx(typical_ms / TYPICAL_MS, rel=0.01)
     assert kept == pytest.approx(0.5, abs=0.02)
     assert "some steps do more work" in " ".join(half.assumptions)
+
+
+def test_without_stalls_longer_steps_stay(tmp_path: Path) -> None:
+    refusal = bench_of(tmp_path).predict([parse_setting("no-stalls")]).refused
+    assert "no stalls" in refusal[0]
+    assert bench_of(tmp_path, more_work=False).predict([parse_setting("no-stalls")]).stall_ms == 0
+
+
+def test_more_passes_have_longer_steps_as_often(tmp_path: Path) -> None:
+    """accumulate=2 repeats the typical step and what longer steps do more: nothing is left over."""
+    twice = bench_of(tmp_path).predict([parse_setting("accumulate=2")])
+    typical = (twice.predicted_ms - twice.stall_ms) / (twice.baseline_ms - twice.baseline_stall_ms)
+    assert twice.stall_ms / twice.baseline_stall_ms == pytest.approx(typical, rel=0.01)
 
 
 @pytest.mark.parametrize(("more_work", "period"), [(False, 3), (True, None)])

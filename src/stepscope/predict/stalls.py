@@ -63,16 +63,26 @@ class StepStalls(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, self.total_ns - NORMAL_95 * self.mean_doubt_ns)
 
     def without(self, causes: Collection[str]) -> StepStalls:
-        return replace(self, cost_ns={c: ns for c, ns in self.cost_ns.items() if c not in causes})
+        """Longer steps keep their work."""
+        left = {c: ns for c, ns in self.cost_ns.items() if c not in causes}
+        if self.work_share and "unknown" in causes and "unknown" in self.cost_ns:
+            left["unknown"] = self.work_share * self.cost_ns["unknown"]
+            return replace(self, cost_ns=left, work_share=1.0)
+        return replace(self, cost_ns=left)
 
     def scaled(self, causes: Collection[str], factor: float) -> StepStalls:
         """Stalls of these causes cost `factor` times as much per step."""
         cost = {c: ns * (factor if c in causes else 1.0) for c, ns in self.cost_ns.items()}
         return replace(self, cost_ns=cost)
 
+    @property
+    def unknown_ns(self) -> float:
+        """What has no known cause: stalls, and work of longer steps."""
+        return self.cost_ns.get("unknown", 0.0)
+
     def with_step(self, factor: float) -> StepStalls:
         """A typical step takes `factor` times as long: so does what longer steps do more."""
-        before = self.cost_ns.get("unknown", 0.0)
+        before = self.unknown_ns
         if not self.work_share or not before:
             return self
         work = self.work_share * factor

@@ -212,6 +212,9 @@ class Bench:
     def interval_ms(self, context: StepContext, doubt: float) -> tuple[float, float, float]:
         """A changed step with low and high; `doubt` is of its logarithm."""
         typical = step_ns(context.graph)
+        if context.stalls is not None:
+            stalls = context.stalls.with_step(typical / max(1.0, self.corrected.step_ns))
+            context = replace(context, stalls=stalls)
         low, high = _interval(context, self.corrected, typical, doubt**2)
         return (typical + context.stalls_ns) / 1e6, low / 1e6, high / 1e6
 
@@ -246,9 +249,13 @@ def _calm_steps(run: RankRun | None, steps_ns: tuple[int, ...]) -> tuple[int, ..
 
 
 def _change_stalls(trial: Trial, outcome: Outcome, after_ns: float) -> StepContext:
-    """Longer steps change as the typical one does, whose exchange with others is its own."""
-    context = _doubt_stalls(trial.context, outcome)
-    if context.stalls is None or context.exchange is not trial.context.exchange:
+    """Longer steps change as the typical one does, unless the what-if says what becomes of them, or
+    plans an exchange with others."""
+    before, context = trial.context, _doubt_stalls(trial.context, outcome)
+    if before.stalls is None or context.stalls is None:
+        return context
+    as_before = before.stalls.unknown_ns * outcome.repeats
+    if context.exchange is not before.exchange or context.stalls.unknown_ns != as_before:
         return context
     factor = after_ns / max(1.0, trial.step_ns * outcome.repeats)
     return replace(context, stalls=context.stalls.with_step(factor))
