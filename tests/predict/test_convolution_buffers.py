@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from stepscope.predict.peak_memory.convolution_buffers import layout_copies_bytes
 from stepscope.predict.peak_memory.convolution_layout import ConvolutionLayout
@@ -131,3 +132,46 @@ def test_a_larger_batch_may_get_fourier_transforms_unless_it_is_strided() -> Non
     strided = levels(layout=ConvolutionLayout(place=1, inputs=16, outputs=8, strided=True))
     assert other_algorithms_peak(strided, 2.0) == 0
     assert other_algorithms_peak(captured, 0.5) == 0
+
+
+# A convolution's backward, as autograd.grad(create_graph=True) makes a node of it: the gradient of
+# its result has 400 elements, its input 800.
+SECOND = msgspec.convert(
+    {
+        "modules": [["", "Net", 90, False]],
+        "storages": [[1600, "activation"], [3200, "activation"], [360, "state"]],
+        "nodes": [
+            ["ConvolutionBackwardBackward0", 0, [[800, FLOAT], [1, FLOAT], [1, FLOAT]],
+             [[-1, 0], [-1, 0], [1, 0]],
+             [["grad_output", 0, 400, FLOAT], ["input", 1, 800, FLOAT], ["weight", 2, 90, FLOAT]]],
+            ["AccumulateGrad", -1, [[90, FLOAT]], [], []],
+        ],
+    },
+    CapturedBackward,
+)  # fmt: skip
+
+
+def test_the_backward_of_a_backward_exchanges_samples_and_channels_before_it_copies() -> None:
+    layout = ConvolutionLayout(place=0, inputs=16, outputs=8)
+    change = MemoryChange(tf32=True, layout_copies=(layout,))
+    twice = layout_copies_bytes(hold(SECOND, "cuda", change), 0, backward=True)
+    assert twice == 2 * (INPUT + RESULT)
+
+
+def test_what_it_differentiates_is_a_backward_and_runs_when_the_graph_is_made() -> None:
+    layout = ConvolutionLayout(place=0, inputs=16, outputs=8)
+    change = MemoryChange(tf32=True, layout_copies=(layout,))
+    made = layout_copies_bytes(hold(SECOND, "cuda", change), 0, backward=False)
+    assert made == 2 * (INPUT + WEIGHT) + RESULT
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_copies_do_not_come_on_top_of_what_nobody_could_name(phase: str) -> None:
+    """No node fits the peak, whose graph was not kept: the workspace may be any convolution's."""
+    named = levels(phase).captured
+    assert named.peak is not None
+    other = replace(named.peak, categories={"activations": 77_000, "gradients": 0})
+    captured = GraphLevels(replace(named, peak=other), levels(phase).traced)
+    present = float(named.peak.allocated_bytes or 0)
+    tf32 = MemoryChange(tf32=True, layout_copies=(LAYOUT,))
+    assert passes_then(captured, present, tf32)[0] == pytest.approx(present)

@@ -353,6 +353,15 @@ def test_another_update_counts_when_the_optimizer_holds_most() -> None:
     assert peak.size_bytes == 840 + 1_680 + 120 + 840 + 840
 
 
+def test_a_workspace_is_not_doubtful_where_both_passes_stay_as_measured() -> None:
+    """1% either way, though 1520 of the 5000 are workspace."""
+    line = BatchLine(moment="peak", fixed_bytes=4_880, scaling_bytes=120)
+    change = MemoryChange(other_update=True, update_bytes=10)
+    peak = changed_peak(GraphLevels(captured()), memory(line), change)
+    assert peak is not None
+    assert (peak.low_bytes, peak.size_bytes, peak.high_bytes) == (4_950, 5_000, 5_050)
+
+
 def test_hidden_nodes_are_not_guessed() -> None:
     line = BatchLine(moment="peak", fixed_bytes=4_880, scaling_bytes=120)
     hidden = msgspec.structs.replace(GRAPH, hidden=3)

@@ -138,6 +138,27 @@ def test_a_transposed_convolution_has_its_inputs_first(tmp_path: Path) -> None:
     assert found.fp32_convolutions == (ConvolutionLayout(place=0, inputs=3, outputs=4),)
 
 
+def of_second_backward(input_elements: int) -> CapturedMemory:
+    """A graph that the trace's nodes do not match: backward was differentiated."""
+    kept = [["input", 0, input_elements, FLOAT], ["weight", 0, 108, FLOAT]]
+    content = {
+        "modules": [["", "Net", 1, False]],
+        "storages": [[0, "activation"]],
+        "nodes": [
+            ["ReluBackward0", 0, [[600, FLOAT]], [[-1, 0]], []],
+            ["ConvolutionBackwardBackward0", 0, [[600, FLOAT]], [[0, 0]], kept],
+        ],
+    }
+    return CapturedMemory(device="cuda", graph=msgspec.convert(content, CapturedBackward))
+
+
+def test_without_matching_nodes_sizes_tell_which_call_a_convolution_is(tmp_path: Path) -> None:
+    """600 elements of input and 108 of the weight are those of the traced call."""
+    found = passes(tmp_path, captured=of_second_backward(600)).fp32_convolutions
+    assert found == (ConvolutionLayout(place=1, inputs=3, outputs=4),)
+    assert passes(tmp_path, captured=of_second_backward(601)).fp32_convolutions == ()
+
+
 def said(folder: Path, *, prepared_bytes: int = 0, tf32: bool = False) -> str:
     """What is assumed about twice the batch, whose peak of 10 kB is in the convolution."""
     held = {"activations": 0, "gradients": 0, "other": 2_000}

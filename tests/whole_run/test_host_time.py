@@ -9,8 +9,10 @@ from stepscope.records.host_steps import HostStepTimes
 from stepscope.records.step_columns import StepColumns
 
 
-def step(forward: int, *, fine: bool = False, alone: bool = True) -> HostStepTimes:
-    return HostStepTimes(fine=fine, alone=alone, forward_ns=forward, backward_ns=50, optimizer_ns=7)
+def step(forward: int, *, fine: bool = False, alone: bool = True, stops: int = 10) -> HostStepTimes:
+    return HostStepTimes(
+        fine=fine, alone=alone, stops=stops, forward_ns=forward, backward_ns=50, optimizer_ns=7
+    )
 
 
 def test_the_median_counts_where_nothing_filled_the_queue() -> None:
@@ -21,6 +23,15 @@ def test_the_median_counts_where_nothing_filled_the_queue() -> None:
 def test_stopping_inside_forward_shows_the_host_behind_a_full_queue() -> None:
     steps = [step(400), step(110, fine=True), step(410), step(114, fine=True), step(405)]
     assert own_phases_ns(steps)["forward"] == 112
+
+
+def test_a_step_with_more_passes_than_the_others_does_not_count() -> None:
+    steps = [step(100), step(150, fine=True), step(300, stops=15), step(150, fine=True), step(110)]
+    assert own_phases_ns(steps)["forward"] == 105
+    few = [step(100), step(300, stops=15)]
+    assert own_phases_ns(few)["forward"] == 100
+    alike = [step(100, stops=12), step(108, stops=13), step(104, stops=12)]
+    assert own_phases_ns(alike)["forward"] == 104
 
 
 def test_too_few_steps_or_other_ranks_say_nothing() -> None:

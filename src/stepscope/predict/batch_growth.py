@@ -16,6 +16,7 @@ from stepscope.predict.kernels import FLOOR_NS, Family
 from stepscope.predict.outcome import Outcome, Refused
 from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.probed_step import find_probed_batch
+from stepscope.predict.sample_convolutions import find_sample_convolutions
 from stepscope.predict.side_streams import retime
 from stepscope.predict.stalls import grow_stalls
 
@@ -30,6 +31,9 @@ _HALF_BLOCKS = 1.15  # smaller blocks read their inputs more often
 # One deviation of the logarithm: recurrent layers multiply as many rows as there are samples, and
 # libraries have other kernels for other numbers of rows. Measured once: 18% too low.
 _RECURRENT_DOUBT = 0.12
+# The same for convolutions that sum over the samples: cuDNN chooses their algorithm by shapes that
+# few models have. Measured once: 40% too low.
+_SAMPLES_DOUBT = 0.4
 
 
 def grow_batch(context: StepContext, factor: float) -> Outcome:
@@ -62,7 +66,7 @@ def grow_batch(context: StepContext, factor: float) -> Outcome:
             *_describe_data_stalls(context, factor),
         ),
         spread=SPREAD * (probed.modelled_share if probed else 1.0),
-        doubt=math.hypot(_known_doubt(probed), _recurrent_doubt(context, dur_ns, probed)),
+        doubt=math.hypot(_known_doubt(probed), _algorithms_doubt(context, dur_ns, probed)),
         samples=factor,
         peak=peak_at_batch(context, context.grown * factor),
     )
@@ -104,12 +108,15 @@ def _known_doubt(probed: ProbedStep | None) -> float:
     return probed.error * (1.0 - probed.modelled_share) if probed else 0.0
 
 
-def _recurrent_doubt(context: StepContext, dur_ns: Floats, probed: ProbedStep | None) -> float:
-    """By the share of recurrent layers in the device's time, as far as none were probed."""
-    recurrent = context.operators.family == Family.RECURRENT
-    if probed:
-        recurrent &= ~probed.known
-    return _RECURRENT_DOUBT * float(dur_ns[recurrent].sum()) / max(1.0, float(dur_ns.sum()))
+def _algorithms_doubt(context: StepContext, dur_ns: Floats, probed: ProbedStep | None) -> float:
+    """By the shares of the device's time whose algorithms change with the batch, as far as they
+    were not probed."""
+    modelled = ~probed.known if probed else np.ones(len(dur_ns), np.bool_)
+    recurrent = modelled & (context.operators.family == Family.RECURRENT)
+    samples = modelled & find_sample_convolutions(context)
+    weighted = _RECURRENT_DOUBT * float(dur_ns[recurrent].sum())
+    weighted += _SAMPLES_DOUBT * float(dur_ns[samples].sum())
+    return weighted / max(1.0, float(dur_ns.sum()))
 
 
 def _describe_data_stalls(context: StepContext, factor: float) -> tuple[str, ...]:
@@ -184,7 +191,8 @@ def _product_time(context: StepContext, blocks: Floats, grown: float) -> Floats:
 
 def _find_weight_gradients(context: StepContext) -> Flags:
     """Products that sum over the samples: their blocks are as many with any batch, and each takes
-    longer. Kernels' names reveal those of convolutions; others return a parameter's shape."""
+    longer. Kernels' names reveal those of convolutions, except in the backward of a backward;
+    others return a parameter's shape."""
     trace, rows = context.trace, context.graph.tasks.row
     found = by_text(trace, trace.device.name, rows, lambda name: "wgrad" in name, False)
     known = set(context.parameters.shapes) if context.parameters else set()
@@ -198,7 +206,7 @@ def _find_weight_gradients(context: StepContext) -> Flags:
     backward = context.task_phase == Phase.BACKWARD
     matmul = np.where(backward & (operators.family == Family.MATMUL), operators.row, -1)
     by_result: Flags = by_text(trace, trace.host.shapes, matmul, returns_parameter, False)
-    return found | by_result
+    return found | by_result | find_sample_convolutions(context)
 
 
 def task_blocks(context: StepContext) -> Floats:

@@ -22,6 +22,8 @@ from stepscope.predict.by_text import by_text, is_channels_last
 from stepscope.predict.kernels import Family, sheet_flops
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stepscope.explain.flops.call import Call
     from stepscope.explain.replay.graph import Flags, Floats
     from stepscope.predict.step_context import StepContext
@@ -227,7 +229,12 @@ def dense_convolution(call: Call, *, channels_last: bool = False) -> Convolution
     )
 
 
-def find_convolution_ns(context: StepContext, dtype: str, ceilings: Ceilings) -> Floats:
+def find_convolution_ns(
+    context: StepContext,
+    dtype: str,
+    ceilings: Ceilings,
+    time_of: Callable[..., float] = convolution_ns,
+) -> Floats:
     """Of each task: the time of its whole operator in a dtype, 0 if that is not known."""
     operators, costs, trace = context.operators, context.costs, context.trace
     if dtype not in _FACTORS or not len(trace.host):
@@ -238,7 +245,9 @@ def find_convolution_ns(context: StepContext, dtype: str, ceilings: Ceilings) ->
     last = by_text(trace, trace.host.strides, row, is_channels_last, False)
     codes, place = distinct_places(np.where(signature >= 0, 2 * signature + last, -1))
     rates = [
-        _ns_per_flop(context, code // 2, bool(code % 2), dtype, ceilings) if code >= 0 else 0.0
+        _ns_per_flop(context, code // 2, bool(code % 2), dtype, ceilings, time_of)
+        if code >= 0
+        else 0.0
         for code in codes.tolist()
     ]
     # A kernel of a captured graph has its own part of the FLOPs.
@@ -246,20 +255,37 @@ def find_convolution_ns(context: StepContext, dtype: str, ceilings: Ceilings) ->
     return total
 
 
+def one_block_ns(
+    shape: Convolution,
+    dtype: str,
+    ceilings: Ceilings,
+    multiprocessors: int,
+    gradients: AskedGradients | None = None,
+) -> float:
+    """One block goes through its inner dimension on one multiprocessor at peak: no convolution
+    whose inner dimension is not divided among blocks takes less."""
+    return amounts(shape, dtype, ceilings, multiprocessors, gradients).wave
+
+
 def _ns_per_flop(
-    context: StepContext, signature: int, channels_last: bool, dtype: str, ceilings: Ceilings
+    context: StepContext,
+    signature: int,
+    channels_last: bool,
+    dtype: str,
+    ceilings: Ceilings,
+    time_of: Callable[..., float],
 ) -> float:
     call = context.costs.calls[signature]
     shape = dense_convolution(call, channels_last=channels_last)
     if shape is None or not shape.flops:
         return 0.0
     if "backward" not in call.name:
-        whole = convolution_ns(shape, dtype, ceilings, context.multiprocessors)
+        whole = time_of(shape, dtype, ceilings, context.multiprocessors)
         return whole / shape.flops
     gradients = AskedGradients(*asked_gradients(call)[:2])
     if not any(gradients):
         return 0.0
-    whole = convolution_ns(shape, dtype, ceilings, context.multiprocessors, gradients)
+    whole = time_of(shape, dtype, ceilings, context.multiprocessors, gradients)
     return whole / (shape.flops * sum(gradients))
 
 

@@ -26,6 +26,7 @@ NORMAL_95 = 1.96  # standard deviations on each side hold 95%
 _BY_THE_SCRIPT = frozenset({"evaluation", "checkpoint", "compile"})
 # Half of what independent stalls add, one standard deviation: they may partly coincide.
 _COINCIDENCE_DOUBT = 0.5
+_WORK_DOUBT = 0.25  # of what a change makes of longer steps' work: other layers, another gain
 _LEAST_NAMED = 0.01  # of all stalls: a smaller part is not named
 _PER_PASS = ("data", "gc", "allocator", "operating_system", "unknown")
 
@@ -40,6 +41,7 @@ class StepStalls(msgspec.Struct, frozen=True, kw_only=True):
     run_ns: float  # all of them, as the run had them
     deviation_ns: float  # of the run's mean step
     doubt_ns: float = 0.0  # about what changes made of them, one standard deviation
+    work_share: float = 0.0  # of the unexplained ones: longer steps, which do more work
 
     @property
     def total_ns(self) -> float:
@@ -61,12 +63,34 @@ class StepStalls(msgspec.Struct, frozen=True, kw_only=True):
         return max(0.0, self.total_ns - NORMAL_95 * self.mean_doubt_ns)
 
     def without(self, causes: Collection[str]) -> StepStalls:
-        return replace(self, cost_ns={c: ns for c, ns in self.cost_ns.items() if c not in causes})
+        """Longer steps keep their work."""
+        left = {c: ns for c, ns in self.cost_ns.items() if c not in causes}
+        if self.work_share and "unknown" in causes and "unknown" in self.cost_ns:
+            left["unknown"] = self.work_share * self.cost_ns["unknown"]
+            return replace(self, cost_ns=left, work_share=1.0)
+        return replace(self, cost_ns=left)
 
     def scaled(self, causes: Collection[str], factor: float) -> StepStalls:
         """Stalls of these causes cost `factor` times as much per step."""
         cost = {c: ns * (factor if c in causes else 1.0) for c, ns in self.cost_ns.items()}
         return replace(self, cost_ns=cost)
+
+    @property
+    def unknown_ns(self) -> float:
+        """What has no known cause: stalls, and work of longer steps."""
+        return self.cost_ns.get("unknown", 0.0)
+
+    def with_step(self, factor: float) -> StepStalls:
+        """A typical step takes `factor` times as long: so does what longer steps do more."""
+        before = self.unknown_ns
+        if not self.work_share or not before:
+            return self
+        work = self.work_share * factor
+        after = before * (1.0 - self.work_share + work)
+        cost = {**self.cost_ns, "unknown": after}
+        share = work * before / after if after else 0.0
+        changed = replace(self, cost_ns=cost, work_share=share)
+        return changed.plus_doubt(_WORK_DOUBT * abs(after - before))
 
     def plus_doubt(self, ns: float) -> StepStalls:
         return replace(self, doubt_ns=float(np.hypot(self.doubt_ns, ns)))
@@ -153,7 +177,10 @@ def describe_stalls(stalls: StepStalls | None) -> tuple[str, ...]:
     large = [(cause, ns) for cause, ns in ordered if ns >= _LEAST_NAMED * stalls.total_ns]
     causes = ", ".join(f"{name_cause(cause)} {milliseconds(ns / 1e6)}" for cause, ns in large)
     whole = milliseconds(stalls.total_ns / 1e6)
-    return (f"the average step keeps {whole} of stalls ({causes})",)
+    said = (f"the average step keeps {whole} of stalls ({causes})",)
+    if not stalls.work_share:
+        return said
+    return (*said, "some steps do more work, at regular distances: it changes as other steps do")
 
 
 def describe_workers_stalls(stalls: StepStalls | None, ranks: int, before: int) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,11 @@ from stepscope.records.trace import HostKind
 if TYPE_CHECKING:
     from stepscope.explain.replay.graph import Ints
     from stepscope.predict.step_context import StepContext
+    from stepscope.records.backward_graph import CapturedBackward, GraphNode
 
 _STRIDE, _TRANSPOSED, _GROUPS = 3, 6, 8  # arguments of aten::convolution
 _RANKS = (3, 4)  # over one dimension or two
+_CONVOLUTION = "aten::convolution"
 _ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
 
 
@@ -65,6 +68,8 @@ def _find_convolutions(
     of one tap is a plain product, in any layout."""
     graph = captured_graph(context)
     host, strings = context.trace.host, context.trace.strings
+    if graph is not None and not len(rows):
+        places, rows = _match_by_size(context, graph)
     found: dict[int, ConvolutionLayout] = {}
     for place, row in zip(places.tolist(), rows.tolist(), strict=True):
         if graph is None or not is_convolution(graph.nodes[place].name) or host.shapes[row] < 0:
@@ -76,6 +81,34 @@ def _find_convolutions(
         if layout is not None:
             found[place] = layout
     return tuple(found.values())
+
+
+def _match_by_size(context: StepContext, graph: CapturedBackward) -> tuple[Ints, Ints]:
+    """Convolutions of the graph, and a call with an input and a weight of as many elements each.
+
+    A step that differentiates twice, or trains two models, has other nodes in the trace than in the
+    graph, so that their order does not match them.
+    """
+    host, strings = context.trace.host, context.trace.strings
+    begin, end = step_window(context)
+    inside = (host.start_ns >= begin) & (host.start_ns < end) & (host.shapes >= 0)
+    calls = np.flatnonzero(rows_named(context.trace, host, inside, _CONVOLUTION.__eq__))
+    by_size: dict[tuple[int, ...], int] = {}
+    for row in calls.tolist():
+        shapes = tensor_shapes(strings[host.shapes[row]])[:2]
+        by_size.setdefault(tuple(map(math.prod, shapes)), row)
+    pairs = [
+        (place, by_size[size])
+        for place, node in enumerate(graph.nodes)
+        if is_convolution(node.name) and (size := _kept_elements(node)) in by_size
+    ]
+    places, rows = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.array(places, np.int32), np.array(rows, np.int32)
+
+
+def _kept_elements(node: GraphNode) -> tuple[int, ...]:
+    elements = {saved.field: saved.elements for saved in node.saved}
+    return tuple(elements.get(field, 0) for field in ("input", "weight"))
 
 
 def _read_layout(place: int, shapes: str, concrete: str) -> ConvolutionLayout | None:

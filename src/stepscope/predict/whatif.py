@@ -22,6 +22,7 @@ from stepscope.explain.replay.overhead import as_recorded, correct
 from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.whole_run.stalls import find_stalled
 from stepscope.predict.batch_reading import read_batch
+from stepscope.predict.longer_steps import with_longer_steps
 from stepscope.predict.optimizer_updates import find_rule
 from stepscope.predict.outcome import Refused, WrongValue
 from stepscope.predict.parameters import find_parameters
@@ -96,7 +97,7 @@ class Bench:
             cpu=analysis.compute_once(measure_cpu_use),
             job=job,
             steps_ns=_calm_steps(self.run, measured.steps_ns if measured else steps.cycles_ns),
-            stalls=find_stalls(self.run),
+            stalls=with_longer_steps(find_stalls(self.run), analysis),
         )
         self.context = replace(context, rule=find_rule(context))
 
@@ -148,7 +149,7 @@ class Bench:
         variance = (outcome.spread * min(1.0, change)) ** 2 + (CHANGE_DOUBT * change) ** 2
         variance = outcome.doubt**2 + (0.0 if outcome.doubt_is_whole else variance)
         return Trial(
-            context=_doubt_stalls(trial.context, outcome),
+            context=_change_stalls(trial, outcome, after),
             step_ns=after,
             samples=trial.samples * outcome.samples,
             variance=trial.variance + variance,
@@ -211,6 +212,9 @@ class Bench:
     def interval_ms(self, context: StepContext, doubt: float) -> tuple[float, float, float]:
         """A changed step with low and high; `doubt` is of its logarithm."""
         typical = step_ns(context.graph)
+        if context.stalls is not None:
+            stalls = context.stalls.with_step(typical / max(1.0, self.corrected.step_ns))
+            context = replace(context, stalls=stalls)
         low, high = _interval(context, self.corrected, typical, doubt**2)
         return (typical + context.stalls_ns) / 1e6, low / 1e6, high / 1e6
 
@@ -242,6 +246,19 @@ def _calm_steps(run: RankRun | None, steps_ns: tuple[int, ...]) -> tuple[int, ..
         steps = np.quantile(steps, (np.arange(_MOST_STEPS) + 0.5) / _MOST_STEPS)
     stalled = find_stalled(steps, np.full(len(steps), 1e6 * run.times.typical_ms))
     return tuple(steps[~stalled].astype(np.int64).tolist())
+
+
+def _change_stalls(trial: Trial, outcome: Outcome, after_ns: float) -> StepContext:
+    """Longer steps change as the typical one does, unless the what-if says what becomes of them, or
+    plans an exchange with others."""
+    before, context = trial.context, _doubt_stalls(trial.context, outcome)
+    if before.stalls is None or context.stalls is None:
+        return context
+    as_before = before.stalls.unknown_ns * outcome.repeats
+    if context.exchange is not before.exchange or context.stalls.unknown_ns != as_before:
+        return context
+    factor = after_ns / max(1.0, trial.step_ns * outcome.repeats)
+    return replace(context, stalls=context.stalls.with_step(factor))
 
 
 def _doubt_stalls(before: StepContext, outcome: Outcome) -> StepContext:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _PHASES = ("data", "forward", "backward", "optimizer")
 _FEWEST = 2
 _DISTURBED = 0.25  # quantile: what disturbs a step only adds
+_OTHER_STOPS = 0.25  # of the usual number
 _FULL = 0.75  # of the queue: inside a step more may wait than at its end
 # A step that begins with an empty queue ends with the most launches that ever wait. Steps of hosts
 # that find it full end with 0.87 of it or more.
@@ -62,10 +64,17 @@ def own_phases_ns(steps: Sequence[HostStepTimes]) -> dict[str, int]:
     own = [step for step in steps if step.alone]
     if len(own) < _FEWEST:
         return {}
-    kinds = [[step for step in own if step.fine == fine] for fine in (False, True)]
+    kinds = [_typical([step for step in own if step.fine == fine]) for fine in (False, True)]
     return {
         phase: round(min(_median_ns(kind, phase) for kind in kinds if kind)) for phase in _PHASES
     }
+
+
+def _typical(steps: list[HostStepTimes]) -> list[HostStepTimes]:
+    """Without those that were stopped far more or less often: they have more passes or fewer, as
+    every fifth step has in which a generator trains too."""
+    usual = median_low(step.stops for step in steps) if steps else 0
+    return [step for step in steps if abs(step.stops - usual) <= _OTHER_STOPS * usual]
 
 
 def free_phases_ns(

@@ -4,6 +4,10 @@ Tensor cores want channels last, in groups of 16 bytes. Tensors in torch's usual
 for them: input and result in forward; in backward the gradient of the result, the input and its
 gradient. Kernels for plain fp32 take torch's layout, but some transform all tensors first
 (Winograd, Fourier): cuDNN chooses by shape, so another batch may need another algorithm.
+
+The backward of a convolution's backward (a penalty on gradients) gets the weight's gradient from a
+convolution over the samples: both tensors are copied with samples and channels exchanged first, in
+any precision.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ if TYPE_CHECKING:
     from stepscope.predict.peak_memory.held_values import HeldGraph
     from stepscope.records.backward_graph import GraphNode
 
-_INPUT, _WEIGHT = "input", "weight"
+_INPUT, _WEIGHT, _RESULT_GRADIENT = "input", "weight", "grad_output"
+_SECOND_BACKWARD = "ConvolutionBackwardBackward"
 # Bytes of cuDNN's Fourier transforms over those of the tensors: tiles of 32 x 32 points become 17
 # columns of complex numbers, a filter of 3 x 3 taps a whole tile, a small map at most three times
 # its size, beside a copy of it.
@@ -34,10 +39,15 @@ def layout_copies_bytes(held: HeldGraph, place: int, *, backward: bool) -> float
     if layout is None:
         return 0.0
     given, result, weight = _tensor_bytes(held, place)
+    is_second = _SECOND_BACKWARD in held.graph.nodes[place].name
+    exchanged = given + result
     given *= filled_up(layout.inputs, held.widths[place][0])
     result *= filled_up(layout.outputs, held.widths[place][0])
+    if is_second and backward:
+        return exchanged + given + result
     edges = held.graph.nodes[place].inputs
-    twice = backward and bool(edges) and edges[0].node >= 0
+    # What the second backward belongs to is a backward too, and runs when the graph is made.
+    twice = is_second or (backward and bool(edges) and edges[0].node >= 0)
     return (1.0 + twice) * (given + weight) + result
 
 
@@ -50,11 +60,12 @@ def transforms_bytes(held: HeldGraph, place: int) -> float:
 def _tensor_bytes(held: HeldGraph, place: int) -> tuple[float, float, float]:
     """Of its input, its result and its weight."""
     node, grown = held.graph.nodes[place], held.change.batch
-    result = sum(out.elements for out in node.outputs) * held.widths[place][0] * grown
-    given, weight = (
-        _saved_bytes(node, name, narrow=held.rules is not None) for name in (_INPUT, _WEIGHT)
+    given, weight, gradient = (
+        _saved_bytes(node, name, narrow=held.rules is not None)
+        for name in (_INPUT, _WEIGHT, _RESULT_GRADIENT)
     )
-    return given * grown, result, weight
+    result = gradient or sum(out.elements for out in node.outputs) * held.widths[place][0]
+    return given * grown, result * grown, weight
 
 
 def _saved_bytes(node: GraphNode, field: str, *, narrow: bool) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from stepscope.predict.peak_memory.convolution_buffers import is_convolution, layout_copies_bytes
 from stepscope.predict.peak_memory.graph_blocks import OUTSIDE, block_of_nodes
@@ -105,7 +106,10 @@ def _backward_then(levels: GraphLevels, room: float, change: MemoryChange) -> tu
         return then.peak_bytes, 0.0
     node = find_peak_node(levels, _BACKWARD)
     if node is None or captured.graph is None:
-        return then.peak_bytes + _share(change) * unseen, 0.5 * unseen
+        # What was not seen may be a convolution's workspace, which copies stand in for.
+        as_it_is = levels.backward(replace(change, layout_copies=()))
+        highest = max(then.peak_bytes, as_it_is.peak_bytes + _share(change) * unseen)
+        return highest, 0.5 * unseen
     workspace = max(0.0, room - now.at(node.place))
     if _leaves_fp32(levels, node, change):
         return then.peak_bytes, _copies(levels, node, change, backward=True)
@@ -124,7 +128,8 @@ def _forward_then(levels: GraphLevels, room: float, change: MemoryChange) -> tup
     joined = max(then, key=lambda level: level.peak_bytes).joined_bytes if then else 0.0
     if node is None:
         unseen = max(0.0, room - highest_of(now)) if _is_in_graph(levels, _FORWARD) else 0.0
-        return highest + _share(change) * unseen, joined
+        copies = highest_of(then) - highest_of(levels.forward(replace(change, layout_copies=())))
+        return highest - copies + max(copies, _share(change) * unseen), joined
     if _leaves_fp32(levels, node, change):
         return highest, joined + _copies(levels, node, change, backward=False)
     workspace = room - level_at(now, node.place)

@@ -56,6 +56,8 @@ def changed_peak(levels: GraphLevels, memory: Memory, change: MemoryChange) -> P
     if change.batch != 1.0:
         present = max(present, later_peak(levels, change.batch) or 0.0)
     then, workspace_doubt = passes_then(levels, present, unfused)
+    if not change.moves_passes and change.batch == 1.0:
+        workspace_doubt = 0.0  # as measured
     fusible = levels.level(unfused) - levels.level(change) if change.fuse else 0.0
     doubt += workspace_doubt + _MOVED * abs(then - present) + _WHOLE * present + 0.5 * fusible
     return Peaks(

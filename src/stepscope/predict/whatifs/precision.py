@@ -33,6 +33,11 @@ from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.probed_step import find_probed
 from stepscope.predict.product_alignment import find_alignment
+from stepscope.predict.sample_convolutions import (
+    find_halfway_doubt,
+    find_halfway_ns,
+    find_sample_convolutions,
+)
 from stepscope.predict.side_streams import retime
 from stepscope.predict.traced_mode import may_convolve_in_tf32
 from stepscope.predict.unfused_attention import find_unfused_attention, fuse_attention
@@ -62,7 +67,7 @@ _WIDER = {
 _LOSS = lazy_pattern(r"^aten::_?log_softmax$|^aten::cross_entropy|^aten::nll_loss_forward$")
 # What autocast costs the host per operator of the forward pass, counted for both passes, as
 # multiples of the step's mean host time per launch: a product's weights are cast, and what a norm
-# reads and returns. Products of two results find them cast.
+# reads and returns. Products of two results find them cast; experts' weights are no results.
 _PRODUCT_HOST, _CONVOLUTION_HOST, _NORM_HOST = 1.9, 2.2, 2.0
 _READS_PRODUCTS = lazy_pattern(r"bmm|attention|flash_attn", re.IGNORECASE)
 _FOURIER = lazy_pattern(r"fft|_complex")
@@ -91,6 +96,10 @@ def apply(context: StepContext, value: str) -> Outcome:
     probed, problem = find_probed(context, value)
     modelled_share = probed.modelled_share if probed else 1.0
     convolution_ns = np.where(product, find_convolution_ns(context, value, ceilings), 0.0)
+    halfway = find_sample_convolutions(context) & (convolution_ns > 0)
+    if halfway.any():
+        halfway_ns = find_halfway_ns(context, value, ceilings, convolution_ns)
+        convolution_ns = np.where(halfway, halfway_ns, convolution_ns)
     graph = _speed_up_products(context, product, convolution_ns, value, ceilings)
     assumptions = [
         f"matrix products at the share of {value}'s peak that such products reached on an H200"
@@ -110,7 +119,10 @@ def apply(context: StepContext, value: str) -> Outcome:
         graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
     graph = retime(context.graph, graph.tasks.dur_ns, context.operators.row)
     convolution = (convolution_ns > 0) & ~is_probed
-    convolution_doubt = find_convolution_doubt(graph.tasks.dur_ns, convolution)
+    convolution_doubt = math.hypot(
+        find_convolution_doubt(graph.tasks.dur_ns, convolution & ~halfway),
+        find_halfway_doubt(context, graph.tasks.dur_ns, halfway & convolution),
+    )
     other_share = _share_of_change(context, graph, ~is_probed, ~convolution)
     others = ~is_probed & ~convolution
     cancelling_doubt = _SPREAD * _cancelling_share(context.graph, graph, others)
@@ -345,11 +357,25 @@ def _autocast_ns(context: StepContext, product: Flags) -> float:
     launches = max(1, int((graph.calls.kind == CallKind.LAUNCH).sum()))
     kinds = (
         (_CONVOLUTION_HOST, forward & convolution),
-        (_PRODUCT_HOST, forward & ~convolution & ~context.named(_READS_PRODUCTS.search)),
+        (_PRODUCT_HOST, forward & ~convolution & ~_find_reading_results(context)),
         (_NORM_HOST, trained & context.named(NORM.search)),
     )
     costs = sum(cost * len(distinct(operators.row[kind])) for cost, kind in kinds)
     return costs * graph.host_ns / launches
+
+
+def _find_reading_results(context: StepContext) -> Flags:
+    """Batched products and attention, whose inputs are no parameters."""
+    batched = context.named(_READS_PRODUCTS.search)
+    parameters = context.parameters
+    weights = set(map(_squeeze, parameters.shapes)) if parameters else set()
+
+    def reads_weights(shapes: str) -> bool:
+        return bool(_weight_sizes(tensor_shapes(shapes), weights))
+
+    trace, rows = context.trace, np.where(batched, context.operators.row, -1)
+    of_results: Flags = batched & ~by_text(trace, trace.host.shapes, rows, reads_weights, False)
+    return of_results
 
 
 def _cast_elements(context: StepContext) -> Floats:
