@@ -185,7 +185,7 @@ class PlanTries:
         if best is None or best is not self.tried[-1]:
             return False
         enough = _LITTLE if len(self.tried) == 1 else _ENOUGH
-        return best.added.share >= enough * self._limit or self._meets_bytes(best)
+        return best.added.most_share >= enough * self._limit or self._meets_bytes(best)
 
     def _limited(self, record: StepRecord) -> Iterator[StepRecord]:
         """The record with limits for the next plan. Beside a plan that fits, each asks for more
@@ -197,8 +197,8 @@ class PlanTries:
         if slow is None:
             if best is not None:
                 growth = _MOST_GROWTH
-                if best.added.share > 0:
-                    growth = min(growth, _AIM * self._limit / best.added.share)
+                if best.added.most_share > 0:
+                    growth = min(growth, _AIM * self._limit / best.added.most_share)
                 yield self._grown(record, best.planned.load.times(growth))
             return
         base = NO_LOAD if best is None else best.planned.load
@@ -237,15 +237,15 @@ class PlanTries:
 
     def _secant_share(self, best: TriedPlan | None, slow: TriedPlan) -> float:
         """If what lies between them takes a time between."""
-        low = 0.0 if best is None else best.added.share
-        return _between_plans((_AIM * self._limit - low) / max(1e-9, slow.added.share - low))
+        low = 0.0 if best is None else best.added.most_share
+        return _between_plans((_AIM * self._limit - low) / max(1e-9, slow.added.most_share - low))
 
     def _proportional_share(self, best: TriedPlan, slow: TriedPlan) -> float:
         """If only the slow plan was held up, and times grow as those of the best one."""
         ours, theirs = best.planned.load.device_ns, slow.planned.load.device_ns
-        if best.added.share <= 0 or theirs <= ours:
+        if best.added.most_share <= 0 or theirs <= ours:
             return _MOST_SHARE
-        growth = _AIM * self._limit / best.added.share
+        growth = _AIM * self._limit / best.added.most_share
         return _between_plans((growth - 1) * ours / (theirs - ours))
 
     def _for_smaller_limit(self, record: StepRecord) -> PlannedStep:
