@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import itertools
 import statistics
 import sys
 import time
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from save_memory_models import Step
     from save_memory_rows import Row
 
-MOST_WARM_UP = 200  # five plans, each looked at for up to three times twelve passes
+MOST_WARM_UP = 300  # five plans, each looked at for up to three times twelve passes, and later
 BLOCKS, TINY_BLOCKS = 4, 2  # timed
 STEPS = 6  # in a block: the host may run ahead, as it does in a training
 TWICE = "twice the batch"
@@ -142,10 +143,13 @@ def measure(
         reset_peak(device)
         ms = [timed(step, device) for _ in range(TINY_BLOCKS if tiny else BLOCKS)]
         loss = step(0)
+        steps_ms = _each_step_ms(step, device)
     row = {
         "ms": round(statistics.median(ms), 3),
         "ms_low": round(min(ms), 3),
         "ms_high": round(max(ms), 3),
+        "blocks_ms": [round(one, 3) for one in ms],
+        "steps_ms": steps_ms,
         "peak_bytes": peak(device),
         "kept_bytes": held.kept_bytes,
         "loss": float(loss.detach()),
@@ -163,6 +167,7 @@ def _promised(saver: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"notes": [*saver.notes, *(plan.notes if plan is not None else ())]}
     if promise is None or plan is None:
         return row
+    interval = "tried_ms" if promise.tried_step else "promised_ms"
     return row | {
         "plan_saved_bytes_before": plan.saved_bytes_before,
         "plan_saved_bytes": plan.saved_bytes,
@@ -170,9 +175,10 @@ def _promised(saver: Any) -> dict[str, Any]:
         "promised_peak_low_bytes": promise.peak_low_bytes,
         "promised_peak_high_bytes": promise.peak_high_bytes,
         "promised_peak_bytes_before": promise.peak_bytes_before,
-        "promised_ms": promise.step_ns / 1e6,
-        "promised_ms_low": promise.step_low_ns / 1e6,
-        "promised_ms_high": promise.step_high_ns / 1e6,
+        "promised_ms": promise.planned_step_ns / 1e6,  # before its own steps were timed
+        "tried_ms": promise.step_ns / 1e6 if promise.tried_step else None,
+        f"{interval}_low": promise.step_low_ns / 1e6,
+        f"{interval}_high": promise.step_high_ns / 1e6,
         "promised_ms_before": promise.step_ns_before / 1e6,
         "operators": len(plan.operators),
         "actions": _actions(plan),
@@ -293,6 +299,22 @@ def timed(step: Step, device: torch.device) -> float:
         step(number)
     wait(device)
     return (time.perf_counter() - began) / steps * 1e3
+
+
+def _each_step_ms(step: Step, device: torch.device) -> list[float]:
+    """Of one block, on the device's clock: the first ones tell what a host that is not ahead yet
+    costs."""
+    if device.type != "cuda":
+        return []
+    wait(device)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(STEPS + 1)]
+    marks[0].record()
+    for number, mark in enumerate(marks[1:]):
+        step(number)
+        mark.record()
+    wait(device)
+    pairs = itertools.pairwise(marks)
+    return [round(one.elapsed_time(following), 3) for one, following in pairs]
 
 
 class _HeldAfterForward:

@@ -269,6 +269,21 @@ def test_the_best_plan_that_fitted_stays() -> None:
     assert "the plan that took 6.0% longer stays" in (verdict.said or "")
 
 
+@pytest.mark.parametrize("doubt_ns", [0, STEP_NS // 100, STEP_NS // 40])
+def test_where_times_are_doubtful_plans_aim_lower(doubt_ns: int) -> None:
+    """By 2.5% of a step, where 10% are allowed: a second plan fits with the doubt."""
+    record, target = blocks(), MemoryTarget(max_slowdown=0.1)
+    tries, verdict = PlanTries(target), Verdict(record, plan_step(record, target), False)
+    machine, plans = Machine(device=1.2), 0
+    while not verdict.decided:
+        plans += 1
+        added = replace(machine.added(verdict.planned), doubt_ns=doubt_ns)
+        verdict = tries.judge(verdict.record, verdict.planned, added)
+    assert plans == 2
+    assert verdict.planned.plan.changes_something()
+    assert machine.added(verdict.planned).share + doubt_ns / STEP_NS <= 0.1
+
+
 def test_no_plan_that_is_too_slow_stays() -> None:
     record, target = blocks(), MemoryTarget(max_slowdown=0.15)
     tries, verdict = PlanTries(target), Verdict(record, plan_step(record, target), False)

@@ -40,6 +40,10 @@ class MemoryTarget:
         return None if self.max_slowdown is None else self.max_slowdown * step_ns
 
     @property
+    def limits_bytes(self) -> bool:
+        return any(limit is not None for limit in (self.budget_bytes, self.reduce, self.batch))
+
+    @property
     def text(self) -> str:
         """As one value of a remedy; several limits are joined by a plus: 5%+12GB."""
         parts = []

@@ -38,9 +38,6 @@ _WORTH = 0.98  # of the peak: less saved is not worth a plan
 _SAME_PEAK = 1.005
 _WEIGHTS_DOMINATE = 4
 _LITTLE = 0.6  # of the time allowed
-# Of the device's memory: promises of peaks are off by up to 4%, blocks are rounded up, and holes
-# stay between them.
-_LEFT_FREE, _LEFT_FREE_EXPANDABLE = 0.12, 0.08
 _NEAR_LIMIT = 0.8  # of the device's memory
 
 
@@ -59,6 +56,7 @@ class PlannedStep:
     meets_target: bool  # without a target of bytes, always
     read: bool  # its peaks rest on what the allocator held in the recorded step's backward
     load: PlanLoad = NO_LOAD
+    host_late_ns: int = 0  # by which following it makes the host slower than the device is without
     waits: bool = False  # the host waits for the sizes of some encodings
     offloads: bool = False  # some values go to host memory
     compared: tuple[ValueSelection, ...] = ()  # that another limit of time may choose from
@@ -121,6 +119,7 @@ def plan_step(
         meets_target=meets_target,
         read=record.backward_was_read,
         load=chosen.load,
+        host_late_ns=_host_late_ns(record, chosen.load),
         waits=any(host_waits(one.encoding) for one in chosen.selection.encoded.values()),
         offloads=any(one.encoding == OFFLOAD for one in chosen.selection.encoded.values()),
         compared=() if most_ns is None or record.on_host else _undominated(found),
@@ -269,8 +268,7 @@ def _limit(
     if target.batch is not None and target.budget_bytes is None:
         facts = record.surroundings
         if facts is not None and facts.limit_bytes is not None:
-            left_free = _LEFT_FREE_EXPANDABLE if facts.expandable else _LEFT_FREE
-            step_bytes = int(facts.limit_bytes * (1 - left_free))
+            step_bytes = facts.usable_bytes(facts.limit_bytes)
         elif around is not None:
             step_bytes = around.peak_bytes(plain.memory)
         else:
@@ -336,6 +334,12 @@ def _extra_ns(record: StepRecord, load: PlanLoad) -> int:
     """What it adds to a step. The host's part comes on top on CPUs; a GPU's work hides it."""
     device_ns = round(record.dearer * load.device_ns)
     return device_ns + load.host_ns if record.on_host else device_ns
+
+
+def _host_late_ns(record: StepRecord, load: PlanLoad) -> int:
+    """0 where it is not known how far the host is ahead."""
+    slack_ns = record.host_slack_ns
+    return 0 if record.on_host or slack_ns is None else max(0, load.host_ns - slack_ns)
 
 
 def _best(timely: list[_Candidate], limit: _PeakLimit | None, *, timed: bool) -> _Candidate:

@@ -8,13 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.saved.choose import plan_step
 from stepscope.fix.saved.follower import FollowedPlan
+from stepscope.fix.saved.later_looks import FIRST_LOOK, LaterLooks
 from stepscope.fix.saved.plan_tries import PlanTries
-from stepscope.fix.saved.time_limit import CHECKED_AFTER, MOST_CHECKED, SETTLING, is_clear
+from stepscope.fix.saved.time_limit import (
+    CHECKED_AFTER,
+    MOST_CHECKED,
+    SETTLING,
+    is_clear,
+    is_surely_too_slow,
+)
+from stepscope.records.figures import percent
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stepscope.fix.saved.choose import PlannedStep
     from stepscope.fix.saved.follower import PassReport
     from stepscope.fix.saved.pinned_plan import PinnedPlan
+    from stepscope.fix.saved.plan_tries import Verdict
     from stepscope.fix.saved.step_record import StepRecord
     from stepscope.fix.saved.step_watch import BackwardPeaks
     from stepscope.fix.saved.time_limit import AddedTime
@@ -41,6 +52,8 @@ class KnownPass:
     followed_passes: int = 0
     tries: PlanTries | None = None  # plans whose steps were timed
     decided: bool = False  # the plan stays
+    added: AddedTime | None = None  # by the plan that stays, when it was tried
+    looks: LaterLooks | None = None  # at its later steps
     unclear: bool = False  # whether it is too slow: more of its steps have to tell
     given_up: bool = False
 
@@ -59,29 +72,71 @@ class KnownPass:
     @property
     def is_due(self) -> bool:
         """Whether enough of the plan's passes were seen to ask what they took."""
+        if self.decided:
+            return self.looks is not None and self.looks.is_due(self.followed_passes)
         first, later = self.followed_passes == CHECKED_AFTER, self.followed_passes % CHECKED_AFTER
         return first or (self.unclear and not later)
 
     @property
     def settled(self) -> bool:
-        """Whether the plan stays, after its first passes."""
+        """Whether the plan stays, after its first passes; one with a limit of time was looked at
+        once more by then."""
+        if self.given_up:
+            return True
+        if self.decided and self.looks is not None:
+            return self.followed_passes >= FIRST_LOOK and not self.looks.suspects
         least = SETTLING if self.decided else CHECKED_AFTER
-        return self.given_up or (self.followed_passes >= least and not self.unclear)
+        return self.followed_passes >= least and not self.unclear
+
+    def _is_timed(self, target: MemoryTarget) -> bool:
+        """On CPUs a plan counts all its costs: it stays."""
+        on_host = self.record is None or self.record.on_host
+        return not on_host and self.planned is not None and target.max_slowdown is not None
 
     def check_time(self, added: AddedTime | None, target: MemoryTarget) -> str | None:
         """Plan again where steps are slower than allowed, with what they have shown, a few times.
-        Says what was done. On CPUs a plan counts all its costs: it stays."""
-        if self.record is None or self.record.on_host or self.planned is None or self.decided:
+        Says what was done."""
+        if added is None or self.decided or not self._is_timed(target):
             return None
-        if added is None or target.max_slowdown is None:
-            return None
+        assert self.record is not None
+        assert self.planned is not None
         self.unclear = not is_clear(added, target) and self.followed_passes < MOST_CHECKED
         if self.unclear:
             return None
         self.tries = self.tries or PlanTries(target)
-        verdict = self.tries.judge(self.record, self.planned, added)
+        return self._obey(self.tries.judge(self.record, self.planned, added))
+
+    def check_later(
+        self,
+        added: AddedTime | None,
+        target: MemoryTarget,
+        has_room: Callable[[int | None], bool],
+    ) -> str | None:
+        """The same for a plan that was accepted; `has_room` says whether a step with such a peak
+        fits into the memory that is free now."""
+        if self.looks is None or self.tries is None or not self._is_timed(target):
+            return None
+        assert self.record is not None
+        assert self.planned is not None
+        too_slow = added is not None and is_surely_too_slow(added, target)
+        if not self.looks.seen(self.followed_passes, too_slow=too_slow) or added is None:
+            return None
+        slower = f"steps have come to take {percent(added.share)} longer than plain ones"
+        if target.limits_bytes:
+            self.looks = None
+            return f"{slower}. The plan stays, as less would not be saved for the memory asked for"
+        verdict = self.tries.judge_again(self.record, self.planned, added)
+        if not has_room(verdict.planned.plan.step_peak_bytes):
+            self.looks = None
+            return f"{slower}. The plan stays, as a smaller one needs more memory than is free"
+        return self._obey(verdict)
+
+    def _obey(self, verdict: Verdict) -> str | None:
         self.decided, self.given_up = verdict.decided, verdict.gave_up
-        if self.decided:
+        self.added = verdict.added
+        watched = verdict.decided and not verdict.for_good and not verdict.gave_up
+        self.looks = LaterLooks() if watched else None
+        if verdict.decided and not watched:
             self.tries = None
         if verdict.planned is not self.planned:
             self.pinned, self.counted, self.report, self.followed_passes = None, False, None, 0

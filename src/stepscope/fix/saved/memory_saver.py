@@ -31,6 +31,7 @@ from stepscope.fix.saved.pinned_follower import PinnedFollower
 from stepscope.fix.saved.pinning import PinningFollower
 from stepscope.fix.saved.promise import promise
 from stepscope.fix.saved.recorder import StepRecorder
+from stepscope.fix.saved.step_checks import check_steps
 from stepscope.fix.saved.step_record import USUALLY_DEARER
 from stepscope.fix.saved.step_watch import (
     FOLLOWED,
@@ -38,7 +39,7 @@ from stepscope.fix.saved.step_watch import (
     BackwardPeaks,
     StepWatch,
 )
-from stepscope.fix.saved.time_limit import LEAST_PLAIN, added_time
+from stepscope.fix.saved.time_limit import LEAST_PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,13 +134,15 @@ class MemorySaver:
     @property
     def promise(self) -> SavePromise | None:
         """Peak and time of a step with the latest plan; None before a pass was recorded. It becomes
-        better when the recorded step's backward has run, and when more steps have been timed."""
+        better when the recorded step's backward has run, when more steps have been timed, and when
+        the plan's own steps were."""
         recorded = [known for known in self._passes.values() if known.record is not None]
         if not recorded:
             return None
         self._make_plan(recorded[-1])
         planned, step_ns = recorded[-1].planned, self._watch.plain_ns(recorded[-1].key)
-        return None if planned is None else promise(planned, step_ns=step_ns)
+        added = recorded[-1].added
+        return None if planned is None else promise(planned, step_ns=step_ns, added=added)
 
     @property
     def measured_step_ns(self) -> int | None:
@@ -275,20 +278,16 @@ class MemorySaver:
         elif not known.counted:
             known.report, known.counted = report, True
         known.followed_passes += 1
-        if known.is_due:
+        if known.is_due and not is_capturing():
             self._check_time(known)
 
     def _check_time(self, known: KnownPass) -> None:
-        added = added_time(self._watch, known.key)
-        if added is not None:
-            waited_ns = COPY_WAITS.waited_ns() // max(1, known.followed_passes - 1)
-            added = replace(added, waited_ns=waited_ns)
-        said = known.check_time(added, self._target)
-        if known.decided:
-            COPY_WAITS.end()
-        if said is not None:
+        before = known.planned
+        said = check_steps(known, self._watch, self._target)
+        if known.planned is not before:
             self._watch.forget_followed()
             self._latest = known.planned.plan if known.planned is not None else None
+        if said is not None:
             self._note(said)
 
     def _make_plan(self, known: KnownPass) -> None:

@@ -4,6 +4,10 @@ Whether the device, the host or both made steps longer is not known. What is: a 
 of each of them takes less time. So the next plan lies between the best one that fitted and the
 least one that did not, by what they ask of both. Nothing that was tried is forgotten: the plan that
 fits and saves most stays.
+
+The steps of an accepted plan may become slower later, and plain ones to compare with are no longer
+seen. Then a smaller plan tells: if its steps are no faster, the plan was not the reason, and the
+larger one is followed again.
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ _SAME_PEAK = 1.005
 _KEEPS_LESS = 0.9  # of what is kept: worth another try at the same peak
 _STEPS = 4  # by which the way between two plans is walked until one is worth a try
 _SMALLER_LIMIT = 3
+_LATER_TRIES = 2  # plans after one whose steps became slower
+_AS_PLANNED = 0.5  # of the device's time that a smaller plan leaves out: it was the plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,8 @@ class Verdict:
     decided: bool
     said: str | None = None
     gave_up: bool = False
+    added: AddedTime | None = None  # by the plan, where its steps were timed
+    for_good: bool = False  # whatever its steps take later
 
 
 @dataclass(slots=True)
@@ -82,15 +90,39 @@ class PlanTries:
     target: MemoryTarget
     tried: list[TriedPlan] = field(default_factory=list)
     _tried_smaller_limit: bool = False
+    _slowed: TriedPlan | None = None  # it had been accepted
+    _most: int = MOST_TRIES
+
+    def judge_again(self, record: StepRecord, planned: PlannedStep, added: AddedTime) -> Verdict:
+        """The steps of an accepted plan have become too slow."""
+        self.tried = [one for one in self.tried if one.planned is not planned]
+        self._slowed = TriedPlan(planned, added)
+        self._most = max(MOST_TRIES, len(self.tried) + 1 + _LATER_TRIES)
+        return self.judge(record, planned, added)
 
     def judge(self, record: StepRecord, planned: PlannedStep, added: AddedTime) -> Verdict:
         """`record` with what earlier verdicts made of it; the steps of `planned` took `added`."""
         self.tried.append(TriedPlan(planned, added))
         said = f"steps took {percent(added.share)} longer than plain ones"
-        following = self._following(record) if len(self.tried) < MOST_TRIES else None
+        slowed = self._slowed
+        if slowed is not None and self._is_no_faster(slowed):
+            said = (
+                f"steps have become slower than {percent(self._limit)}, with a smaller plan, too: "
+                "something else takes longer, and the larger plan stays"
+            )
+            return Verdict(record, slowed.planned, True, said, added=slowed.added, for_good=True)
+        following = self._following(record) if len(self.tried) < self._most else None
         if following is None:
             return self._ended(record, said)
         return Verdict(*following, False, f"{said}{self._why_again()}: planned again")
+
+    def _is_no_faster(self, slowed: TriedPlan) -> bool:
+        """The last plan, than that one: by less than half of what the device has to do less."""
+        last = self.tried[-1]
+        if last.planned is slowed.planned or self._fits(last):
+            return False
+        less_ns = slowed.planned.load.device_ns - last.planned.load.device_ns
+        return slowed.added.followed_ns - last.added.followed_ns < _AS_PLANNED * less_ns
 
     def _why_again(self) -> str:
         last = self.tried[-1]
@@ -153,7 +185,7 @@ class PlanTries:
         if best is None or best is not self.tried[-1]:
             return False
         enough = _LITTLE if len(self.tried) == 1 else _ENOUGH
-        return best.added.share >= enough * self._limit or self._meets_bytes(best)
+        return best.added.most_share >= enough * self._limit or self._meets_bytes(best)
 
     def _limited(self, record: StepRecord) -> Iterator[StepRecord]:
         """The record with limits for the next plan. Beside a plan that fits, each asks for more
@@ -165,8 +197,8 @@ class PlanTries:
         if slow is None:
             if best is not None:
                 growth = _MOST_GROWTH
-                if best.added.share > 0:
-                    growth = min(growth, _AIM * self._limit / best.added.share)
+                if best.added.most_share > 0:
+                    growth = min(growth, _AIM * self._limit / best.added.most_share)
                 yield self._grown(record, best.planned.load.times(growth))
             return
         base = NO_LOAD if best is None else best.planned.load
@@ -205,15 +237,15 @@ class PlanTries:
 
     def _secant_share(self, best: TriedPlan | None, slow: TriedPlan) -> float:
         """If what lies between them takes a time between."""
-        low = 0.0 if best is None else best.added.share
-        return _between_plans((_AIM * self._limit - low) / max(1e-9, slow.added.share - low))
+        low = 0.0 if best is None else best.added.most_share
+        return _between_plans((_AIM * self._limit - low) / max(1e-9, slow.added.most_share - low))
 
     def _proportional_share(self, best: TriedPlan, slow: TriedPlan) -> float:
         """If only the slow plan was held up, and times grow as those of the best one."""
         ours, theirs = best.planned.load.device_ns, slow.planned.load.device_ns
-        if best.added.share <= 0 or theirs <= ours:
+        if best.added.most_share <= 0 or theirs <= ours:
             return _MOST_SHARE
-        growth = _AIM * self._limit / best.added.share
+        growth = _AIM * self._limit / best.added.most_share
         return _between_plans((growth - 1) * ours / (theirs - ours))
 
     def _for_smaller_limit(self, record: StepRecord) -> PlannedStep:
@@ -235,9 +267,7 @@ class PlanTries:
         return all(done != (other.uses, other.repeated, other.results) for other in plans)
 
     def _meets_bytes(self, one: TriedPlan) -> bool:
-        target = self.target
-        limits = target.budget_bytes, target.reduce, target.batch
-        return one.planned.meets_target and any(limit is not None for limit in limits)
+        return one.planned.meets_target and self.target.limits_bytes
 
     def _ended(self, record: StepRecord, said: str) -> Verdict:
         chosen = self._best
@@ -250,11 +280,10 @@ class PlanTries:
             )
             return Verdict(record, plan_nothing(record, self.target, said), True, said, True)
         if chosen is self.tried[-1]:
-            return Verdict(record, chosen.planned, True)
+            return Verdict(record, chosen.planned, True, added=chosen.added)
         slower = percent(chosen.added.share)
-        return Verdict(
-            record, chosen.planned, True, f"{said}: the plan that took {slower} longer stays"
-        )
+        said = f"{said}: the plan that took {slower} longer stays"
+        return Verdict(record, chosen.planned, True, said, added=chosen.added)
 
 
 def _between_plans(share: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
 _MOST_PASSES = 512  # plain ones must not be forgotten before the last plan is tried
-_STRETCH = 3  # steps
+STRETCH = 3  # steps
 _FASTER = 0.9  # of a step: what the host needs where it is clearly ahead of the device
 PLAIN, RECORDED, FOLLOWED, OUTDATED = "plain", "recorded", "followed", "outdated"
 
@@ -72,6 +73,17 @@ class StepWatch:
             if one.key == key and one.kind == kind and _have_marks(one, following)
         ]
 
+    def latest_steps_ns(self, key: Hashable, kind: str, count: int) -> list[int]:
+        """Of the last `count` of a kind that the device is done with: nobody waits."""
+        steps: list[int] = []
+        for following, one in pairwise(reversed(self._passes)):
+            if len(steps) == count:
+                break
+            of_kind = one.key == key and one.kind == kind
+            if of_kind and _have_marks(one, following) and _is_over(following.mark):
+                steps.append(_between_ns(one.mark, following.mark))
+        return steps[::-1]
+
     def plain_ns(self, key: Hashable) -> int | None:
         """Of a step before there was a plan. On a GPU in the fastest stretch: first steps also load
         kernels and find memory."""
@@ -97,6 +109,14 @@ class StepWatch:
     def typical_ns(self, key: Hashable, kind: str) -> int | None:
         steps = self.steps_ns(key, kind)
         return round(median(steps)) if steps else None
+
+    def has_room(self, recorded: StepSurroundings | None, peak_bytes: int | None) -> bool:
+        """Whether a step fits that needs so much beside what was allocated when a pass was
+        recorded; more may be by now."""
+        limit = _limit_bytes(self.device)
+        if recorded is None or peak_bytes is None or limit is None or self.begun_bytes is None:
+            return True
+        return peak_bytes + self.begun_bytes - recorded.begun_bytes <= recorded.usable_bytes(limit)
 
     def surroundings(self, parameters: list[torch.Tensor]) -> StepSurroundings | None:
         """At the end of the pass that began last."""
@@ -143,9 +163,9 @@ class BackwardPeaks:
 
 def stretches_ns(steps: list[int]) -> list[int]:
     """A step's time over every few steps in a row; single ones where there are not enough."""
-    if len(steps) < _STRETCH:
+    if len(steps) < STRETCH:
         return steps
-    rows = zip(*(steps[first:] for first in range(_STRETCH)), strict=False)
+    rows = zip(*(steps[first:] for first in range(STRETCH)), strict=False)
     return [round(mean(row)) for row in rows]
 
 
@@ -179,6 +199,10 @@ def _mark(device: torch.device) -> Any:
 
 def _have_marks(*passes: _Begun) -> bool:
     return all(one.mark is not None for one in passes)
+
+
+def _is_over(mark: Any) -> bool:
+    return isinstance(mark, int) or bool(mark.query())
 
 
 def _between_ns(one: Any, following: Any) -> int:
