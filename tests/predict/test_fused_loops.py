@@ -178,7 +178,9 @@ def test_a_sum_over_rows_needs_a_second_kernel_and_one_over_a_row_does_not() -> 
     assert over_rows.calls == over_row.calls == (1, 2)
     assert over_rows.kernels == 2
     assert over_row.kernels == 1
-    assert over_rows.bytes_moved > over_row.bytes_moved
+    # Nobody else needs what is summed up, so both read their input once.
+    assert over_rows.bytes_moved == over_row.bytes_moved == 4 * N
+    assert (over_rows.sums_bytes, over_row.sums_bytes) == (4 * N, 0)
 
 
 def test_zeros_that_a_loop_overwrites_disappear_and_those_to_scatter_into_stay() -> None:
@@ -200,6 +202,57 @@ def test_what_forward_kept_is_read_in_backward() -> None:
     )
     # The gradient, what relu kept, what the product of elements kept; one gradient out.
     assert loop.bytes_moved == 4 * 4 * N
+
+
+def test_what_a_relu_kept_is_read_besides_what_the_norm_before_it_kept() -> None:
+    norm = call("native_batch_norm_backward", [64, 32, 8, 8], [64, 32, 8, 8], *([32],) * 5)
+    relu = call("threshold_backward", [64, 32, 8, 8], [64, 32, 8, 8], "0")
+    size = 4 * 64 * 32 * 8 * 8
+    convolution = call("convolution_backward", [64, 32, 8, 8], [64, 32, 8, 8], [32, 32, 3, 3])
+    (loop,) = fuse(convolution, relu, norm, convolution, backward=True)
+    # Twice the gradient, the relu's result and the norm's input: for the sums, and for the result.
+    assert loop.sums_bytes == 3 * size
+    assert loop.bytes_moved == 7 * size
+
+
+def test_a_value_that_was_changed_in_place_is_no_more() -> None:
+    """The second residual is what the relu left in the first sum's place."""
+    block = (PRODUCT, call("add_", FULL, FULL, "1"), call("relu_", FULL))
+    first, second = fuse(*block, *block, PRODUCT)
+    assert (first.calls, second.calls) == ((1, 2), (4, 5))
+    assert first.bytes_moved == second.bytes_moved == 3 * 4 * N
+
+
+def test_backward_of_a_gate_multiplies_one_gradient_by_both_factors() -> None:
+    by_up, by_gate = call("mul", FULL, FULL), call("mul", FULL, FULL)
+    weights, inputs = call("mm", [256, ROWS], FULL), call("mm", FULL, [WIDE, 256])
+    silu = call("silu_backward", FULL, FULL)
+    (loop,) = fuse(PRODUCT, by_up, by_gate, weights, inputs, silu, weights, inputs, backward=True)
+    assert loop.calls == (1, 2, 5)
+    # In: the gradient, both factors. Out: the gradients of both.
+    assert loop.bytes_moved == 5 * 4 * N
+
+
+def test_elements_that_are_scattered_in_a_row_are_added_one_by_one() -> None:
+    index = (FULL, "long int")
+    (in_row,) = fuse(call("scatter_add_", [ROWS, 64], "-1", index, FULL), backward=True)
+    assert in_row.added == N
+    (whole_rows,) = fuse(call("scatter_add_", [64, WIDE], "0", index, FULL), backward=True)
+    assert whole_rows.added == 0
+    assert whole_rows.bytes_moved == 3 * 4 * N + 4 * 64 * WIDE
+
+
+def test_enlarging_a_picture_is_a_loop_and_its_backward_adds_four_times() -> None:
+    small, large = [2, 8, 16, 16], [2, 8, 64, 64]
+    pixels = 2 * 8 * 64 * 64
+    resize = call("upsample_bilinear2d", small, "[64, 64]", "False", "", "")
+    (loop,) = fuse(resize, call("relu", large), call("convolution", large, [8, 8, 3, 3]))
+    assert loop.calls == (0, 1)
+    assert loop.bytes_moved == 4 * pixels
+    back = call("upsample_bilinear2d_backward", large, "[64, 64]", "[2, 8, 16, 16]", "False")
+    (loop,) = fuse(back, backward=True)
+    assert (loop.added, loop.kernels) == (4 * pixels, 5)
+    assert loop.bytes_moved == 4 * pixels + 4 * 2 * 8 * 16 * 16
 
 
 def test_two_branches_become_one_loop() -> None:

@@ -233,10 +233,9 @@ def test_a_host_bound_step_is_told_that_bf16_makes_it_slower(shared: Path) -> No
     assert found["precision=bf16"].verdict == "slower"
     assert found["precision=bf16"].saved_high_ms < 0
     assert found["cuda-graphs"].verdict == "faster"
-    assert not_helping(found.values())[-1] in {
-        "slower: bf16, torch.compile",
-        "slower: torch.compile, bf16",
-    }
+    slower = not_helping(found.values())[-1]
+    assert slower.startswith("slower: ")
+    assert "bf16" in slower
 
 
 # Surfaces

@@ -81,6 +81,10 @@ WHOLE: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x: functional.interpolate(x, size=(12, 10), mode="nearest"),
         (IMAGE,),
     ),
+    "aten::upsample_bilinear2d_backward": (
+        lambda x: torch.ops.aten.upsample_bilinear2d_backward(x, [8, 8], [2, 3, 4, 4], False),
+        (IMAGE,),
+    ),
     "aten::glu": (lambda x: functional.glu(x, 1), (A,)),
     "aten::cumsum": (lambda x: x.cumsum(0), (A,)),
 }

@@ -191,3 +191,14 @@ def resized(call: Call) -> Cost:
     given, size = call.tensor(0), call.numbers(1)
     out = math.prod(given.dims[: -len(size)]) * math.prod(size)
     return Cost(moved=given.size_bytes + out * given.item_bytes)
+
+
+@memory_bound(
+    "aten::upsample_nearest2d_backward",
+    "aten::upsample_bilinear2d_backward",
+    "aten::upsample_bicubic2d_backward",
+)
+def resized_backward(call: Call) -> Cost:
+    """The size of the input is an argument."""
+    gradient = call.tensor(0)
+    return Cost(moved=gradient.size_bytes + math.prod(call.numbers(2)) * gradient.item_bytes)

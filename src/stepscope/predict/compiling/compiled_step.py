@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 # Where shapes were not recorded: what elementwise work and norms of GPT-2 small on an H200 kept.
 UNKNOWN_SHARE = 0.45
 _START_NS = 1_500.0  # of each loop
+# Sums over all rows read few rows at a time: 1.7 to 3 TB/s on an H200, others 3.2 to 4.4 TB/s.
+_SUMS_LONGER = 1.8
+# An element that is added to memory takes as long as moving so many bytes: 70 to 140 billion per
+# second on an H200. PyTorch's own kernels for the same are often faster.
+_ADD_BYTES = 48
 _MAIN_KERNEL = 0.5  # of the operator's time
 _DTYPE_OF_CONVOLUTIONS = ("tf32", "fp32", "bf16", "fp16")
 
@@ -52,6 +57,8 @@ class CompiledStep(msgspec.Struct, frozen=True, kw_only=True):
     by_shapes: Flags  # fused along known shapes; others that may fuse are a guess
     checks: Flags  # per call: a look at a mask, which compiled code does not take
     calls: int  # of Triton kernels and libraries, in both passes
+    launches: int  # of both passes: libraries launch several kernels per call
+    casts: int  # of forward: calls that only change a dtype, as autocast makes them
     fused_loops: int  # loops of more than one operator
     channels_last: bool  # convolutions change their layout
     saved_bytes: float  # not moved any more, of all loops
@@ -62,11 +69,13 @@ def compile_step(context: StepContext) -> CompiledStep:
     dur_ns = context.graph.tasks.dur_ns.copy()
     gone = np.zeros(len(dur_ns), np.bool_)
     by_shapes = np.zeros(len(dur_ns), np.bool_)
-    fused, saved = 0, 0.0
+    fused, casts, saved = 0, 0, 0.0
     made_calls = _calls_without_operator(context)
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         calls = _calls_of(context, phase)
         made_calls += sum(call.way != Way.LOOP for call in calls.values)
+        if phase == Phase.FORWARD:
+            casts = sum(call.converts for call in calls.values)
         for loop in fuse_loops(calls.values, backward=phase == Phase.BACKWARD):
             tasks = np.concatenate([calls.tasks[place] for place in loop.calls])
             by_shapes[tasks] = True
@@ -81,6 +90,7 @@ def compile_step(context: StepContext) -> CompiledStep:
             dur_ns[kept] = new_ns / max(1, len(kept))
             gone[tasks[loop.kernels :]] = True
     channels_last = _change_layout(context, dur_ns, gone)
+    passes = (context.task_phase == Phase.FORWARD) | (context.task_phase == Phase.BACKWARD)
     checks = find_mask_checks(context)
     if checks.any():
         whole = find_causal_attention(context) & (context.operators.share > _MAIN_KERNEL)
@@ -91,6 +101,8 @@ def compile_step(context: StepContext) -> CompiledStep:
         by_shapes=by_shapes,
         checks=checks,
         calls=made_calls,
+        launches=int((passes & ~gone).sum()),
+        casts=casts,
         fused_loops=fused,
         channels_last=channels_last,
         saved_bytes=saved,
@@ -145,7 +157,8 @@ def _loop_ns(context: StepContext, calls: _PassCalls, loop: FusedLoop, tasks: In
         return None
     eager_ns = float(context.graph.tasks.dur_ns[tasks].sum())
     rate = MEMORY_SHARE * _bytes_s(context)
-    new_ns = loop.kernels * _START_NS + loop.bytes_moved / rate * 1e9
+    paid_bytes = loop.bytes_moved + (_SUMS_LONGER - 1) * loop.sums_bytes + _ADD_BYTES * loop.added
+    new_ns = loop.kernels * _START_NS + paid_bytes / rate * 1e9
     # Earlier what-ifs may have changed the times, as another precision does.
     traced_ns = _traced_ns(context, tasks)
     if traced_ns > 0:
@@ -154,7 +167,8 @@ def _loop_ns(context: StepContext, calls: _PassCalls, loop: FusedLoop, tasks: In
         calls.values[place].costly * float(context.graph.tasks.dur_ns[calls.tasks[place]].sum())
         for place in loop.calls
     ]
-    return min(eager_ns, max([new_ns, *costly]))
+    new_ns = max([new_ns, *costly])
+    return new_ns if loop.added else min(eager_ns, new_ns)
 
 
 def _traced_ns(context: StepContext, tasks: Ints) -> float:

@@ -31,18 +31,27 @@ class FusedLoop(msgspec.Struct, frozen=True, kw_only=True):
 
     calls: tuple[int, ...]  # places in the pass
     bytes_moved: int
+    sums_bytes: int = 0  # of these: read for sums over all rows
+    added: int = 0  # elements that are added to memory one by one
     kernels: int  # sums over all rows need more; none for zeros that others compute
 
 
 class _Made:
     """A value of the pass; `loop` is None if a library or nobody in the pass made it."""
 
-    __slots__ = ("by_library", "is_sum", "key", "loop", "reads", "sources", "written")
+    __slots__ = ("by_library", "is_result", "is_sum", "key", "loop", "reads", "sources", "written")
 
     def __init__(
-        self, key: Value, loop: _Loop | None, sources: Sequence[_Made] = (), *, is_sum: bool = False
+        self,
+        key: Value,
+        loop: _Loop | None,
+        sources: Sequence[_Made] = (),
+        *,
+        is_sum: bool = False,
+        is_result: bool = False,
     ) -> None:
         self.key, self.loop, self.is_sum = key, loop, is_sum
+        self.is_result = is_result  # of an operator of forward, which kept it
         self.sources = sources  # what the library call read that made it
         self.reads = 0
         self.by_library = False  # read by a library
@@ -62,7 +71,7 @@ class _Loop:
         self.last_call = -1
         self.outside: dict[int, _Made] = {}  # read, by identity
         self.made: list[_Made] = []
-        self.again_bytes = 0
+        self.again_bytes = self.sums_bytes = self.added = 0
         self.kernels = 1
         self.is_open = True
         self.is_constant = True
@@ -73,6 +82,8 @@ class _Loop:
         self.outside |= other.outside
         self.made += other.made
         self.again_bytes += other.again_bytes
+        self.sums_bytes += other.sums_bytes
+        self.added += other.added
         self.kernels += other.kernels - 1
         self.is_constant &= other.is_constant
         for value in other.made:
@@ -90,12 +101,17 @@ class _Loop:
         if self.is_constant and not any(value.written for value in self.made):
             return FusedLoop(calls=tuple(sorted(self.calls)), bytes_moved=0, kernels=0)
         inside = {id(value) for value in self.made}
+        only_sums = self._only_sums(backward)
         read = sum(v.size_bytes for key, v in self.outside.items() if key not in inside)
+        if only_sums:
+            read = 0  # nobody but the sums' own kernels reads it
         written = sum(v.size_bytes for v in self.made if v.written or self._is_result(v, backward))
         return FusedLoop(
             calls=tuple(sorted(self.calls)),
             bytes_moved=read + written + self.again_bytes,
-            kernels=self.kernels - self._only_sums(backward),
+            sums_bytes=self.sums_bytes,
+            added=self.added,
+            kernels=self.kernels - only_sums,
         )
 
     def _only_sums(self, backward: bool) -> bool:
@@ -120,6 +136,8 @@ class _PassWalk:
             lambda: deque(maxlen=_REMEMBERED)
         )
         self._loops: list[_Loop] = []
+        self._gradient: _Made | None = None  # that the call before multiplied,
+        self._by_library = False  # as a matrix or by elements
 
     def walk(self, calls: Sequence[CallValues]) -> list[FusedLoop]:
         for place, call in enumerate(calls):
@@ -140,10 +158,8 @@ class _PassWalk:
 
     def _library(self, call: CallValues) -> None:
         """All it reads is written, and the loops that made it are complete."""
-        chosen: list[_Made] = []
-        for key in call.reads:
-            value = self._find(key, chosen, by_library=True)
-            chosen.append(value)
+        chosen = self._find_reads(call, by_library=True)
+        for value in chosen:
             self._read(value)
             value.by_library = True
         for key in call.writes:
@@ -156,27 +172,49 @@ class _PassWalk:
             value.loop.close()
 
     def _loop(self, place: int, call: CallValues) -> None:
-        chosen: list[_Made] = []
-        for key in call.reads:
-            chosen.append(self._find(key, chosen))
+        chosen = self._find_reads(call)
         loop = self._join(call.elements, chosen)
         loop.calls.append(place)
         loop.last_call = place
-        loop.is_constant &= not (call.reads or call.saved)
+        loop.is_constant &= not (call.reads or call.saved or call.saved_results)
         for value in chosen:
             self._read_in(loop, value, call)
         for key in call.saved:
             self._read_in(loop, self._find_saved(loop, key), call)
+        for key in call.saved_results:
+            self._read_in(loop, _Made(key, None, is_result=True), call)
         if call.again:
             self._read_again(loop, call, chosen)
         loop.again_bytes += call.added_bytes
+        loop.added += call.added
+        loop.kernels += call.zeros
         of_sums = any(value.loop is loop and value.is_sum for value in chosen)
         is_sum = call.sums_rows or (of_sums and call.elements < loop.elements)
+        if call.in_place and chosen[0] in self._values[chosen[0].key]:
+            self._values[chosen[0].key].remove(chosen[0])
         for elements, item in call.writes:
             key = (elements, item or chosen[0].key[1])
             made = _Made(key, loop, is_sum=is_sum)
             loop.made.append(made)
             self._values[made.key].append(made)
+
+    def _find_reads(self, call: CallValues, *, by_library: bool = False) -> list[_Made]:
+        """Backward of a product multiplies one gradient twice: by each factor."""
+        chosen: list[_Made] = []
+        gradient, self._gradient = self._gradient, None
+        is_second = call.multiplies and gradient is not None and gradient.key in call.reads
+        is_second &= self._by_library == by_library
+        for key in call.reads:
+            if is_second and gradient and key == gradient.key and gradient not in chosen:
+                chosen.append(gradient)
+            elif is_second:
+                chosen.append(_Made(key, None))  # kept by forward
+            else:
+                chosen.append(self._find(key, chosen, by_library=by_library))
+        if call.multiplies and self._backward and not is_second:
+            self._gradient = next((one for one in chosen if one.loop or one.sources), None)
+            self._by_library = by_library
+        return chosen
 
     def _read_in(self, loop: _Loop, value: _Made, call: CallValues) -> None:
         value.reads += 1
@@ -196,7 +234,9 @@ class _PassWalk:
         loop.kernels += 1 + call.sums
         sources = sum(value.size_bytes for value in loop.outside.values())
         directly = sum(value.size_bytes for value in chosen)
-        loop.again_bytes += sources if call.saved else min(sources, directly)
+        again_bytes = sources if call.saved else min(sources, directly)
+        loop.again_bytes += again_bytes
+        loop.sums_bytes += again_bytes if call.sums else 0
 
     def _join(self, elements: int, chosen: Sequence[_Made]) -> _Loop:
         """The open loop over as many elements that made or read one of these values, else one that
@@ -238,7 +278,10 @@ class _PassWalk:
         if self._backward and chosen:
             return _Made(key, None)  # kept by forward
         for value in values:
-            if value.written if by_library else not value.by_library:
+            if value.written if by_library else not value.by_library and value.loop:
+                return value
+        for value in values:
+            if value.loop and not by_library:
                 return value
         return values[0] if values else self._new(key)
 
@@ -252,7 +295,8 @@ class _PassWalk:
     def _find_saved(self, loop: _Loop, key: Value) -> _Made:
         """What forward kept; a loop reads one of a size once."""
         for value in loop.outside.values():
-            if value.key == key and value.loop is None and not self._is_current(value):
+            kept = value.loop is None and not value.is_result
+            if value.key == key and kept and not self._is_current(value):
                 return value
         return _Made(key, None)
 

@@ -36,11 +36,17 @@ class CallValues(msgspec.Struct, frozen=True, kw_only=True):
     way: Way
     reads: tuple[Value, ...] = ()
     saved: tuple[Value, ...] = ()  # read in backward, kept by forward
+    saved_results: tuple[Value, ...] = ()  # also kept, but what forward wrote, not what it read
     writes: tuple[Value, ...] = ()
     again: bool = False  # statistics over all rows: what it reads is read a second time
     sums: int = 0  # over all rows, so many
     sums_rows: bool = False  # such a sum is all that it writes
-    added_bytes: int = 0  # moved besides: what is added to memory element by element
+    added_bytes: int = 0  # moved besides: rows that are added to memory
+    added: int = 0  # elements that are added to memory one by one, each to a place of its own
+    zeros: int = 0  # buffers that are filled before something is added to them
+    multiplies: bool = False  # backward of a product makes two such calls with one gradient
+    converts: bool = False  # copies into another dtype, and nothing else
+    in_place: bool = False  # the first value that it reads is no more
     looks_up: bool = False  # a few elements of what it reads: nothing is written out for it
     costly: float = 0.0  # share of its time that arithmetic takes: fusing makes it no shorter
     single_as_eager: bool = True  # unfused, it takes what it took
@@ -48,7 +54,7 @@ class CallValues(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def elements(self) -> int:
         """Of its loop."""
-        every = (*self.reads, *self.saved, *self.writes)
+        every = (*self.reads, *self.saved, *self.saved_results, *self.writes)
         return max((elements for elements, _ in every), default=0)
 
 
@@ -63,13 +69,20 @@ _ALONE = lazy_pattern(
     r"scatter|index_(?:put|add|copy|fill|reduce)|embedding_dense_backward|pool|upsample|sort|topk|unique|nonzero|cumsum|"
     r"cumprod|_foreach|_fused_|_local_scalar|item|_amp_|^(?!aten::)"
 )
+# Backward of these reads what forward wrote, which the next product needs as well.
+_KEEPS_RESULT = lazy_pattern(r"^aten::(?:threshold|_softmax)_backward")
 _COSTLY = lazy_pattern(r"gelu|erf")
 _SOFTMAX_COST = 0.5  # log_softmax over 30,000 to 50,000 words on an H200: 0.35 to 0.6
 _FILL = lazy_pattern(r"^aten::(?:fill_|zero_)$")
 _SCATTER_ADD = ("aten::scatter_add_", "aten::scatter_add")
+# Those that the compiler writes as loops, and how many elements make one.
+_UPSAMPLE = lazy_pattern(r"^aten::upsample_(nearest2d|bilinear2d|bicubic2d)(_backward)?$")
+_NEIGHBOURS = {"nearest2d": 1, "bilinear2d": 4, "bicubic2d": 16}
 _OF_SCATTER = 3  # target, index and source
 _COPY = ("aten::copy_", "aten::_copy_from")
 _JOIN = ("aten::cat", "aten::_cat", "aten::concat", "aten::stack")
+_PRODUCTS = ("aten::mm", "aten::bmm")
+_PAIR = 2
 _FEW_ROWS = 1024  # that one kernel sums up; more are summed in parts first
 _LONG_ROW = 8192  # elements: a longer one does not stay in registers, so it is read twice
 _MASK_BYTES = 1
@@ -106,13 +119,17 @@ def _describe(call: Call) -> CallValues:
             way=Way.LOOP, reads=(_value(tensors[2]),), writes=(_value(tensors[1]),), again=False
         )
     if name in _SCATTER_ADD and len(tensors) == _OF_SCATTER:
-        return _scattered(tensors)
+        return _scattered(call, tensors)
+    if resized := _UPSAMPLE.search(name):
+        return _upsampled(call, tensors, _NEIGHBOURS[resized[1]])
     if is_alone(name) or not tensors:
         return CallValues(way=Way.ALONE, reads=tuple(map(_value, tensors)))
     if _FILL.search(name):
         return CallValues(way=Way.LOOP, writes=(_value(tensors[0]),))
     if name in _COPY:
-        return CallValues(way=Way.LOOP, reads=(_value(tensors[1]),), writes=(_value(tensors[0]),))
+        target, source = map(_value, tensors[:2])
+        converts = target[1] != source[1]
+        return CallValues(way=Way.LOOP, reads=(source,), writes=(target,), converts=converts)
     if _LOOKUP.search(name):
         return _looked_up(call, tensors)
     if _REDUCTION.search(name):
@@ -137,7 +154,12 @@ def _library(call: Call) -> CallValues:
     moved = price_call(call).moved
     item = tensors[-1].item_bytes
     out = max(0, moved - total_bytes(tensors)) // item if moved >= 0 else 0
-    return CallValues(way=Way.LIBRARY, reads=tuple(map(_value, tensors)), writes=((out, item),))
+    return CallValues(
+        way=Way.LIBRARY,
+        reads=tuple(map(_value, tensors)),
+        writes=((out, item),),
+        multiplies=call.name in _PRODUCTS,
+    )
 
 
 def _norm(call: Call) -> CallValues:
@@ -196,14 +218,41 @@ def _looked_up(call: Call, tensors: list[Tensor]) -> CallValues:
     )
 
 
-def _scattered(tensors: list[Tensor]) -> CallValues:
-    """Each element of the source is read, and added to one of the target's in memory."""
+def _scattered(call: Call, tensors: list[Tensor]) -> CallValues:
+    """Each element of the source is read, and added to one of the target's in memory: whole rows
+    side by side, or within a row each wherever its index says."""
     target, source = tensors[0], tensors[-1]
+    last = len(target.dims) - 1
+    one_by_one = last > 0 and call.number(1) % (last + 1) == last
     return CallValues(
         way=Way.LOOP,
         reads=(_value(source),),
         writes=(_value(target),),
-        added_bytes=2 * source.size_bytes,
+        added_bytes=0 if one_by_one else 2 * source.size_bytes,
+        added=source.elements if one_by_one else 0,
+        single_as_eager=False,
+    )
+
+
+def _upsampled(call: Call, tensors: list[Tensor], neighbours: int) -> CallValues:
+    """Forward reads each output's neighbours. Backward adds each gradient to its neighbours, the
+    first ones in a buffer, the second ones in the next, and then sums up the buffers."""
+    given = tensors[0]
+    if "backward" not in call.name:
+        places = math.prod(given.dims[:2]) * math.prod(call.numbers(1))
+        return CallValues(
+            way=Way.LOOP,
+            reads=(_value(given),),
+            writes=((places, given.item_bytes),),
+            looks_up=True,
+            single_as_eager=False,
+        )
+    return CallValues(
+        way=Way.LOOP,
+        reads=(_value(given),),
+        writes=((math.prod(call.numbers(2)), given.item_bytes),),
+        added=neighbours * given.elements,
+        zeros=neighbours,
         single_as_eager=False,
     )
 
@@ -232,18 +281,25 @@ def _pointwise(call: Call, tensors: list[Tensor]) -> CallValues:
     item = promoted(tensors)
     values = tuple(map(_value, tensors))
     saved: tuple[Value, ...] = ()
+    results: tuple[Value, ...] = ()
     if name.endswith(("_backward", "_backward_data")):
         values, saved = values[:1], values[1:]
-    if name.endswith("_") and not name.endswith("__"):
+        if _KEEPS_RESULT.search(name):
+            saved, results = (), saved
+    in_place = name.endswith("_") and not name.endswith("__")
+    if in_place:
         out, item = values[0]
     writes: tuple[Value, ...] = ((out, item),)
-    if "dropout" in name and not saved:
+    if "dropout" in name and not (saved or results):
         writes = (*writes, (out, _MASK_BYTES))
     return CallValues(
         way=Way.LOOP,
         reads=values,
         saved=saved,
+        saved_results=results,
         writes=writes,
+        multiplies=name == "aten::mul" and len(values) == _PAIR and values[0][0] == values[1][0],
+        in_place=in_place,
         again="softmax" in name and bool(tensors[0].dims) and tensors[0].dims[-1] > _LONG_ROW,
         costly=_costly_share(name),
     )

@@ -41,7 +41,9 @@ if TYPE_CHECKING:
 _GRAPHED = ("reduce-overhead", "max-autotune")
 _TUNED = ("max-autotune", "max-autotune-no-cudagraphs")
 _MODES = ("default", *_GRAPHED, "max-autotune-no-cudagraphs")
-_SPREAD, _GUESSED = 0.2, 0.3  # of the change: along shapes, and without them
+_SPREAD, _GUESSED = 0.16, 0.3  # of the change: along shapes, and without them
+# Products and convolutions may get other kernels, as their neighbours' layouts change.
+_LIBRARY_DOUBT = 0.04
 # Of what a mask adds to causal attention: not every library passes one.
 _MASKED_DOUBT = 0.4
 # Of other attention's time: with a mask it may run as single operators. ViT's took four times as
@@ -84,6 +86,7 @@ def apply(context: StepContext, value: str) -> Outcome:
         assumptions=tuple(_assume(context, compiled, times, value, guessed_share)),
         spread=_SPREAD + (_GUESSED - _SPREAD) * guessed_share,
         doubt=math.hypot(
+            _LIBRARY_DOUBT,
             _TUNED_DOUBT if value in _TUNED else 0.0,
             times.doubt,
             _MASKED_DOUBT * _lengthened(context, compiled),
