@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from browsing import browser as browser
 from browsing import visit as visit
+from few_variants import is_one_of
 from layouts import packed, text_of
 from shared_traces import GOLDEN, SHARED, SHARED_TRACES, VARIANTS
 
@@ -93,3 +94,18 @@ def write_trace(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked `few(N)`, N variants run by default, evenly spread; the others are slow."""
+    variants: dict[tuple[Path, str], list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            variants.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
+    for found in variants.values():
+        marker = found[0].get_closest_marker("few")
+        assert marker is not None
+        for number, item in enumerate(found):
+            if not is_one_of(marker.args[0], number, len(found)):
+                item.add_marker(pytest.mark.slow)

@@ -87,6 +87,7 @@ def losses(name: str, steps: int, seed: int = 0, **changes: object) -> list[floa
     return [step(number).item() for number in range(steps)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_two_tiny_steps_are_finite_and_repeatable(name: str) -> None:
     first = losses(name, 2)

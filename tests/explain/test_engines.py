@@ -238,6 +238,7 @@ def test_the_number_of_workers_changes_nothing(job: Path, answer: str, workers: 
     assert done.stdout == answer
 
 
+@pytest.mark.slow
 def test_ray_gives_the_same_bytes_and_survives_its_workers(
     job: Path, answer: str, tmp_path: Path
 ) -> None:

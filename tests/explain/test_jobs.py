@@ -211,6 +211,7 @@ def seeds(block: int, count: int) -> range:
     return range(block * count, (block + 1) * count)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("ranks", FAULTY)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_right_rank_and_cause_are_found(ranks: int, block: int) -> None:
@@ -219,6 +220,7 @@ def test_the_right_rank_and_cause_are_found(ranks: int, block: int) -> None:
     assert counts["right"] >= 0.98 * FAULTY[ranks], "\n".join(lines)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("ranks", HEALTHY)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_nobody_is_accused_in_healthy_jobs(ranks: int, block: int) -> None:

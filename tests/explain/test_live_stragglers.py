@@ -94,6 +94,7 @@ def expect_in_most_windows(
     assert resolved.count(expected) >= RATE * len(resolved), verdicts
 
 
+@pytest.mark.slow
 def test_a_rank_that_computes_longer(tmp_path: Path) -> None:
     run = capture(tmp_path / "run", "--slow-compute", "2")
     expect_in_most_windows(run, ("found", "compute", 2), tmp_path)

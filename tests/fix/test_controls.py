@@ -38,6 +38,7 @@ def test_nudged_weights_move_the_first_loss_by_the_size_of_rounding(
     assert abs(fine.values[0] / plain[0] - 1) < 1e-5
 
 
+@pytest.mark.slow
 def test_other_draws_change_what_a_forward_pass_draws_and_no_data(
     tmp_path: Path, plain: list[float]
 ) -> None:

@@ -88,6 +88,7 @@ needs_exact = pytest.mark.skipif(
 )
 
 
+@pytest.mark.few(2)
 @needs_exact
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("inplace", [False, True])

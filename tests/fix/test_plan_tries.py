@@ -102,6 +102,7 @@ MACHINES = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_plan_that_fits_is_found_in_a_few_tries(machine: Machine) -> None:
     for limit in LIMITS:
@@ -358,6 +359,7 @@ class Disturbed(StepWatch):
         return self._steps[kind]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("limit", [0.15, 0.3])
 def test_disturbed_steps_lead_near_the_time_allowed(limit: float) -> None:
     """From 70 to 105% of it, or of what the least plan takes, in four of five cases."""

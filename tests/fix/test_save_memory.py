@@ -145,6 +145,7 @@ def with_plan(saver: MemorySaver) -> SavePlan:
 NETS = [(mlp, 1.5), (resnet, 1.4), (vgg, 3), (transformer, 1.5), (seq2seq, 3)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("make", "at_least"), NETS)
 def test_training_is_exact_and_holds_what_was_planned(make: Any, at_least: float) -> None:
     check_training(make, at_least, count=6)
@@ -262,6 +263,7 @@ TRAININGS = (
 NO_BF16 = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch says so on some CPUs
 
 
+@pytest.mark.few(4)
 @NO_BF16
 @pytest.mark.parametrize("train", TRAININGS)
 def test_a_convolutional_net_trains_in_other_ways(train: Training) -> None:

@@ -54,6 +54,7 @@ def convolutions() -> nn.Module:
     return nn.Sequential(*(copy.deepcopy(block) for block in blocks))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("make", "shape"), [(transformer, (4, 16, 32)), (convolutions, (4, 8, 12, 12))]
 )
@@ -73,6 +74,7 @@ def test_products_are_repeated_only_where_that_is_asked_for(
     assert heavy_saver.notes == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_nets_with_repeated_products(seed: int) -> None:
     def net() -> RandomNet:

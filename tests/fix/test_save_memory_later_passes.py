@@ -105,6 +105,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("at", [4, 7])
 def test_what_changes_between_passes_is_noticed(name: str, at: int) -> None:

@@ -68,6 +68,7 @@ def check_held(saver: MemorySaver) -> None:
     assert plan.saved_bytes - packed <= held <= plan.saved_bytes - packed + most
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_random_net(seed: int) -> None:
     check(seed)

@@ -11,6 +11,7 @@ import torch
 EXAMPLE = Path(__file__).parents[2] / "docs/examples/fuse_eight.py"
 
 
+@pytest.mark.slow
 def test_eight_trainings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

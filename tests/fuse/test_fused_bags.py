@@ -52,6 +52,7 @@ def check(build: Any, inputs: Any, steps: int = 6, shared: bool = False) -> None
     assert set(report["functions"]) <= {"fused", "once"}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("padding", [None, 3, -2])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags(mode: str, padding: int | None) -> None:

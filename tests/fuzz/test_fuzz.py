@@ -14,6 +14,7 @@ ONCE_FAILED = sorted(path for kind in KINDS for path in (CORPUS / kind).glob("*"
 CASES = 15
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_inputs_get_an_answer_or_a_refusal(kind: str) -> None:
     for case in range(CASES):

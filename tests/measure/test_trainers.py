@@ -84,6 +84,7 @@ def test_accelerate_launch_is_captured_and_unchanged(tmp_path: Path) -> None:
     check(tmp_path / "run", 2)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "script",
     [

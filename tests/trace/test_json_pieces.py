@@ -82,6 +82,7 @@ def essence(events: list[Any]) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @given(events=EVENTS, size=st.sampled_from([1, 2, 3, 7, 16, 61, 200, 1000, 10**6]))
 @settings(max_examples=60)

@@ -57,6 +57,7 @@ def check(path: Path) -> None:
     assert not expected - found
 
 
+@pytest.mark.few(10)
 def test_a_shared_trace_has_the_spans_and_times_that_json_and_decimal_see(
     unlike_trace: Path,
 ) -> None:
@@ -70,6 +71,7 @@ def test_golden_traces_have_the_spans_and_times_that_json_and_decimal_see(
         check(golden / f"{name}.json.gz")
 
 
+@pytest.mark.few(10)
 def test_a_shared_trace_cut_and_damaged_loses_little(unlike_trace: Path, tmp_path: Path) -> None:
     text = gzip.decompress(unlike_trace.read_bytes())[: 3 << 20]
     at = text.rindex(b'"ph"', 0, len(text) * 3 // 4)

@@ -99,6 +99,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("name", SIDE)
 @pytest.mark.parametrize("how", DAMAGE)
 def test_damage_of_any_kind_is_reported_and_the_rest_is_explained(

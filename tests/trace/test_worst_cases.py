@@ -77,6 +77,7 @@ CASES: dict[str, Callable[[], str]] = {
 }
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("case", CASES)
 def test_time_and_memory_stay_in_proportion(case: str, tmp_path: Path) -> None:
     path = tmp_path / "worst.json"

@@ -33,6 +33,7 @@ REMEDIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -87,6 +87,7 @@ def no_core_files() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("name", "moment"), TABLE)
 def test_a_killed_run_ends_as_the_bare_command_and_says_so(
     tmp_path: Path, name: str, moment: str

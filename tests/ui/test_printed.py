@@ -105,6 +105,7 @@ def test_a_run_of_one_process_has_no_table_about_many(
     assert "\nkernels\n" not in printed["short 80"]
 
 
+@pytest.mark.few(8)
 def test_shared_traces(
     unlike_trace: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

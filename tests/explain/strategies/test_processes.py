@@ -181,6 +181,7 @@ PIPELINES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("schedule", "microbatches", "forward_ms", "backward_ms"), PIPELINES)
 def test_pipeline_idles_as_long_as_it_truly_does(
     tmp_path: Path,

@@ -189,6 +189,7 @@ def test_a_slow_link_is_found_where_no_rank_is_late() -> None:
 # Simulated
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("hosts", "ranks"), [(TWO, 4), (FOUR, 8)])
 def test_at_most_1_healthy_run_in_100_accuses_a_host(
     hosts: tuple[HostColumns, ...], ranks: int

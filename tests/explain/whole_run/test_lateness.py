@@ -132,6 +132,7 @@ def test_phases_that_are_longer_for_want_of_a_core_accuse_nobody() -> None:
     assert named(find_late(arrival, STEP, waits, own)) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_at_most_1_healthy_run_in_100_accuses_somebody(ranks: int) -> None:
     rng = np.random.default_rng(5)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.browser
 FOREIGN = "img, iframe, object, embed, base, [onerror], a[href^=javascript]"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("place", ["kernels", "functions", "frames", "run_folder", "path_names"])
 def test_nothing_of_a_name_runs(place: str, tmp_path: Path, browser: Any) -> None:
     report = tmp_path / "report.html"

@@ -99,6 +99,7 @@ def test_bare_traces(visit, tmp_path, name):
     assert faults(visit(report, **NARROW)) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["ddp", "fsdp", "tensor"])
 def test_a_job_with_a_straggler(visit, tmp_path, form):
     fault = Fault(cause="compute", size=1.5, place=2)
