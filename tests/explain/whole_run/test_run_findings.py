@@ -51,7 +51,7 @@ def sure(finding: Finding | None) -> Finding:
 
 
 def evidence_of(a_run: RankRun | None, memory: Memory | None = None) -> Any:
-    return SimpleNamespace(run=a_run, memory=memory, compiled=None)
+    return SimpleNamespace(run=a_run, memory=memory, compiled=None, longer_work_ns=0.0)
 
 
 @pytest.mark.parametrize("module", OF_THE_RUN, ids=lambda module: module.RULE.id)
@@ -158,6 +158,15 @@ def test_a_stall_with_a_period_and_no_finding_of_its_own(
     assert finding.summary == f"every 50th step takes 68.0 ms {words}"
     assert finding.remedies[0].id == first
     assert irregular_stalls.find_in(run(stall(cause, period=50))) is None
+
+
+def test_steps_that_do_as_much_more_work_do_not_stall() -> None:
+    """A stall takes 10 ms: 8 ms of more work in the trace are enough, 7 are not."""
+    a_run = run(stall("unknown", period=50, typical_ms=10.0))
+    assert periodic_stall.find_in(a_run, longer_work_ns=8e6) is None
+    assert periodic_stall.find_in(a_run, longer_work_ns=7e6) is not None
+    measured = run(stall("logging", period=50, typical_ms=10.0))
+    assert periodic_stall.find_in(measured, longer_work_ns=9e6) is not None
 
 
 @pytest.mark.parametrize(("module", "period"), [(periodic_stall, 50), (irregular_stalls, None)])

@@ -63,6 +63,7 @@ class RankEvidence(msgspec.Struct, frozen=True, kw_only=True):
     run: RankRun | None = None  # all steps of the rank, where they were captured
     compiled: CompiledWork | None = None  # what torch.compile did
     replayed: float = 0.0  # of the device's time: launched by CUDA graphs
+    longer_work_ns: float = 0.0  # that the device does more in steps that come at a fixed distance
 
     @property
     def device(self) -> str:

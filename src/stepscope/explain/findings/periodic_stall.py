@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, from_run
+from stepscope.explain.findings.evidence import LOW
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.findings.run_words import (
     cost_lines,
@@ -15,6 +15,7 @@ from stepscope.explain.findings.run_words import (
 from stepscope.records import remedies
 
 if TYPE_CHECKING:
+    from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.records.explanation import Remedy
     from stepscope.records.whole_run import RankRun, Stall, StallCause
 
@@ -26,12 +27,20 @@ CAUSES: dict[StallCause, str] = {
 }
 
 
-def find_in(run: RankRun) -> Finding | None:
+_AS_LONG = 0.8  # of what such a step takes longer: the trace shows work, and it is no stall
+
+
+def find(evidence: RankEvidence) -> Finding | None:
+    return find_in(evidence.run, evidence.longer_work_ns) if evidence.run else None
+
+
+def find_in(run: RankRun, longer_work_ns: float = 0.0) -> Finding | None:
     """The costliest stall that comes at a fixed distance."""
     stalls = [
         stall
         for stall in run.stalls
         if stall.period is not None and stall.cause in CAUSES and stall.share >= LOW
+        if stall.cause != "unknown" or longer_work_ns < _AS_LONG * 1e6 * stall.typical_ms
     ]
     stall = max(stalls, key=lambda stall: stall.share, default=None)
     if stall is None:
@@ -60,4 +69,4 @@ def _offer(stall: Stall) -> tuple[Remedy, ...]:
     return (remedies.ON_STALL.offer(),)
 
 
-RULE = FindingRule(id="periodic-stall", title="Periodic stall", find=from_run(find_in))
+RULE = FindingRule(id="periodic-stall", title="Periodic stall", find=find)
