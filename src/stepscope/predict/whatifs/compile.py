@@ -228,7 +228,7 @@ def _describe_pace(context: StepContext, times: HostTimes) -> str:
 
 
 def _label(value: str) -> str:
-    return f"torch.compile ({value})" if value else "torch.compile"
+    return f"compile ({value})" if value else "torch.compile"
 
 
 WHATIF = WhatIf(
