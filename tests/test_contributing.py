@@ -66,7 +66,7 @@ def test_examples_pass_the_linter(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("heading", sections())
 def test_example_works(heading: str, tmp_path: Path) -> None:
     copy = tmp_path / "stepscope"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -200,6 +201,7 @@ def none_of(broken: Iterable[str]) -> None:
     assert not listed, f"{len(listed)}:\n" + "\n".join(listed)
 
 
+@functools.cache
 def product_trees() -> dict[str, ast.Module]:
     """The syntax tree of every module, by the module's name."""
     trees = {}

@@ -147,6 +147,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("how", "passes"), [("every pass", 4), ("no_sync", 1)])
 def test_passes_of_real_processes_are_counted(tmp_path: Path, how: str, passes: int) -> None:
     script, out = tmp_path / "train.py", tmp_path / "run"

@@ -28,6 +28,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return run_injected(tmp_path_factory.mktemp("plain"), DROPS).values
 
 
+@pytest.mark.slow
 def test_nudged_weights_move_the_first_loss_by_the_size_of_rounding(
     tmp_path: Path, plain: list[float]
 ) -> None:

@@ -177,6 +177,7 @@ def captured(script: Path, out: Path, *options: str) -> tuple[str, dict[str, Any
     return done.stdout, ranks[0] if ranks else {"steps": 0, "problems": []}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", [*map(often, WAYS)])
 def test_compiled_code_is_the_same_under_capture(tmp_path: Path, way: str) -> None:
     script, expected = bare(tmp_path, WAYS[way])

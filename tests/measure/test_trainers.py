@@ -75,6 +75,7 @@ def run(out: Path, *command: str | Path) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.slow
 @needs("accelerate")
 def test_accelerate_launch_is_captured_and_unchanged(tmp_path: Path) -> None:
     command = [*LAUNCH, str(SCRIPTS / "with_accelerate.py")]

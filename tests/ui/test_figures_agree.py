@@ -135,6 +135,7 @@ def test_figures_of_a_played_job_agree(name: str, beside: bool, tmp_path: Path) 
     check(answer(folder, tmp_path))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", RUNS)
 def test_figures_of_a_run_agree(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")

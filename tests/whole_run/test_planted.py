@@ -82,6 +82,7 @@ def leading(planted: PlantedRun) -> str:
     return next((name for name in ids if name in OF_THE_RUN), "none")
 
 
+@pytest.mark.slow
 @three_tries
 def test_every_fourth_step_waits_for_four_workers(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "slow_loader")
@@ -134,6 +135,7 @@ def test_evaluation_that_nothing_announces_is_a_periodic_stall(tmp_path: Path) -
     assert stall["cost_ms"] == near(planted.planted_ms(), 0.10)
 
 
+@pytest.mark.slow
 @three_tries
 def test_checkpoint_every_100_steps(tmp_path: Path) -> None:
     planted = run_planted(tmp_path / "run", "checkpoints")
