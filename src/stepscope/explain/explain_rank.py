@@ -18,7 +18,7 @@ from stepscope.explain.graph_replays import replayed_share
 from stepscope.explain.idle import split_idle
 from stepscope.explain.kernels import list_kernels
 from stepscope.explain.launches import describe_launches
-from stepscope.explain.longer_work import stalls_for_work
+from stepscope.explain.longer_work import periodic_work_ns
 from stepscope.explain.membership import find_membership
 from stepscope.explain.modules import list_modules
 from stepscope.explain.operators import list_operators
@@ -129,7 +129,7 @@ def explain_analysis(analysis: RankAnalysis) -> RankExplanation:
             run=run,
             compiled=compiled,
             replayed=replayed_share(trace),
-            longer_work_ns=stalls_for_work(analysis, run),
+            longer_work_ns=periodic_work_ns(analysis, run),
         )
     )
     return RankExplanation(

@@ -35,7 +35,7 @@ def longer_work_ns(analysis: RankAnalysis) -> float:
     return float(work_ns[longer].mean()) - usual_ns if longer.any() else 0.0
 
 
-def stalls_for_work(analysis: RankAnalysis, run: RankRun | None) -> float:
+def periodic_work_ns(analysis: RankAnalysis, run: RankRun | None) -> float:
     """The same for a run in which something of no known cause comes at a fixed distance; else 0."""
     stalls = run.stalls if run else ()
     if not any(stall.cause == "unknown" and stall.period for stall in stalls):

@@ -104,8 +104,8 @@ def _launch_together(context: StepContext, value: str) -> Outcome:
         raise Refused(f"compile={value}: no compiled code of this step launches kernels one by one")
     assumptions = [
         f"{counted(int(launches.sum()), 'launch', 'launches')} of compiled code become "
-        f"{counted(graphs, 'CUDA graph')}: shapes stay the same, and nothing in them is left out "
-        "(what changes its inputs or runs on the CPU is)"
+        f"{counted(graphs, 'CUDA graph')}: shapes stay the same, and none of them changes its "
+        "inputs or uses the CPU, which torch.compile would launch as before"
     ]
     if value in _TUNED:
         assumptions.append(_NOT_TUNED)
