@@ -59,7 +59,7 @@ GRAPHED = ("reduce-overhead", "whole-step graph", "graphed callables")
 IN_ALL_PRECISIONS = ("reduce-overhead", "default", "eager")
 PRECISIONS = ("bf16", "tf32", "fp32")
 CLOSE = 0.03  # of memory
-_ROW_S = 420  # a row that takes longer is ended; most of it may be waiting for others
+_ROW_S = 420  # most of it may be waiting for others
 _LEAST_S = 25  # less is not enough for any row
 _ERROR_END = 1500  # characters
 
@@ -87,6 +87,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=400, help="for all rows")
+    parser.add_argument("--row-seconds", type=float, default=_ROW_S, help="then a row is ended")
     parser.add_argument("--at-once", type=int, default=6, help="rows beside each other")
     parser.add_argument("--only", default=",".join(MODELS), help="models, by comma")
     parser.add_argument("--ways", help="by comma; all: " + ", ".join(WAYS))
@@ -143,7 +144,7 @@ class Rows:
             return
         row: Row = dict(zip(("model", "way", "precision"), case, strict=True))
         try:
-            row |= run_row(case, min(_ROW_S, end - began), options)
+            row |= run_row(case, min(options.row_seconds, end - began), options)
         except Exception as error:  # one row's trouble is not the next one's
             row["error"] = f"{type(error).__name__}: {error}"
         row["took_s"] = round(time.monotonic() - began, 1)
@@ -198,8 +199,8 @@ def _run_to_end(arguments: list[Any], limit_s: float, given: str = "") -> str:
         end_with_children(child.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
-        raise RuntimeError(f"ended after {limit_s:.0f} s") from None
+        _, errors = child.communicate()
+        raise RuntimeError(f"ended after {limit_s:.0f} s: {shortened(errors)}") from None
     if child.returncode:
         raise RuntimeError(f"exit code {child.returncode}: {shortened(errors)}")
     return output

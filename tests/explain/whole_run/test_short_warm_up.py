@@ -24,6 +24,7 @@ def steps(*first: float, count: int = 18) -> np.ndarray:
         ((14.5,), 0),  # not by a tenth
         ((14.0, 27.0), 0),  # a later slow step is a stall
         ((27.0,) * 5, 0),  # more than a quarter of the run: a slow spell
+        ((900.0, *[27.0] * 5), 1),  # before it, a step of seconds is no part of it
     ],
 )
 def test_leading_slow_steps_of_a_short_run(first: tuple[float, ...], expected: int) -> None:
@@ -40,9 +41,17 @@ def test_a_handful_of_steps_shows_nothing() -> None:
     assert warm_up(steps(90.0, count=8)) == 1
 
 
-def test_long_runs_are_judged_by_groups() -> None:
-    assert warm_up(steps(90.0, count=FEWEST)) == 0  # one step of a group does not move its median
+def test_long_runs_are_judged_by_groups_too() -> None:
     assert warm_up(steps(*[27.0] * 5, count=FEWEST)) == 5
+    slightly = [14.0, 14.9, 14.8, 14.0, 14.9] * 2  # calm single steps between slow ones
+    assert warm_up(steps(*slightly, count=100)) == 10
+
+
+def test_one_first_step_of_seconds_does_not_weigh_on_the_mean_of_a_long_run() -> None:
+    """After minutes of compiling, garbage of a second is found in a step that compiles nothing."""
+    assert warm_up(steps(1900.0, count=FEWEST)) == 1
+    steady, first = find_steady(columns([1900.0, *[20.0] * 999]))
+    assert (first, np.count_nonzero(steady)) == (1, 999)
 
 
 def test_a_step_without_a_backward_pass_is_none_where_most_have_one() -> None:

@@ -2,12 +2,12 @@
 
 Steps are taken in groups of five. Leading groups are warm-up while their median lies far above the
 medians of the run's second half: by more than 3.5 standard deviations (from the median absolute
-deviation) and more than 0.5%. In runs of less than eight groups, single steps at the beginning are
-looked at in the same way, and by more than 10%: there, one slow first step would weigh on the mean
-of a dozen. If all that holds for more than a quarter of the run, it is a slow spell or a drift, not
-a warm-up, and all steps count. Steps that compile before the first one that does not are warm-up
-too. Where most steps have a backward pass, one without is none: a script that runs passes before it
-creates its optimizer may have its first step cut in two.
+deviation) and more than 0.5%. Single steps at the beginning are looked at in the same way, and by
+more than 10%: one that takes seconds would weigh on the mean of hundreds, and no group's median
+shows it. If that holds for more than a quarter of the run, it is a slow spell or a drift, not a
+warm-up: then only first steps three times as long are left out. Steps that compile before the first
+one that does not are warm-up too. Where most steps have a backward pass, one without is none: a
+script that runs passes before it creates its optimizer may have its first step cut in two.
 
 The step right after a window, and the one after a step of our own (memory, the host's time), are
 left out when enough others are there. The profiler lets go of the device and its file is packed
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 GROUP = 5
-FEWEST = 8 * GROUP  # in shorter runs single steps are looked at
+FEWEST = 8 * GROUP  # steps whose groups show anything
 _FEWEST_SINGLE = 8  # steps that show anything
 _LONGEST = 0.25  # of the run
-_FAR, _LEAST, _LEAST_SINGLE = 3.5, 0.005, 0.1
+_FAR, _LEAST = 3.5, 0.005
+_LEAST_SINGLE = (0.1, 2.0)  # the latter also before a slow spell
 _DEVIATIONS = 1.4826  # standard deviation of a normal distribution over its median absolute one
 
 
@@ -71,9 +72,10 @@ def warm_up(steps: Floats) -> int:
     """How many of the first steps to leave out."""
     if len(steps) < _FEWEST_SINGLE:
         return 0
+    single = max(_slow_beginning(steps, least) for least in _LEAST_SINGLE)
     if len(steps) < FEWEST:
-        return _slow_beginning(steps, _LEAST_SINGLE)
-    return GROUP * _slow_beginning(group_medians(steps), _LEAST)
+        return single
+    return max(single, GROUP * _slow_beginning(group_medians(steps), _LEAST))
 
 
 def _slow_beginning(times: Floats, least: float) -> int:
