@@ -17,6 +17,7 @@ from stepscope.fix.saved.plan_load import NO_LOAD, PlanLoad
 from stepscope.fix.saved.plan_search import _limits
 from stepscope.fix.saved.promise import promise
 from stepscope.fix.saved.step_record import (
+    NodePeak,
     RecordedCall,
     SavedUse,
     StepRecord,
@@ -76,6 +77,11 @@ def blocks(count: int = BLOCKS) -> StepRecord:
             )
             last = len(values) - 1
     return StepRecord(operators=tuple(calls), values=tuple(values), uses=tuple(uses))
+
+
+def node_peaks(*readings: tuple[int | None, int]) -> tuple[NodePeak, ...]:
+    """The use that was read, and the most that was allocated until the next."""
+    return tuple(NodePeak(*reading) for reading in readings)
 
 
 def around(record: StepRecord, *, limit: int | None = None) -> StepRecord:
@@ -173,7 +179,9 @@ def test_the_timeline_shows_what_each_action_took() -> None:
 def test_a_promise_moves_readings_by_what_the_plan_changes() -> None:
     # Before the first node there are 50 000 bytes at most, after the last one 20 000.
     last = len(blocks().uses) - 1
-    read = replace(around(blocks()), backward_peaks=((None, 50_000), (last, 40_000), (0, 20_000)))
+    read = replace(
+        around(blocks()), backward_peaks=node_peaks((None, 50_000), (last, 40_000), (0, 20_000))
+    )
     planned = plan_step(read, MemoryTarget())
     saved = planned.plan.saved_bytes_before - planned.plan.saved_bytes
     said = promise(planned, step_ns=1_000_000)
@@ -190,8 +198,12 @@ def test_a_plan_serves_the_node_at_which_the_allocator_held_most() -> None:
     """What is made again for the last nodes does not help where the peak was seen at the first."""
     first_read = len(blocks().uses) - 1
     record = around(blocks())
-    early = replace(record, backward_peaks=((None, 50_000), (first_read, 50_000), (0, 9_000)))
-    late = replace(record, backward_peaks=((None, 20_000), (first_read, 20_000), (0, 90_000)))
+    early = replace(
+        record, backward_peaks=node_peaks((None, 50_000), (first_read, 50_000), (0, 9_000))
+    )
+    late = replace(
+        record, backward_peaks=node_peaks((None, 20_000), (first_read, 20_000), (0, 90_000))
+    )
     few_ns = CHEAP_NS * BLOCKS // 2
     target = MemoryTarget(max_slowdown=few_ns / record.step_ns)
     served = plan_step(early, target).plan
@@ -264,7 +276,7 @@ def test_more_time_never_ends_with_a_higher_peak(late_bytes: int) -> None:
     record = around(blocks())
     last = len(record.uses) - 1
     reads = tuple((use, 20_000 if use else 20_000 + late_bytes) for use in range(last, -1, -1))
-    read = replace(record, backward_peaks=((None, 50_000), *reads))
+    read = replace(record, backward_peaks=node_peaks((None, 50_000), *reads))
     peaks = [
         plan_step(read, MemoryTarget(max_slowdown=share)).plan.step_peak_bytes or 0
         for share in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)

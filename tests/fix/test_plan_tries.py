@@ -17,7 +17,13 @@ from step_chains import chain
 from stepscope.fix.saved.choose import PlannedStep, plan_step
 from stepscope.fix.saved.plan_load import NO_LOAD, PlanLoad
 from stepscope.fix.saved.plan_tries import MOST_TRIES, PlanTries, Verdict
-from stepscope.fix.saved.step_record import HoldingOption, LinkSpeed, StepRecord, StepSurroundings
+from stepscope.fix.saved.step_record import (
+    HoldingOption,
+    LinkSpeed,
+    NodePeak,
+    StepRecord,
+    StepSurroundings,
+)
 from stepscope.fix.saved.step_watch import FOLLOWED, PLAIN, StepWatch
 from stepscope.fix.saved.time_limit import (
     CHECKED_AFTER,
@@ -178,7 +184,7 @@ def test_where_something_else_makes_the_peak_less_is_kept_for_the_time_allowed()
     facts = StepSurroundings(
         begun_bytes=0, ended_bytes=len(record.uses) * MB, gradient_bytes=0, limit_bytes=None
     )
-    record = replace(record, surroundings=facts, backward_peaks=((0, 500 * MB),))
+    record = replace(record, surroundings=facts, backward_peaks=(NodePeak(0, 500 * MB),))
     machine, tries = Machine(device=0.2), PlanTries(target)
     first = plan_step(record, target)
     verdict = Verdict(record, first, False)

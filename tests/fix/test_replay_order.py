@@ -21,7 +21,14 @@ from stepscope.fix.saved.replay import (
     calls_among,
 )
 from stepscope.fix.saved.selection import ValueSelection
-from stepscope.fix.saved.step_record import RecordedCall, StepRecord
+from stepscope.fix.saved.step_memory import step_memory
+from stepscope.fix.saved.step_record import (
+    HoldingOption,
+    NodePeak,
+    RecordedCall,
+    StepRecord,
+    StepSurroundings,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +40,8 @@ def test_a_chain_is_walked_with_two_values_at_a_time() -> None:
     """Of 10, 20, 30 and 40 bytes; only the last is read: 30 + 40, while 20 has gone."""
     record = chain([BATCH, 10, 20, 30, 40], [None] * 4, saved=[4])
     memory = backward_memory(record, ValueSelection(kept={0}, repeated={0, 1, 2, 3}))
-    assert memory.again_levels == (70, 0, 0)
+    assert memory.again_levels == (40, 0, 0)
+    assert memory.passing_levels == (30, 0, 0)
     assert memory.peak_bytes == BATCH + 70
 
 
@@ -41,7 +49,8 @@ def test_what_a_later_node_reads_stays_until_then() -> None:
     """The value of 10 bytes is read by the second node; that of 20 only on the way."""
     record = chain([BATCH, 10, 20, 30], [None] * 3, saved=[1, 3])
     memory = backward_memory(record, ValueSelection(kept={0}, repeated={0, 1, 2}))
-    assert memory.again_levels == (60, 10, 0, 0)
+    assert memory.again_levels == (40, 10, 0, 0)
+    assert memory.passing_levels == (20, 0, 0, 0)
 
 
 def test_what_a_node_reads_itself_is_there_until_it_ends() -> None:
@@ -51,6 +60,35 @@ def test_what_a_node_reads_itself_is_there_until_it_ends() -> None:
     record = replace(record, uses=uses)
     memory = backward_memory(record, ValueSelection(kept={0}, repeated={0, 1, 2}))
     assert memory.again_levels == (50, 0, 0)
+    assert memory.passing_levels == (0, 0, 0)
+
+
+def test_what_is_encoded_is_decoded_for_the_operator_that_reads_it() -> None:
+    """The value of 20 bytes is held in 5: when that of 30 is made of it, 20 are there as well, and
+    have gone when the node runs."""
+    record = chain([BATCH, 10, 20, 30], [None] * 3, saved=[3])
+    option = HoldingOption(encoding="sparse", held_bytes=5, cost_ns=1)
+    memory = backward_memory(record, ValueSelection(encoded={2: option}, repeated={2}))
+    assert memory.encoded_levels == (5, 0, 0)
+    assert memory.again_levels == (30, 0, 0)
+    assert memory.passing_levels == (20, 0, 0)
+    assert memory.peak_bytes == 5 + 20 + 30
+
+
+def test_what_passes_stands_beside_what_waits_for_the_node() -> None:
+    """The node reads 40 bytes and works with 100, of which 10 are there before; while the 40 are
+    made, 30 pass: 40 + 100, not 30 more. A node that works with 15 has its peak before it runs."""
+    record = chain([BATCH, 10, 20, 30, 40], [None] * 4, saved=[4])
+    facts = StepSurroundings(begun_bytes=0, ended_bytes=40, gradient_bytes=0, limit_bytes=None)
+    record = replace(record, surroundings=facts)
+    plain = backward_memory(record, ValueSelection(kept={4}))
+    replayed = backward_memory(record, ValueSelection(kept={0}, repeated={0, 1, 2, 3}))
+    for works_with, peak in ((100, BATCH + 40 + 100), (15, BATCH + 40 + 30 + 10)):
+        readings = (NodePeak(None, 40, 40), NodePeak(0, 40 + works_with, begun_bytes=40 + 10))
+        around = step_memory(replace(record, backward_peaks=readings), plain)
+        assert around is not None
+        assert around.peak_bytes(plain) == 40 + works_with
+        assert around.peak_bytes(replayed) == peak
 
 
 def residual_block(*, norm_is_read: bool = False) -> StepRecord:
@@ -84,7 +122,8 @@ def test_a_norm_that_backward_reads_is_made_by_itself() -> None:
     """Then the sum is made of it, and the ReLU of the sum."""
     selection = ValueSelection(kept={0, 1}, repeated={0, 1, 2})
     memory = backward_memory(residual_block(norm_is_read=True), selection)
-    assert memory.again_levels == (300, 100, 0, 0)
+    assert memory.again_levels == (200, 100, 0, 0)
+    assert memory.passing_levels == (100, 0, 0, 0)
 
 
 def test_replay_lets_go_of_what_nobody_reads_any_more() -> None:

@@ -2,7 +2,8 @@
 
 Nodes run in the order opposite to forward's. A kept value goes after its last reader; so does what
 a recomputed one starts from. A recomputed value is there from the first node that asks for it, or
-for what is computed from it, until the last; what only others are made from goes at once.
+for what is computed from it, until the last; what only others are made from goes at once, before
+the node itself runs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 class BackwardMemory:
     """`saved_bytes` when backward begins; `peak_bytes` at any time of it. The levels are those at
     each node, and at the end: what is kept as it is, kept in an encoding, back from host memory
-    (offloaded), and made again."""
+    (offloaded), made again, and what passes while that is made."""
 
     saved_bytes: int
     peak_bytes: int
@@ -33,11 +34,18 @@ class BackwardMemory:
     encoded_levels: tuple[int, ...] = ()
     offload_levels: tuple[int, ...] = ()
     again_levels: tuple[int, ...] = ()
+    passing_levels: tuple[int, ...] = ()
 
     @property
     def levels(self) -> tuple[int, ...]:
+        """While each node runs."""
         parts = self.kept_levels, self.encoded_levels, self.offload_levels, self.again_levels
         return tuple(map(sum, zip(*parts, strict=True)))
+
+    @property
+    def replay_levels(self) -> tuple[int, ...]:
+        """The most before that, while what it reads is made again."""
+        return tuple(map(sum, zip(self.levels, self.passing_levels, strict=True)))
 
 
 @dataclass(slots=True)
@@ -64,11 +72,16 @@ class _ValueLives:
     again: ReplayOrder
     read: dict[int, int] = field(default_factory=dict)
     held_until: dict[int, int] = field(default_factory=dict)  # by any node that may ask for it
-    readers: dict[int, set[int]] = field(default_factory=dict)
+    readers: dict[int, set[int]] = field(default_factory=dict)  # replay for a node, or the node
+    asked: dict[int, set[int]] = field(default_factory=dict)  # nodes that read it themselves
 
     def reads(self, value: int, at: int) -> None:
         self.read[value] = max(self.read.get(value, 0), at)
         self.readers.setdefault(value, set()).add(at)
+
+    def asks(self, value: int, at: int) -> None:
+        self.reads(value, at)
+        self.asked.setdefault(value, set()).add(at)
 
     def holds(self, value: int, at: int) -> None:
         self.held_until[value] = max(self.held_until.get(value, 0), at)
@@ -77,7 +90,7 @@ class _ValueLives:
 def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMemory:
     times, anyway = node_times(record), held_anyway(record)
     last = max(times, default=0) + 1
-    kept, encoded, offload, again = (_HeldBytes([0] * (last + 2)) for _ in range(4))
+    kept, encoded, offload, again, passing = (_HeldBytes([0] * (last + 2)) for _ in range(5))
     kept.held(sum(anyway.values()), last)
     for number, use in enumerate(record.uses):
         if use.value is None or record.values[use.value].owned:
@@ -92,22 +105,25 @@ def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMe
         if value in selection.encoded:
             encoded.held(selection.encoded[value].held_bytes, until)
             if selection.encoded[value].encoding != OFFLOAD:
-                for at in lives.readers.get(value, ()):
+                for at in lives.asked.get(value, ()):
                     again.there(known.size_bytes, at, at)  # decoded
         elif value in selection.kept:
             kept.held(known.size_bytes, until)
     for value, (arrives, until) in _fetched(record, selection, lives, times).items():
         offload.there(record.values[value].size_bytes, arrives, until)
-    _add_made_again(again, record, lives)
+    _add_made_again(again, passing, record, lives)
     saved_bytes = kept.change[0] + encoded.change[0]
-    parts = [one.at_nodes() for one in (kept, encoded, offload, again)]
+    parts = [one.at_nodes() for one in (kept, encoded, offload, again, passing)]
     highest = max(map(sum, zip(*parts, strict=True)))
     return BackwardMemory(saved_bytes, max(saved_bytes, highest), *parts)
 
 
-def _add_made_again(again: _HeldBytes, record: StepRecord, lives: _ValueLives) -> None:
-    for node, most_bytes in lives.again.bytes_at(lives.read):
-        again.there(most_bytes, node, node)
+def _add_made_again(
+    again: _HeldBytes, passing: _HeldBytes, record: StepRecord, lives: _ValueLives
+) -> None:
+    for node, replayed in lives.again.bytes_at(lives.read):
+        again.there(replayed.left_bytes, node, node)
+        passing.there(replayed.most_bytes - replayed.left_bytes, node, node)
     for value, made in lives.again.made.items():
         if lives.read[value] > made:
             again.there(record.values[value].size_bytes, made + 1, lives.read[value])
@@ -145,7 +161,7 @@ def _lives(record: StepRecord, selection: ValueSelection, times: list[int]) -> _
         for number in by_time[time]:
             value = record.uses[number].value
             if value is not None:
-                lives.reads(value, time)
+                lives.asks(value, time)
                 lives.holds(value, time)
                 for source in lives.again.ask(value, time):
                     lives.reads(source, time)

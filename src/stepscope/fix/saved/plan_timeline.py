@@ -36,7 +36,7 @@ def plan_timeline(
             action: (*_at(ends[0], forward), *_at(ends[1], backward))
             for action, (forward, backward) in before.items()
         },
-        after_bytes=(*_at(ends[0], after), *_at(ends[1], memory.levels[:-1])),
+        after_bytes=(*_at(ends[0], after), *_at(ends[1], memory.replay_levels[:-1])),
     )
 
 

@@ -1,7 +1,8 @@
 """What is made again at each node of backward, and how much of it is there at once.
 
 Replay makes one thing after the other, what it starts from first, and lets go of what nobody reads
-any more. A sum and a ReLU behind a norm are made with it: what lies between them is never there.
+any more. What is encoded is decoded for each operator that reads it. A sum and a ReLU behind a norm
+are made with it: what lies between them is never there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stepscope.fix.saved.encoding_names import OFFLOAD
 from stepscope.fix.saved.normalised_again import FUSED
 from stepscope.fix.saved.selection import is_planned
 
@@ -20,6 +22,14 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.step_record import RecordedCall, StepRecord
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayedBytes:
+    """At one node of backward."""
+
+    most_bytes: int  # at once, while it is made
+    left_bytes: int  # when the node runs
+
+
 @dataclass(slots=True)
 class _NodeReplay:
     """At one node: values in the order in which they are made, and what each is made from."""
@@ -28,8 +38,13 @@ class _NodeReplay:
     read: list[tuple[int, ...]] = field(default_factory=list)
     asked_for: set[int] = field(default_factory=set)  # by the node itself: there until it ends
 
-    def most_bytes(self, stays: Callable[[int], bool], size_of: Callable[[int], int]) -> int:
-        """`stays`: other nodes read it later."""
+    def replayed_bytes(
+        self,
+        stays: Callable[[int], bool],
+        size_of: Callable[[int], int],
+        decoded_for: Callable[[tuple[int, ...]], int],
+    ) -> ReplayedBytes:
+        """`stays`: other nodes read it later. `decoded_for`: what an operator reads."""
         last_reader = {value: at for at, read in enumerate(self.read) for value in read}
         leaving: dict[int, list[int]] = {}
         for value in self.made:
@@ -38,9 +53,9 @@ class _NodeReplay:
         there = most = 0
         for at, value in enumerate(self.made):
             there += size_of(value)
-            most = max(most, there)
+            most = max(most, there + decoded_for(self.read[at]))
             there -= sum(map(size_of, leaving.get(at, ())))
-        return most
+        return ReplayedBytes(max(most, there), there)
 
 
 class ReplayOrder:
@@ -79,18 +94,24 @@ class ReplayOrder:
             return False
         return self._record.values[value].producer in self._selection.repeated
 
-    def bytes_at(self, last_read: dict[int, int]) -> Iterator[tuple[int, int]]:
-        """For each node that makes something: the most of it that is there at once."""
+    def bytes_at(self, last_read: dict[int, int]) -> Iterator[tuple[int, ReplayedBytes]]:
+        """For each node that makes something."""
         values = self._record.values
         for node, replay in self._nodes.items():
             if replay.made:
                 yield (
                     node,
-                    replay.most_bytes(
+                    replay.replayed_bytes(
                         lambda value, node=node: last_read[value] > node,  # type: ignore[misc]
                         lambda value: values[value].size_bytes,
+                        self._decoded_bytes,
                     ),
                 )
+
+    def _decoded_bytes(self, read: tuple[int, ...]) -> int:
+        encoded = self._selection.encoded
+        decoded = (one for one in read if one in encoded and encoded[one].encoding != OFFLOAD)
+        return sum(self._record.values[one].size_bytes for one in decoded)
 
 
 class _FusedReads:

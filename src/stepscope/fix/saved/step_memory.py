@@ -4,7 +4,8 @@ At the end of forward the allocator says what is held. Less what backward keeps,
 backward: weights, optimizer state, the batch, outputs. On top come the gradients of weights, each
 from the last operator that reads its weight on, and what a node of backward works with. Before
 backward has run, that is taken to be the gradients of its operator's outputs and inputs; afterwards
-the allocator has told it.
+the allocator has told it. What a node reads is made again before it works: what passes meanwhile
+stands beside the gradients that wait for the node, not beside all that it works with.
 """
 
 from __future__ import annotations
@@ -31,15 +32,22 @@ class StepMemory:
     outputs_bytes: int  # of the pass, and what else it left behind; grows with the batch
     gradients: tuple[int, ...]  # of weights
     working: tuple[int | None, ...]  # of the node that runs; grows with the batch; None: not read
+    waiting: tuple[int | None, ...]  # of that, what is there before it runs
 
     def peak_bytes(self, memory: BackwardMemory, batch: float = 1.0) -> int:
         """Of forward and backward, at `batch` times the samples."""
+        nodes = zip(
+            memory.levels,
+            memory.replay_levels,
+            self.working,
+            self.waiting,
+            self.gradients,
+            strict=True,
+        )
         highest = max(
-            batch * (level + working) + gradients
-            for level, working, gradients in zip(
-                memory.levels, self.working, self.gradients, strict=True
-            )
-            if working is not None
+            batch * max(level + working, replay_level + waiting) + gradients
+            for level, replay_level, working, waiting, gradients in nodes
+            if working is not None and waiting is not None
         )
         return round(self.fixed_bytes + batch * self.outputs_bytes + highest)
 
@@ -51,11 +59,13 @@ def step_memory(record: StepRecord, plain: BackwardMemory) -> StepMemory | None:
     if around is None:
         return None
     ordinals = _ordinals(record)
+    working = _working(record, ordinals)
     guessed = StepMemory(
         fixed_bytes=around.begun_bytes,
         outputs_bytes=max(0, around.ended_bytes - around.begun_bytes - plain.saved_bytes),
         gradients=_gradients(record, around, ordinals),
-        working=_working(record, ordinals),
+        working=working,
+        waiting=working,
     )
     return _as_read(record, guessed, plain) if record.backward_was_read else guessed
 
@@ -64,12 +74,21 @@ def _as_read(record: StepRecord, guessed: StepMemory, plain: BackwardMemory) -> 
     """Nodes work with what was allocated beyond everything else that is known."""
     times, levels = node_times(record), plain.levels
     working: list[int | None] = [None] * len(levels)
-    for use, peak in record.backward_peaks:
-        time = 0 if use is None else times[use]
+    waiting: list[int | None] = [None] * len(levels)
+    for reading in record.backward_peaks:
+        time = 0 if reading.use is None else times[reading.use]
         others = guessed.fixed_bytes + guessed.outputs_bytes + guessed.gradients[time]
-        beyond, before = peak - others - levels[time], working[time]
-        working[time] = beyond if before is None else max(before, beyond)
-    return replace(guessed, working=tuple(working))
+        beyond = reading.peak_bytes - others - levels[time]
+        working[time] = _larger(working[time], beyond)
+        if reading.use is not None and reading.begun_bytes is not None:
+            before = reading.begun_bytes - others - levels[time]
+            waiting[time] = _larger(waiting[time], before)
+    known = [work if wait is None else wait for work, wait in zip(working, waiting, strict=True)]
+    return replace(guessed, working=tuple(working), waiting=tuple(known))
+
+
+def _larger(one: int | None, other: int) -> int:
+    return other if one is None else max(one, other)
 
 
 def _ordinals(record: StepRecord) -> list[int]:

@@ -79,6 +79,15 @@ def cheapest(options: tuple[HoldingOption, ...], bytes_per_ns: float) -> Holding
     return min(options, key=lambda option: option.worth(bytes_per_ns), default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class NodePeak:
+    """What was allocated in backward from one read of a saved tensor to the next."""
+
+    use: int | None  # that was read; None: before the first
+    peak_bytes: int
+    begun_bytes: int | None = None  # when it was read; None: not known
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSurroundings:
     """What torch's allocator held around the pass, on devices where it keeps an account."""
@@ -124,13 +133,12 @@ class StepRecord:
     on_host: bool = True  # the operators ran on the CPU
     link: LinkSpeed | None = None  # to host memory, where there is one
     surroundings: StepSurroundings | None = None
-    # The most that was allocated in backward after each use was read; None: before the first.
-    backward_peaks: tuple[tuple[int | None, int], ...] = ()
+    backward_peaks: tuple[NodePeak, ...] = ()
     measured_step_ns: int | None = None  # of whole steps before this one
 
     @property
     def backward_was_read(self) -> bool:
-        return any(use is not None for use, _ in self.backward_peaks)
+        return any(reading.use is not None for reading in self.backward_peaks)
 
     @property
     def forward_ns(self) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.fix.saved.graph_capture import is_capturing
-from stepscope.fix.saved.step_record import StepSurroundings
+from stepscope.fix.saved.step_record import NodePeak, StepSurroundings
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -138,12 +138,12 @@ class BackwardPeaks:
     them, and after the last. Torch's own figure of the peak starts anew with every node."""
 
     def __init__(self, device: torch.device) -> None:
-        self.readings: list[tuple[int | None, int]] = []  # the use that was read last, and bytes
+        self.readings: list[NodePeak] = []
         self._device = device
         self._read: int | None = None
         self._open = device.type == "cuda"
         if self._open:
-            torch.cuda.reset_peak_memory_stats(device)
+            self._start()
 
     def reads(self, use: int) -> None:
         if self._open:
@@ -156,9 +156,14 @@ class BackwardPeaks:
             self._note()
             self._open = False
 
-    def _note(self) -> None:
-        self.readings.append((self._read, int(torch.cuda.max_memory_allocated(self._device))))
+    def _start(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
+        self._begun_bytes = allocated_bytes(self._device)
+
+    def _note(self) -> None:
+        peak_bytes = int(torch.cuda.max_memory_allocated(self._device))
+        self.readings.append(NodePeak(self._read, peak_bytes, self._begun_bytes))
+        self._start()
 
 
 def stretches_ns(steps: list[int]) -> list[int]:
