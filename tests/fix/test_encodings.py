@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 from stepscope.fix.saved.encoding_names import LOSSY, described
@@ -17,6 +18,7 @@ from stepscope.fix.saved.encodings import (
     Geometry,
     encode_use,
     encode_value,
+    is_outcome,
     outcome_bytes,
     outcome_for,
     pooling_spec,
@@ -70,6 +72,32 @@ def assert_comes_back(spec: str, tensor: torch.Tensor, size_bytes: int | None = 
     assert same_bits(decoded.contiguous().flatten(), tensor.contiguous().flatten())
     if size_bytes is not None:
         assert encoded.size_bytes == size_bytes
+
+
+TO_ENCODE: dict[str, Callable[[], torch.Tensor]] = {
+    "bits": lambda: torch.rand(4, 100) > 0.5,
+    "two-valued": lambda: 2.0 * (torch.rand(4, 100) > 0.5),
+    "sparse 0.5": lambda: torch.randn(4, 100).relu(),
+    "narrow uint8": lambda: torch.arange(200),
+    "window 2,2/2,2/0,0/1,1/16,16": lambda: functional.max_pool2d(
+        torch.randn(1, 1, 16, 16), 2, return_indices=True
+    )[1],
+    **dict.fromkeys(LOSSY, lambda: torch.randn(4, 256)),
+    **dict.fromkeys(
+        ("sign", "above 0.0", "within -1.0 1.0", "sides 0.0", "shape"), lambda: torch.randn(4, 100)
+    ),
+}
+
+
+@pytest.mark.parametrize("spec", TO_ENCODE)
+def test_the_plain_tensor_is_let_go(spec: str) -> None:
+    """An encoding beside its tensor saves nothing: what decodes must not hold it."""
+    tensor = TO_ENCODE[spec]()
+    encoded = encode_use(spec, tensor) if is_outcome(spec) else encode_value(spec, tensor)
+    plain = StorageWeakRef(tensor.untyped_storage())
+    del tensor
+    assert encoded is not None
+    assert plain.expired()
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8])

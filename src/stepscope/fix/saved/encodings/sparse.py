@@ -54,8 +54,8 @@ def encode_sparse(tensor: torch.Tensor, share: float) -> Encoded | None:
         return None
     packed = pack_bits(mask)
 
-    def decode() -> torch.Tensor:
-        decoded = torch.zeros(count, dtype=patterns.dtype, device=packed.device)
+    def decode() -> torch.Tensor:  # must not name the tensor: it would be held as well
+        decoded = torch.zeros(count, dtype=values.dtype, device=packed.device)
         return decoded.masked_scatter_(unpack_bits(packed, count), values).view(dtype)
 
     return Encoded(packed.nbytes + values.nbytes, decode)
