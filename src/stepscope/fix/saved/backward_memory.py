@@ -8,7 +8,7 @@ the node itself runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ from stepscope.fix.saved.replay_order import ReplayOrder
 from stepscope.fix.saved.selection import held_anyway, is_planned
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from stepscope.fix.saved.selection import ValueSelection
     from stepscope.fix.saved.step_record import StepRecord
 
@@ -35,6 +37,13 @@ class BackwardMemory:
     offload_levels: tuple[int, ...] = ()
     again_levels: tuple[int, ...] = ()
     passing_levels: tuple[int, ...] = ()
+    gone_after: tuple[int, ...] = ()  # of the first four, what nothing after the node reads
+    outputs_bytes: int = 0  # of the pass, that are not kept: there as long as the loss is computed
+
+    @property
+    def loss_level(self) -> int:
+        """When forward is over, before the first node reads anything."""
+        return self.saved_bytes + self.outputs_bytes
 
     @property
     def levels(self) -> tuple[int, ...]:
@@ -47,12 +56,21 @@ class BackwardMemory:
         """The most before that, while what it reads is made again."""
         return tuple(map(sum, zip(self.levels, self.passing_levels, strict=True)))
 
+    @property
+    def after_levels(self) -> tuple[int, ...]:
+        """When it has run, before the next reads anything."""
+        return tuple(a - b for a, b in zip(self.levels, self.gone_after, strict=True))
+
 
 @dataclass(slots=True)
 class _HeldBytes:
     """Bytes that come and go with the nodes of backward."""
 
     change: list[int]
+    gone: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gone = [0] * len(self.change)
 
     def held(self, size_bytes: int, until: int) -> None:
         self.there(size_bytes, 0, until)
@@ -60,9 +78,14 @@ class _HeldBytes:
     def there(self, size_bytes: int, begins: int, until: int) -> None:
         self.change[begins] += size_bytes
         self.change[until + 1] -= size_bytes
+        self.gone[until + 1] += size_bytes
 
     def at_nodes(self) -> tuple[int, ...]:
         return tuple(accumulate(self.change))
+
+    def gone_after(self) -> list[int]:
+        """Each node."""
+        return [*self.gone[1:], 0]
 
 
 @dataclass(slots=True)
@@ -113,20 +136,44 @@ def backward_memory(record: StepRecord, selection: ValueSelection) -> BackwardMe
         offload.there(record.values[value].size_bytes, arrives, until)
     _add_made_again(again, passing, record, lives)
     saved_bytes = kept.change[0] + encoded.change[0]
-    parts = [one.at_nodes() for one in (kept, encoded, offload, again, passing)]
-    highest = max(map(sum, zip(*parts, strict=True)))
-    return BackwardMemory(saved_bytes, max(saved_bytes, highest), *parts)
+    gone = [one.gone_after() for one in (kept, encoded, offload, again)]
+    memory = BackwardMemory(
+        saved_bytes=saved_bytes,
+        peak_bytes=saved_bytes,
+        kept_levels=kept.at_nodes(),
+        encoded_levels=encoded.at_nodes(),
+        offload_levels=offload.at_nodes(),
+        again_levels=again.at_nodes(),
+        passing_levels=passing.at_nodes(),
+        gone_after=tuple(map(sum, zip(*gone, strict=True))),
+        outputs_bytes=_given_up_outputs(record, selection, anyway),
+    )
+    return replace(memory, peak_bytes=max(saved_bytes, *memory.replay_levels))
+
+
+def _given_up_outputs(record: StepRecord, selection: ValueSelection, anyway: Container[int]) -> int:
+    """Bytes of outputs that backward kept, and keeps no longer."""
+    values = record.values
+    kept = {values[value].storage for value in selection.kept}
+    saved = {use.value for use in record.uses}
+    outputs = [values[value] for value in record.outputs if value in saved]
+    given_up = {
+        output.storage: output.size_bytes
+        for output in outputs
+        if output.storage not in kept and output.storage not in anyway
+    }
+    return sum(given_up.values())
 
 
 def _add_made_again(
     again: _HeldBytes, passing: _HeldBytes, record: StepRecord, lives: _ValueLives
 ) -> None:
     for node, replayed in lives.again.bytes_at(lives.read):
-        again.there(replayed.left_bytes, node, node)
+        again.there(replayed.asked_bytes, node, node)
         passing.there(replayed.most_bytes - replayed.left_bytes, node, node)
     for value, made in lives.again.made.items():
         if lives.read[value] > made:
-            again.there(record.values[value].size_bytes, made + 1, lives.read[value])
+            again.there(record.values[value].size_bytes, made, lives.read[value])
 
 
 def _fetched(

@@ -204,7 +204,12 @@ class MemorySaver:
         known.seen += 1
         self._watch.begins(known.key, device_of(self._model))
         if known.followed is None and known.seen > self._plain_passes():
-            self._active = StepRecorder(self._model, lossy=self._lossy, heavy=self._target.heavy)
+            self._active = StepRecorder(
+                self._model,
+                lossy=self._lossy,
+                heavy=self._target.heavy,
+                node_ran=functools.partial(_note_node, known),
+            )
             self._watch.is_of(RECORDED)
         elif known.followed is not None and self._follows(known.followed):
             self._active = self._follower(known, known.followed)
@@ -417,6 +422,11 @@ class MemorySaver:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
+
+
+def _note_node(known: KnownPass) -> None:
+    if known.peaks is not None:
+        known.peaks.node_ran()
 
 
 def _is_running(frame: Any) -> bool:

@@ -172,6 +172,10 @@ class AgainTrials:
         self._device = device
         self._chains: deque[_Chain] = deque(maxlen=_REMEMBERED)
 
+    def end(self) -> None:
+        """No more operators: nothing of the pass is held."""
+        self._chains.clear()
+
     def tried(
         self, func: Any, args: Any, values: Sequence[int], result: Any, made: int
     ) -> AgainFound | None:

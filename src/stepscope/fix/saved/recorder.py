@@ -40,7 +40,7 @@ from stepscope.fix.saved.step_record import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,17 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
     """Active during one forward pass, together with its pack and unpack hooks."""
 
     def __init__(
-        self, model: torch.nn.Module, *, lossy: str | None = None, heavy: bool = False
+        self,
+        model: torch.nn.Module,
+        *,
+        lossy: str | None = None,
+        heavy: bool = False,
+        node_ran: Callable[[], None] | None = None,
     ) -> None:
+        """`node_ran` is called in backward, after each node that reads something."""
         super().__init__()
         self._heavy = heavy
+        self._node_ran = node_ran
         self._same_again: dict[int, torch.Tensor] = {}  # heavy operators: whether they repeat
         held = [*model.parameters(), *model.buffers()]
         plain = [tensor for tensor in held if is_plain(tensor)]
@@ -305,6 +312,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         roots = [tensor.grad_fn for tensor in tensors_in(output)] + list(self._nodes.values())
         self._read_graph(node for node in roots if node is not None)
         self._nodes.clear()
+        self._again.end()
+        returned = [self._values.of(tensor) for tensor in tensors_in(output) if is_plain(tensor)]
         calls = [
             replace(call, refusal="differs when it is repeated") if self._differs(number) else call
             for number, call in enumerate(self._timed_calls())
@@ -313,6 +322,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             operators=tuple(calls),
             values=tuple(self._values.with_options(self._trials.options(self._uses, calls))),
             uses=tuple(self._uses),
+            outputs=tuple(dict.fromkeys(returned)),
             on_host=self._device.type == "cpu",
             launch_ns=round(median(self._clock.issued_ns)) if self._clock.issued_ns else 0,
         )
@@ -358,6 +368,9 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
                 getattr(node, name)
             except RuntimeError:  # freed, or changed in place: backward itself reports it
                 continue
+        if self._met and self._node_ran is not None:
+            node_ran = self._node_ran
+            node.register_hook(lambda _inputs, _outputs: node_ran())
         for recorded in self._met:
             if isinstance(recorded, _RecordedTensor):
                 use = self._uses[recorded.number]

@@ -28,6 +28,7 @@ class ReplayedBytes:
 
     most_bytes: int  # at once, while it is made
     left_bytes: int  # when the node runs
+    asked_bytes: int  # of these, for this node alone
 
 
 @dataclass(slots=True)
@@ -55,7 +56,8 @@ class _NodeReplay:
             there += size_of(value)
             most = max(most, there + decoded_for(self.read[at]))
             there -= sum(map(size_of, leaving.get(at, ())))
-        return ReplayedBytes(max(most, there), there)
+        staying = sum(size_of(value) for value in self.made if stays(value))
+        return ReplayedBytes(max(most, there), there, there - staying)
 
 
 class ReplayOrder:

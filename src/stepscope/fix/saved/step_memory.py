@@ -5,7 +5,8 @@ backward: weights, optimizer state, the batch, outputs. On top come the gradient
 from the last operator that reads its weight on, and what a node of backward works with. Before
 backward has run, that is taken to be the gradients of its operator's outputs and inputs; afterwards
 the allocator has told it. What a node reads is made again before it works: what passes meanwhile
-stands beside the gradients that wait for the node, not beside all that it works with.
+stands beside the gradients that wait for the node, not beside all that it works with. Nodes that
+read nothing, such as sums of gradients, run when what the last one read has gone.
 """
 
 from __future__ import annotations
@@ -33,22 +34,24 @@ class StepMemory:
     gradients: tuple[int, ...]  # of weights
     working: tuple[int | None, ...]  # of the node that runs; grows with the batch; None: not read
     waiting: tuple[int | None, ...]  # of that, what is there before it runs
+    following: tuple[int | None, ...]  # what others work with until the next node reads something
+    loss_bytes: int | None = None  # of the loss, before the first node; None: not read
 
     def peak_bytes(self, memory: BackwardMemory, batch: float = 1.0) -> int:
         """Of forward and backward, at `batch` times the samples."""
-        nodes = zip(
-            memory.levels,
-            memory.replay_levels,
-            self.working,
-            self.waiting,
-            self.gradients,
-            strict=True,
+        moments = (
+            (memory.replay_levels, self.waiting),
+            (memory.levels, self.working),
+            (memory.after_levels, self.following),
         )
         highest = max(
-            batch * max(level + working, replay_level + waiting) + gradients
-            for level, replay_level, working, waiting, gradients in nodes
-            if working is not None and waiting is not None
+            batch * (level + beyond) + gradients
+            for levels, beyonds in moments
+            for level, beyond, gradients in zip(levels, beyonds, self.gradients, strict=True)
+            if beyond is not None
         )
+        if self.loss_bytes is not None:
+            highest = max(highest, batch * (memory.loss_level + self.loss_bytes))
         return round(self.fixed_bytes + batch * self.outputs_bytes + highest)
 
 
@@ -66,25 +69,40 @@ def step_memory(record: StepRecord, plain: BackwardMemory) -> StepMemory | None:
         gradients=_gradients(record, around, ordinals),
         working=working,
         waiting=working,
+        following=(None,) * len(working),
     )
     return _as_read(record, guessed, plain) if record.backward_was_read else guessed
 
 
 def _as_read(record: StepRecord, guessed: StepMemory, plain: BackwardMemory) -> StepMemory:
     """Nodes work with what was allocated beyond everything else that is known."""
-    times, levels = node_times(record), plain.levels
-    working: list[int | None] = [None] * len(levels)
-    waiting: list[int | None] = [None] * len(levels)
+    times, levels, after_levels = node_times(record), plain.levels, plain.after_levels
+    nothing: list[int | None] = [None] * len(levels)
+    working, waiting, following = nothing.copy(), nothing.copy(), nothing.copy()
+    loss_bytes: int | None = None
     for reading in record.backward_peaks:
-        time = 0 if reading.use is None else times[reading.use]
-        others = guessed.fixed_bytes + guessed.outputs_bytes + guessed.gradients[time]
-        beyond = reading.peak_bytes - others - levels[time]
-        working[time] = _larger(working[time], beyond)
-        if reading.use is not None and reading.begun_bytes is not None:
+        around_bytes = guessed.fixed_bytes + guessed.outputs_bytes
+        if reading.use is None:  # nothing is made again yet
+            beyond = reading.peak_bytes - around_bytes - plain.loss_level
+            loss_bytes = _larger(loss_bytes, beyond)
+            continue
+        time = times[reading.use]
+        others = around_bytes + guessed.gradients[time]
+        working[time] = _larger(working[time], reading.peak_bytes - others - levels[time])
+        if reading.begun_bytes is not None:
             before = reading.begun_bytes - others - levels[time]
             waiting[time] = _larger(waiting[time], before)
-    known = [work if wait is None else wait for work, wait in zip(working, waiting, strict=True)]
-    return replace(guessed, working=tuple(working), waiting=tuple(known))
+        if reading.after_bytes is not None:
+            after = reading.after_bytes - others - after_levels[time]
+            following[time] = _larger(following[time], after)
+    before_nodes = [w if b is None else b for w, b in zip(working, waiting, strict=True)]
+    return replace(
+        guessed,
+        working=tuple(working),
+        waiting=tuple(before_nodes),
+        following=tuple(following),
+        loss_bytes=loss_bytes,
+    )
 
 
 def _larger(one: int | None, other: int) -> int:

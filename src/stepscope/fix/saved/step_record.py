@@ -84,8 +84,9 @@ class NodePeak:
     """What was allocated in backward from one read of a saved tensor to the next."""
 
     use: int | None  # that was read; None: before the first
-    peak_bytes: int
+    peak_bytes: int  # until its node had run, if that is known
     begun_bytes: int | None = None  # when it was read; None: not known
+    after_bytes: int | None = None  # the most from then on; None: no more than until then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +134,7 @@ class StepRecord:
     on_host: bool = True  # the operators ran on the CPU
     link: LinkSpeed | None = None  # to host memory, where there is one
     surroundings: StepSurroundings | None = None
+    outputs: tuple[int, ...] = ()  # values that the pass returned
     backward_peaks: tuple[NodePeak, ...] = ()
     measured_step_ns: int | None = None  # of whole steps before this one
 

@@ -141,6 +141,8 @@ class BackwardPeaks:
         self.readings: list[NodePeak] = []
         self._device = device
         self._read: int | None = None
+        self._node_bytes: int | None = None  # the most until the node had run
+        self._ran_bytes = 0  # and what was there then
         self._open = device.type == "cuda"
         if self._open:
             self._start()
@@ -149,6 +151,13 @@ class BackwardPeaks:
         if self._open:
             self._note()
             self._read = use
+
+    def node_ran(self) -> None:
+        """What it read goes now, before anything else is allocated."""
+        if self._open and self._node_bytes is None:
+            self._node_bytes = int(torch.cuda.max_memory_allocated(self._device))
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._ran_bytes = allocated_bytes(self._device) or 0
 
     def end(self) -> None:
         """Another pass begins."""
@@ -161,8 +170,14 @@ class BackwardPeaks:
         self._begun_bytes = allocated_bytes(self._device)
 
     def _note(self) -> None:
-        peak_bytes = int(torch.cuda.max_memory_allocated(self._device))
-        self.readings.append(NodePeak(self._read, peak_bytes, self._begun_bytes))
+        latest_bytes = int(torch.cuda.max_memory_allocated(self._device))
+        peak_bytes = latest_bytes if self._node_bytes is None else self._node_bytes
+        # What is there before the node's tensors go says nothing about the time after.
+        was_more = self._node_bytes is not None and latest_bytes > self._ran_bytes
+        after_bytes = latest_bytes if was_more else None
+        reading = NodePeak(self._read, peak_bytes, self._begun_bytes, after_bytes)
+        self.readings.append(reading)
+        self._node_bytes = None
         self._start()
 
 
