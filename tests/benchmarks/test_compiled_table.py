@@ -37,7 +37,8 @@ GOOD = {"bare_ms": 12.5, "findings": [], "run_findings": []}
 
 def options(**changes: Any) -> argparse.Namespace:
     defaults = {"only": "gpt2,bert", "ways": None, "precisions": "bf16,fp32", "tiny": False}
-    return argparse.Namespace(**defaults | {"seconds": 300.0, "at_once": 2, "row_seconds": 300.0} | changes)
+    limits = {"seconds": 300.0, "row_seconds": 300.0, "at_once": 2}
+    return argparse.Namespace(**defaults | limits | changes)
 
 
 def row(**changes: Any) -> dict[str, Any]:
