@@ -84,7 +84,7 @@ class _HeldBytes:
         return tuple(accumulate(self.change))
 
     def gone_after(self) -> list[int]:
-        """Each node."""
+        """Bytes that go when each node has run."""
         return [*self.gone[1:], 0]
 
 
