@@ -1,4 +1,4 @@
-"""Batch norms made again from their statistics: the same bits, in one pass, with what follows."""
+"""Norms made again from their statistics: the same bits, in one pass, with what follows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from random_nets import same_bits
 from torch import nn
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved import normalised_again, replay
-from stepscope.fix.saved.normalised_again import FUSED, NormInputs, normalised
+from stepscope.fix.saved import again_trials, normalised_again, replay
+from stepscope.fix.saved.normalised_again import FUSED, NormForm, NormInputs, normalised
 from stepscope.fix.saved.save_plan import SavePlan
 
 
@@ -57,14 +57,15 @@ def trained(model: nn.Module, x: torch.Tensor, steps: int = 6) -> list[torch.Ten
 
 
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
-    """Of every norm that backward made again: whether something was added, and a ReLU done."""
-    noted: list[tuple[bool, bool]] = []
+def times(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, str | None]]:
+    """Of every norm that backward made again: whether something was added, and which activation
+    was done."""
+    noted: list[tuple[bool, str | None]] = []
 
     def noting(form: str, inputs: NormInputs, *, residual: torch.Tensor | None = None,
-               relu: bool = False) -> torch.Tensor:  # fmt: skip
-        noted.append((residual is not None, relu))
-        return normalised(form, inputs, residual=residual, relu=relu)
+               activation: str | None = None) -> torch.Tensor:  # fmt: skip
+        noted.append((residual is not None, activation))
+        return normalised(form, inputs, residual=residual, activation=activation)
 
     monkeypatch.setattr(replay, "normalised", noting)
     return noted
@@ -93,7 +94,7 @@ needs_exact = pytest.mark.skipif(
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("inplace", [False, True])
 def test_training_is_exact_and_what_follows_is_done_in_the_same_pass(
-    times: list[tuple[bool, bool]], inplace: bool, last: bool
+    times: list[tuple[bool, str | None]], inplace: bool, last: bool
 ) -> None:
     plain = trained(*net(inplace=inplace, last=last))
     model, x = net(inplace=inplace, last=last)
@@ -102,7 +103,7 @@ def test_training_is_exact_and_what_follows_is_done_in_the_same_pass(
     assert same_bits(plain, saved)
     assert saver.notes == []
     assert saver.plan is not None
-    assert {(False, True), (True, True)} <= set(times)
+    assert {(False, "relu"), (True, "relu")} <= set(times)
     assert {call.again for call in saver.plan.repeated} >= {"shift", FUSED}
 
 
@@ -120,7 +121,7 @@ def test_statistics_are_always_kept() -> None:
 
 
 @needs_exact
-def test_a_plan_says_how_and_can_be_read_back(times: list[tuple[bool, bool]]) -> None:
+def test_a_plan_says_how_and_can_be_read_back(times: list[tuple[bool, str | None]]) -> None:
     model, x = net()
     start = copy.deepcopy(model.state_dict())
     saver = save_memory(model)
@@ -138,15 +139,16 @@ def test_a_plan_says_how_and_can_be_read_back(times: list[tuple[bool, bool]]) ->
 
 
 def test_an_order_that_differs_in_one_bit_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, times: list[tuple[bool, bool]]
+    monkeypatch: pytest.MonkeyPatch, times: list[tuple[bool, str | None]]
 ) -> None:
-    def other(inputs: NormInputs) -> torch.Tensor:
+    def other(form: NormForm, inputs: NormInputs) -> torch.Tensor:
+        del form
         centred = inputs.x - inputs.mean.view(1, -1, 1, 1)
         return centred * inputs.inverse.view(1, -1, 1, 1) * 1.0000001
 
     plain = trained(*net())
-    monkeypatch.setattr(normalised_again, "_shifted", other)
-    normalised_again._exact_before().clear()
+    monkeypatch.setattr(normalised_again, "_in_torch", other)
+    again_trials._exact_before().clear()
     model, x = net()
     saver = save_memory(model)
     assert same_bits(plain, trained(model, x))
@@ -156,7 +158,7 @@ def test_an_order_that_differs_in_one_bit_is_not_used(
 
 
 @needs_exact
-def test_a_norm_that_two_read_is_made_once(times: list[tuple[bool, bool]]) -> None:
+def test_a_norm_that_two_read_is_made_once(times: list[tuple[bool, str | None]]) -> None:
     """Its result goes through a ReLU and into a product: nothing is fused."""
 
     class TwoReaders(nn.Module):
@@ -178,7 +180,7 @@ def test_a_norm_that_two_read_is_made_once(times: list[tuple[bool, bool]]) -> No
     saver = save_memory(model)
     assert same_bits(plain, trained(model, x))
     assert saver.notes == []
-    assert set(times) == {(False, False)}
+    assert set(times) == {(False, None)}
 
 
 @needs_exact
@@ -202,9 +204,9 @@ def test_backward_twice_over_one_graph() -> None:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_neighbours_that_share_a_channel(layout: torch.memory_format) -> None:
     x = torch.zeros(2, 3, 4, 5).to(memory_format=layout)
-    assert normalised_again.inner_size(x) == (20 if layout is torch.contiguous_format else 1)
-    assert normalised_again.inner_size(x[:, :2]) is None
-    assert normalised_again.inner_size(torch.zeros(7, 3)) == 1
+    assert normalised_again._inner_size(x) == (20 if layout is torch.contiguous_format else 1)
+    assert normalised_again._inner_size(x[:, :2]) is None
+    assert normalised_again._inner_size(torch.zeros(7, 3)) == 1
 
 
 class PartOfANorm(nn.Module):
@@ -228,3 +230,50 @@ def test_a_part_of_a_norm_is_not_taken_for_all_of_it() -> None:
     plain = trained(model, x)
     save_memory(other)
     assert same_bits(plain, trained(other, x))
+
+
+class GroupNet(nn.Module):
+    """Group norms: one before a ReLU, one before a sigmoid, one that SiLU's backward reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
+        self.norms = nn.ModuleList(nn.GroupNorm(4, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for inner, norm, active in zip(self.inner, self.norms, ACTIVE, strict=False):
+            x = active(norm(inner(x)))
+        return self.inner[3](x).flatten(1)
+
+
+ACTIVE = (torch.relu, torch.sigmoid, nn.functional.silu)
+
+
+@needs_exact
+def test_group_norms_are_made_again_from_their_statistics(
+    times: list[tuple[bool, str | None]],
+) -> None:
+    torch.manual_seed(0)
+    model, x = GroupNet(), torch.randn(4, 8, 14, 14)
+    twin = copy.deepcopy(model)
+    plain = trained(twin, x)
+    saver = save_memory(model)
+    assert same_bits(plain, trained(model, x))
+    assert saver.notes == []
+    assert set(times) == {(False, "relu"), (False, "sigmoid"), (False, None)}
+
+
+def test_statistics_of_few_elements_are_not_kept_for_this() -> None:
+    """Group norms over eight elements each: two statistics would be a quarter of the result."""
+    x, ones, zeros = torch.randn(4, 8, 4), torch.ones(8), torch.zeros(8)
+    few, many = (
+        normalised_again.norm_inputs(
+            torch.ops.aten.native_group_norm.default,
+            (x, ones, zeros, 4, 8, 4, groups, 1e-5),
+            torch.native_group_norm(x, ones, zeros, 4, 8, 4, groups, 1e-5),
+        )
+        for groups in (4, 1)
+    )
+    assert few is None
+    assert many is not None
+    assert many[0] == "group"

@@ -162,7 +162,7 @@ def test_no_try_asks_more_than_one_that_was_too_slow(machine: Machine) -> None:
 
 
 def test_a_plan_that_takes_most_of_its_time_is_not_tried_again() -> None:
-    ended = tried(0.15, Machine(device=0.7))
+    ended = tried(0.15, Machine(device=0.85))
     assert len(ended.plans) == 1
     assert ended.verdict.planned is ended.plans[0]
     assert ended.verdict.said is None

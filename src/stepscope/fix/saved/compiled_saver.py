@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
 from stepscope.fix.saved.memory_saver import MemorySaver
+from stepscope.fix.saved.module_hooks import ModuleHooks
 from stepscope.records.figures import percent
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class CompiledSaver(MemorySaver):
         self._share = share
         self._patches: list[Any] = []
         self._handles = []
+        self._inner = ModuleHooks(self._enters_inner, self._leaves_inner)
         self._compiled_call = model._compiled_call_impl
         if self._compiled_call is not None:  # hooks would be compiled, too
             model._compiled_call_impl = self._call

@@ -22,6 +22,7 @@ from stepscope.fix.saved.follower import (
 from stepscope.fix.saved.following_costs import with_host_costs
 from stepscope.fix.saved.graph_capture import is_capturing
 from stepscope.fix.saved.known_pass import KnownPass
+from stepscope.fix.saved.module_hooks import ModuleHooks
 from stepscope.fix.saved.offload_offers import with_offload
 from stepscope.fix.saved.operators import is_plain
 from stepscope.fix.saved.pack_hook import is_following, other_hooks_are_active
@@ -82,8 +83,7 @@ class MemorySaver:
         self._given = None if plan is None else FollowedPlan.of(plan)
         self._latest: SavePlan | None = plan
         self._start_over()
-        self._entered: set[Any] = set()
-        self._left: set[Any] = set()
+        self._inner = ModuleHooks(self._enters_inner, self._leaves_inner)
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._enters, with_kwargs=True, prepend=True),
             model.register_forward_hook(self._leaves, with_kwargs=True, always_call=True),
@@ -155,6 +155,7 @@ class MemorySaver:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._inner.keep_on(set(), set())
 
     @contextmanager
     def forward(self, *inputs: Any) -> Iterator[None]:
@@ -319,12 +320,11 @@ class MemorySaver:
         known.pinned, known.report = pinned, report
         if self._target.max_slowdown is not None and not known.decided:
             COPY_WAITS.begin()  # of the passes that follow
-        for module in pinned.entered_modules() - self._entered:
-            self._entered.add(module)
-            self._handles.append(module.register_forward_pre_hook(self._enters_inner, prepend=True))
-        for module in pinned.left_modules() - self._left:
-            self._left.add(module)
-            self._handles.append(module.register_forward_hook(self._leaves_inner, always_call=True))
+        plans = [one.pinned for one in self._passes.values() if one.pinned is not None]
+        self._inner.keep_on(
+            set().union(*(plan.entered_modules() for plan in plans)),
+            set().union(*(plan.left_modules() for plan in plans)),
+        )
 
     def _enters_inner(self, module: Any, args: Any) -> None:
         del args

@@ -1,36 +1,46 @@
-"""A batch norm's result once more, from its input and the statistics that backward keeps anyway.
+"""A norm's result once more, from its input and the statistics that backward keeps anyway.
 
-One pass over the input, where the norm itself takes two or three; a sum and a ReLU that follow are
-done in the same pass. In which order a library multiplies and adds differs from kernel to kernel:
-every order is tried on the recorded pass's own values, and none is used that differs in one bit.
+One pass over the input, where the norm itself takes two or three; a sum and an activation that
+follow are done in the same pass. In which order a library multiplies and adds differs from kernel
+to kernel: again_trials.py finds the form that is right to the last bit.
 """
 
 from __future__ import annotations
 
 import functools
-from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stepscope.fix.saved.encodings.device_kernels import kernels_for
-from stepscope.fix.saved.operator_clock import OperatorClock
 from stepscope.fix.saved.operators import BATCH_NORMS, TRAINING_PLACE, plain_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
 FUSED = "fused"  # with the norm before it
-_IN_TORCH = ("shift",)
-_IN_KERNELS = ("weighted", "scaled", "centred", "shift")
-_REMEMBERED = 4  # norms before a sum or a ReLU
+# Backward reads their results, so nobody asks for what they started from.
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.Tensor.relu_,
+    "tanh": torch.Tensor.tanh_,
+    "sigmoid": torch.Tensor.sigmoid_,
+}
+_BATCH, _GROUP, _LAYER = "batch", "group", "layer"
+_KINDS = {"native_group_norm": _GROUP, "native_layer_norm": _LAYER} | dict.fromkeys(
+    BATCH_NORMS, _BATCH
+)
+_WEIGHT_PLACES = {_BATCH: (1, 2), _GROUP: (1, 2), _LAYER: (2, 3)}  # among the arguments
+_IN_TORCH = ("shift", "apart")
+_IN_KERNELS = ("weighted", "scaled", "centred", "shift", "apart")
+# A statistic is kept for good: for fewer elements than this it is not worth it.
+_LEAST_PER_STATISTIC = 32
 
 
 @dataclass(frozen=True, slots=True)
 class NormInputs:
-    """What the result is had from: the norm's input, its weight and bias, the batch's mean and the
-    inverse of its deviation."""
+    """What the result is had from: the norm's input, its weight and bias, the mean and the inverse
+    of the deviation."""
 
     x: torch.Tensor
     weight: torch.Tensor
@@ -39,64 +49,118 @@ class NormInputs:
     inverse: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class NormForm:
+    """Of which kind the norm is, and in which order it multiplies and adds."""
+
+    kind: str
+    order: str
+
+    @property
+    def name(self) -> str:
+        return self.order if self.kind == _BATCH else f"{self.kind} {self.order}"
+
+
+@functools.cache
+def _form_named(name: str) -> NormForm:
+    kind, _, order = name.rpartition(" ")
+    return NormForm(kind or _BATCH, order)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Neighbours in memory have different weights; statistics are the columns' or the rows'."""
+
+    by_column: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Planes:
+    """So many neighbours in memory share a channel; where `share` is known, as many channels of
+    one sample share their statistics."""
+
+    inner: int
+    share: int | None
+
+
 def normalised(
     form: str,
     inputs: NormInputs,
     *,
     residual: torch.Tensor | None = None,
-    relu: bool = False,
+    activation: str | None = None,
 ) -> torch.Tensor:
-    """The norm's result, plus `residual`, through a ReLU."""
+    """The norm's result, plus `residual`, through an activation."""
+    known = _form_named(form)
     if kernels_for(inputs.x, "norm_kernels") is None:
-        made = _shifted(inputs)
-    elif residual is None or _lies_like(residual, inputs.x):
-        return _in_one_kernel(form, inputs, residual, relu=relu)
+        made = _in_torch(known, inputs)
+    elif residual is None or lies_like(residual, inputs.x):
+        return _in_one_kernel(known, inputs, residual, activation)
     else:
-        made = _in_one_kernel(form, inputs, None, relu=False)
+        made = _in_one_kernel(known, inputs, None, None)
     if residual is not None:
         made = made + residual
-    return made.relu_() if relu else made
+    return made if activation is None else ACTIVATIONS[activation](made)
 
 
-def _in_one_kernel(
-    form: str, inputs: NormInputs, residual: torch.Tensor | None, *, relu: bool
-) -> torch.Tensor:
-    kernels = kernels_for(inputs.x, "norm_kernels")
-    made: torch.Tensor = kernels.normalise(
-        form,
-        inputs.x,
-        inputs.weight,
-        inputs.bias,
-        inputs.mean,
-        inputs.inverse,
-        inner=inner_size(inputs.x),
-        residual=residual,
-        relu=relu,
-    )
-    return made
-
-
-def norm_inputs(func: Any, args: Any, result: Any) -> NormInputs | None:
-    """Of a batch norm in training with weight and bias; None of anything else."""
-    if plain_name(func) not in BATCH_NORMS or len(args) <= TRAINING_PLACE:
+def norm_inputs(func: Any, args: Any, result: Any) -> tuple[str, NormInputs] | None:
+    """The kind of norm and its inputs: in training, with weight and bias, in an order of memory
+    that is known here. None of anything else."""
+    kind = _KINDS.get(plain_name(func))
+    if kind is None or (kind == _BATCH and not (len(args) > TRAINING_PLACE and _trains(args))):
         return None
-    if not args[TRAINING_PLACE] or args[1] is None or args[2] is None:
+    weight, bias = (args[place] if place < len(args) else None for place in _WEIGHT_PLACES[kind])
+    if weight is None or bias is None:
         return None
-    inputs = NormInputs(args[0], args[1], args[2], result[1], result[2])
-    known = inputs.mean.numel() == inputs.inverse.numel() == inputs.weight.numel()
-    return inputs if known and inner_size(inputs.x) is not None else None
+    inputs = NormInputs(args[0], weight, bias, result[1], result[2])
+    if kind != _BATCH and inputs.mean.numel() * _LEAST_PER_STATISTIC > inputs.x.numel():
+        return None
+    return None if _layout(kind, inputs) is None else (kind, inputs)
+
+
+def orders_for(kind: str, inputs: NormInputs) -> tuple[str, ...]:
+    """The orders that can be tried."""
+    if kernels_for(inputs.x, "norm_kernels") is not None:
+        return _IN_KERNELS
+    return _IN_TORCH if inputs.x.device.type == "cpu" and kind != _LAYER else ()
 
 
 def needed_again(func: Any, args: Any, result: Any) -> tuple[torch.Tensor, ...]:
     """What repeating the operator needs beside its inputs."""
-    inputs = norm_inputs(func, args, result)
-    return () if inputs is None else (inputs.mean, inputs.inverse)
+    found = norm_inputs(func, args, result)
+    return () if found is None else (found[1].mean, found[1].inverse)
 
 
-def inner_size(x: torch.Tensor) -> int | None:
-    """Neighbours in memory that share a channel; None where memory has gaps or another order."""
-    if x.dim() < 2 or not x.numel():
+def lies_like(other: torch.Tensor, x: torch.Tensor) -> bool:
+    layouts = [(one.shape, one.stride(), one.dtype) for one in (other, x)]
+    return bool(layouts[0] == layouts[1])
+
+
+def _trains(args: Any) -> bool:
+    return bool(args[TRAINING_PLACE])
+
+
+def _layout(kind: str, inputs: NormInputs) -> _Rows | _Planes | None:
+    """None where memory has gaps or another order, or where numbers do not fit."""
+    x, statistics = inputs.x, inputs.mean.numel()
+    if not x.numel() or x.dim() < 2 or inputs.inverse.numel() != statistics:
         return None
+    if kind == _LAYER:
+        whole = x.is_contiguous() and statistics * inputs.weight.numel() == x.numel()
+        return _Rows(by_column=False) if whole else None
+    if inputs.weight.numel() != x.shape[1]:
+        return None
+    inner = _inner_size(x)
+    if kind == _BATCH:
+        if inner is None or statistics != x.shape[1]:
+            return None
+        return _Rows(by_column=True) if inner == 1 else _Planes(inner, None)
+    planes = x.shape[0] * x.shape[1]
+    return _Planes(inner, planes // statistics) if inner and x.is_contiguous() else None
+
+
+def _inner_size(x: torch.Tensor) -> int | None:
+    """Neighbours in memory that share a channel; None where memory has gaps or another order."""
     if x.is_contiguous():
         return int(x.numel() // (x.shape[0] * x.shape[1]))
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -104,123 +168,42 @@ def inner_size(x: torch.Tensor) -> int | None:
     return 1 if fitting is not None and x.is_contiguous(memory_format=fitting) else None
 
 
-def _lies_like(other: torch.Tensor, x: torch.Tensor) -> bool:
-    layouts = [(one.shape, one.stride(), one.dtype) for one in (other, x)]
-    return bool(layouts[0] == layouts[1])
-
-
-def _shifted(inputs: NormInputs) -> torch.Tensor:
-    shape = (1, -1, *[1] * (inputs.x.dim() - 2))
-    scale = inputs.inverse * inputs.weight
-    shift = torch.addcmul(inputs.bias, inputs.mean, -scale)
-    return torch.addcmul(shift.view(shape), inputs.x, scale.view(shape))
-
-
-@functools.cache
-def _exact_before() -> dict[tuple[Any, ...], str]:
-    """The form that was exact for the latest norm of a kind: tried first."""
-    return {}
-
-
-def _exact_form(inputs: NormInputs, result: torch.Tensor) -> str | None:
-    kernels = kernels_for(inputs.x, "norm_kernels")
-    if kernels is None and inputs.x.device.type != "cpu":
-        return None
-    forms = _IN_TORCH if kernels is None else _IN_KERNELS
-    kind = (inputs.x.device, inputs.x.dtype, inputs.x.is_contiguous())
-    before = _exact_before().get(kind)
-    for form in sorted(forms, key=lambda form: form != before):
-        if _same(normalised(form, inputs), result):
-            _exact_before()[kind] = form
-            return form
-    return None
-
-
-def _same(made: torch.Tensor, result: torch.Tensor) -> bool:
-    return bool(made.stride() == result.stride() and torch.equal(made, result))
-
-
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    """How the latest value was made from a norm's inputs."""
-
-    value: int
-    form: str
-    inputs: NormInputs
-    residual: torch.Tensor | None
-    relu: bool
-    clock: OperatorClock
-
-
-@dataclass(frozen=True, slots=True)
-class AgainFound:
-    """How an operator may be repeated: a form, or FUSED; `cost_ns` is known later."""
-
-    how: str
-    clocks: tuple[OperatorClock, ...]  # what all takes, and what it takes without this operator
-
-    @property
-    def cost_ns(self) -> int:
-        took = [sum(clock.took_ns()) for clock in self.clocks]
-        return max(0, took[0] - sum(took[1:]))
-
-
-class AgainTrials:
-    """Of one recorded pass, operator by operator."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._chains: deque[_Chain] = deque(maxlen=_REMEMBERED)
-
-    def end(self) -> None:
-        """No more operators: nothing of the pass is held."""
-        self._chains.clear()
-
-    def tried(
-        self, func: Any, args: Any, values: Sequence[int], result: Any, made: int
-    ) -> AgainFound | None:
-        """`values` are those of the tensor arguments, `made` that of the result."""
-        inputs = norm_inputs(func, args, result)
-        if inputs is not None:
-            form = _exact_form(inputs, result[0])
-            return None if form is None else self._norm(made, form, inputs)
-        chain = self._longer(func, args, values)
-        if chain is None:
-            return None
-        again = functools.partial(
-            normalised, chain.form, chain.inputs, residual=chain.residual, relu=chain.relu
+def _in_one_kernel(
+    form: NormForm, inputs: NormInputs, residual: torch.Tensor | None, activation: str | None
+) -> torch.Tensor:
+    kernels, layout = kernels_for(inputs.x, "norm_kernels"), _layout(form.kind, inputs)
+    tensors = inputs.x, inputs.weight, inputs.bias, inputs.mean, inputs.inverse
+    made: torch.Tensor
+    if isinstance(layout, _Rows):
+        made = kernels.normalise_rows(
+            form.order,
+            tensors,
+            by_column=layout.by_column,
+            residual=residual,
+            activation=activation,
         )
-        if not _same(again(), result):
-            return None
-        before, clock = chain.clock, self._timed(again)
-        self._chains.append(replace(chain, value=made, clock=clock))
-        return AgainFound(FUSED, (clock, before))
+        return made
+    assert layout is not None
+    made = kernels.normalise_planes(
+        form.order,
+        tensors,
+        inner=layout.inner,
+        share=layout.share,
+        residual=residual,
+        activation=activation,
+    )
+    return made
 
-    def _norm(self, made: int, form: str, inputs: NormInputs) -> AgainFound:
-        clock = self._timed(functools.partial(normalised, form, inputs))
-        self._chains.append(_Chain(made, form, inputs, None, relu=False, clock=clock))
-        return AgainFound(form, (clock,))
 
-    def _longer(self, func: Any, args: Any, values: Sequence[int]) -> _Chain | None:
-        """The chain that this operator goes on with."""
-        ends_in = {chain.value: chain for chain in self._chains if not chain.relu}
-        kind = plain_name(func).rstrip("_")
-        if kind == "relu" and values and values[0] in ends_in:
-            return replace(ends_in[values[0]], relu=True)
-        if kind != "add" or len(args) != 2 or len(values) != 2 or values[0] == values[1]:
-            return None
-        for place, other in ((0, 1), (1, 0)):
-            chain = ends_in.get(values[place])
-            if chain is None or chain.residual is not None:
-                continue
-            # A view of a part is another tensor in the same storage.
-            if all(_lies_like(one, chain.inputs.x) for one in (args[place], args[other])):
-                return replace(chain, residual=args[other])
-        return None
-
-    def _timed(self, again: Any) -> OperatorClock:
-        clock = OperatorClock(self._device)
-        clock.start()
-        again()
-        clock.stop()
-        return clock
+def _in_torch(form: NormForm, inputs: NormInputs) -> torch.Tensor:
+    x, mean, inverse = inputs.x, inputs.mean, inputs.inverse
+    if form.kind == _GROUP:
+        share = x.shape[1] // mean.shape[1]
+        mean, inverse = (one.repeat_interleave(share, 1) for one in (mean, inverse))
+    scale = inverse * inputs.weight
+    if form.order == "shift":
+        shift = torch.addcmul(inputs.bias, mean, -scale)
+    else:
+        shift = inputs.bias - mean * scale
+    shape = (-1, x.shape[1], *[1] * (x.dim() - 2))
+    return torch.addcmul(shift.view(shape), x, scale.view(shape))

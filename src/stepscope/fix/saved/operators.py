@@ -71,6 +71,7 @@ def _refusal(operator: Any, written: tuple[int, ...]) -> str | None:
     return None
 
 
+@functools.cache
 def plain_name(operator: Any) -> str:
     """`relu_` of aten.relu_.default."""
     return str(operator._schema.name.partition("::")[2])

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 MOST_TRIES = 5  # plans
 _AIM = 0.95  # of the time allowed
 _ENOUGH = 0.8  # of it: a plan that takes so much is not made again
-_LITTLE = 0.6  # of it: even a first plan is made again
 _LEAST_SHARE, _MOST_SHARE = 0.1, 0.9  # of the way between two plans
 _MOST_GROWTH = 2.0  # of what a plan asks of the device, where no plan was too slow yet
 _DEARER = 1.35  # by which operators take longer beside others; beyond, something was waited for
@@ -184,8 +183,7 @@ class PlanTries:
         best = self._best
         if best is None or best is not self.tried[-1]:
             return False
-        enough = _LITTLE if len(self.tried) == 1 else _ENOUGH
-        return best.added.most_share >= enough * self._limit or self._meets_bytes(best)
+        return best.added.most_share >= _ENOUGH * self._limit or self._meets_bytes(best)
 
     def _limited(self, record: StepRecord) -> Iterator[StepRecord]:
         """The record with limits for the next plan. Beside a plan that fits, each asks for more

@@ -17,9 +17,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepscope.fix.saved import encodings
+from stepscope.fix.saved.again_trials import AgainFound, AgainTrials
 from stepscope.fix.saved.encodings.encoded import same_bits
 from stepscope.fix.saved.encodings.trials import EncodingTrials, OutcomeCosts
-from stepscope.fix.saved.normalised_again import AgainFound, AgainTrials
 from stepscope.fix.saved.operator_clock import OperatorClock
 from stepscope.fix.saved.operators import (
     facts,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.fix.saved.normalised_again import FUSED, NormInputs, normalised
-from stepscope.fix.saved.operators import is_plain, tensors_in
+from stepscope.fix.saved.operators import is_plain, plain_name, tensors_in
 from stepscope.fix.saved.prepared_calls import quickest_call
 
 if TYPE_CHECKING:
@@ -241,12 +241,12 @@ def _compute(target: RepeatableCall) -> tuple[torch.Tensor, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Fusion:
-    """A norm with a sum and a ReLU behind it, of which only the last result is asked for."""
+    """A norm with a sum and an activation behind it, of which only the last result is asked for."""
 
     norm: RepeatableCall
     absorbed: tuple[RepeatableCall, ...]  # with the norm: nobody else reads their results
     residual: KeptTensor | EncodedTensor | CallResult | None = None
-    relu: bool = False
+    activation: str | None = None
 
     @property
     def parents(self) -> tuple[RepeatableCall, ...]:
@@ -262,16 +262,21 @@ def _fusion(call: RepeatableCall) -> _Fusion | None:
         if before is None:
             return None
         if before.template.normalises:
-            return _Fusion(before, (before,), relu=True)
+            return _Fusion(before, (before,), activation=_activation(call))
         summed = _fusion(before) if before.template.again == FUSED else None
-        if summed is None or summed.relu:
+        if summed is None or summed.activation is not None:
             return None
-        return replace(summed, absorbed=(*summed.absorbed, before), relu=True)
+        absorbed = (*summed.absorbed, before)
+        return replace(summed, absorbed=absorbed, activation=_activation(call))
     for one, other in (inputs, inputs[::-1]) if len(inputs) == 2 else ():
         norm = _absorbable(one)
         if norm is not None and norm.template.normalises:
             return _Fusion(norm, (norm,), residual=other)
     return None
+
+
+def _activation(call: RepeatableCall) -> str:
+    return plain_name(call.template.operator).rstrip("_")
 
 
 def _absorbable(held: Any) -> RepeatableCall | None:
@@ -292,7 +297,7 @@ def _run_fused(
     residual = None if fused.residual is None else _input(fused.residual, None, computed)
     form = fused.norm.template.again
     assert form is not None
-    made = normalised(form, inputs, residual=residual, relu=fused.relu)
+    made = normalised(form, inputs, residual=residual, activation=fused.activation)
     return _checked(call, (made,))
 
 

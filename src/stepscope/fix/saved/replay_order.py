@@ -1,8 +1,8 @@
 """What is made again at each node of backward, and how much of it is there at once.
 
 Replay makes one thing after the other, what it starts from first, and lets go of what nobody reads
-any more. What is encoded is decoded for each operator that reads it. A sum and a ReLU behind a norm
-are made with it: what lies between them is never there.
+any more. What is encoded is decoded for each operator that reads it. A sum and an activation behind
+a norm are made with it: what lies between them is never there.
 """
 
 from __future__ import annotations
