@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.time_limit import AddedTime
     from stepscope.records.memory_targets import MemoryTarget
 
-MOST_TRIES = 5  # plans
+MOST_TRIES = 7  # plans
 _AIM = 0.95  # of the time allowed
 _ENOUGH = 0.8  # of it: a plan that takes so much is not made again
 _LEAST_SHARE, _MOST_SHARE = 0.1, 0.9  # of the way between two plans
