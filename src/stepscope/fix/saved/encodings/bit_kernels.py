@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 
 from stepscope.fix.saved.encodings.encoded import BITS_OF
-from stepscope.fix.saved.encodings.quick_launch import launch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,8 +96,7 @@ def _packed(values: Tensor, width: int, infinity: int = 0, largest: int = 0) -> 
     """With `infinity`, the values are patterns of floats: their signs are packed."""
     count = values.numel()
     packed = torch.empty(-(-count * width // 8), dtype=torch.uint8, device=values.device)
-    launch(
-        _pack, _programs(len(packed)),
+    _pack[_programs(len(packed))](
         values, packed, count, INFINITY=infinity, LARGEST=largest, WIDTH=width, BYTES=_BYTES,
         num_warps=_WARPS,
     )  # fmt: skip
@@ -108,15 +106,8 @@ def _packed(values: Tensor, width: int, infinity: int = 0, largest: int = 0) -> 
 def unpack(packed: Tensor, count: int, *, width: int, dtype: torch.dtype) -> Tensor:
     values = torch.empty(count, dtype=dtype, device=packed.device)
     target = values.view(torch.uint8) if dtype == torch.bool else values
-    launch(
-        _unpack,
-        _programs(len(packed)),
-        packed,
-        target,
-        count,
-        WIDTH=width,
-        BYTES=_BYTES,
-        num_warps=_WARPS,
+    _unpack[_programs(len(packed))](
+        packed, target, count, WIDTH=width, BYTES=_BYTES, num_warps=_WARPS
     )
     return values
 
@@ -125,15 +116,8 @@ def relu_backward(gradient: Tensor, packed: Tensor) -> Tensor:
     """For a dense gradient that lies in memory as the ReLU's output did."""
     flat = gradient.as_strided((gradient.numel(),), (1,)).view(BITS_OF[gradient.itemsize])
     result = torch.empty_like(flat)
-    launch(
-        _relu_backward,
-        _programs(len(packed)),
-        flat,
-        packed,
-        result,
-        len(flat),
-        BYTES=_BYTES,
-        num_warps=_WARPS,
+    _relu_backward[_programs(len(packed))](
+        flat, packed, result, len(flat), BYTES=_BYTES, num_warps=_WARPS
     )
     return result.view(gradient.dtype).as_strided(gradient.shape, gradient.stride())
 
@@ -208,8 +192,7 @@ def pack_window(
     packed = torch.empty(
         -(-flat.numel() * window.width // 8), dtype=torch.uint8, device=flat.device
     )
-    launch(
-        _pack_window, _programs(len(packed)),
+    _pack_window[_programs(len(packed))](
         flat, packed, flat.numel(), *_window_arguments(shape, stride, starts, window),
         WIDTH=window.width, BYTES=_BYTES, num_warps=_WARPS,
     )  # fmt: skip
@@ -221,8 +204,7 @@ def unpack_window(
 ) -> Tensor:
     count = math.prod(shape)
     indices = torch.empty(count, dtype=torch.int64, device=packed.device)
-    launch(
-        _unpack_window, _programs(len(packed)),
+    _unpack_window[_programs(len(packed))](
         packed, indices, count, *_window_arguments(shape, stride, starts, window),
         WIDTH=window.width, BYTES=_BYTES, num_warps=_WARPS,
     )  # fmt: skip

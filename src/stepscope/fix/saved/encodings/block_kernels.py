@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 
 from stepscope.fix.saved.encodings.four_bits import GROUP, LEAST_STEP, LEVELS
-from stepscope.fix.saved.encodings.quick_launch import launch
 from stepscope.fix.saved.encodings.reduced import BLOCK, MOST_SHIFT
 
 if TYPE_CHECKING:
@@ -112,8 +111,7 @@ def pack_blocks(flat: Tensor, kind: ShortFloat) -> ScaledBlocks:
     count, blocks = flat.numel(), triton.cdiv(flat.numel(), BLOCK)
     short = torch.empty(count, dtype=kind.dtype, device=flat.device)
     shifts = torch.empty(blocks, dtype=torch.int8, device=flat.device)
-    launch(
-        _pack_blocks, (triton.cdiv(blocks, _GROUPS),),
+    _pack_blocks[(triton.cdiv(blocks, _GROUPS),)](
         flat, _stored(short), shifts, count, TOP=kind.top, MOST=MOST_SHIFT,
         MANTISSA=kind.mantissa, BIAS=kind.bias, ROWS=_GROUPS, BLOCK=BLOCK, num_warps=_WARPS,
     )  # fmt: skip
@@ -122,8 +120,7 @@ def pack_blocks(flat: Tensor, kind: ShortFloat) -> ScaledBlocks:
 
 def unpack_blocks(parts: ScaledBlocks, count: int, dtype: torch.dtype, kind: ShortFloat) -> Tensor:
     values = torch.empty(count, dtype=dtype, device=parts.values.device)
-    launch(
-        _unpack_blocks, (triton.cdiv(len(parts.shifts), _GROUPS),),
+    _unpack_blocks[(triton.cdiv(len(parts.shifts), _GROUPS),)](
         _stored(parts.values), parts.shifts, values, count, MANTISSA=kind.mantissa,
         BIAS=kind.bias, ROWS=_GROUPS, BLOCK=BLOCK, num_warps=_WARPS,
     )  # fmt: skip
@@ -207,8 +204,7 @@ def pack_groups(flat: Tensor, seed: int) -> FourBitGroups:
     codes = torch.empty(groups * GROUP // 2, dtype=torch.uint8, device=flat.device)
     lowest = torch.empty(groups, dtype=torch.float32, device=flat.device)
     step = torch.empty_like(lowest)
-    launch(
-        _pack_groups, (triton.cdiv(groups, _GROUPS),),
+    _pack_groups[(triton.cdiv(groups, _GROUPS),)](
         flat, codes, lowest, step, seed, count, LEVELS=LEVELS, LEAST=LEAST_STEP, ROWS=_GROUPS,
         GROUP=GROUP, num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
@@ -217,8 +213,7 @@ def pack_groups(flat: Tensor, seed: int) -> FourBitGroups:
 
 def unpack_groups(parts: FourBitGroups, count: int, dtype: torch.dtype) -> Tensor:
     values = torch.empty(count, dtype=dtype, device=parts.codes.device)
-    launch(
-        _unpack_groups, (triton.cdiv(len(parts.lowest), _GROUPS),),
+    _unpack_groups[(triton.cdiv(len(parts.lowest), _GROUPS),)](
         parts.codes, parts.lowest, parts.step, values, count, ROWS=_GROUPS, GROUP=GROUP,
         num_warps=_WARPS, enable_fp_fusion=False,
     )  # fmt: skip

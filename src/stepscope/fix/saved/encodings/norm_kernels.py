@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from stepscope.fix.saved.encodings.quick_launch import launch
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -143,8 +141,7 @@ def normalise_planes(
     result, count = torch.empty_like(x), x.numel()
     block = _BLOCK if inner >= _BLOCK else _SHORT_BLOCK
     block = block if inner >= block else _BLOCK_OF_MANY_PLANES
-    launch(
-        _normalise_planes, (triton.cdiv(count, block),),
+    _normalise_planes[(triton.cdiv(count, block),)](
         *inputs, result if residual is None else residual, result, count, inner, x.shape[1],
         share or 1, FORM=_FORMS[form], GROUPED=share is not None, WIDE=inner >= block,
         ADDS=residual is not None, ACTIVATION=_ACTIVATIONS[activation], BLOCK=block,
@@ -167,8 +164,7 @@ def normalise_rows(
     result = torch.empty_like(x)
     rows, columns = x.numel() // width, min(_MOST_COLUMNS, triton.next_power_of_2(width))
     rows_at_once = _MOST_COLUMNS // columns
-    launch(
-        _normalise_rows, (triton.cdiv(rows, rows_at_once), triton.cdiv(width, columns)),
+    _normalise_rows[(triton.cdiv(rows, rows_at_once), triton.cdiv(width, columns))](
         *inputs, result if residual is None else residual, result, rows, width,
         FORM=_FORMS[form], BY_COLUMN=by_column, ADDS=residual is not None,
         ACTIVATION=_ACTIVATIONS[activation], ROWS=rows_at_once, COLUMNS=columns,

@@ -9,8 +9,6 @@ import torch
 import triton
 import triton.language as tl
 
-from stepscope.fix.saved.encodings.quick_launch import launch
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -71,27 +69,17 @@ def pack_nonzero(patterns: Tensor, room: int) -> NonZeroParts:
     mask = torch.empty(-(-count // 8), dtype=torch.uint8, device=device)
     counts = torch.empty(blocks, dtype=torch.int64, device=device)
     values = torch.empty(room, dtype=patterns.dtype, device=device)
-    launch(_count_nonzero, (blocks,), patterns, mask, counts, count, BLOCK=_BLOCK, num_warps=_WARPS)
+    _count_nonzero[(blocks,)](patterns, mask, counts, count, BLOCK=_BLOCK, num_warps=_WARPS)
     ends = counts.cumsum(0)
-    launch(
-        _gather_nonzero,
-        (blocks,),
-        patterns,
-        ends,
-        counts,
-        values,
-        count,
-        room,
-        BLOCK=_BLOCK,
-        num_warps=_WARPS,
+    _gather_nonzero[(blocks,)](
+        patterns, ends, counts, values, count, room, BLOCK=_BLOCK, num_warps=_WARPS
     )
     return NonZeroParts(mask, values, ends - counts, ends[-1].clone())
 
 
 def unpack_nonzero(parts: NonZeroParts, count: int) -> Tensor:
     patterns = torch.empty(count, dtype=parts.values.dtype, device=parts.values.device)
-    launch(
-        _spread_nonzero, (len(parts.starts),),
+    _spread_nonzero[(len(parts.starts),)](
         parts.mask, parts.starts, parts.values, patterns, count, len(parts.values),
         BLOCK=_BLOCK, num_warps=_WARPS,
     )  # fmt: skip
