@@ -35,6 +35,9 @@ _IN_TORCH = ("shift", "apart")
 _IN_KERNELS = ("weighted", "scaled", "centred", "shift", "apart")
 # A statistic is kept for good: for fewer elements than this it is not worth it.
 _LEAST_PER_STATISTIC = 32
+# Torch's layer norm takes one pass, too, and half as long again. A Triton kernel costs the host 15
+# microseconds more than it (H200): so long takes the difference for these bytes.
+_LEAST_LAYER_BYTES = 48 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,14 @@ def _form_named(name: str) -> NormForm:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class _NormRows:
     """Neighbours in memory have different weights; statistics are the columns' or the rows'."""
 
     by_column: bool
 
 
 @dataclass(frozen=True, slots=True)
-class _Planes:
+class _NormPlanes:
     """So many neighbours in memory share a channel; where `share` is known, as many channels of
     one sample share their statistics."""
 
@@ -119,10 +122,13 @@ def norm_inputs(func: Any, args: Any, result: Any) -> tuple[str, NormInputs] | N
 
 
 def orders_for(kind: str, inputs: NormInputs) -> tuple[str, ...]:
-    """The orders that can be tried."""
-    if kernels_for(inputs.x, "norm_kernels") is not None:
+    """The orders that are worth trying."""
+    x = inputs.x
+    if kind == _LAYER and (x.device.type == "cpu" or x.nbytes < _LEAST_LAYER_BYTES):
+        return ()
+    if kernels_for(x, "norm_kernels") is not None:
         return _IN_KERNELS
-    return _IN_TORCH if inputs.x.device.type == "cpu" and kind != _LAYER else ()
+    return _IN_TORCH if x.device.type == "cpu" else ()
 
 
 def needed_again(func: Any, args: Any, result: Any) -> tuple[torch.Tensor, ...]:
@@ -140,23 +146,23 @@ def _trains(args: Any) -> bool:
     return bool(args[TRAINING_PLACE])
 
 
-def _layout(kind: str, inputs: NormInputs) -> _Rows | _Planes | None:
+def _layout(kind: str, inputs: NormInputs) -> _NormRows | _NormPlanes | None:
     """None where memory has gaps or another order, or where numbers do not fit."""
     x, statistics = inputs.x, inputs.mean.numel()
     if not x.numel() or x.dim() < 2 or inputs.inverse.numel() != statistics:
         return None
     if kind == _LAYER:
         whole = x.is_contiguous() and statistics * inputs.weight.numel() == x.numel()
-        return _Rows(by_column=False) if whole else None
+        return _NormRows(by_column=False) if whole else None
     if inputs.weight.numel() != x.shape[1]:
         return None
     inner = _inner_size(x)
     if kind == _BATCH:
         if inner is None or statistics != x.shape[1]:
             return None
-        return _Rows(by_column=True) if inner == 1 else _Planes(inner, None)
+        return _NormRows(by_column=True) if inner == 1 else _NormPlanes(inner, None)
     planes = x.shape[0] * x.shape[1]
-    return _Planes(inner, planes // statistics) if inner and x.is_contiguous() else None
+    return _NormPlanes(inner, planes // statistics) if inner and x.is_contiguous() else None
 
 
 def _inner_size(x: torch.Tensor) -> int | None:
@@ -174,7 +180,7 @@ def _in_one_kernel(
     kernels, layout = kernels_for(inputs.x, "norm_kernels"), _layout(form.kind, inputs)
     tensors = inputs.x, inputs.weight, inputs.bias, inputs.mean, inputs.inverse
     made: torch.Tensor
-    if isinstance(layout, _Rows):
+    if isinstance(layout, _NormRows):
         made = kernels.normalise_rows(
             form.order,
             tensors,
