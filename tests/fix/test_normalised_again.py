@@ -121,6 +121,22 @@ def test_statistics_are_always_kept() -> None:
 
 
 @needs_exact
+def test_the_costs_of_rows_add_up_to_what_is_repeated() -> None:
+    """A norm whose result nobody reads but the ReLU behind it counts with that; its statistics,
+    which are kept, cost nothing."""
+    model, x = net()
+    saver = save_memory(model)
+    trained(model, x)
+    assert saver.plan is not None
+    record = next(iter(saver._passes.values())).record
+    assert record is not None
+    repeated_ns = sum(record.operators[call.operator].again_ns for call in saver.plan.repeated)
+    recomputed = [row for row in saver.plan.rows if row.action == "recompute"]
+    assert sum(row.cost_ns for row in recomputed) == repeated_ns > 0
+    assert {row.operator for row in recomputed if "norm" in row.operator} == set()
+
+
+@needs_exact
 def test_a_plan_says_how_and_can_be_read_back(times: list[tuple[bool, str | None]]) -> None:
     model, x = net()
     start = copy.deepcopy(model.state_dict())

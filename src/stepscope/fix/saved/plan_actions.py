@@ -80,9 +80,9 @@ def planned_action(
 def _action(record: StepRecord, selection: ValueSelection, number: int) -> str:
     if number in selection.encoded:
         return ENCODE
-    if number in selection.kept or record.values[number].producer not in selection.repeated:
-        return KEEP
-    return RECOMPUTE
+    value = record.values[number]
+    stays = number in selection.kept or value.needed_again
+    return KEEP if stays or value.producer not in selection.repeated else RECOMPUTE
 
 
 def _shown_action(record: StepRecord, selection: ValueSelection, number: int) -> str:
@@ -110,12 +110,15 @@ def rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
         elif use.value is not None:
             encoded_uses[use.value].add(selection.encoded_uses[number])
     before = {use.value for use in record.uses}
+    repeated_ns = _repeated_ns(record, selection, needed)
     for number in sorted(needed | set(encoded_uses)):
         value = record.values[number]
         if value.owned:
             continue
         if number in needed:
-            row = _row(record, value, *_treatment(record, selection, number))
+            action, held_bytes, cost_ns = _treatment(record, selection, number)
+            cost_ns = repeated_ns.get(number, cost_ns)
+            row = _row(record, value, action, held_bytes, cost_ns)
         else:
             options = sorted(encoded_uses[number], key=lambda option: option.encoding)
             names = ", ".join(dict.fromkeys(described(option.encoding) for option in options))
@@ -125,11 +128,35 @@ def rows(record: StepRecord, selection: ValueSelection) -> Iterator[PlanRow]:
         yield replace(row, was_kept=number in before)
 
 
+def _repeated_ns(record: StepRecord, selection: ValueSelection, shown: set[int]) -> dict[int, int]:
+    """By recomputed value that is shown: what it takes, with all that is made on the way and not
+    shown itself. What several need counts once, with the first: all add up to what is repeated."""
+    taken: set[int] = set()
+    times: dict[int, int] = {}
+    for number in sorted(shown):
+        if _action(record, selection, number) != RECOMPUTE:
+            continue
+        times[number], waiting = 0, [record.values[number].producer]
+        while waiting:
+            producer = waiting.pop()
+            if producer is None or producer in taken:
+                continue
+            taken.add(producer)
+            call = record.operators[producer]
+            times[number] += call.again_ns
+            waiting += [
+                record.values[value].producer
+                for value in call.inputs
+                if value not in shown and _action(record, selection, value) == RECOMPUTE
+            ]
+    return times
+
+
 def _treatment(record: StepRecord, selection: ValueSelection, number: int) -> tuple[str, int, int]:
-    """Action, bytes held and time."""
+    """Action, bytes held and time; recomputed ones have theirs elsewhere."""
     value, action = record.values[number], _shown_action(record, selection, number)
-    if action == RECOMPUTE and value.producer is not None:
-        return action, 0, record.operators[value.producer].again_ns
+    if action == RECOMPUTE:
+        return action, 0, 0
     option = selection.encoded.get(number)
     if option is None:
         return action, value.size_bytes, 0
