@@ -108,7 +108,7 @@ MACHINES = [
 ]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(5)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_plan_that_fits_is_found_in_a_few_tries(machine: Machine) -> None:
     for limit in LIMITS:

@@ -105,7 +105,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("at", [4, 7])
 def test_what_changes_between_passes_is_noticed(name: str, at: int) -> None:

@@ -118,7 +118,7 @@ def _torn(allocator: Allocator) -> Callable[..., None]:
     return step
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam])
 @pytest.mark.parametrize("begins", [0, 2])
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])

@@ -215,7 +215,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[Any, ...]]]] =
 }
 
 
-@pytest.mark.few(35)
+@pytest.mark.few(20)
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("shared", [False, True], ids=["each", "shared"])
 def test_operator(name: str, shared: bool) -> None:

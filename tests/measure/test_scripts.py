@@ -65,7 +65,7 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
 SLOW = ("accumulation", "gan", "workers")  # in `make test-slow`
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("script", "how", "ranks", "steps"),
     [

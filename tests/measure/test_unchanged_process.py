@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+import pytest
 from typing import Any
 
 TRAIN = """
@@ -160,6 +161,7 @@ def test_a_scripts_own_profilers_say_and_write_what_they_always_do(tmp_path: Pat
     check_own_profilers(tmp_path, "main")
 
 
+@pytest.mark.slow
 def test_a_log_level_of_the_users_own_is_theirs(tmp_path: Path) -> None:
     check_own_profilers(tmp_path, "main", KINETO_LOG_LEVEL="3")
 

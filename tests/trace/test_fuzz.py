@@ -189,7 +189,7 @@ def sparse_copy(rng: Generator, text: bytes) -> bytes:
 MUTATIONS = [cut, flip, flip_many, insert, delete, repeat, splice, sparse_copy]
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 @pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda mutate: mutate.__name__)
 @pytest.mark.parametrize("name", GOLDENS)
 @pytest.mark.parametrize("block", BLOCKS)

@@ -106,7 +106,7 @@ def _text_of(report: Path) -> str:
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", bare)))
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "name",
     [
@@ -126,7 +126,7 @@ def test_figures_of_a_golden_trace_agree(name: str, tmp_path: Path) -> None:
     check(answer(GOLDEN / name, tmp_path))
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("beside", [True, False], ids=["measured", "traces only"])
 @pytest.mark.parametrize("name", PLAYED)
 def test_figures_of_a_played_job_agree(name: str, beside: bool, tmp_path: Path) -> None:
