@@ -9,8 +9,9 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-import pytest
 from typing import Any
+
+import pytest
 
 TRAIN = """
     import torch
