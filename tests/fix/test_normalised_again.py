@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -152,6 +153,64 @@ def test_a_plan_says_how_and_can_be_read_back(times: list[tuple[bool, str | None
     assert same_bits(first, trained(model, x))
     assert again.notes == []
     assert times
+
+
+@needs_exact
+def test_a_plan_from_elsewhere_is_tried_on_the_values_of_here(
+    times: list[tuple[bool, str | None]],
+) -> None:
+    """A library that multiplies and adds in another order made it: this one's order is found."""
+    plain = trained(*net())
+    model, x = net()
+    first = save_memory(model)
+    trained(model, x)
+    assert first.plan is not None
+    other = replace(
+        first.plan,
+        repeated=tuple(
+            replace(call, again="apart" if call.again == "shift" else call.again)
+            for call in first.plan.repeated
+        ),
+    )
+    model, x = net()
+    times.clear()
+    saver = save_memory(model, plan=other)
+    assert same_bits(plain, trained(model, x))
+    assert saver.notes == []
+    assert times
+
+
+@needs_exact
+def test_fresh_weights_do_not_hide_which_order_is_right() -> None:
+    """Times 1 and plus 0 most orders give the same bits; they differ after the first update."""
+    x, ones, zeros = torch.randn(4, 6, 14, 14) + 1, torch.ones(6), torch.zeros(6)
+    arguments = (x, ones, zeros, None, None, True, 0.1, 1e-5)
+    result = torch.ops.aten.native_batch_norm.default(*arguments)
+    inputs = NormInputs(x, ones, zeros, *result[1:])
+    assert torch.equal(normalised("apart", inputs), result[0])
+    operator = torch.ops.aten.native_batch_norm.default
+    before = torch.get_rng_state()
+    assert again_trials.form_here("apart", operator, arguments, result) == "shift"
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_where_no_order_of_a_plan_is_right_the_norm_itself_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, times: list[tuple[bool, str | None]]
+) -> None:
+    plain = trained(*net())
+    model, x = net()
+    first = save_memory(model)
+    trained(model, x)
+    assert first.plan is not None
+    monkeypatch.setattr(
+        normalised_again, "_in_torch", lambda _form, inputs: inputs.x * inputs.inverse.mean()
+    )
+    model, x = net()
+    times.clear()
+    saver = save_memory(model, plan=first.plan)
+    assert same_bits(plain, trained(model, x))
+    assert saver.notes == []
+    assert times == []
 
 
 def test_an_order_that_differs_in_one_bit_is_not_used(

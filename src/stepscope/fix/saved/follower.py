@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stepscope.fix.saved.again_trials import form_here
 from stepscope.fix.saved.encoding_names import OffloadPoints, described
 from stepscope.fix.saved.encodings import (
     Encoded,
@@ -23,7 +24,7 @@ from stepscope.fix.saved.encodings import (
     offload,
 )
 from stepscope.fix.saved.graph_capture import is_capturing
-from stepscope.fix.saved.normalised_again import needed_again
+from stepscope.fix.saved.normalised_again import FUSED, needed_again
 from stepscope.fix.saved.operators import (
     facts,
     is_plain,
@@ -59,10 +60,11 @@ class FollowedPlan:
 
     plan: SavePlan
     repeated: dict[int, tuple[bool, ...]]
-    again: dict[int, str]  # a cheaper way than the operator itself
+    again: dict[int, str | None]  # a cheaper way than the operator itself
     kept: dict[int, dict[int, str | None]]  # results by operator and slot: how they are encoded
     left_at: frozenset[int]  # saved tensors at which offloaded values have left the device
     fetch_at: frozenset[int]  # and at which others have to be fetched
+    tried_again: set[int] = field(default_factory=set)  # operators: their way was tried here
 
     @classmethod
     def of(cls, plan: SavePlan) -> FollowedPlan:
@@ -73,7 +75,7 @@ class FollowedPlan:
         points = [OffloadPoints.of(result.encoding) for result in plan.results]
         left_at = frozenset(one.left_at for one in points if one is not None)
         fetch_at = frozenset(one.fetch_at for one in points if one is not None)
-        again = {call.operator: call.again for call in plan.repeated if call.again is not None}
+        again = {call.operator: call.again for call in plan.repeated}
         return cls(plan, repeated, again, kept, left_at, fetch_at)
 
     def at_point(self, number: int, held: Any) -> Any:
@@ -209,12 +211,23 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             held.append(kept)
         written = facts(func).written
         template = CallTemplate.of(func, args, kwargs, written[0] if written else None)
-        again = self._followed.again.get(self._ordinal - 1)
+        again = self._cheaper_way(func, args, result)
         if again is not None:
             template = replace(template, again=again)
             held += [KeptTensor.of(tensor) for tensor in needed_again(func, args, result)]
         parents = calls_among(held)
         return RepeatableCall(template, tuple(held), (None,) * len(held), parents=parents)
+
+    def _cheaper_way(self, func: Any, args: Any, result: Any) -> str | None:
+        """As planned; of a norm, if it gives these values to the last bit."""
+        followed, number = self._followed, self._ordinal - 1
+        planned = followed.again.get(number)
+        if planned in (None, FUSED) or number in followed.tried_again:
+            return planned
+        assert planned is not None
+        followed.tried_again.add(number)
+        followed.again[number] = form_here(planned, func, args, result)
+        return followed.again[number]
 
     def _register(
         self,

@@ -80,7 +80,7 @@ class MemorySaver:
         self._dry_run = dry_run
         self._warmup = warmup
         self._lossy = lossy
-        self._given = None if plan is None else FollowedPlan.of(plan)
+        self._given = plan
         self._latest: SavePlan | None = plan
         self._start_over()
         self._inner = ModuleHooks(self._enters_inner, self._leaves_inner)
@@ -398,7 +398,7 @@ class MemorySaver:
         plan = self.plan
         if self._given is None and plan is not None and self._target.batch is not None:
             return FollowedPlan.of(plan.for_other_shapes())
-        return self._given
+        return None if self._given is None else FollowedPlan.of(self._given)
 
     def _follows(self, followed: FollowedPlan) -> bool:
         return not self._dry_run and followed.plan.changes_something()

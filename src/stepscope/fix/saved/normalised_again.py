@@ -30,7 +30,7 @@ _BATCH, _GROUP, _LAYER = "batch", "group", "layer"
 _KINDS = {"native_group_norm": _GROUP, "native_layer_norm": _LAYER} | dict.fromkeys(
     BATCH_NORMS, _BATCH
 )
-_WEIGHT_PLACES = {_BATCH: (1, 2), _GROUP: (1, 2), _LAYER: (2, 3)}  # among the arguments
+WEIGHT_PLACES = {_BATCH: (1, 2), _GROUP: (1, 2), _LAYER: (2, 3)}  # among the arguments
 _IN_TORCH = ("shift", "apart")
 _IN_KERNELS = ("weighted", "scaled", "centred", "shift", "apart")
 # A statistic is kept for good: for fewer elements than this it is not worth it.
@@ -65,7 +65,7 @@ class NormForm:
 
 
 @functools.cache
-def _form_named(name: str) -> NormForm:
+def form_named(name: str) -> NormForm:
     kind, _, order = name.rpartition(" ")
     return NormForm(kind or _BATCH, order)
 
@@ -94,7 +94,7 @@ def normalised(
     activation: str | None = None,
 ) -> torch.Tensor:
     """The norm's result, plus `residual`, through an activation."""
-    known = _form_named(form)
+    known = form_named(form)
     if kernels_for(inputs.x, "norm_kernels") is None:
         made = _in_torch(known, inputs)
     elif residual is None or lies_like(residual, inputs.x):
@@ -112,7 +112,7 @@ def norm_inputs(func: Any, args: Any, result: Any) -> tuple[str, NormInputs] | N
     kind = _KINDS.get(plain_name(func))
     if kind is None or (kind == _BATCH and not (len(args) > TRAINING_PLACE and _trains(args))):
         return None
-    weight, bias = (args[place] if place < len(args) else None for place in _WEIGHT_PLACES[kind])
+    weight, bias = (args[place] if place < len(args) else None for place in WEIGHT_PLACES[kind])
     if weight is None or bias is None:
         return None
     inputs = NormInputs(args[0], weight, bias, result[1], result[2])
