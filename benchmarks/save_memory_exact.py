@@ -13,12 +13,14 @@ import argparse
 import gc
 import importlib
 import os
+import random
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+import numpy
 import torch
 
 sys.path.append(str(Path(__file__).parent.parent / "src"))
@@ -88,7 +90,7 @@ def _trained(
 ) -> tuple[dict[str, torch.Tensor], Any, list[str]]:
     _clean(device)
     training = importlib.import_module(f"library_models.{cell['model']}")
-    torch.manual_seed(0)
+    _seed()
     model = training.build(tiny).to(device)
     if "channels last" in cell["precision"]:
         model = model.to(memory_format=torch.channels_last)
@@ -109,6 +111,13 @@ def _trained(
             seen[f"gradient of {name}"] = value.grad.cpu()
     plan = None if saver is None else saver.plan
     return seen, plan, [] if saver is None else list(saver.notes)
+
+
+def _seed() -> None:
+    """Some models draw masks with numpy, or leave out layers with Python's own random numbers."""
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
 
 
 def _autocast(precision: str, device: str) -> Any:

@@ -57,6 +57,15 @@ def trained(model: nn.Module, x: torch.Tensor, steps: int = 6) -> list[torch.Ten
     return [*seen, *(buffer.clone() for buffer in model.buffers())]
 
 
+def planned() -> SavePlan:
+    """For `net()`, after a few of its steps."""
+    model, x = net()
+    saver = save_memory(model)
+    trained(model, x)
+    assert saver.plan is not None
+    return saver.plan
+
+
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, str | None]]:
     """Of every norm that backward made again: whether something was added, and which activation
@@ -111,13 +120,9 @@ def test_training_is_exact_and_what_follows_is_done_in_the_same_pass(
 @needs_exact
 def test_statistics_are_always_kept() -> None:
     """They are what the result is made from."""
-    model, x = net()
-    saver = save_memory(model)
-    trained(model, x)
-    assert saver.plan is not None
-    again = {call.operator for call in saver.plan.repeated if call.again == "shift"}
-    assert again
-    small = [use for use in saver.plan.uses if use.shape == (6,)]
+    plan = planned()
+    assert any(call.again == "shift" for call in plan.repeated)
+    small = [use for use in plan.uses if use.shape == (6,)]
     assert {use.action for use in small} == {"keep"}
 
 
@@ -160,16 +165,12 @@ def test_a_plan_from_elsewhere_is_tried_on_the_values_of_here(
     times: list[tuple[bool, str | None]],
 ) -> None:
     """A library that multiplies and adds in another order made it: this one's order is found."""
-    plain = trained(*net())
-    model, x = net()
-    first = save_memory(model)
-    trained(model, x)
-    assert first.plan is not None
+    plain, plan = trained(*net()), planned()
     other = replace(
-        first.plan,
+        plan,
         repeated=tuple(
             replace(call, again="apart" if call.again == "shift" else call.again)
-            for call in first.plan.repeated
+            for call in plan.repeated
         ),
     )
     model, x = net()
@@ -197,17 +198,13 @@ def test_fresh_weights_do_not_hide_which_order_is_right() -> None:
 def test_where_no_order_of_a_plan_is_right_the_norm_itself_is_repeated(
     monkeypatch: pytest.MonkeyPatch, times: list[tuple[bool, str | None]]
 ) -> None:
-    plain = trained(*net())
-    model, x = net()
-    first = save_memory(model)
-    trained(model, x)
-    assert first.plan is not None
+    plain, plan = trained(*net()), planned()
     monkeypatch.setattr(
         normalised_again, "_in_torch", lambda _form, inputs: inputs.x * inputs.inverse.mean()
     )
     model, x = net()
     times.clear()
-    saver = save_memory(model, plan=first.plan)
+    saver = save_memory(model, plan=plan)
     assert same_bits(plain, trained(model, x))
     assert saver.notes == []
     assert times == []

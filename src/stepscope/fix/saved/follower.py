@@ -222,9 +222,8 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         """As planned; of a norm, if it gives these values to the last bit."""
         followed, number = self._followed, self._ordinal - 1
         planned = followed.again.get(number)
-        if planned in (None, FUSED) or number in followed.tried_again:
+        if planned is None or planned == FUSED or number in followed.tried_again:
             return planned
-        assert planned is not None
         followed.tried_again.add(number)
         followed.again[number] = form_here(planned, func, args, result)
         return followed.again[number]
