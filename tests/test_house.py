@@ -159,10 +159,10 @@ def test_help_imports_nothing_heavy() -> None:
         assert verb in done.stdout
 
 
-MOST_LINES = 450
+MOST_LINES = 600  # a file is a subject: cut where another subject begins, not at a number
 
 
-def test_no_product_file_is_over_450_lines() -> None:
+def test_no_product_file_is_too_long_for_one_subject() -> None:
     lengths = {
         file.relative_to(SOURCE): len(file.read_text().splitlines())
         for suffix in ("py", "js", "mjs")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from benches import bench_for
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.whatifs import WHATIFS
+from stepscope.predict.batch_loops import count_layer_runs
+from stepscope.predict.whatifs import WHATIFS, parse_setting
+from stepscope.ui.whatif import gain_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +87,44 @@ def test_half_and_half_again_is_a_quarter(tmp_path: Path) -> None:
 
 def test_recurrent_layers_make_another_batch_doubtful(tmp_path: Path) -> None:
     """Libraries have other kernels for other numbers of rows."""
-    for name, doubt in (("aten::mm", 0.0), ("aten::_cudnn_rnn", 0.12)):
-        outcome = WHATIFS["batch"].apply(bench_of(tmp_path, name).context, "x2")
-        layer, *others = outcome.context.graph.tasks.dur_ns.tolist()
-        assert outcome.doubt == pytest.approx(doubt * layer / (layer + sum(others)))
+    plain, recurrent = (
+        WHATIFS["batch"].apply(bench_of(tmp_path, name).context, "x2")
+        for name in ("aten::mm", "aten::_cudnn_rnn")
+    )
+    layer, *others = recurrent.context.graph.tasks.dur_ns.tolist()
+    more = 0.12 * layer / (layer + sum(others))
+    assert recurrent.doubt == pytest.approx(math.hypot(plain.doubt, more))
+
+
+def looping(folder: Path, runs: int) -> Bench:
+    """A step on the CPU that runs one layer `runs` times, 100 us of Python before each."""
+    events: list[dict[str, Any]] = []
+    floats = {"dtypes": ["float", "float"]}
+    for number in range(3):
+        at = (140.0 * runs + 400) * number
+        events += step(number, start=at, dur=140 * runs + 400)
+        for _ in range(runs):
+            at += 140
+            shapes = [[1, 64], [64, 64]]
+            events += op("aten::linear", start=at, dur=40, shapes=shapes, sequence=number, **floats)
+        linked = {"sequence": number, "forward_thread": MAIN, "thread": AUTOGRAD}
+        engine = "autograd::engine::evaluate_function: LinearBackward0"
+        events += op(engine, start=at + 200, dur=60, **linked)
+        events += op(
+            "torch::autograd::AccumulateGrad", start=at + 300, dur=20, thread=AUTOGRAD,
+            shapes=[[64, 64]], dtypes=["float"],
+        )  # fmt: skip
+    return bench_for(read_trace(write(folder / f"{runs}.json", events)))
+
+
+def test_a_step_that_loops_over_a_layer_may_grow_by_calls_or_by_rows(tmp_path: Path) -> None:
+    """One size does not tell which: the interval holds both, and promises nothing."""
+    plain, loops = (looping(tmp_path, runs) for runs in (1, 100))
+    assert count_layer_runs(plain.context) == 1
+    assert count_layer_runs(loops.context) == 100
+    prediction = loops.predict([parse_setting("batch=x2")])
+    gain = gain_of(prediction)
+    assert not gain.is_sure
+    assert prediction.low_ms < 1.1 * prediction.baseline_ms
+    assert prediction.high_ms > 1.7 * prediction.baseline_ms
+    assert "100 times" in " ".join(prediction.assumptions)

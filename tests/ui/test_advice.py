@@ -16,8 +16,9 @@ import stepscope
 from stepscope.errors import NotCapturedError
 from stepscope.explain.explain_job import JobTraces, explain_job
 from stepscope.explain.rank_analysis import RankAnalysis
+from stepscope.explain.verdict import put_cause_first
 from stepscope.predict.whatifs import parse_setting, remedy_ids, settings_for_remedy
-from stepscope.records.explanation import Advice, Explanation, Finding, Remedy
+from stepscope.records.explanation import Advice, Explanation, Finding, Headline, Place, Remedy
 from stepscope.records.job import RankSteps
 from stepscope.records.quality import Note
 from stepscope.records.remedies import RESERVED
@@ -60,7 +61,17 @@ def advised(setting: str, saved: float, verdict: Any = "faster") -> Advice:
         setting=setting, label=setting, verdict=verdict, summary="", saved_ms=saved,
         saved_low_ms=saved - 1, saved_high_ms=saved + 1, baseline_ms=24.9,
         predicted_ms=24.9 - saved,
-        low_ms=23.9 - saved, high_ms=25.9 - saved, throughput_factor=1.0,
+        low_ms=23.9 - saved, high_ms=25.9 - saved, throughput_factor=24.9 / (24.9 - saved),
+    )  # fmt: skip
+
+
+def larger_batch(saved: float) -> Advice:
+    """Twice the samples in a step: what is saved is the time for the samples of a present one."""
+    step = 2 * (24.9 - saved)
+    factor = 24.9 / (24.9 - saved)
+    return replace(
+        advised("batch=x2", saved), label="twice the batch", predicted_ms=step,
+        throughput_factor=factor,
     )  # fmt: skip
 
 
@@ -128,15 +139,60 @@ def offering(name: str, severity: Any, *remedies: str) -> Finding:
     )  # fmt: skip
 
 
-def test_next_is_the_largest_saving_of_all_findings_and_advice(explained: Explanation) -> None:
+def test_next_treats_the_verdict_and_larger_gains_stand_on_a_line_of_their_own(
+    explained: Explanation,
+) -> None:
     first, second = offering("a", "high", "compile"), offering("b", "low", "bf16")
     plain = replace(explained, findings=(first, second))
     small, large = advised("compile", 2.0), advised("precision=bf16", 8.0)
     after = add_advice(plain, seen_by(plain, small, large))
-    assert after.next == "do bf16 (predicted to save 8.00 of 24.9 ms)"
-    plain = replace(explained, findings=(first,))
-    after = add_advice(plain, seen_by(plain, small, advised("optimizer=fused", 8.0)))
-    assert after.next == "try optimizer=fused (predicted to save 8.00 of 24.9 ms)"
+    assert after.next == "do compile (predicted to save 2.00 of 24.9 ms)"
+    assert after.headline == Headline(finding="a", remedy="compile")
+    assert after.also == "precision=bf16: saves 8.00 of 24.9 ms"
+    assert explanation_json(after)["headline"] == {"finding": "a", "remedy": "compile"}
+
+
+def test_a_larger_batch_is_next_only_where_the_batch_is_too_small(explained: Explanation) -> None:
+    for name in ("straggler", "recompiles", "host-bound", "exposed-communication"):
+        plain = replace(explained, findings=(offering(name, "high", "check-host", "batch"),))
+        after = add_advice(plain, seen_by(plain, larger_batch(9.0)))
+        assert after.next == "do check-host"
+        assert after.headline == Headline(finding=name, remedy="check-host")
+        assert after.also == (
+            "twice the batch: 1.6 times the samples/s (1.5 to 1.7), in steps of 31.8 ms, "
+            "now 24.9 ms"
+        )
+    plain = replace(explained, findings=(offering("small-batch", "high", "batch"),))
+    after = add_advice(plain, seen_by(plain, larger_batch(9.0)))
+    assert after.headline == Headline(finding="small-batch", remedy="batch")
+    assert after.next.startswith("do batch (1.6 times the samples/s")
+
+
+def test_a_finding_whose_remedies_cannot_help_says_where_to_look(explained: Explanation) -> None:
+    place = Place(file="train.py", line=9, function="wait")
+    sleeps = replace(offering("host-bound", "high", "cuda-graphs"), where=(place,))
+    plain = replace(explained, findings=(sleeps,))
+    seen = replace(seen_by(plain), pointless=frozenset({"cuda-graphs"}))
+    after = add_advice(plain, seen)
+    assert after.findings[0].remedies == ()
+    assert (after.next, after.headline) == (
+        "look at train.py:9 wait",
+        Headline(finding="host-bound"),
+    )
+
+
+def test_a_change_whose_gain_nobody_predicted_only_may_help(explained: Explanation) -> None:
+    plain = replace(explained, findings=(offering("a", "high", "compile"),))
+    assert add_advice(plain, seen_by(plain)).next == (
+        "do compile (may help: its gain is not predicted)"
+    )
+
+
+def test_a_cause_that_leads_is_as_severe_as_what_it_causes() -> None:
+    cause = replace(offering("recompiles", "low", "mark-dynamic"), share=0.4)
+    symptom = offering("host-bound", "high", "compile")
+    first, second = put_cause_first([symptom, cause])
+    assert (first.id, first.severity, second.id) == ("recompiles", "high", "host-bound")
 
 
 def test_a_saving_whose_interval_holds_zero_is_not_next(explained: Explanation) -> None:
@@ -144,8 +200,10 @@ def test_a_saving_whose_interval_holds_zero_is_not_next(explained: Explanation) 
     doubtful = replace(advised("compile", 9.0), saved_low_ms=-0.5)
     after = add_advice(plain, seen_by(plain, doubtful, advised("precision=bf16", 2.0)))
     assert after.next == "do bf16 (predicted to save 2.00 of 24.9 ms)"
+    plain = replace(explained, findings=(offering("a", "high", "compile"),))
     only = add_advice(plain, seen_by(plain, doubtful))
-    assert "predicted" not in only.next
+    assert only.next == "do compile (may change the step by -10.0 to +0.500 ms)"
+    assert only.also == ""
 
 
 def test_a_little_saving_does_not_replace_the_remedy_of_a_large_loss(
@@ -154,25 +212,29 @@ def test_a_little_saving_does_not_replace_the_remedy_of_a_large_loss(
     """Half of 24.9 ms is lost: 4.15 ms are a third of it."""
     plain = replace(explained, findings=(offering("a", "high", "prefetch"),), next="do prefetch")
     assert add_advice(plain, seen_by(plain, advised("compile", 4.1))).next == "do prefetch"
+    plain = replace(explained, findings=(offering("a", "high", "prefetch", "compile"),))
+    assert add_advice(plain, seen_by(plain, advised("compile", 4.1))).next.startswith("do prefetch")
     after = add_advice(plain, seen_by(plain, advised("compile", 4.2)))
-    assert after.next == "try compile (predicted to save 4.20 of 24.9 ms)"
+    assert after.next == "do compile (predicted to save 4.20 of 24.9 ms)"
 
 
 @pytest.mark.parametrize("wish", ["bandwidth=2", "no-data-wait", "no-sync"])
 def test_a_wish_is_next_only_where_a_finding_says_how(explained: Explanation, wish: str) -> None:
     link = advised(wish, 9.0)
-    silent = replace(explained, findings=(offering("a", "high", "check-host"),), next="as said")
-    assert add_advice(silent, seen_by(silent, link)).next == "as said"
+    silent = replace(explained, findings=(offering("a", "high", "check-host"),))
+    after = add_advice(silent, seen_by(silent, link))
+    assert (after.next, after.also) == ("do check-host", "")
     remedy = wish.partition("=")[0]
     says = replace(explained, findings=(offering("a", "high", remedy),))
-    assert add_advice(says, seen_by(says, link)).next.startswith(f"do {remedy} (")
+    after = add_advice(says, seen_by(says, link))
+    assert after.next == f"do {remedy} (predicted to save at most 9.00 of 24.9 ms)"
 
 
 def test_an_even_pace_is_told_as_what_to_do_about_the_straggler(explained: Explanation) -> None:
     slow = offering("straggler", "high", "no-straggler", "check-host")
     plain = replace(explained, findings=(slow,))
     after = add_advice(plain, seen_by(plain, advised("no-straggler", 9.0)))
-    assert after.next == "do check-host (predicted to save 9.00 of 24.9 ms)"
+    assert after.next == "do check-host (predicted to save at most 9.00 of 24.9 ms)"
 
 
 @pytest.mark.parametrize("name", ["not-training-together", "gloo-on-device", "other-processes"])
@@ -190,7 +252,7 @@ def test_a_remedy_that_makes_it_worse_goes_behind_those_nobody_can_predict(
         ("check-host", None),
         ("bf16", -1.3),
     ]
-    assert after.next == plain.next
+    assert after.next == "do check-host"
 
 
 def test_of_two_ways_to_do_a_remedy_the_better_one_counts(explained: Explanation) -> None:
@@ -293,7 +355,7 @@ def test_a_step_that_cannot_be_replayed_has_no_advice_and_no_note(
     monkeypatch.setattr(advice_room, "make_bench", untold)
     seen = advise_rank(analysed(), explained.ranks[0])
     assert seen == RankAdvice(path=explained.ranks[0].path)
-    assert add_advice(explained, seen) == explained
+    assert add_advice(explained, seen).advice == ()
 
 
 def test_without_advice_an_explanation_stays_as_it_is(explained: Explanation) -> None:

@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.explain.budget import mean_budget, stretched
-from stepscope.explain.findings import find_in_job, find_in_together, sort_findings
-from stepscope.records.explanation import Explanation, called
+from stepscope.explain.findings import NO_LOSS, find_in_job, find_in_together, sort_findings
+from stepscope.records.explanation import SEVERITIES, Explanation, Headline, called
+from stepscope.records.remedies import BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.records.explanation import Budget, Finding, NcclSummary, RankExplanation
+    from stepscope.records.explanation import (
+        Budget,
+        Finding,
+        NcclSummary,
+        RankExplanation,
+        Remedy,
+    )
     from stepscope.records.job import Job
     from stepscope.records.profile import Profile
     from stepscope.records.quality import Note
@@ -22,6 +29,7 @@ if TYPE_CHECKING:
     from stepscope.records.together_summary import TogetherSummary
     from stepscope.records.whole_run import RankRun, WholeRun
 
+_OF_SMALL_BATCHES = ("small-batch",)
 # A cause, and the findings that may be its symptoms.
 _CAUSES = {
     "straggler": ("exposed-communication", "data-loading", "host-bound", "pipeline-bubble"),
@@ -57,11 +65,12 @@ def judge(
     findings = _merge(ranks, (*job_findings, *(nccl.findings if nccl else ()), *of_server))
     top = findings[0]
     whose = called(ranks, top.rank) if len(ranks) > 1 and top.rank is not None else ""
-    first_remedy = top.remedies[0].summary if top.remedies else None
+    remedy = next(iter(leading_remedies(top)), None)
     return Explanation(
         verdict=f"{top.title}{f' ({whose})' if whose else ''}: {top.summary}",
         why=": ".join(filter(None, (whose, top.evidence[0]))) if top.evidence else "",
-        next=first_remedy or "nothing to fix here: keep this trace to compare later runs with",
+        next=remedy.summary if remedy else without_remedy(top),
+        headline=Headline(finding=top.id, remedy=remedy.id if remedy else None),
         ranks=ranks,
         budget=budget,
         findings=findings,
@@ -75,6 +84,24 @@ def judge(
         run=_join_runs(ranks, other_runs, untraced, job),
         without_trace=_describe_untraced(untraced, len(ranks)),
     )
+
+
+def leading_remedies(finding: Finding) -> tuple[Remedy, ...]:
+    """Those that treat the finding's cause. A larger batch makes every fixed cost smaller, whatever
+    causes it: it treats only a batch that is too small."""
+    if finding.id in _OF_SMALL_BATCHES:
+        return finding.remedies
+    return tuple(remedy for remedy in finding.remedies if remedy.id != BATCH.id)
+
+
+def without_remedy(finding: Finding) -> str:
+    """What to do where no known remedy treats the finding."""
+    if finding.id in NO_LOSS:
+        return "nothing to fix here: keep this trace to compare later runs with"
+    if finding.where:
+        place = finding.where[0]
+        return f"look at {place.file}:{place.line} {place.function}".rstrip()
+    return "no known change treats this: the evidence says where to look"
 
 
 def _describe_untraced(
@@ -159,7 +186,7 @@ def _merge(
             known = worst.get(finding.id)
             if known is None or finding.share > known.share:
                 worst[finding.id] = _name_rank(finding, rank, several=len(ranks) > 1)
-    return tuple(_put_cause_first(list(sort_findings(worst.values()))))
+    return tuple(put_cause_first(list(sort_findings(worst.values()))))
 
 
 def _name_rank(finding: Finding, rank: RankExplanation, *, several: bool) -> Finding:
@@ -170,13 +197,16 @@ def _name_rank(finding: Finding, rank: RankExplanation, *, several: bool) -> Fin
     return replace(finding, rank=rank.rank, summary=summary)
 
 
-def _put_cause_first(findings: list[Finding]) -> list[Finding]:
+def put_cause_first(findings: list[Finding]) -> list[Finding]:
     """A slow rank makes the others wait in collectives: then the straggler leads, not the waiting.
-    A cause that explains little of a more severe symptom stays where it is."""
+    A cause that explains little of a more severe symptom stays where it is. One that leads is as
+    severe as what it causes."""
     for cause, symptoms in _CAUSES.items():
         first = next((finding for finding in findings if finding.id == cause), None)
         if first is not None and findings[0].id in symptoms and _explains(first, findings[0]):
-            findings = [first, *(finding for finding in findings if finding is not first)]
+            others = [finding for finding in findings if finding is not first]
+            most = min((finding.severity for finding in findings), key=SEVERITIES.index)
+            findings = [replace(first, severity=most), *others]
     return findings
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.replay.graph import Phase
+from stepscope.predict.batch_loops import allow_for_loops
 from stepscope.predict.by_text import by_text, tensor_shapes
 from stepscope.predict.host_batch import HOST_SPREAD, grow_on_host
 from stepscope.predict.kernels import FLOOR_NS, Family
@@ -18,10 +19,13 @@ from stepscope.predict.peaks import peak_at_batch
 from stepscope.predict.probed_step import find_probed_batch
 from stepscope.predict.sample_convolutions import find_sample_convolutions
 from stepscope.predict.side_streams import retime
-from stepscope.predict.stalls import grow_stalls
+from stepscope.predict.stalls import PER_SAMPLES, grow_stalls
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import Flags, Floats
+    from collections.abc import Iterator
+
+    from stepscope.explain.replay.graph import Flags, Floats, StepGraph
+    from stepscope.predict.batch_loops import GrownLoops
     from stepscope.predict.probed_step import ProbedStep
     from stepscope.predict.step_context import StepContext
 
@@ -47,26 +51,21 @@ def grow_batch(context: StepContext, factor: float) -> Outcome:
     probed, _ = find_probed_batch(context, factor)
     if probed:
         dur_ns = np.where(growing & probed.known, tasks.dur_ns * probed.factor, dur_ns)
-    graph = retime(context.graph, dur_ns, context.operators.row)
-    batch = round(context.batch * factor) if context.batch else None
-    change = f"{context.batch} -> {batch}" if context.batch else f"x{factor:g}"
+    loops = allow_for_loops(context, retime(context.graph, dur_ns, context.operators.row), factor)
     return Outcome(
-        context=replace(
-            context,
-            graph=graph,
-            batch=batch,
-            grown=context.grown * factor,
-            stalls=grow_stalls(context.stalls, factor),
-        ),
+        context=_with_batch(context, loops.graph, factor),
         assumptions=(
-            f"batch {change}: {int(growing.sum()):,} of {len(tasks):,} tasks grow with it; the "
-            "host's time and the optimizer stay",
+            f"batch {_describe(context, factor)}: {int(growing.sum()):,} of {len(tasks):,} tasks "
+            "grow with it; the host's time and the optimizer stay",
+            *_said(loops),
             "a kernel grows only once it fills the device",
             *((probed.describe("modelled"),) if probed else ()),
-            *_describe_data_stalls(context, factor),
+            *_describe_stalls(context, factor),
         ),
         spread=SPREAD * (probed.modelled_share if probed else 1.0),
-        doubt=math.hypot(_known_doubt(probed), _algorithms_doubt(context, dur_ns, probed)),
+        doubt=math.hypot(
+            _known_doubt(probed), _algorithms_doubt(context, dur_ns, probed), loops.doubt
+        ),
         samples=factor,
         peak=peak_at_batch(context, context.grown * factor),
     )
@@ -80,28 +79,43 @@ def _grow_step_on_host(context: StepContext, factor: float) -> Outcome:
         grows = probed.known & (calls.call_ns != before.call_ns)
         call_ns = np.where(grows, before.call_ns * probed.factor, calls.call_ns)
         graph = replace(graph, calls=replace(calls, call_ns=call_ns))
-    batch = round(context.batch * factor) if context.batch else None
-    change = f"{context.batch} -> {batch}" if context.batch else f"x{factor:g}"
+    loops = allow_for_loops(context, graph, factor)
     return Outcome(
-        context=replace(
-            context,
-            graph=graph,
-            batch=batch,
-            grown=context.grown * factor,
-            stalls=grow_stalls(context.stalls, factor),
-        ),
+        context=_with_batch(context, loops.graph, factor),
         assumptions=(
-            f"batch {change}: {growing:,} of {len(graph.calls):,} operators grow with it; Python's "
-            "time and the optimizer stay",
+            f"batch {_describe(context, factor)}: {growing:,} of {len(graph.calls):,} operators "
+            "grow with it; Python's time and the optimizer stay",
+            *_said(loops),
             "a product's weights are read and repacked as before; all else grows with the samples",
             *((probed.describe("modelled"),) if probed else ()),
-            *_describe_data_stalls(context, factor),
+            *_describe_stalls(context, factor),
         ),
         spread=HOST_SPREAD * (probed.modelled_share if probed else 1.0),
-        doubt=_known_doubt(probed),
+        doubt=math.hypot(_known_doubt(probed), loops.doubt),
         samples=factor,
         peak=peak_at_batch(context, context.grown * factor),
     )
+
+
+def _with_batch(context: StepContext, graph: StepGraph, factor: float) -> StepContext:
+    return replace(
+        context,
+        graph=graph,
+        batch=round(context.batch * factor) if context.batch else None,
+        grown=context.grown * factor,
+        stalls=grow_stalls(context.stalls, factor),
+    )
+
+
+def _describe(context: StepContext, factor: float) -> str:
+    """The batch before and after, or the factor where it is not known."""
+    if not context.batch:
+        return f"x{factor:g}"
+    return f"{context.batch} -> {round(context.batch * factor)}"
+
+
+def _said(loops: GrownLoops) -> tuple[str, ...]:
+    return (loops.assumption,) if loops.assumption else ()
 
 
 def _known_doubt(probed: ProbedStep | None) -> float:
@@ -119,10 +133,15 @@ def _algorithms_doubt(context: StepContext, dur_ns: Floats, probed: ProbedStep |
     return weighted / max(1.0, float(dur_ns.sum()))
 
 
-def _describe_data_stalls(context: StepContext, factor: float) -> tuple[str, ...]:
-    if not context.stalls or not context.stalls.cost_ns.get("data"):
-        return ()
-    return (f"data stalls times {factor:g}: the loader takes that much longer for a batch",)
+def _describe_stalls(context: StepContext, factor: float) -> Iterator[str]:
+    stalls = context.stalls
+    if stalls is not None and stalls.cost_ns.get("data"):
+        yield f"data stalls times {factor:g}: the loader takes that much longer for a batch"
+    if stalls is not None and stalls.by_count(PER_SAMPLES):
+        yield (
+            "what comes every so many steps (evaluation, rollouts) may come after as many samples "
+            "as now: the interval holds both"
+        )
 
 
 def find_growing_tasks(context: StepContext) -> Flags:

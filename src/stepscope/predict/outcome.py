@@ -17,6 +17,10 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure
     """There is nothing in this step to change, or the trace does not hold enough to tell."""
 
 
+class NothingToChange(Refused):
+    """The step is so already, or has nothing that this could change."""
+
+
 class WrongValue(Refused):
     """The value makes no sense for any step."""
 

@@ -28,6 +28,8 @@ _BY_THE_SCRIPT = frozenset({"evaluation", "checkpoint", "compile"})
 _COINCIDENCE_DOUBT = 0.5
 _WORK_DOUBT = 0.25  # of what a change makes of longer steps' work: other layers, another gain
 _LEAST_NAMED = 0.01  # of all stalls: a smaller part is not named
+# The script does this every so many steps, often once for so many samples.
+PER_SAMPLES = ("evaluation", "checkpoint")
 _PER_PASS = ("data", "gc", "allocator", "operating_system", "unknown")
 
 
@@ -92,6 +94,10 @@ class StepStalls(msgspec.Struct, frozen=True, kw_only=True):
         changed = replace(self, cost_ns=cost, work_share=share)
         return changed.plus_doubt(_WORK_DOUBT * abs(after - before))
 
+    def by_count(self, causes: Collection[str]) -> float:
+        """What those of these causes add to a step, in nanoseconds."""
+        return sum(ns for cause, ns in self.cost_ns.items() if cause in causes)
+
     def plus_doubt(self, ns: float) -> StepStalls:
         return replace(self, doubt_ns=float(np.hypot(self.doubt_ns, ns)))
 
@@ -127,8 +133,13 @@ def _excess_ns(run: RankRun, stall: Stall) -> Floats:
 
 
 def grow_stalls(stalls: StepStalls | None, factor: float) -> StepStalls | None:
-    """A loader that cannot keep up needs `factor` times as long for so many samples."""
-    return stalls.scaled(("data",), factor) if stalls else None
+    """A loader that cannot keep up needs `factor` times as long for so many samples. What comes
+    every so many steps (evaluation, rollouts) may come after as many steps or as many samples."""
+    if stalls is None:
+        return None
+    extra = (factor - 1.0) * stalls.by_count(PER_SAMPLES)
+    grown = stalls.scaled(("data",), factor).scaled(PER_SAMPLES, 1 + (factor - 1) / 2)
+    return grown.plus_doubt(abs(extra) / 2 / NORMAL_95) if extra else grown
 
 
 def repeat_stalls(stalls: StepStalls | None, passes: float) -> StepStalls | None:

@@ -24,7 +24,7 @@ from stepscope.explain.whole_run.stalls import find_stalled
 from stepscope.predict.batch_reading import read_batch
 from stepscope.predict.longer_steps import with_longer_steps
 from stepscope.predict.optimizer_updates import find_rule
-from stepscope.predict.outcome import Refused, WrongValue
+from stepscope.predict.outcome import NothingToChange, Refused, WrongValue
 from stepscope.predict.parameters import find_parameters
 from stepscope.predict.stalls import describe_stalls, find_stalls
 from stepscope.predict.step_context import StepContext
@@ -61,6 +61,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     peak_changes: frozenset[str] = frozenset()  # the names of what-ifs that change the peak
     assumptions: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    pointless: tuple[Setting, ...] = ()  # refused because the step has nothing to change
     applied: tuple[Setting, ...] = ()
 
 
@@ -140,7 +141,12 @@ class Bench:
         except WrongValue as reason:
             raise UsageError(str(reason)) from None
         except Refused as reason:
-            return replace(trial, refused=(*trial.refused, _name_setting(setting, str(reason))))
+            pointless = (setting,) if isinstance(reason, NothingToChange) else ()
+            return replace(
+                trial,
+                refused=(*trial.refused, _name_setting(setting, str(reason))),
+                pointless=(*trial.pointless, *pointless),
+            )
         after = step_ns(outcome.context.graph)
         if after <= 0:
             refusal = f"{setting}: nothing of the step would be left"
@@ -157,6 +163,7 @@ class Bench:
             peak_changes=trial.peak_changes | _peak_changes(setting),
             assumptions=(*trial.assumptions, *outcome.assumptions),
             refused=trial.refused,
+            pointless=trial.pointless,
             applied=(*trial.applied, setting),
         )
 
@@ -205,6 +212,7 @@ class Bench:
                 *(describe_stalls(context.stalls) if trial.applied else ()),
             ),
             refused=trial.refused,
+            pointless=trial.pointless,
             applied=tuple(setting for setting in settings if setting in trial.applied),
             consistency=_of_step(context.consistency, predicted, low, high),
         )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
-from stepscope.records.figures import interval, milliseconds, percent
+from stepscope.records.figures import milliseconds, percent
+from stepscope.records.gain import PredictedGain
 from stepscope.records.notebook import SEVERITY_COLOURS, MarkedLine, card, line
 from stepscope.records.place import Place as Place  # noqa: TC001  (imported from here)
 from stepscope.records.words import counted
@@ -261,13 +262,33 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     summary: str
-    predicted_ms: float | None = None  # saved per step; below zero, the step gets longer
+    # Saved per step, for the samples of a present one; below zero, it gets longer.
+    predicted_ms: float | None = None
     low_ms: float | None = None
     high_ms: float | None = None
+    step_ms: float | None = None  # the step that this is saved of
+    changed_ms: float | None = None  # the step with the remedy
+    samples_factor: float = 1.0  # samples of a step with the remedy, over those without
     measured_ms: float | None = None  # saved per step, as measured
     measured_low_ms: float | None = None
     measured_high_ms: float | None = None
     tried: TriedRemedy | None = None
+
+    @property
+    def gain(self) -> PredictedGain | None:
+        """What is predicted, if anything."""
+        if self.predicted_ms is None or self.step_ms is None:
+            return None
+        low = self.predicted_ms if self.low_ms is None else self.low_ms
+        high = self.predicted_ms if self.high_ms is None else self.high_ms
+        return PredictedGain(
+            saved_ms=self.predicted_ms,
+            low_ms=low,
+            high_ms=high,
+            step_ms=self.step_ms,
+            changed_ms=self.changed_ms,
+            samples_factor=self.samples_factor,
+        )
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,6 +309,18 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[str, ...] = ()  # that offer it as a remedy
     rank: int | None = None
     tried: TriedRemedy | None = None  # the remedy that makes this change, measured by `tune`
+
+    @property
+    def gain(self) -> PredictedGain:
+        samples = self.throughput_factor * self.predicted_ms / self.baseline_ms
+        return PredictedGain(
+            saved_ms=self.saved_ms,
+            low_ms=self.saved_low_ms,
+            high_ms=self.saved_high_ms,
+            step_ms=self.baseline_ms,
+            changed_ms=self.predicted_ms,
+            samples_factor=samples,
+        )
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -372,6 +405,13 @@ class NcclSummary(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
 
+class Headline(msgspec.Struct, frozen=True, kw_only=True):
+    """The problem that the verdict names, and the remedy of that problem that `next` names."""
+
+    finding: str
+    remedy: str | None = None  # None where no remedy of the finding is known to help
+
+
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks, and one verdict over them."""
 
@@ -381,6 +421,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankExplanation, ...]
     budget: Budget
     findings: tuple[Finding, ...]
+    headline: Headline | None = None
+    also: str = ""  # what other changes buy, whatever the verdict is
     job: Job | None = None  # with several ranks
     strategies: tuple[Strategy, ...] = ()
     nccl: NcclSummary | None = None
@@ -401,9 +443,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         advice = [_advice_line(one) for one in self.advice if one.verdict == "faster"]
         rows = (
             ("why", self.why),
+            ("next", self.next),
+            ("also", self.also),
             ("findings", findings),
             ("what if", advice[:_CARD_LINES]),
-            ("next", self.next),
         )
         aside = f"{_step_words(self.budget)} · {counted(len(self.ranks), 'rank')}"
         parts = ((part.id, part.share) for part in self.budget.parts)
@@ -418,10 +461,9 @@ def _finding_line(finding: Finding, several_ranks: bool) -> MarkedLine:
 
 
 def _advice_line(advice: Advice) -> MarkedLine:
-    saved = f"saves {milliseconds(advice.saved_ms)}"
-    doubt = interval(advice.saved_low_ms, advice.saved_high_ms)
-    text = f"({doubt}): {advice.label}, {advice.setting}"
-    return MarkedLine(SEVERITY_COLOURS["none"], saved, text)
+    gain, ends = advice.gain.words()
+    text = " ".join(filter(None, (ends, f"{advice.label}, {advice.setting}")))
+    return MarkedLine(SEVERITY_COLOURS["none"], gain, text)
 
 
 def _step_words(budget: Budget) -> str:

@@ -71,6 +71,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     speedup_high: float = 1.0
     assumptions: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
+    pointless: tuple[Setting, ...] = ()  # refused because the step has nothing to change
     applied: tuple[Setting, ...] = ()  # the settings that did not refuse
     consistency: ConsistencyPromise | None = None  # of training through a parameter server
 

@@ -17,9 +17,9 @@ from stepscope.errors import NotCapturedError, StepscopeError
 from stepscope.explain.rank_steps import own_ms
 from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
 from stepscope.records.explanation import Advice
-from stepscope.records.figures import milliseconds, percent, significant, trimmed
-from stepscope.records.prediction import Setting
+from stepscope.records.figures import percent, trimmed
 from stepscope.records.quality import Note
+from stepscope.ui.headline import known_saving, with_headline
 from stepscope.ui.whatif import (
     WORTH,
     judge,
@@ -40,14 +40,9 @@ if TYPE_CHECKING:
     from stepscope.predict.whatif import Bench
     from stepscope.records.explanation import Explanation, Finding, RankExplanation, Remedy
     from stepscope.records.job import Job
-    from stepscope.records.prediction import Prediction
+    from stepscope.records.prediction import Prediction, Setting
     from stepscope.records.tuning import TriedRemedy
     from stepscope.ui.html.whatif_grid import WhatIfGrid
-
-# Until these are fixed, every prediction is about the wrong thing.
-_BEFORE_ALL = frozenset({"not-training-together", "gloo-on-device"})
-_MUCH_LARGER = 1 / 3  # the saving, over what the leading finding loses
-_MOOT_WHEN_HIGH = "other-processes"  # every time is too long, and so is every saving
 
 
 class RankAdvice(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +50,7 @@ class RankAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
     path: str
     advice: tuple[Advice, ...] = ()
+    pointless: frozenset[str] = frozenset()  # settings that the step has nothing to change for
     page: WhatIfGrid | None = None  # for the report, when one is asked for
     note: Note | None = None  # why nothing could be predicted
 
@@ -107,7 +103,8 @@ def _try_changes(bench: Bench, rank: RankExplanation, draw: bool) -> RankAdvice:
 
         page = lay_out(bench, tried, past_promises, rank)
     advice = tuple(_make_advice(prediction, rank) for prediction in tried.predictions)
-    return RankAdvice(path=rank.path, advice=advice, page=page)
+    pointless = frozenset(map(str, tried.pointless))
+    return RankAdvice(path=rank.path, advice=advice, pointless=pointless, page=page)
 
 
 def _list_changes(bench: Bench, findings: Iterable[Finding]) -> list[Setting]:
@@ -161,8 +158,6 @@ def add_advice(
         return explanation
     if rank_advice.note is not None:
         return replace(explanation, quality=(*explanation.quality, rank_advice.note))
-    if not rank_advice.advice:
-        return explanation
     changes = tuple(
         replace(advice, tried=_find_trial(advice.setting, tried or {}))
         for advice in rank_advice.advice
@@ -170,15 +165,13 @@ def add_advice(
     by_setting = {advice.setting: advice for advice in changes}
     number = next(rank.rank for rank in explanation.ranks if rank.path == rank_advice.path)
     findings = tuple(
-        _with_numbers(finding, by_setting) if finding.rank in (None, number) else finding
+        _with_numbers(finding, by_setting, rank_advice.pointless)
+        if finding.rank in (None, number)
+        else finding
         for finding in explanation.findings
     )
-    return replace(
-        explanation,
-        findings=findings,
-        advice=tuple(replace(advice, rank=number) for advice in changes),
-        next=_choose_next(explanation.next, findings, changes),
-    )
+    advice = tuple(replace(advice, rank=number) for advice in changes)
+    return with_headline(replace(explanation, findings=findings, advice=advice))
 
 
 def _find_trial(setting: str, tried: Mapping[str, TriedRemedy]) -> TriedRemedy | None:
@@ -190,16 +183,22 @@ def _find_trial(setting: str, tried: Mapping[str, TriedRemedy]) -> TriedRemedy |
     return None
 
 
-def _with_numbers(finding: Finding, by_setting: dict[str, Advice]) -> Finding:
-    remedies = [_with_number(remedy, by_setting) for remedy in finding.remedies]
-    remedies.sort(key=lambda remedy: -_known_saving(remedy))
+def _with_numbers(
+    finding: Finding, by_setting: dict[str, Advice], pointless: frozenset[str]
+) -> Finding:
+    """Without remedies that the step has nothing to change for."""
+    remedies = [
+        _with_number(remedy, by_setting)
+        for remedy in finding.remedies
+        if remedy.tried is not None or not _is_pointless(remedy, pointless)
+    ]
+    remedies.sort(key=lambda remedy: -known_saving(remedy))
     return replace(finding, remedies=tuple(remedies))
 
 
-def _known_saving(remedy: Remedy) -> float:
-    """Measured, else predicted, per step."""
-    saved = remedy.predicted_ms if remedy.tried is None else remedy.measured_ms
-    return saved or 0.0
+def _is_pointless(remedy: Remedy, pointless: frozenset[str]) -> bool:
+    settings = settings_for_remedy(remedy.id)
+    return bool(settings) and pointless.issuperset(map(str, settings))
 
 
 def _with_number(remedy: Remedy, by_setting: dict[str, Advice]) -> Remedy:
@@ -208,76 +207,16 @@ def _with_number(remedy: Remedy, by_setting: dict[str, Advice]) -> Remedy:
     if not settings:
         return remedy
     best = max((by_setting[setting] for setting in settings), key=lambda advice: advice.saved_ms)
+    gain = best.gain
     return replace(
-        remedy, predicted_ms=best.saved_ms, low_ms=best.saved_low_ms, high_ms=best.saved_high_ms
+        remedy,
+        predicted_ms=gain.saved_ms,
+        low_ms=gain.low_ms,
+        high_ms=gain.high_ms,
+        step_ms=gain.step_ms,
+        changed_ms=gain.changed_ms,
+        samples_factor=gain.samples_factor,
     )
-
-
-def _choose_next(now: str, findings: tuple[Finding, ...], advice: tuple[Advice, ...]) -> str:
-    """The largest saving whose whole interval is above zero, whichever finding names it.
-
-    Two things come before it: what makes all predictions moot, and a remedy without a number for a
-    loss that is much larger than the saving.
-    """
-    top = findings[0]
-    if top.id in _BEFORE_ALL and top.severity in ("high", "medium"):
-        return now
-    if top.id == _MOOT_WHEN_HIGH and top.severity == "high":
-        return now
-    believable = ((change, _describe(change, findings)) for change in advice if _is_sure(change))
-    actions = [(change, action) for change, action in believable if action]
-    if not actions:
-        return _first_untried(now, top)
-    best, action = max(actions, key=lambda pair: pair[0].saved_ms)
-    if best.saved_ms < _least_saving(top, best.baseline_ms):
-        return _first_untried(now, top)
-    saved = f"{significant(best.saved_ms)} of {milliseconds(best.baseline_ms)}"
-    return f"{action} (predicted to save {saved})"
-
-
-def _is_sure(advice: Advice) -> bool:
-    """What was tried and not kept is not advised again."""
-    if advice.tried is not None and not advice.tried.kept:
-        return False
-    return advice.saved_low_ms > 0 and advice.saved_ms >= WORTH * advice.baseline_ms
-
-
-def _least_saving(top: Finding, step_ms: float) -> float:
-    """A part of what the leading finding loses, if it offers a remedy without a number. What lies
-    beside the steps is no step's to save: its remedy gives way only to a large saving."""
-    grave = top.of in ("step", "run") and top.severity in ("high", "medium")
-    untried = any(remedy.predicted_ms is None for remedy in top.remedies)
-    part = _MUCH_LARGER if top.of == "step" else 0.5
-    return part * top.share * step_ms if grave and untried else 0.0
-
-
-def _describe(advice: Advice, findings: tuple[Finding, ...]) -> str:
-    """What to do, in the words of the first finding that offers it."""
-    for finding in findings:
-        for remedy in finding.remedies:
-            if _predicts(advice.setting, remedy):
-                return _how_to(remedy, finding)
-    is_goal = WHATIFS[Setting.parse(advice.setting).name].is_goal
-    return "" if is_goal else f"try {advice.label}"
-
-
-def _how_to(remedy: Remedy, finding: Finding) -> str:
-    """Ranks of equal speed have a number; another remedy says how to get there."""
-    others = [other.summary for other in finding.remedies if not settings_for_remedy(other.id)]
-    return others[0] if remedy.id == "no-straggler" and others else remedy.summary
-
-
-def _first_untried(now: str, top: Finding) -> str:
-    """The leading finding's first remedy that no prediction found useless."""
-    known = [remedy.predicted_ms is not None or _in_vain(remedy) for remedy in top.remedies]
-    pairs = [*zip(top.remedies, known, strict=True)]
-    useless = [remedy.summary for remedy, is_known in pairs if is_known]
-    untried = [remedy.summary for remedy, is_known in pairs if not is_known]
-    return untried[0] if now in useless and untried else now
-
-
-def _in_vain(remedy: Remedy) -> bool:
-    return remedy.tried is not None and not remedy.tried.kept
 
 
 def not_helping(advice: Iterable[Advice]) -> list[str]:

@@ -31,6 +31,8 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "verdict": explanation.verdict,
         "why": explanation.why,
         "next": explanation.next,
+        "also": explanation.also,
+        "headline": to_builtins(explanation.headline),
         "ranks": [_rank(rank) for rank in explanation.ranks],
         "ranks_without_trace": to_builtins(explanation.without_trace),
         "budget": _whole_budget(explanation),

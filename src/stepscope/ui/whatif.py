@@ -20,6 +20,7 @@ from stepscope.records.figures import (
     size,
     trimmed,
 )
+from stepscope.records.gain import PredictedGain
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import promise_name
 from stepscope.records.words import counted, plural
@@ -73,6 +74,19 @@ def saved_ms(prediction: Prediction) -> tuple[float, float, float]:
     speedups = (prediction.speedup, prediction.speedup_low, prediction.speedup_high)
     saved, low, high = (base - base / (speedup * samples) for speedup in speedups)
     return saved, low, high
+
+
+def gain_of(prediction: Prediction) -> PredictedGain:
+    """What the change buys, as every surface says it."""
+    saved, low, high = saved_ms(prediction)
+    return PredictedGain(
+        saved_ms=saved,
+        low_ms=low,
+        high_ms=high,
+        step_ms=prediction.baseline_ms,
+        changed_ms=prediction.predicted_ms,
+        samples_factor=prediction.samples_factor,
+    )
 
 
 def judge(prediction: Prediction) -> Verdict:
@@ -276,6 +290,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     before: Prediction
     predictions: tuple[Prediction, ...]
     refused: tuple[str, ...]
+    pointless: tuple[Setting, ...] = ()  # the step has nothing that these could change
 
 
 def usual(bench: Bench) -> list[Setting]:
@@ -313,8 +328,10 @@ def try_each(
     """Predict each change on its own."""
     predictions: list[Prediction] = []
     refused: list[str] = []
+    pointless: list[Setting] = []
     for setting in settings:
         prediction = adjusted(bench.predict([setting]), history)
+        pointless += prediction.pointless
         if prediction.refused:
             refused += prediction.refused
         else:
@@ -324,4 +341,5 @@ def try_each(
         before=bench.predict([]),
         predictions=tuple(predictions),
         refused=tuple(dict.fromkeys(refused)),
+        pointless=tuple(pointless),
     )

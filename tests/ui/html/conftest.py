@@ -408,6 +408,7 @@ def made_report(*ranks: RankExplanation) -> Explanation:
                         predicted_ms=36.5,
                         low_ms=35.9,
                         high_ms=38.0,
+                        step_ms=42.4,
                     ),
                 ),
             ),

@@ -30,7 +30,7 @@ _LINEAR = "aten::linear"
 _CONVOLUTIONS = tuple(
     f"aten::{kind}{dims}d" for kind in ("conv", "conv_transpose") for dims in (1, 2, 3)
 )
-_FED = ("aten::embedding", _LINEAR, *_CONVOLUTIONS)  # one of them meets the batch first
+FED = ("aten::embedding", _LINEAR, *_CONVOLUTIONS)  # one of them meets the batch first
 _BYTES = {"float": 4, "double": 8, "c10::Half": 2, "c10::BFloat16": 2}
 _NARROW = ("c10::Half", "c10::BFloat16")
 _FETCH = "enumerate(DataLoader)"  # torch marks every fetch
@@ -77,7 +77,7 @@ def read_calls(trace: Trace, steps: Steps) -> StepCalls | None:
     """The longest forward pass of the last marked step that trains or, without steps, of the
     trace. A program that ends inside a step leaves a last one without operators."""
     host = trace.host
-    wanted = (*_FED, ATTENTION, *_SOFTMAX, "aten::layer_norm", "aten::native_dropout")
+    wanted = (*FED, ATTENTION, *_SOFTMAX, "aten::layer_norm", "aten::native_dropout")
     operator = host.kind == HostKind.OPERATOR
     named = rows_named(trace, host, operator & (host.shapes >= 0), lambda name: name in wanted)
     backward = rows_named(trace, host, operator, lambda name: name.startswith(BACKWARD))
@@ -191,7 +191,7 @@ def find_batch(step: StepCalls) -> tuple[int, str] | None:
     """The batch, and the operator it was read from: the first that the inputs reach."""
     for call in step.calls:
         embeds = call.name == "aten::embedding"
-        dims = call.dims(1 if embeds else 0) if call.name in _FED else []
+        dims = call.dims(1 if embeds else 0) if call.name in FED else []
         if embeds and len(dims) < 2:
             continue  # positions, most likely
         if dims and dims[0] > 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.outcome import Refused
+from stepscope.predict.outcome import NothingToChange
 from stepscope.predict.values import parse_positive
 from stepscope.records.figures import size
 
@@ -26,7 +26,7 @@ def apply(context: StepContext, value: str) -> Outcome:
     if buckets is not None and len(buckets) == 1:
         total_bytes = int(buckets.size_bytes.sum())
         if total_bytes <= limit_mb * (1 << 20):
-            raise Refused(
+            raise NothingToChange(
                 f"bucket-mb={value}: all gradients ({size(total_bytes)}) are in one bucket already"
             )
     return replan(context, bucket_mb=limit_mb)

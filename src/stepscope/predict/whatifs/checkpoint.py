@@ -15,7 +15,7 @@ from stepscope.predict.block_spans import find_block_spans
 from stepscope.predict.compiling.compiled_already import is_compiled
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import Selection, insert, remove
-from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.outcome import NothingToChange, Outcome, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.records.figures import milliseconds
 from stepscope.records.words import counted
@@ -74,7 +74,7 @@ def _stop_recomputing(context: StepContext) -> Outcome:
     recomputed = _find_recomputed(context)
     count, saved_ns = _count_items(context, recomputed)
     if not count:
-        raise Refused("checkpoint=none: nothing is recomputed in this step")
+        raise NothingToChange("checkpoint=none: nothing is recomputed in this step")
     without = remove(context.graph, recomputed)
     for phase, python_ns in _python_of_blocks(context, count_blocks(context)).items():
         without = _shorten_host(without, phase, python_ns)
@@ -93,11 +93,13 @@ def _stop_recomputing(context: StepContext) -> Outcome:
 def _recompute_blocks(context: StepContext) -> Outcome:
     graph = context.graph
     if _count_items(context, _find_recomputed(context))[0]:
-        raise Refused("checkpoint=blocks: the step recomputes already")
+        raise NothingToChange("checkpoint=blocks: the step recomputes already")
     repeats = _find_repeats(context)
     backward = np.flatnonzero(graph.calls.phase == Phase.BACKWARD)
     if not len(repeats.calls) or not len(backward):
-        raise Refused("checkpoint=blocks: no repeated blocks were found in the forward pass")
+        raise NothingToChange(
+            "checkpoint=blocks: no repeated blocks were found in the forward pass"
+        )
     inside = repeats.calls[graph.calls.kind[repeats.calls] != CallKind.WAIT]
     again_ns = float(_durations_ns(context)[inside].sum())
     compiled = is_compiled(context)

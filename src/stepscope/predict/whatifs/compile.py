@@ -25,7 +25,7 @@ from stepscope.predict.compiling.mask_checks import find_plain_attention
 from stepscope.predict.compiling.operator_values import is_alone
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.kernels import FLOOR_NS, Family
-from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.outcome import NothingToChange, Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.unknown_operators import find_unknown, require_operators
 from stepscope.records.figures import duration, percent, size
@@ -69,7 +69,7 @@ def apply(context: StepContext, value: str) -> Outcome:
     compiled = compile_step(context)
     guessed = _find_guessed(context, compiled)
     if not compiled.by_shapes.any() and not guessed.any():
-        raise Refused("compile: there is nothing to fuse")
+        raise NothingToChange("compile: there is nothing to fuse")
     compiled = _guess(compiled, guessed)
     times = relaunch(context, compiled, graphed=value in _GRAPHED)
     known_ns = context.graph.tasks.dur_ns
@@ -97,11 +97,13 @@ def apply(context: StepContext, value: str) -> Outcome:
 
 def _launch_together(context: StepContext, value: str) -> Outcome:
     if value not in _GRAPHED:
-        raise Refused("compile: the step is compiled already")
+        raise NothingToChange("compile: the step is compiled already")
     launches = find_compiled_launches(context)
     graphs = len(distinct(context.graph.calls.operator[launches]))
     if not graphs or int(launches.sum()) <= graphs:
-        raise Refused(f"compile={value}: no compiled code of this step launches kernels one by one")
+        raise NothingToChange(
+            f"compile={value}: no compiled code of this step launches kernels one by one"
+        )
     assumptions = [
         f"{counted(int(launches.sum()), 'launch', 'launches')} of compiled code become "
         f"{counted(graphs, 'CUDA graph')}: shapes stay the same, and none of them changes its "

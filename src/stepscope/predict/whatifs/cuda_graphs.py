@@ -14,7 +14,7 @@ from stepscope.explain.replay.graph_launches import is_of_graphs
 from stepscope.explain.work import Kind
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.graph_costs import LAUNCH_NS, PER_NODE_NS, SPACING_NS
-from stepscope.predict.outcome import Outcome, Refused, changed
+from stepscope.predict.outcome import NothingToChange, Outcome, changed
 from stepscope.records.figures import duration
 from stepscope.records.words import counted
 from stepscope.trace.links import distinct
@@ -31,13 +31,15 @@ def apply(context: StepContext, _value: str) -> Outcome:
     """Refuses a CPU, a step that is a graph already, and a step that launches nothing."""
     graph = context.graph
     if context.on_host or not len(graph.tasks):
-        raise Refused("cuda-graphs: the trace has no accelerator")
+        raise NothingToChange("cuda-graphs: the trace has no accelerator")
     if any(name.startswith("gloo:") for name in context.trace.strings):
-        raise Refused("cuda-graphs: gloo exchanges tensors on the host, which no graph can record")
+        raise NothingToChange(
+            "cuda-graphs: gloo exchanges tensors on the host, which no graph can record"
+        )
     launches = int((graph.calls.kind == CallKind.LAUNCH).sum())
     many = len(graph.calls) and len(graph.tasks) > _KERNELS_PER_LAUNCH * launches
     if many or is_of_graphs(graph, context.trace):
-        raise Refused("cuda-graphs: the step is launched as a graph already")
+        raise NothingToChange("cuda-graphs: the step is launched as a graph already")
     tasks = _join_streams(context)
     assumptions = [
         f"{counted(len(tasks), 'kernel')} in one launch, {duration(SPACING_NS)} apart; shapes must "

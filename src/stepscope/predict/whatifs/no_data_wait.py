@@ -11,7 +11,7 @@ from stepscope.explain.replay.schedule import step_ns
 from stepscope.explain.work import DATA_LOADING
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.host_time import shorten_gaps
-from stepscope.predict.outcome import Outcome, Refused, changed
+from stepscope.predict.outcome import NothingToChange, Outcome, changed
 from stepscope.records.figures import milliseconds
 from stepscope.records.trace import HostKind
 
@@ -26,9 +26,9 @@ def apply(context: StepContext, _value: str) -> Outcome:
     stalls = context.stalls
     stalled_ns = stalls.cost_ns.get("data", 0.0) if stalls else 0.0
     if not events and not stalled_ns:
-        raise Refused("no-data-wait: this trace has no data loading to remove")
+        raise NothingToChange("no-data-wait: this trace has no data loading to remove")
     if saved_ns + stalled_ns <= 0:
-        raise Refused("no-data-wait: the steps of this trace never wait for data")
+        raise NothingToChange("no-data-wait: the steps of this trace never wait for data")
     assumptions = []
     if saved_ns > 0:
         inside = milliseconds(saved_ns / 1e6)

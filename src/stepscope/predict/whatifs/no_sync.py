@@ -9,7 +9,7 @@ import numpy as np
 from stepscope.explain.replay.graph import CallKind
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import Selection, remove
-from stepscope.predict.outcome import Outcome, Refused, changed
+from stepscope.predict.outcome import NothingToChange, Outcome, changed
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 def apply(context: StepContext, _value: str) -> Outcome:
     """Refuses a step in which nothing waits."""
     if context.on_host:
-        raise Refused("no-sync: the trace has no accelerator to wait for")
+        raise NothingToChange("no-sync: the trace has no accelerator to wait for")
     graph = context.graph
     waiting = graph.calls.kind == CallKind.WAIT
     if not waiting.any():
-        raise Refused("no-sync: no call of this step waits for the device")
+        raise NothingToChange("no-sync: no call of this step waits for the device")
     no_tasks = np.zeros(len(graph.tasks), np.bool_)
     without = remove(graph, Selection(calls=waiting, tasks=no_tasks), with_gaps=False)
     return Outcome(

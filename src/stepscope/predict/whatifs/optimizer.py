@@ -11,7 +11,7 @@ from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.edit import Selection, insert, remove
 from stepscope.predict.kernels import FLOOR_NS
 from stepscope.predict.optimizer_updates import current_form, find_optimizer_calls
-from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.outcome import NothingToChange, Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.unknown_operators import require_operators
 from stepscope.records.figures import significant
@@ -39,10 +39,10 @@ def apply(context: StepContext, value: str) -> Outcome:
     forms = rule.cpu_forms if context.on_host else rule.forms
     old, new = forms[now], forms[value]
     if old.order >= new.order:
-        raise Refused(f"optimizer={value}: the optimizer is {now} already")
+        raise NothingToChange(f"optimizer={value}: the optimizer is {now} already")
     if value == "fused" and not (rule.fused_on_cpu if context.on_host else rule.fused):
         there = " for a GPU" if rule.fused_on_cpu else ""
-        raise Refused(f"optimizer=fused: PyTorch has no fused form of {rule.name}{there}")
+        raise NothingToChange(f"optimizer=fused: PyTorch has no fused form of {rule.name}{there}")
     if parameters is None:
         raise Refused("optimizer: the trace does not give the parameters (record shapes)")
     graph, updating = context.graph, find_optimizer_calls(context)

@@ -29,7 +29,7 @@ from stepscope.predict.depthwise import (
 )
 from stepscope.predict.edit import insert
 from stepscope.predict.kernels import Family, copy_ns, roofline_ns
-from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.outcome import NothingToChange, Outcome, Refused, WrongValue, changed
 from stepscope.predict.peaks import peak_of
 from stepscope.predict.probed_step import find_probed
 from stepscope.predict.product_alignment import find_alignment
@@ -92,7 +92,9 @@ def apply(context: StepContext, value: str) -> Outcome:
     depthwise = wide & find_depthwise(context)
     product = wide & (context.operators.flops > 0) & ~depthwise
     if not product.any():
-        raise Refused(f"precision={value}: no matrix product runs in a wider dtype than {value}")
+        raise NothingToChange(
+            f"precision={value}: no matrix product runs in a wider dtype than {value}"
+        )
     probed, problem = find_probed(context, value)
     modelled_share = probed.modelled_share if probed else 1.0
     convolution_ns = np.where(product, find_convolution_ns(context, value, ceilings), 0.0)
@@ -206,7 +208,7 @@ def _with_peak(outcome: Outcome, value: str) -> Outcome:
 def _apply_on_host(context: StepContext, value: str) -> Outcome:
     """A CPU's gain depends on its instructions: only measured operator times tell it."""
     if value == "tf32":
-        raise Refused("precision=tf32: the trace has no accelerator, and a CPU has no tf32")
+        raise NothingToChange("precision=tf32: the trace has no accelerator, and a CPU has no tf32")
     probed, problem = find_probed(context, value)
     if probed is None:
         why = problem or (

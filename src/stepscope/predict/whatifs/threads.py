@@ -23,7 +23,7 @@ from stepscope.explain.machine_load import (
 from stepscope.explain.replay.graph import CallKind
 from stepscope.explain.threading_gain import speedup
 from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.outcome import NothingToChange, Outcome, Refused, WrongValue, changed
 from stepscope.predict.values import parse_whole
 from stepscope.records.figures import factor as factor_text
 from stepscope.records.words import counted
@@ -44,15 +44,17 @@ def apply(context: StepContext, value: str) -> Outcome:
     use, load = _known_use(context)
     count = _count_threads(value, load)
     if count == load.threads:
-        raise Refused(f"threads={value}: the step runs with {counted(count, 'thread')} already")
+        raise NothingToChange(
+            f"threads={value}: the step runs with {counted(count, 'thread')} already"
+        )
     free = free_threads(load)
     if count > max(free, load.threads):
-        raise Refused(
+        raise NothingToChange(
             f"threads={value}: each rank has free cores for {counted(free, 'thread')} only"
         )
     _, counters = looked(use)
     if counters is not None and count < load.threads and not threads_take_part(load, counters):
-        raise Refused(f"threads={value}: only one thread computes in this step as it is")
+        raise NothingToChange(f"threads={value}: only one thread computes in this step as it is")
     waited = disturbed(use)
     calls = context.graph.calls
     plain = calls.kind == CallKind.PLAIN

@@ -37,13 +37,11 @@ class FindingNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepWhatIf(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that would make the step shorter."""
+    """A change that would probably make training faster."""
 
     label: str
     setting: str  # as `stepscope whatif --set` takes it
-    saved_ms: float
-    low_ms: float
-    high_ms: float
+    gain: str  # what it buys, with its interval
 
 
 def note_finding(
@@ -95,9 +93,7 @@ def whatifs(advice: Sequence[Advice]) -> tuple[StepWhatIf, ...]:
         StepWhatIf(
             label=one.label,
             setting=one.setting,
-            saved_ms=one.saved_ms,
-            low_ms=one.saved_low_ms,
-            high_ms=one.saved_high_ms,
+            gain=" ".join(filter(None, one.gain.words())),
         )
         for one in advice
         if one.verdict == "faster"

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stepscope.records.figures import interval, mean_count, milliseconds, percent, size
+from stepscope.records.figures import mean_count, milliseconds, percent, size
 from stepscope.ui.lsp.program_text import syntax_tree
 
 if TYPE_CHECKING:
@@ -130,15 +130,8 @@ def _whatifs(whatifs: Iterable[StepWhatIf]) -> Iterator[str]:
     if faster:
         yield "What if, for the whole step:"
         yield _table(
-            ("change", "saves a step", "from, to"),
-            [
-                (
-                    f"{_cell(one.label)} ({_code(one.setting)})",
-                    milliseconds(one.saved_ms),
-                    f"{interval(one.low_ms, one.high_ms)} ms",
-                )
-                for one in faster
-            ],
+            ("change", "gain"),
+            [(f"{_cell(one.label)} ({_code(one.setting)})", one.gain) for one in faster],
         )
 
 

@@ -77,9 +77,11 @@ def _key(file: str, texts: Mapping[str, str]) -> str:
 
 
 def _saved_ms(remedy: str, findings: Iterable[Finding]) -> float | None:
-    """As measured by `tune`, else as predicted."""
+    """As measured by `tune`, else as predicted where the whole interval is a saving."""
     for finding in findings:
         for one in finding.remedies:
-            if one.id == remedy:
-                return one.measured_ms if one.measured_ms is not None else one.predicted_ms
+            if one.id == remedy and one.measured_ms is not None:
+                return one.measured_ms
+            if one.id == remedy and one.gain is not None and one.gain.is_sure:
+                return None if one.gain.changes_samples else one.gain.saved_ms
     return None

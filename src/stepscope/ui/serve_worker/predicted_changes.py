@@ -11,11 +11,11 @@ from stepscope.records.figures import interval, milliseconds, size
 from stepscope.ui.cli.whatif import parse_settings
 from stepscope.ui.whatif import (
     adjusted,
+    gain_of,
     headline,
     judge,
     labels,
     prediction_json,
-    saved_ms,
     try_each,
     usual,
     verdict,
@@ -50,7 +50,6 @@ def predict_changes(
     return {
         "headline": headline(rank, before, about),
         "rows": [_row(one, before) for one in predictions],
-        "other_batch": any(one.changes_samples for one in predictions),
         "why": why(before, predictions[0], on_host=on_host) if wanted else "",
         "assumptions": list(predictions[0].assumptions) if wanted else [],
         "refused": list(dict.fromkeys(refused)),
@@ -58,7 +57,6 @@ def predict_changes(
 
 
 def _row(prediction: Prediction, before: Prediction) -> dict[str, Any]:
-    saved, _, _ = saved_ms(prediction)
     peak = prediction.peak_bytes
     return {
         "change": labels(prediction.settings),
@@ -67,7 +65,7 @@ def _row(prediction: Prediction, before: Prediction) -> dict[str, Any]:
         "judged": judge(prediction),
         "step": milliseconds(prediction.predicted_ms),
         "between": interval(prediction.low_ms, prediction.high_ms),
-        "saved": milliseconds(saved),
+        "gain": " ".join(filter(None, gain_of(prediction).words())),
         "memory": "not known" if peak is None else size(peak),
         "json": prediction_json(prediction, before),
     }

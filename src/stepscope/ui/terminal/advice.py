@@ -23,7 +23,7 @@ _MOST = 5
 def advice_table(advice: Sequence[Advice]) -> Table:
     """The best first; `whatif` tells more of each."""
     helping = [change for change in advice if change.verdict == "faster"]
-    table = titled_table("what-ifs, predicted", ">saves", ">step becomes", "what")
+    table = titled_table("what-ifs, predicted", "gain", ">step becomes", "what")
     for change in helping[:_MOST]:
         text = text_line(change.label)
         if change.tried is not None:
@@ -34,7 +34,7 @@ def advice_table(advice: Sequence[Advice]) -> Table:
         text.append(f"  --set {change.setting}", style="bright_black")
         ends = interval(change.low_ms, change.high_ms)
         step = f"{milliseconds(change.predicted_ms)} ({ends})"
-        table.add_row(milliseconds(change.saved_ms), step, text)
+        table.add_row(" ".join(filter(None, change.gain.words())), step, text)
     for note in not_helping(advice):
         table.add_row("", "", text_line(note, style="bright_black"))
     return table

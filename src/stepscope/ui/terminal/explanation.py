@@ -174,7 +174,10 @@ def _step_words(explanation: Explanation) -> str:
 def _verdict(explanation: Explanation) -> Table:
     style = SEVERITY_STYLES[explanation.findings[0].severity]
     answer = Answer(verdict=explanation.verdict, why=explanation.why, next=explanation.next)
-    return answer_grid(answer, f"bold {style}")
+    grid = answer_grid(answer, f"bold {style}")
+    if explanation.also:
+        grid.add_row("also", text_line(explanation.also, style="bright_black"))
+    return grid
 
 
 def _legend(budget: Budget, width: int) -> Table:

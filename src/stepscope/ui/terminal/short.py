@@ -16,7 +16,7 @@ from rich.text import Text
 from stepscope.explain.findings import NO_LOSS
 from stepscope.explain.untimed_rank import is_server_only
 from stepscope.records.explanation import called
-from stepscope.records.figures import interval, milliseconds, percent, trimmed
+from stepscope.records.figures import milliseconds, percent, trimmed
 from stepscope.records.words import counted
 from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar
 from stepscope.ui.terminal.console import make_console, text_line
@@ -99,6 +99,7 @@ def _lines(
     out += labelled("verdict", wrapped(explanation.verdict, console, _VERDICT_LINES, style))
     out += labelled("why", wrapped(explanation.why, console, _WHY_LINES))
     out += labelled("next", wrapped(explanation.next, console, _NEXT_LINES))
+    out += labelled("also", wrapped(explanation.also, console, _NEXT_LINES, FAINT))
     out += [Text(), *_where_it_went(explanation, width), Text()]
     out += labelled("findings", _findings(explanation, width, findings))
     out += labelled("what if", _what_ifs(explanation.advice, width))
@@ -249,20 +250,20 @@ def _place_words(place: Place) -> list[str]:
 
 
 def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
-    """The largest savings, or that nothing helps."""
+    """The largest gains, those that are sure first; or that nothing helps."""
     promising = (a for a in advice if a.verdict == "faster" or (a.tried and a.tried.kept))
-    helping = sorted(promising, key=lambda a: -a.saved_ms)
+    known = [a for a in promising if a.tried or a.gain.is_known]
+    helping = sorted(known, key=lambda a: (not a.gain.is_sure, -a.saved_ms))
     if not helping:
         changes = counted(len(advice), "change")
-        words = f"{changes} tried on this step: none saves {trimmed(percent(WORTH))} or more"
+        words = f"{changes} tried on this step: none surely saves {trimmed(percent(WORTH))} or more"
         return [Text(cut(words, width - LABELS), style=FAINT)] if advice else []
     measured = [change.tried for change in helping if change.tried is not None][:_MOST_WHATIFS]
     rows = [Text(cut(f"{tried.label}: {tried.words}", width - LABELS)) for tried in measured]
     best = [change for change in helping if change.tried is None][: _MOST_WHATIFS - len(rows)]
-    savings = [f"saves {milliseconds(change.saved_ms)}" for change in best]
-    intervals = [f"({interval(change.saved_low_ms, change.saved_high_ms)})" for change in best]
-    for change, saving, ends in zip(best, savings, intervals, strict=True):
-        row = Text(f"{saving:<{max(map(len, savings))}} {ends:<{max(map(len, intervals))}}  ")
+    gains = [" ".join(filter(None, change.gain.words())) for change in best]
+    for change, gain in zip(best, gains, strict=True):
+        row = Text(f"{gain:<{max(map(len, gains))}}  ")
         room = width - LABELS - row.cell_len
         row.append(cut(change.label, room))
         setting = f"  --set {change.setting}"

@@ -158,10 +158,16 @@ def test_where_links_are_not_known_their_controls_say_what_to_do() -> None:
 
 
 def test_a_remedy_tells_what_it_saves_or_costs() -> None:
-    gain = Remedy(id="x", summary="", predicted_ms=12.0, low_ms=-0.5, high_ms=14.0)
-    assert saving_words(gain) == ("saves 12.0 ms", "-500 µs to 14.0 ms")
-    loss = Remedy(id="x", summary="", predicted_ms=-1.3, low_ms=-1.8, high_ms=-0.8)
-    assert saving_words(loss) == ("1.30 ms longer", "800 µs to 1.80 ms")
+    def promised(saved: float, low: float, high: float) -> Remedy:
+        return Remedy(
+            id="x", summary="", predicted_ms=saved, low_ms=low, high_ms=high, step_ms=40.0
+        )
+
+    assert saving_words(promised(12.0, 9.0, 14.0)) == ("saves 12.0 ms", "9.00 to 14.0")
+    unsure = ("may change the step by -14.0 to +0.500 ms", "")
+    assert saving_words(promised(12.0, -0.5, 14.0)) == unsure
+    assert saving_words(promised(-1.3, -1.8, -0.8)) == ("costs 1.30 ms", "0.800 to 1.80")
+    assert saving_words(promised(12.0, -158, 14.0)) == ("not known", "-14.0 to +158 ms")
     assert saving_words(Remedy(id="x", summary="")) == ("", "")
 
 

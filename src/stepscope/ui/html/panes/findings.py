@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.records.figures import duration
 from stepscope.ui.html.pane import Pane, ReportData
 
 if TYPE_CHECKING:
@@ -32,19 +31,13 @@ def finding_cards(report: ReportData) -> list[dict[str, Any]] | None:
 
 
 def saving_words(remedy: Remedy) -> tuple[str, str]:
-    """What a remedy would save of each step, or that the step would be longer; and the interval.
-    One that was tried has its measured steps instead."""
+    """What a remedy buys, and the interval. One that was tried has its measured steps instead."""
     if remedy.tried is not None:
         return remedy.tried.label, remedy.tried.words
-    saved, low, high = remedy.predicted_ms, remedy.low_ms, remedy.high_ms
-    if saved is None:
+    if remedy.gain is None:
         return "", ""
-    sign = 1e6 if saved >= 0 else -1e6
-    words = f"saves {duration(saved * 1e6)}" if saved >= 0 else f"{duration(-saved * 1e6)} longer"
-    if low is None or high is None:
-        return words, ""
-    ends = sorted((sign * low, sign * high))
-    return words, f"{duration(ends[0])} to {duration(ends[1])}"
+    gain, ends = remedy.gain.words()
+    return gain, ends.strip("()")
 
 
 PANE = Pane(id="findings", title="Findings", order=20, view=finding_cards)

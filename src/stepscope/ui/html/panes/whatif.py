@@ -12,7 +12,7 @@ from stepscope.records.words import sentence
 from stepscope.ui.html.pane import Pane, ReportData
 from stepscope.ui.html.render import json_block
 from stepscope.ui.html.whatif_scaling import encode_scaling
-from stepscope.ui.whatif import BASIS, DECISIVE, WORTH, judge, label, saved_ms, verdict
+from stepscope.ui.whatif import BASIS, DECISIVE, WORTH, gain_of, judge, label, saved_ms, verdict
 
 if TYPE_CHECKING:
     from stepscope.records.prediction import Prediction
@@ -78,7 +78,7 @@ def _rows(grid: WhatIfGrid) -> list[dict[str, Any]]:
 
 def _row(prediction: Prediction, known: set[str], most: float) -> dict[str, Any]:
     setting = str(prediction.settings[0])
-    saved, low, high = saved_ms(prediction)
+    saved, _, _ = saved_ms(prediction)
     words = verdict(prediction).partition(": ")[0]
     return {
         "label": sentence(label(prediction.settings[0])),
@@ -87,7 +87,7 @@ def _row(prediction: Prediction, known: set[str], most: float) -> dict[str, Any]
         "tone": {"faster": "good", "slower": "bad", "no difference": "none"}[judge(prediction)],
         "step": milliseconds(prediction.predicted_ms),
         "interval": interval(prediction.low_ms, prediction.high_ms),
-        "saves": f"{milliseconds(saved)} ({interval(low, high)})",
+        "gain": " ".join(filter(None, gain_of(prediction).words())),
         "bar": max(0.0, saved) / most,
         "words": sentence(words.removeprefix(label(prediction.settings[0])).strip()),
     }
