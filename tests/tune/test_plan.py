@@ -132,3 +132,14 @@ def test_every_real_remedy_answers_for_an_empty_script() -> None:
     named = {name.partition("=")[0] for name in names((*result.candidates, *result.proposals))}
     named |= {row.remedy.partition("=")[0] for row in result.left_out}
     assert named == set(FIXES)
+
+
+def test_remedies_of_the_leading_finding_are_tried_before_larger_promises() -> None:
+    chosen = [made_up_fix(name) for name in ("unknown", "best", "useless", "leads", "leads too")]
+    predicted = {
+        "best": PlannedRemedy(remedy="best", predicted_ms=5.0),
+        "leads": PlannedRemedy(remedy="leads", predicted_ms=9.0),
+        "useless": PlannedRemedy(remedy="useless", predicted_ms=10.0, hopeless=True),
+    }
+    order = [row.remedy for row in in_order(chosen, predicted, ("leads", "leads too", "useless"))]
+    assert order == ["leads", "leads too", "best", "unknown", "useless"]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from simulated_runs import SimulatedCommand, contenders, made_up_fix, searched
 
 from stepscope.fix.declaration import Effect
 from stepscope.records.tuning import TriedConfiguration, TuneResult, short_name, short_why
 from stepscope.ui.terminal.tune import print_tune
 from stepscope.ui.tune.contenders import Contender
-from stepscope.ui.tune.journal import Journal, LeftOut, TunePlan, TuneStart
+from stepscope.ui.tune.journal import Journal, LeftOut, PlannedRemedy, TunePlan, TuneStart
 from stepscope.ui.tune.result import tune_result
 from stepscope.ui.tune.rules import control_words
 from stepscope.ui.tune.search import Search
@@ -144,6 +146,28 @@ def test_a_command_that_is_over_the_limit_itself_is_named() -> None:
     bases = searched_ab().bases
     assert control_words(bases, 2000) == "its losses repeat to the bit"
     assert "the command as it is needs 1.00 kB on the host" in control_words(bases, 900)
+
+
+def test_losses_repeat_if_they_are_equal_as_far_as_both_runs_went() -> None:
+    """A trial that is ended between two steps has a step more or less than another one."""
+    first, second, *others = searched_ab().bases
+    ranks = {rank: replace(one, losses=one.losses[:-3]) for rank, one in second.ranks.items()}
+    shorter = dataclasses.replace(second, ranks=ranks)
+    assert control_words([first, shorter, *others]) == "its losses repeat to the bit"
+
+
+def test_promised_and_measured_start_from_the_same_step() -> None:
+    """The captured run had a step of 200 ms, stalls among them; 100 ms were measured: a promise of
+    half is 50 ms."""
+    command = SimulatedCommand({"a": 0.5})
+    (contender,) = contenders(made_up_fix("a"))
+    planned = PlannedRemedy(remedy="a", predicted_ms=100.0, low_ms=90.0, high_ms=110.0)
+    search = searched(command, [Contender(planned=planned, chosen=contender.chosen)])
+    plan = replace(PLAN, baseline_ms=200.0)
+    result = tune_result(Journal(Path("/t"), [START, plan]), search, None, "finished")
+    row = rows(result)["a",]
+    assert row.predicted_ms == pytest.approx(result.baseline_ms / 2)
+    assert row.predicted_low_ms == pytest.approx(0.45 * result.baseline_ms)
 
 
 def test_gains_and_losses_in_words() -> None:

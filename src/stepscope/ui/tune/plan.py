@@ -130,10 +130,13 @@ def _joined(left_out: Iterable[LeftOut]) -> list[LeftOut]:
 
 
 def in_order(
-    candidates: Sequence[ChosenFix], predicted: Mapping[str, PlannedRemedy]
+    candidates: Sequence[ChosenFix],
+    predicted: Mapping[str, PlannedRemedy],
+    leading: Sequence[str] = (),
 ) -> tuple[PlannedRemedy, ...]:
-    """The largest predicted gain first, with the best value of each remedy; then those without a
-    prediction as they are declared, other values, and last what is predicted not to help."""
+    """Remedies of the `leading` finding first. Then the largest predicted gain, with the best value
+    of each remedy; then those without a prediction as they are declared, other values, and last
+    what is predicted not to help."""
     planned = [predicted.get(str(one)) or PlannedRemedy(remedy=str(one)) for one in candidates]
     best: dict[str, float] = {}
     for row in planned:
@@ -141,12 +144,13 @@ def in_order(
             name = row.remedy.partition("=")[0]
             best[name] = min(row.predicted_ms, best.get(name, row.predicted_ms))
 
-    def place(row: PlannedRemedy) -> tuple[int, float]:
+    def place(row: PlannedRemedy) -> tuple[bool, int, float]:
+        name = row.remedy.partition("=")[0]
+        later = name not in leading or row.hopeless
         if row.predicted_ms is None:
-            return 1, 0.0
+            return later, 1, 0.0
         if row.hopeless:
-            return 3, row.predicted_ms
-        is_best = row.predicted_ms == best[row.remedy.partition("=")[0]]
-        return (0 if is_best else 2), row.predicted_ms
+            return later, 3, row.predicted_ms
+        return later, (0 if row.predicted_ms == best[name] else 2), row.predicted_ms
 
     return tuple(sorted(planned, key=place))  # stable: declared order among equals

@@ -14,6 +14,7 @@ from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
 from stepscope.records.prediction import Setting
 from stepscope.trace.rank_facts import read_facts
 from stepscope.ui.slowest_bench import open_slowest
+from stepscope.ui.tried_remedies import applicable
 from stepscope.ui.tune.contenders import FEWEST_TOGETHER
 from stepscope.ui.tune.journal import PlannedCombination, PlannedRemedy
 from stepscope.ui.whatif import adjusted, judge
@@ -40,13 +41,14 @@ class RemedyPredictions:
     baseline_ms: float | None = None
     by_remedy: dict[str, PlannedRemedy] = field(default_factory=dict)
     together: PlannedCombination | None = None
+    leading: tuple[str, ...] = ()  # remedies of the finding that leads
     note: str = ""
 
 
 def predict_remedies(run: Path, candidates: Sequence[ChosenFix]) -> RemedyPredictions:
     """Never raises: a remedy can be tried without a prediction."""
     try:
-        bench, _, _ = open_slowest(str(run), cache=False)
+        bench, rank, _ = open_slowest(str(run), cache=False)
         before = bench.predict([])
         past = history()
         planned = [_predict(bench, chosen, past, run) for chosen in candidates]
@@ -61,6 +63,7 @@ def predict_remedies(run: Path, candidates: Sequence[ChosenFix]) -> RemedyPredic
         baseline_ms=before.baseline_ms,
         by_remedy={row.remedy: row for row in planned if row is not None},
         together=together,
+        leading=tuple(applicable(rank.findings[0])) if rank.findings else (),
     )
 
 

@@ -54,9 +54,27 @@ def tune_result(
     result = _measured(known, search, start.memory_limit)
     if plan is not None and plan.together is not None:
         result = replace(result, trials=_with_prediction(result.trials, plan.together))
+    if plan is not None and plan.baseline_ms and result.baseline_ms:
+        factor = result.baseline_ms / plan.baseline_ms
+        result = replace(result, trials=tuple(_promise_of(row, factor) for row in result.trials))
     if facts is not None and plan is not None:
         result = _with_patch(result, facts, plan.proposals)
     return replace(result, verdict=verdict_words(result))
+
+
+def _promise_of(row: TriedConfiguration, factor: float) -> TriedConfiguration:
+    """The predicted change of the step that was measured: the captured run's own step may be
+    another one, with other stalls and other neighbours."""
+
+    def scaled(ms: float | None) -> float | None:
+        return None if ms is None else factor * ms
+
+    return replace(
+        row,
+        predicted_ms=scaled(row.predicted_ms),
+        predicted_low_ms=scaled(row.predicted_low_ms),
+        predicted_high_ms=scaled(row.predicted_high_ms),
+    )
 
 
 def _with_prediction(

@@ -14,11 +14,12 @@ from stepscope.verify.trial_file import losses_of
 from stepscope.verify.trial_rules import compare_peaks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from stepscope.fix.chosen import ChosenFix
     from stepscope.ui.tune.trial_run import TrialRun
     from stepscope.verify.parity import Parity
+    from stepscope.verify.trial_file import Loss
 
 _CONTROLS = 4  # runs of the command as it is that losses are compared with
 _LEVELS = {effect.value: effect.level for effect in Effect}
@@ -119,9 +120,17 @@ def _losses_words(bases: Sequence[TrialRun]) -> str:
     losses = [losses_of(base.ranks) for base in bases]
     if len(losses) < 2 or not losses[0]:
         return "no loss was caught" if losses and not losses[0] else ""
-    if all(other == losses[0] for other in losses):
+    if all(_repeats(losses[0], other) for other in losses[1:]):
         return "its losses repeat to the bit"
     return "its own losses differ from run to run"
+
+
+def _repeats(first: Mapping[int, Sequence[Loss]], second: Mapping[int, Sequence[Loss]]) -> bool:
+    """Whether both have the same losses as far as both went: trials end at different steps."""
+    if first.keys() != second.keys():
+        return False
+    pairs = (zip(first[rank], second[rank], strict=False) for rank in first)
+    return all(one == other for pair in pairs for one, other in pair)
 
 
 def peak_bytes(trials: Sequence[TrialRun]) -> int | None:

@@ -133,7 +133,7 @@ class _Tune:
         if predictions.note:
             self._progress.news(predictions.note)
         plan = TunePlan(
-            candidates=in_order(fitting.candidates, predictions.by_remedy),
+            candidates=in_order(fitting.candidates, predictions.by_remedy, predictions.leading),
             left_out=fitting.left_out,
             late=tuple(map(str, fitting.late)),
             proposals=tuple(map(str, fitting.proposals)),
