@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,51 @@ from layouts import packed, text_of
 from shared_traces import GOLDEN, SHARED, SHARED_TRACES, VARIANTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+
+_INHERITED = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM)
+
+
+def pytest_configure() -> None:
+    """`nohup make test &` leaves signals ignored, and every process inherits that. A signal that
+    is caught, as here, is back to its default in a process that a test starts."""
+    for number in _INHERITED:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """A test that breaks off, as at a time limit, leaves no process and no open pipe behind: the
+    next test would be told of them."""
+    started: list[subprocess.Popen[Any]] = []
+    plain = subprocess.Popen.__init__
+
+    def begin(process: subprocess.Popen[Any], *args: Any, **options: Any) -> None:
+        started.append(process)
+        plain(process, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess.Popen, "__init__", begin)
+        try:
+            return (yield)
+        except BaseException:
+            for process in started:
+                _close(process)
+            raise
+
+
+def _close(process: subprocess.Popen[Any]) -> None:
+    if getattr(process, "returncode", 0) is None:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+    for pipe in ("stdin", "stdout", "stderr"):
+        stream = getattr(process, pipe, None)
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
 
 
 settings.register_profile(
