@@ -197,7 +197,7 @@ def _notes(trace: Trace, work: Work, steps: Steps) -> Iterator[Note]:
         )
     if steps.source != "profiler":
         how = {
-            "optimizer": "its steps run from one optimizer step to the next",
+            "optimizer": "its steps end with the optimizer's",
             "repeated": f"its steps were found by repeating {steps.repeats}",
             "window": "it is explained as one span of time, and nothing is predicted from it",
         }[steps.source]

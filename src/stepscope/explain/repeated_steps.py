@@ -198,3 +198,14 @@ def _computes(trace: Trace, work: Work, edges_ns: Int64s) -> bool:
     rows = launch[(work.kind == Kind.COMPUTE) & (launch >= 0)]
     held = np.diff(np.searchsorted(np.sort(trace.host.start_ns[rows]), edges_ns))
     return len(held) > 0 and bool(held.all())
+
+
+def only_step(trace: Trace, end_ns: int) -> Step | None:
+    """The step that ends with the trace's only optimizer step: it begins with the first operator
+    of the forward pass, so that start-up is no part of it."""
+    host = trace.host
+    before = (host.forward_of >= 0) & (host.start_ns < end_ns)
+    if not before.any():
+        return None
+    start = int(host.start_ns[host.forward_of[before]].min())
+    return Step(name="up to the optimizer step", start_ns=start, dur_ns=end_ns - start)

@@ -13,6 +13,7 @@ from stepscope.explain.repeated_steps import (
     BACKWARD_NODE,
     OPTIMIZER_STEP,
     find_repeats,
+    only_step,
     several_a_step,
 )
 from stepscope.explain.work import launches_of, rows_named
@@ -42,6 +43,8 @@ def find_steps(trace: Trace, work: Work) -> Steps:
             for i, (a, b) in enumerate(pairwise(ends))
         )
         return _with_cycles("optimizer", steps, trace, work)
+    if ends and (only := only_step(trace, ends[0])) is not None:
+        return _with_cycles("optimizer", (only,), trace, work)
     repeats = find_repeats(trace, work)
     if repeats is not None:
         found = _with_cycles("repeated", repeats.steps, trace, work)

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 WorkKind = Literal["compute", "comm", "memory"]
 Severity = Literal["high", "medium", "low", "none"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # most severe first
-# What a finding's share is a share of: the mean step, memory, the ranks' work, the run's wall time.
-ShareOf = Literal["step", "memory", "work", "run"]
+# What a finding's share is a share of: the mean step, memory, the ranks' work, the run's wall time,
+# or a trace in which no step was found.
+ShareOf = Literal["step", "memory", "work", "run", "trace"]
 _CARD_LINES = 4  # of a list in a notebook
 # profiler: ProfilerStep marks; optimizer: between optimizer steps; repeated: what a loop repeats;
 # window: none were found, and the trace is a span of time.

@@ -36,6 +36,7 @@ from stepscope.verify.run_stalls import SteadySteps, find_steady_steps
 from stepscope.verify.runs import find_runs, profiled_run
 from stepscope.verify.spread import quantile_spread
 from stepscope.verify.steady import drift
+from stepscope.verify.without_profiler import correct_sides
 from stepscope.verify.workload import SHAPES, describe_workload, differences
 
 if TYPE_CHECKING:
@@ -101,9 +102,14 @@ def compare(
         sides = [[profiled_run(run, explain_path(run.path)) for run in side] for side in sides]
     _check(sides, paired)
     both = _explain_both(sides, explain_path) if explain or steps_are == "profiled" else None
+    every = (
+        [[explain_path(run.path) for run in side] for side in sides]
+        if steps_are == "profiled"
+        else []
+    )
     one_start = steps_are == "measured" and len(sides[0]) == len(sides[1]) == 1
     starts = between_starts if one_start else 0.0
-    return _build_comparison(sides, steps_are, both, notes, paired=paired, starts=starts)
+    return _build_comparison(sides, steps_are, both, every, notes, paired=paired, starts=starts)
 
 
 def _step_kind(
@@ -161,6 +167,7 @@ def _build_comparison(
     sides: Sequence[Sequence[ComparedRun]],
     steps_are: StepsAre,
     both: tuple[Explanation, Explanation] | None,
+    profiled_runs: Sequence[Sequence[Explanation]],
     notes: list[str],
     *,
     paired: bool,
@@ -173,6 +180,11 @@ def _build_comparison(
     within_runs = (mean_ratio if basis == "mean" else median_ratio)(*steps, paired=paired)
     ratio = widen_for_starts(within_runs, starts)
     a, b = (_side(runs, rest, basis) for runs, rest in zip(sides, steady, strict=True))
+    corrected = correct_sides((a, b), profiled_runs, ratio) if profiled_runs else None
+    profiled = None
+    if corrected is not None:
+        profiled = _as_pair(a.ms, b.ms, ratio)
+        within_runs, ((a, b), ratio) = corrected[1], corrected
     median = _median_step(steps, paired, starts) if basis == "mean" else None
     last = (sides[0][-1], sides[1][-1])
     config = differences(last[0].facts, last[1].facts, both)
@@ -199,11 +211,15 @@ def _build_comparison(
         b=b,
         basis=basis,
         median=median,
+        profiled=profiled,
         slow_steps=_slow_steps(steps, paired, starts),
         phases=phases,
         stalls=stalls,
         rest=_rest(a, b, ratio, (*phases, *stalls)) if phases else None,
-        budget=part_changes(both, (a, b), steps_are, stalls) if both else (),
+        budget=part_changes(
+            both, (a, b), stalls, as_recorded=steps_are == "profiled" and profiled is None
+        )
+        if both else (),
         kernels=kernel_changes(*both) if both else (),
         operators=operator_changes(*both) if both else (),
         a_peak_bytes=_peak(sides[0]),
@@ -216,7 +232,7 @@ def _build_comparison(
             (*phases, *stalls),
             a.ms,
         ),
-        notes=(*notes, *_notes(a, b, steps_are, starts, both)),
+        notes=(*notes, *_notes(a, b, steps_are, starts, both, corrected is not None)),
     )
 
 
@@ -251,9 +267,13 @@ def _steady_steps(run: ComparedRun) -> SteadySteps:
 
 def _median_step(steps: Sequence[Sequence[Floats]], paired: bool, starts: float) -> MedianStep:
     ratio = widen_for_starts(median_ratio(steps[0], steps[1], paired=paired), starts)
+    return _as_pair(typical_step(steps[0])[0], typical_step(steps[1])[0], ratio)
+
+
+def _as_pair(a_ms: float, b_ms: float, ratio: Estimate) -> MedianStep:
     return MedianStep(
-        a_ms=typical_step(steps[0])[0],
-        b_ms=typical_step(steps[1])[0],
+        a_ms=a_ms,
+        b_ms=b_ms,
         change=_change(ratio.value),
         low=_change(ratio.low),
         high=_change(ratio.high),
@@ -392,9 +412,15 @@ def _notes(
     steps_are: StepsAre,
     starts: float,
     both: tuple[Explanation, Explanation] | None,
+    corrected: bool,
 ) -> list[str]:
     notes = []
-    if steps_are == "profiled":
+    if corrected:
+        notes.append(
+            f"the profiler's overhead is subtracted from {_steps(a)} and {_steps(b)} profiled "
+            "steps: both steps are estimates; stepscope run measures steps without it"
+        )
+    elif steps_are == "profiled":
         notes.append(
             f"these are {_steps(a)} and {_steps(b)} profiled steps: they are few, and the profiler "
             "slows the host; stepscope run measures steps without it"

@@ -14,9 +14,14 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from stepscope.explain.findings import NO_LOSS
+from stepscope.explain.spans import covers_span
 from stepscope.explain.untimed_rank import is_server_only
 from stepscope.records.explanation import called
+<<<<<<< HEAD
 from stepscope.records.figures import milliseconds, percent, trimmed
+=======
+from stepscope.records.figures import duration, interval, milliseconds, percent, trimmed
+>>>>>>> 2a5c7f0a (Compare: traces by the step without the profiler; a span of time has no what-ifs)
 from stepscope.records.words import counted
 from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar
 from stepscope.ui.terminal.console import make_console, text_line
@@ -120,7 +125,8 @@ def _headline(explanation: Explanation, width: int) -> Text:
         facts = ["parameter server", counted(first.events, "event")]
     else:
         if first.steps.steps:
-            facts.append(counted(len(first.steps.steps), "step"))
+            found = " found by repetition" if first.steps.repeats else ""
+            facts.append(f"{counted(len(first.steps.steps), 'step')}{found}")
         facts.append(_step(explanation))
     rest = " · ".join(facts)
     name = short_kernel(_name(explanation), max(12, width - cell_len(rest) - 3))
@@ -150,6 +156,8 @@ def _name(explanation: Explanation) -> str:
 
 def _step(explanation: Explanation) -> str:
     budget = explanation.budget
+    if covers_span(explanation):
+        return f"{duration(budget.step_ms * 1e6)} without step marks"
     if budget.basis == "window":
         return f"a window of {milliseconds(budget.step_ms)}"
     return f"{milliseconds(budget.step_ms)} a step, {_BASIS[budget.basis]}"
