@@ -10,6 +10,7 @@ forward pass is no layer.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -51,11 +52,11 @@ class Repeats(NamedTuple):
         edges = self.edges_ns.tolist()
         return tuple(
             Step(name=f"iteration {number}", start_ns=start, dur_ns=end - start)
-            for number, (start, end) in enumerate(zip(edges, edges[1:], strict=False), 1)
+            for number, (start, end) in enumerate(pairwise(edges), 1)
         )
 
 
-class _Calls(NamedTuple):
+class _OutermostCalls(NamedTuple):
     """Operators that no other operator calls, in the order of their start."""
 
     rows: Indices
@@ -79,13 +80,15 @@ def find_repeats(trace: Trace, work: Work) -> Repeats | None:
 
 
 def several_a_step(trace: Trace, work: Work, ends_ns: list[int]) -> int:
-    """How many optimizer steps one training step makes: two in a GAN."""
+    """How many optimizer steps one training step makes: two in a GAN, whose backward passes take
+    turns."""
     calls = _list_calls(trace, work)
-    places = np.searchsorted(calls.start_ns, np.array(ends_ns, np.int64))
-    return _period(_signatures(calls.name, places)) or 1
+    nodes = np.flatnonzero(calls.backward)
+    places = np.searchsorted(calls.start_ns[nodes], np.array(ends_ns, np.int64))
+    return _period(_signatures(calls.name[nodes], places)) or 1
 
 
-def _list_calls(trace: Trace, work: Work) -> _Calls:
+def _list_calls(trace: Trace, work: Work) -> _OutermostCalls:
     host = trace.host
     operator = host.kind == HostKind.OPERATOR
     outermost = operator & ~below(trace, operator)
@@ -93,10 +96,12 @@ def _list_calls(trace: Trace, work: Work) -> _Calls:
     threads = np.unique(np.append(work.threads, host.thread[backward]))
     rows = np.flatnonzero(outermost & np.isin(host.thread, threads))
     rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
-    return _Calls(rows, host.start_ns[rows], host.name[rows].astype(np.intp), backward[rows])
+    return _OutermostCalls(
+        rows, host.start_ns[rows], host.name[rows].astype(np.intp), backward[rows]
+    )
 
 
-def _backward_passes(trace: Trace, calls: _Calls) -> Repeats | None:
+def _backward_passes(trace: Trace, calls: _OutermostCalls) -> Repeats | None:
     """From the start of a backward pass to that of the next, if they are alike."""
     nodes = calls.backward
     first = np.flatnonzero(nodes & ~np.append(False, nodes[:-1]))
@@ -107,7 +112,7 @@ def _backward_passes(trace: Trace, calls: _Calls) -> Repeats | None:
     period = _period(passes)
     if period is None:
         return None
-    edges = calls.start_ns[first[:: period or 1]]
+    edges = calls.start_ns[first[::period]]
     updates = rows_named(
         trace, trace.host, trace.host.kind != HostKind.PYTHON, OPTIMIZER_STEP.match
     )
@@ -156,8 +161,7 @@ def _by_annotation(trace: Trace, rows: Bools) -> Iterator[tuple[str, Int64s]]:
 
 def _signatures(names: Indices, places: Int64s) -> list[int]:
     """One number for the calls between each two places."""
-    ends = places.tolist()
-    return [hash(names[a:b].tobytes()) for a, b in zip(ends, ends[1:], strict=False)]
+    return [hash(names[a:b].tobytes()) for a, b in pairwise(places.tolist())]
 
 
 def _period(parts: list[int]) -> int | None:
@@ -171,7 +175,7 @@ def _period(parts: list[int]) -> int | None:
     return None
 
 
-def _equal_iterations(calls: _Calls, starts: Int64s, end_ns: int) -> Int64s | None:
+def _equal_iterations(calls: _OutermostCalls, starts: Int64s, end_ns: int) -> Int64s | None:
     """The starts whose iterations make the same calls, and the end of the last whole one."""
     places = np.searchsorted(calls.start_ns, starts)
     begins = np.flatnonzero(np.diff(places, append=len(calls.rows)) > 0)  # those with calls
@@ -179,7 +183,8 @@ def _equal_iterations(calls: _Calls, starts: Int64s, end_ns: int) -> Int64s | No
     tail = calls.name[places[-1] :] if len(places) else calls.name
     parts = [*_signatures(calls.name, places), hash(tail.tobytes())]
     whole = _period(parts)
-    if whole is not None and len(parts) % whole == 0:
+    ends_whole = whole is not None and parts[-1] == parts[-1 - whole]
+    if whole is not None and ends_whole and len(parts) % whole == 0:
         return np.append(starts[::whole], np.int64(max(end_ns, int(starts[-1]) + 1)))
     period = _period(parts[:-1])
     if period is None:

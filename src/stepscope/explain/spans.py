@@ -26,8 +26,8 @@ def refuse_span(analysis: RankAnalysis) -> None:
     """NotCapturedError where no step was found: there is none to predict."""
     if analysis.steps.is_span and analysis.run is None:
         raise NotCapturedError(
-            f"{analysis.trace.path} has no step marks and repeats nothing, so there is no step to predict: "
-            f"{MARK_STEPS.partition(': ')[2]}"
+            f"{analysis.trace.path} has no step marks and repeats nothing, so there is no step to "
+            f"predict: {MARK_STEPS.partition(': ')[2]}"
         )
 
 

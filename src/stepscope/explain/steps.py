@@ -76,9 +76,7 @@ def step_of(steps: tuple[Step, ...], times: Int64s) -> Int64s:
     return np.where(inside, place, -1)
 
 
-def _with_cycles(
-    source: StepsSource, steps: tuple[Step, ...], trace: Trace, work: Work
-) -> Steps:
+def _with_cycles(source: StepsSource, steps: tuple[Step, ...], trace: Trace, work: Work) -> Steps:
     first, edges = _cycle_edges(steps, trace, work)
     if source != "profiler" and len(edges) and not work.on_host:
         edges = _close(edges, steps[-1], trace, work)

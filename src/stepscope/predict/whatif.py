@@ -150,7 +150,7 @@ class Bench:
                 pointless=(*trial.pointless, *pointless),
             )
         after = step_ns(outcome.context.graph)
-        if after <= 0:
+        if after <= outcome.context.graph.end_ns:
             refusal = f"{setting}: nothing of the step would be left"
             return replace(trial, refused=(*trial.refused, refusal))
         change = abs(math.log(max(after, 1.0) / max(trial.step_ns * outcome.repeats, 1.0)))

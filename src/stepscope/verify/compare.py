@@ -18,17 +18,15 @@ from stepscope.records.comparison import (
     Side,
     SlowSteps,
 )
-from stepscope.records.figures import milliseconds, unsigned_percent
-from stepscope.records.words import counted
 from stepscope.verify.change import (
     CONFIDENCE,
-    FEW,
     median_difference,
     median_ratio,
     quantile_ratio,
     typical_step,
     widen_for_starts,
 )
+from stepscope.verify.comparison_notes import notes_on
 from stepscope.verify.differences import kernel_changes, operator_changes, part_changes
 from stepscope.verify.evidence import compare_traits
 from stepscope.verify.mean_change import mean_difference, mean_ratio, mean_spread, mean_step
@@ -57,16 +55,9 @@ _PERCENTS = np.arange(101) / 100
 _SLOW = 0.95  # quantile of the slow steps
 _MOST_POINTS = 160  # of a run's steps, as drawn
 _ENOUGH_FOR_SLOW = 100  # steps per run: five of them are slow
-FEWEST_STEADY = 100  # with fewer steps the interval may be too narrow
 # Standard deviation of the median step from one start of a command to the next, assumed if each
 # side is one run. docs/compare.md says where it comes from.
 BETWEEN_STARTS = 0.005
-_BASES = {
-    "corrected": "estimated",
-    "measured": "measured",
-    "cycles": "as recorded",
-    "window": "whole window",
-}
 _OTHER_SHAPES = (
     "operators have other shapes in B: if a step holds more or fewer samples, compare samples a "
     "second, not steps"
@@ -219,7 +210,8 @@ def _build_comparison(
         budget=part_changes(
             both, (a, b), stalls, as_recorded=steps_are == "profiled" and profiled is None
         )
-        if both else (),
+        if both
+        else (),
         kernels=kernel_changes(*both) if both else (),
         operators=operator_changes(*both) if both else (),
         a_peak_bytes=_peak(sides[0]),
@@ -232,7 +224,7 @@ def _build_comparison(
             (*phases, *stalls),
             a.ms,
         ),
-        notes=(*notes, *_notes(a, b, steps_are, starts, both, corrected is not None)),
+        notes=(*notes, *notes_on(a, b, steps_are, starts, both, corrected is not None)),
     )
 
 
@@ -404,70 +396,3 @@ def _rest(a: Side, b: Side, ratio: Estimate, phases: Sequence[PhaseChange]) -> P
 
 def _peak(runs: Sequence[ComparedRun]) -> int | None:
     return max((run.peak_bytes for run in runs if run.peak_bytes is not None), default=None)
-
-
-def _notes(
-    a: Side,
-    b: Side,
-    steps_are: StepsAre,
-    starts: float,
-    both: tuple[Explanation, Explanation] | None,
-    corrected: bool,
-) -> list[str]:
-    notes = []
-    if corrected:
-        notes.append(
-            f"the profiler's overhead is subtracted from {_steps(a)} and {_steps(b)} profiled "
-            "steps: both steps are estimates; stepscope run measures steps without it"
-        )
-    elif steps_are == "profiled":
-        notes.append(
-            f"these are {_steps(a)} and {_steps(b)} profiled steps: they are few, and the profiler "
-            "slows the host; stepscope run measures steps without it"
-        )
-        notes += _overhead_notes(*both) if both else []
-    elif starts:
-        notes.append(
-            "one run on each side does not show how much two starts of one command differ: a "
-            f"standard deviation of {unsigned_percent(starts)} is assumed (--between-starts); "
-            "stepscope ab measures it"
-        )
-    elif len(a.runs) == len(b.runs) == 1:
-        notes.append(
-            "one run on each side does not show how much two starts of one command differ: the "
-            "interval leaves that out"
-        )
-    return [*notes, *_side_notes("A", a), *_side_notes("B", b)]
-
-
-def _overhead_notes(*both: Explanation) -> list[str]:
-    """The steps that `explain` reports for these traces, if they are not the verdict's."""
-    budgets = [explanation.budget for explanation in both]
-    if all(budget.basis == "cycles" for budget in budgets):
-        return []
-    a, b = (f"{milliseconds(budget.step_ms)} ({_BASES[budget.basis]})" for budget in budgets)
-    return [
-        f"without the profiler's overhead, stepscope explain gives {a} for A's step and {b} for "
-        "B's; the verdict and the parts here are of profiled steps"
-    ]
-
-
-def _steps(side: Side) -> int:
-    return sum(run.steps for run in side.runs)
-
-
-def _side_notes(name: str, side: Side) -> list[str]:
-    notes = []
-    for number, run in enumerate(side.runs, 1):
-        if run.drift is not None:
-            whose = name if len(side.runs) == 1 else f"{name}'s run {number}"
-            size, way = unsigned_percent(run.drift), "slower" if run.drift > 0 else "faster"
-            notes.append(f"{whose} drifts: its second half is {size} {way} than its first")
-    if len(side.runs) == 1 and (steps := side.runs[0].steps) < FEWEST_STEADY:
-        caution = (
-            "the interval assumes independent steps, which neighbours seldom are"
-            if steps < FEW
-            else "if slow and fast spells alternate, the interval is too narrow"
-        )
-        notes.append(f"{name} has only {counted(steps, 'step')}: {caution}")
-    return notes
