@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError
 from stepscope.explain.untimed_rank import is_untimed
+from stepscope.records.explanation import Headline
 from stepscope.records.figures import duration, percent
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def tell_span(explanation: Explanation) -> Explanation:
         verdict=f"No training steps found: {_what_it_covers(rank)}.",
         why=_of_time(evidence[0]) if evidence else "",
         next=MARK_STEPS,
+        headline=Headline(finding=explanation.findings[0].id),
         findings=tuple(map(_of_span, explanation.findings)),
     )
 
