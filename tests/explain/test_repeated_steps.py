@@ -176,3 +176,18 @@ def test_a_trace_with_marks_is_no_span(tmp_path: Path) -> None:
         tmp_path / "marked.json", forward(0, *LAYERS), note("ProfilerStep#1", start=-1, dur=80)
     )
     assert not explain_job(path).verdict.startswith("No training steps")
+
+
+def test_the_report_says_what_repeats_or_that_nothing_does(tmp_path: Path) -> None:
+    loop = [
+        part
+        for number in range(4)
+        for part in (forward(100 * number, "mm"), backward(100 * number + 20, "mm"))
+    ]
+    span = write(tmp_path / "span.json", start_up(0), forward(0, *LAYERS))
+    page = stepscope.write_report(span, tmp_path / "span.html", cache=False).read_text()
+    assert "Time covered" in page
+    assert "Step, profiled" not in page
+    repeated = write(tmp_path / "repeated.json", *loop)
+    page = stepscope.write_report(repeated, tmp_path / "repeated.html", cache=False).read_text()
+    assert "found by repeating backward passes" in page
