@@ -67,6 +67,7 @@ def test_backward_passes_that_repeat_are_steps(explained: Explain) -> None:
     for number in range(5):
         at = 200 * number
         training += [forward(at, *LAYERS), backward(at + 60, "head", "mm", "mm")]
+        training += [op("c10d::allreduce_", start=at + 66, dur=1, thread=AUTOGRAD)]  # a hook
         training += [op("aten::item", start=at + 150, dur=1)] if number == 2 else []  # a log
     rank = explained(*training)
     assert (rank.steps.source, rank.steps.repeats) == ("repeated", "backward passes")

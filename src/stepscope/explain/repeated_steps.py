@@ -103,6 +103,7 @@ def _list_calls(trace: Trace, work: Work) -> _OutermostCalls:
 
 def _backward_passes(trace: Trace, calls: _OutermostCalls) -> Repeats | None:
     """From the start of a backward pass to that of the next, if they are alike."""
+    calls = _without_hooks(trace, calls)
     nodes = calls.backward
     first = np.flatnonzero(nodes & ~np.append(False, nodes[:-1]))
     names = np.where(nodes, calls.name, -1)
@@ -121,6 +122,15 @@ def _backward_passes(trace: Trace, calls: _OutermostCalls) -> Repeats | None:
     if len(times) and not (len(counts) and counts.all()):
         return None  # the passes of one step, whose gradients add up
     return Repeats(edges, "backward passes") if len(edges) > 1 else None
+
+
+def _without_hooks(trace: Trace, calls: _OutermostCalls) -> _OutermostCalls:
+    """Leave out what hooks do on autograd's own thread: they would divide a backward pass."""
+    thread = trace.host.thread[calls.rows]
+    own = np.isin(thread, thread[calls.backward]) & ~calls.backward
+    if own.all() or not (~own & ~calls.backward).any():
+        return calls  # forward runs there, too
+    return _OutermostCalls(*(column[~own] for column in calls))
 
 
 def _signs(trace: Trace, work: Work) -> Iterator[tuple[str, Int64s]]:
