@@ -9,7 +9,7 @@ import pytest
 from stepscope import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.explain.explain_job import JobTraces, explain_job
 from stepscope.explain.separate_jobs import SeveralJobsError
-from stepscope.explain.verdict import _put_cause_first
+from stepscope.explain.verdict import put_cause_first
 from stepscope.records.explanation import Finding
 
 from .build import Events, frame, kernel, step, write
@@ -128,7 +128,7 @@ def test_severity_orders_the_headline_unless_the_cause_explains_half_of_the_symp
     plain = {"title": "", "summary": "", "evidence": ()}
     symptom = Finding(id="exposed-communication", share=0.47, severity="high", **plain)
     straggler = Finding(id="straggler", share=share, severity=severity, **plain)
-    found = _put_cause_first([symptom, straggler])
+    found = put_cause_first([symptom, straggler])
     assert (found[0] is straggler) == leads
 
 
