@@ -32,7 +32,8 @@ NO_NUMBERS = set(
     line looked_at model module moment name named next not_offered notes open_promises
     operator paired path paths peak_source phase points predicted_from profile promises recomputed
     reference refused saved
-    schema script seen sentence several stall_ setting settings severity shapes signature source sources
+    schema script seen sentence several stall_ setting settings severity shapes signature source
+    sources
     steady step steps_are steps_from summary title torch tried verdict whatifs when_unix where
     why words workload world_size
     command earlier status ptp_devices synchronised
