@@ -27,12 +27,13 @@ NO_NUMBERS = set(
         """
     a_path above aligned assumptions at at_end b b_path backend baseline_from batch_from below
     beside bound bytes_source category cause changed comparison config contention decides
-    delivery description detail device doubt dtype dtypes evidence explain fastest file fits
+    delivery description detail device doubt dtype dtypes evidence explain fastest file finding fits
     flops_source folder formula function group help hosts id ignored kind label limit_from
     line looked_at model module moment name named next not_offered notes open_promises
-    operator paired path peak_source phase points predicted_from profile promises recomputed
+    operator paired path paths peak_source phase points predicted_from profile promises recomputed
     reference refused saved
-    schema script seen sentence stall_ setting settings severity shapes signature source sources
+    schema script seen sentence several stall_ setting settings severity shapes signature source
+    sources
     steady step steps_are steps_from summary title torch tried verdict whatifs when_unix where
     why words workload world_size
     command earlier status ptp_devices synchronised

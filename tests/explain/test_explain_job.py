@@ -8,7 +8,8 @@ import pytest
 
 from stepscope import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.explain.explain_job import JobTraces, explain_job
-from stepscope.explain.verdict import _put_cause_first
+from stepscope.explain.separate_jobs import SeveralJobsError
+from stepscope.explain.verdict import put_cause_first
 from stepscope.records.explanation import Finding
 
 from .build import Events, frame, kernel, step, write
@@ -127,8 +128,9 @@ def test_severity_orders_the_headline_unless_the_cause_explains_half_of_the_symp
     plain = {"title": "", "summary": "", "evidence": ()}
     symptom = Finding(id="exposed-communication", share=0.47, severity="high", **plain)
     straggler = Finding(id="straggler", share=share, severity=severity, **plain)
-    found = _put_cause_first([symptom, straggler])
-    assert (found[0] is straggler) == leads
+    found = put_cause_first([symptom, straggler])
+    assert (found[0].id == "straggler") == leads
+    assert found[0].severity == "high"  # what leads is as severe as what it causes
 
 
 def test_communication_that_all_ranks_wait_in_leads_itself(tmp_path: Path) -> None:
@@ -146,16 +148,46 @@ def test_missing_ranks_are_told(tmp_path: Path) -> None:
     assert "2 of 4" in found.quality[0].detail
 
 
-def test_duplicate_ranks_are_told(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write(tmp_path / f"{name}.json", *training(), rank=1, world_size=2)
-    assert ids(explain_job(tmp_path)) == {"duplicate-ranks"}
+def test_two_files_of_one_rank_are_two_jobs(tmp_path: Path) -> None:
+    for name, idle in (("a", 0), ("b", 400)):
+        write(tmp_path / f"{name}.json", *training(idle=idle), rank=1, world_size=2)
+    with pytest.raises(
+        SeveralJobsError, match=r"2 traces are not .*says it is rank 1.*compare A B"
+    ):
+        explain_job(tmp_path)
 
 
-def test_files_of_different_jobs_are_told(tmp_path: Path) -> None:
-    write(tmp_path / "a.json", *training(), rank=0, world_size=2)
-    write(tmp_path / "b.json", *training(), rank=1, world_size=8)
-    assert ids(explain_job(tmp_path)) == {"mixed-worlds"}
+def test_files_of_different_jobs_are_explained_apart(tmp_path: Path) -> None:
+    for name, rank, world in (("a", 0, 2), ("b", 1, 8), ("c", 1, 2)):
+        write(tmp_path / f"{name}.json", *training(idle=rank * 100), rank=rank, world_size=world)
+    with pytest.raises(SeveralJobsError, match=r"jobs of 2 and of 8 ranks") as caught:
+        explain_job(tmp_path)
+    ranks = [[rank.path[-6:] for rank in job.ranks] for job in caught.value.jobs]
+    assert ranks == [["a.json", "c.json"], ["b.json"]]
+    assert all("traggler" not in job.verdict for job in caught.value.jobs)
+
+
+def test_traces_that_say_nothing_are_one_job_only_at_the_same_time(tmp_path: Path) -> None:
+    write(tmp_path / "x.json", *training())
+    write(tmp_path / "y.json", *training(idle=10))
+    assert len(explain_job(tmp_path).ranks) == 2
+    later = (step(1, start=9_990, dur=100), kernel("k", start=10_000, dur=90, launched_at=9_995))
+    write(tmp_path / "z.json", *later)
+    with pytest.raises(SeveralJobsError, match="apart"):
+        explain_job(tmp_path)
+
+
+def test_a_copy_and_a_cut_copy_count_once(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.json", *training(), rank=0, world_size=1)
+    write(tmp_path / "again.json", *training(), rank=0, world_size=1)
+    write(tmp_path / "cut.json", *training()[:3], rank=0, world_size=1)
+    found = explain_job(tmp_path)
+    assert len(found.ranks) == 1
+    assert found.ranks[0].events == explain_job(whole).ranks[0].events
+    (note,) = found.quality
+    assert note.id == "same-part-twice"
+    assert note.count == 2
+    assert "cut.json is a cut copy of" in note.detail
 
 
 def test_files_without_a_rank_take_it_from_their_name_or_place(tmp_path: Path) -> None:
@@ -172,8 +204,8 @@ def test_files_without_a_rank_take_it_from_their_name_or_place(tmp_path: Path) -
     assert [rank.rank for rank in explain_job(named).ranks] == [5, 7]
     plain = tmp_path / "plain"
     plain.mkdir()
-    for name in ("x", "y"):
-        write(plain / f"{name}.json", *training())
+    for idle, name in enumerate(("x", "y")):
+        write(plain / f"{name}.json", *training(idle=idle))
     assert [(rank.rank, rank.path[-6:]) for rank in explain_job(plain).ranks] == [
         (0, "x.json"),
         (1, "y.json"),

@@ -130,6 +130,16 @@ def test_runs_one_after_the_other_are_no_parts_of_one_job(golden: Path, tmp_path
         stepscope.explain(runs, cache=False)
 
 
+def test_runs_of_two_scripts_are_no_parts_of_one_job(golden: Path, tmp_path: Path) -> None:
+    runs = [tmp_path / name for name in ("dqn", "ppo")]
+    for run in runs:
+        shutil.copytree(golden / "cpu-two-ranks", run)
+        for rank in sorted(run.glob("rank-*")):
+            change_rank(rank, argv=[f"{run.name}.py"])
+    with pytest.raises(UsageError, match=r"dqn ran dqn\.py and .*ppo ran ppo\.py: .* different"):
+        stepscope.explain(runs, cache=False)
+
+
 def test_other_commands_and_versions_are_said_and_the_rest_is_explained(parts: list[Path]) -> None:
     change_rank(parts[1] / "rank-00001", argv=["other.py"], torch="2.12.0")
     change_host(parts[1], 1, stepscope="0.2.0")

@@ -119,6 +119,74 @@ def test_wrong_use_is_exit_2(arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["explian", "x"], "Did you mean explain?"),
+        (["train.py", "--lr", "1"], "stepscope run -- train.py --lr 1"),
+        (["."], "stepscope explain ."),
+        (["run", "--activ", "3", "--", "true"], "--active"),
+        (["health", "--let-rum", "--", "true"], "--let-run"),
+        (["tune", "--onli", "bf16", "--", "true"], "--only"),
+        (["ab", "--pair", "2", "--", "a", "---", "b"], "--pairs"),
+        (["whatif", ".", "--set", "data-loading"], "did you mean no-data-wait?"),
+    ],
+)
+def test_a_wrong_word_gets_a_hint_before_anything_is_made(
+    arguments: list[str], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert hint in done.stderr
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_command_that_trains_nothing_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("run", "--", "true")
+    assert done.returncode == 0
+    assert "nothing was captured" in done.stderr
+    assert [*tmp_path.iterdir()] == []
+    assert run("run", "--out", "kept", "--", "true").returncode == 0
+    assert (tmp_path / "kept" / "run.json").exists()
+
+
+@pytest.mark.parametrize("verb", [["explain"], ["explain", "--full"], ["whatif"]])
+def test_lines_fit_the_columns_asked_for_and_end_in_no_blank(verb: list[str]) -> None:
+    trace = Path(__file__).parents[1] / "golden" / "cuda_step.json.gz"
+    lines = run(*verb, trace, COLUMNS="70").stdout.splitlines()
+    assert not [line for line in lines if line.endswith(" ")]
+    assert len(max(run("explain", trace, COLUMNS="70").stdout.splitlines(), key=len)) <= 70
+
+
+def test_a_memory_limit_shows_on_the_first_screen(trace: Path) -> None:
+    done = run("explain", "--memory-limit", "100MB", trace)
+    assert "memory    whether a batch fits in 100 MB is not known" in done.stdout
+
+
+def test_traces_of_several_jobs_get_a_line_each(trace: Path, tmp_path: Path) -> None:
+    later = [
+        event(each["cat"], each["name"], each["ts"] + 10**9, 90, **each["args"]) for each in EVENTS
+    ]
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"schemaVersion": 1, "traceEvents": later}))
+    done = run("explain", trace, other)
+    assert done.returncode == 0, done.stderr
+    assert "2 traces of 2 different jobs" in done.stdout
+    assert f"stepscope compare {trace} {other}"[:60] in done.stdout
+    assert "traggler" not in done.stdout
+    rows = [line for line in done.stdout.splitlines() if ".json  " in line]
+    assert [row.split()[0] for row in rows] == ["trace.json", "other.json"]
+    body = json.loads(run("explain", "--json", trace, other).stdout)
+    assert [one["path"] for one in body["several"]] == [str(trace), str(other)]
+    assert body["several"][0]["step_ms"] == pytest.approx(0.1)
+    refused = run("explain", trace, other, "--html", tmp_path / "x.html")
+    assert (refused.returncode, "not one job" in refused.stderr) == (2, True)
+
+
 def test_a_defect_of_ours_is_exit_1_and_says_how_to_report(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import stepscope.explain.explain_rank as r\n"

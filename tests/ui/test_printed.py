@@ -185,12 +185,16 @@ def test_findings_that_are_cut_are_counted(
 def test_grave_notes_are_shown_and_others_counted(
     step: Explanation, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plain = short(replace(step, quality=(Note(id="mended", detail="was mended"),)), capsys)
-    assert "was mended" not in plain
-    # and the one that there are no step marks
-    assert "notes     2 notes about the input: --full" in plain
+    marked = replace(step, ranks=tuple(replace(rank, quality=()) for rank in step.ranks))
+    mended, noted = Note(id="mended", detail="was mended"), Note(id="noted", detail="was noted")
+    alone = short(replace(marked, quality=(mended,)), capsys)
+    assert "notes     was mended" in alone  # one note is printed, not counted
+    two = short(replace(marked, quality=(mended, noted)), capsys)
+    assert "was mended" not in two
+    assert "notes     2 notes about the input: --full" in two
     cut = short(
-        replace(step, quality=(Note(id="truncated", detail="the file ends early"),)), capsys
+        replace(marked, quality=(mended, Note(id="truncated", detail="the file ends early"))),
+        capsys,
     )
     assert "notes     the file ends early" in cut
     assert "1 more note about the input: --full" in cut

@@ -177,6 +177,8 @@ def test_a_trace_without_shapes_cannot_be_probed(write_trace: Callable[..., Path
         {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": n, "dur": 1}
         for n in range(0, 20, 2)
     ]
+    mark = {"cat": "user_annotation", "name": "ProfilerStep#1", "dur": 20}
+    events.append(events[0] | mark)
     bench = open_bench(str(write_trace(events)), cache=False, quiet=True)[0]
     with pytest.raises(NotCapturedError, match="no operators with shapes"):
         probe(bench, MadeUpProber())

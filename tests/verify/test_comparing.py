@@ -16,6 +16,7 @@ from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.explain.explain_job import explain_job
 from stepscope.records.comparison import Comparison
 from stepscope.records.figures import milliseconds
+from stepscope.ui.comparison import comparison_json
 from stepscope.verify.compare import compare
 
 
@@ -309,6 +310,23 @@ def test_a_step_that_explain_calls_shorter_is_named_with_its_reason(
     assert f"{milliseconds(alone.budget.step_ms)} (estimated) for B's" in note
     measured = compare([str(run)], [str(run)], cache=False)
     assert not [note for note in measured.notes if "stepscope explain" in note]
+
+
+def test_traces_are_compared_by_the_step_without_the_profiler(golden: Path, tmp_path: Path) -> None:
+    """The very step that `explain` gives; the profiled pair stands beside it."""
+    trace = shutil.copy(golden / "h200-resnet18" / "rank-00000/trace.json.gz", tmp_path)
+    alone = explain_job(str(trace), cache=False)
+    assert alone.budget.basis == "corrected"
+    found = compare([str(trace)], [str(trace)], cache=False)
+    assert found.a_ms == found.b_ms == pytest.approx(alone.budget.step_ms)
+    assert found.low < found.change == 0 < found.high
+    assert found.profiled is not None
+    assert found.profiled.a_ms > found.a_ms
+    assert found.high >= found.profiled.high  # the doubt about both corrections comes on top
+    body = comparison_json(found)
+    assert body["profiled"]["a_ms"] == found.profiled.a_ms
+    assert "overhead is subtracted" in body["why"]
+    assert any("both steps are estimates" in note for note in found.notes)
 
 
 def test_parts_of_several_ranks_add_up_too(tmp_path: Path) -> None:

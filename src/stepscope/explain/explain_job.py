@@ -18,6 +18,7 @@ from stepscope.explain.rank_without_trace import (
     split_attempts,
     summarise_rank,
 )
+from stepscope.explain.separate_jobs import SeveralJobsError, group_jobs
 from stepscope.explain.verdict import judge
 from stepscope.records.quality import Note
 from stepscope.records.together_folder import FOLDER
@@ -114,11 +115,20 @@ class JobTraces:
         visited, and their files are read a second time.
         """
         at_once = visit if self._visits_all(max_ranks) else None
+        copies: list[Note] = []
         explained, failures = self._sort_out(list(self._outcomes(at_once, progress)))
         untraced, unread = gather_untraced(self._untraced(progress))
         split = split_attempts([file.rank for file in explained], untraced)
         explained = [explained[place] for place in split.current]
+        if not self._engine.collective:  # its processes are one job
+            grouped = group_jobs([file.rank for file in explained])
+            jobs = [[explained[place] for place in job] for job in grouped.jobs]
+            if len(jobs) > 1:
+                alone = [_judge_alone([file.rank for file in job]) for job in jobs]
+                raise SeveralJobsError(alone, grouped.why)
+            explained, copies = jobs[0], grouped.notes
         ranks, notes = number_ranks([file.rank for file in explained], split.untraced)
+        notes += copies
         order = sorted(range(len(ranks)), key=lambda i: (ranks[i].rank or 0, ranks[i].path))
         failures += unread
         explanation = self._judge(tuple(ranks[i] for i in order), notes, failures, split)
@@ -219,6 +229,11 @@ class JobTraces:
             split.untraced,
             _explain_server(self.paths),
         )
+
+
+def _judge_alone(ranks: list[RankExplanation]) -> Explanation:
+    numbered, notes = number_ranks(ranks)
+    return judge(tuple(numbered), tuple(notes))
 
 
 def _note_attempts(ranks: tuple[RankExplanation, ...], others: list[RankRun]) -> list[Note]:

@@ -196,12 +196,12 @@ def _notes(trace: Trace, work: Work, steps: Steps) -> Iterator[Note]:
             "(record with ProfilerActivity.CUDA to see the device)",
         )
     if steps.source != "profiler":
-        how = (
-            "steps were taken between optimizer steps"
-            if steps.source == "optimizer"
-            else "the whole window is treated as one step"
-        )
-        yield Note(id="no-step-marks", detail=f"no ProfilerStep marks in the trace: {how}")
+        how = {
+            "optimizer": "its steps end with the optimizer's",
+            "repeated": f"its steps were found by repeating {steps.repeats}",
+            "window": "it is explained as one span of time, and nothing is predicted from it",
+        }[steps.source]
+        yield Note(id="no-step-marks", detail=f"the trace has no step marks: {how}")
     elif not steps.cycles_ns:
         yield Note(
             id="no-cycle",

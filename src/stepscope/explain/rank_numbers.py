@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from stepscope.explain.separate_jobs import rank_in_name
 from stepscope.records.quality import Note
 from stepscope.records.words import counted
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.ranks_without_trace import RankWithoutTrace
-
-_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,8})(?!\d)", re.IGNORECASE)
 
 
 def number_ranks(
@@ -40,9 +38,8 @@ def number_ranks(
 
 
 def _number_in_name(path: str, place: int) -> int:
-    file = Path(path)
-    match = _RANK_IN_NAME.search(file.name) or _RANK_IN_NAME.search(file.parent.name)
-    return int(match[1]) if match else place
+    number = rank_in_name(path)
+    return place if number is None else number
 
 
 def _notes_on_numbers(ranks: list[RankExplanation]) -> list[Note]:

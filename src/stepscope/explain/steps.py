@@ -7,7 +7,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
+from stepscope.explain.repeated_steps import (
+    BACKWARD_NODE,
+    OPTIMIZER_STEP,
+    find_repeats,
+    only_step,
+    several_a_step,
+)
 from stepscope.explain.work import launches_of, rows_named
 from stepscope.records.explanation import Step, Steps
 from stepscope.records.trace import HostKind
@@ -15,25 +23,32 @@ from stepscope.records.trace import HostKind
 if TYPE_CHECKING:
     from stepscope.explain.arrays import Int64s
     from stepscope.explain.work import Work
+    from stepscope.records.explanation import StepsSource
     from stepscope.records.trace import Trace
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep")
-_BACKWARD_NODE = re.compile(r"autograd::engine::evaluate_function")
-_OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 
 def find_steps(trace: Trace, work: Work) -> Steps:
-    """From the profiler's marks; else from optimizer steps; else the whole window."""
+    """From the profiler's marks; else from optimizer steps; else from what repeats. Without any of
+    them there are no steps: the window is a span of time."""
     steps = _marked(trace, _PROFILER_STEP)
     if steps:
         return _with_cycles("profiler", steps, trace, work)
-    ends = [step.start_ns + step.dur_ns for step in _marked(trace, _OPTIMIZER_STEP)]
+    ends = [step.start_ns + step.dur_ns for step in _marked(trace, OPTIMIZER_STEP)]
     if len(ends) >= 2:
+        ends = ends[:: several_a_step(trace, work, ends)]
         steps = tuple(
             Step(name=f"between optimizer steps {i} and {i + 1}", start_ns=a, dur_ns=b - a)
             for i, (a, b) in enumerate(pairwise(ends))
         )
         return _with_cycles("optimizer", steps, trace, work)
+    if ends and (only := only_step(trace, ends[0])) is not None:
+        return _with_cycles("optimizer", (only,), trace, work)
+    repeats = find_repeats(trace, work)
+    if repeats is not None:
+        found = _with_cycles("repeated", repeats.steps, trace, work)
+        return replace(found, repeats=repeats.what)
     start, end = work.extent
     return Steps(source="window", steps=(), cycles_ns=(), window_start_ns=start, window_end_ns=end)
 
@@ -61,11 +76,13 @@ def step_of(steps: tuple[Step, ...], times: Int64s) -> Int64s:
     return np.where(inside, place, -1)
 
 
-def _with_cycles(source: str, steps: tuple[Step, ...], trace: Trace, work: Work) -> Steps:
+def _with_cycles(source: StepsSource, steps: tuple[Step, ...], trace: Trace, work: Work) -> Steps:
     first, edges = _cycle_edges(steps, trace, work)
+    if source != "profiler" and len(edges) and not work.on_host:
+        edges = _close(edges, steps[-1], trace, work)
     start, end = (int(edges[0]), int(edges[-1])) if len(edges) >= 2 else work.extent
     return Steps(
-        source="profiler" if source == "profiler" else "optimizer",
+        source=source,
         steps=steps,
         cycles_ns=tuple(np.diff(edges).tolist()),
         first_cycle=first,
@@ -92,7 +109,7 @@ def _cycle_edges(steps: tuple[Step, ...], trace: Trace, work: Work) -> tuple[int
     if work.on_host:
         last = steps[-1]
         edges = np.array([s.start_ns for s in steps] + [last.start_ns + last.dur_ns], np.int64)
-        updates = _marked(trace, _OPTIMIZER_STEP) or _marked(trace, _BACKWARD_NODE)
+        updates = _marked(trace, OPTIMIZER_STEP) or _marked(trace, BACKWARD_NODE)
         if _lacks_in_last(steps, updates):
             edges = edges[:-1]
         return 0, edges if (np.diff(edges) > 0).all() else none
@@ -106,6 +123,23 @@ def _cycle_edges(steps: tuple[Step, ...], trace: Trace, work: Work) -> tuple[int
     working = np.flatnonzero(first < never)
     edges = first[working]
     unbroken = len(working) >= 2 and working[-1] - working[0] == len(working) - 1
+    if len(working) == 1 == len(steps):
+        return 0, edges
     if not unbroken or (np.diff(edges) <= 0).any():
         return 0, none
     return int(working[0]), edges
+
+
+def _close(edges: Int64s, last: Step, trace: Trace, work: Work) -> Int64s:
+    """End the last step where the next one's work begins, although nothing marks that one. A single
+    step without a next one ends with its own work, so that start-up is no part of it."""
+    launch = launches_of(trace, work)
+    linked = np.flatnonzero(launch >= 0)
+    launched_ns = trace.host.start_ns[launch[linked]]
+    end_ns = last.start_ns + last.dur_ns
+    later = work.start_ns[linked[launched_ns >= end_ns]]
+    end = int(later.min()) if len(later) else 0
+    if len(edges) == 1 and not end:
+        mine = (launched_ns >= last.start_ns) & (launched_ns < end_ns)
+        end = int(work.end_ns[linked[mine]].max())
+    return np.append(edges, np.int64(end)) if end > edges[-1] else edges

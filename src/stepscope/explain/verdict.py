@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.budget import mean_budget, stretched
 from stepscope.explain.findings import NO_LOSS, find_in_job, find_in_together, sort_findings
+from stepscope.explain.spans import tell_span
 from stepscope.records.explanation import SEVERITIES, Explanation, Headline, called
 from stepscope.records.remedies import BATCH
 
@@ -66,7 +67,7 @@ def judge(
     top = findings[0]
     whose = called(ranks, top.rank) if len(ranks) > 1 and top.rank is not None else ""
     remedy = next(iter(leading_remedies(top)), None)
-    return Explanation(
+    explanation = Explanation(
         verdict=f"{top.title}{f' ({whose})' if whose else ''}: {top.summary}",
         why=": ".join(filter(None, (whose, top.evidence[0]))) if top.evidence else "",
         next=remedy.summary if remedy else without_remedy(top),
@@ -84,6 +85,7 @@ def judge(
         run=_join_runs(ranks, other_runs, untraced, job),
         without_trace=_describe_untraced(untraced, len(ranks)),
     )
+    return tell_span(explanation)
 
 
 def leading_remedies(finding: Finding) -> tuple[Remedy, ...]:

@@ -167,7 +167,7 @@ def _host_work(trace: Trace) -> Work:
     holding = comm & ~rows_named(trace, host, comm, _SENDING.match)
     loading = rows_named(trace, host, host.kind == HostKind.ANNOTATION, DATA_LOADING.search)
     operator = (host.kind == HostKind.OPERATOR) & (nearest(host, holding | loading) < 0)
-    top = operator & ~_below(trace, operator)
+    top = operator & ~below(trace, operator)
     rows = np.flatnonzero(top | comm)
     start = host.start_ns[rows]
     return Work(
@@ -187,7 +187,7 @@ def _computing(trace: Trace, operator: Bools, top: Bools, holding: Bools) -> Set
     """Operators of all threads, without communication and without waits inside operators."""
     host = trace.host
     wait = rows_named(trace, host, host.kind == HostKind.ANNOTATION, _WAITING.match)
-    wait &= _below(trace, operator)
+    wait &= below(trace, operator)
     inner = np.zeros(len(host), np.bool_)  # operators right inside such a wait
     if wait.any():
         above = np.maximum(host.parent, 0)
@@ -210,7 +210,7 @@ def comm_spans(trace: Trace) -> Bools:
     return rows_named(trace, host, host.kind <= HostKind.ANNOTATION, COMM_SPAN.search)
 
 
-def _below(trace: Trace, wanted: Bools) -> Bools:
+def below(trace: Trace, wanted: Bools) -> Bools:
     """Rows that have one of the wanted rows above them."""
     parent = trace.host.parent
     return (parent >= 0) & (nearest(trace.host, wanted)[np.maximum(parent, 0)] >= 0)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import time
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,14 @@ _UNFINISHED = re.compile(r"\..+@(?P<host>[^@/]+)\.(\d{1,10})\.tmp(?:\.tmp)?")
 
 def new_run_folder(script: str, *, home: Path | None = None) -> Path:
     """`stepscope-runs/<time>-<script>`; a number is added rather than anything overwritten."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem or "run")[:40]
-    base = (home or Path(HOME)) / f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}"
+    base = (home or Path(HOME)) / f"{time.strftime('%Y%m%d-%H%M%S')}-{script_slug(script)}"
     return _make_first_free(base, "-")
+
+
+def script_slug(script: str) -> str:
+    """A script's or module's name as part of a folder's name: letters of all languages stay."""
+    name = re.sub(r"\.(py|sh|ipynb)$", "", Path(script).name)
+    return re.sub(r"[^\w.-]+", "-", unicodedata.normalize("NFC", name)).strip(".")[:40] or "run"
 
 
 def claim_rank_folder(run: Path, rank: int) -> Path:

@@ -20,6 +20,7 @@ from stepscope.explain.replay.build import describe
 from stepscope.explain.replay.measured import scale_host
 from stepscope.explain.replay.overhead import as_recorded, correct
 from stepscope.explain.replay.schedule import step_ns
+from stepscope.explain.spans import refuse_span
 from stepscope.explain.whole_run.stalls import find_stalled
 from stepscope.predict.batch_reading import read_batch
 from stepscope.predict.longer_steps import with_longer_steps
@@ -71,6 +72,7 @@ class Bench:
     def __init__(
         self, analysis: RankAnalysis, *, memory: Memory | None = None, job: Job | None = None
     ) -> None:
+        refuse_span(analysis)
         trace, work, steps = analysis.trace, analysis.work, analysis.steps
         measured = analysis.measured
         self.run = analysis.run if measured else None
@@ -148,7 +150,7 @@ class Bench:
                 pointless=(*trial.pointless, *pointless),
             )
         after = step_ns(outcome.context.graph)
-        if after <= 0:
+        if after <= outcome.context.graph.end_ns:
             refusal = f"{setting}: nothing of the step would be left"
             return replace(trial, refused=(*trial.refused, refusal))
         change = abs(math.log(max(after, 1.0) / max(trial.step_ns * outcome.repeats, 1.0)))

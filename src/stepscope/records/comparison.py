@@ -42,7 +42,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MedianStep(msgspec.Struct, frozen=True, kw_only=True):
-    """A second opinion that no stall moves: the median step."""
+    """A second opinion: the median step, which no stall moves, or the step as it was recorded."""
 
     a_ms: float
     b_ms: float
@@ -118,7 +118,11 @@ class OpenPromise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """B against A. Changes are relative to A: -0.1 is 10% less."""
+    """B against A. Changes are relative to A: -0.1 is 10% less.
+
+    `a_ms` and `b_ms` are steps without the profiler: measured, or those of the traces with its
+    overhead subtracted, where `profiled` has them as recorded. Else they are as recorded.
+    """
 
     a_ms: float
     b_ms: float
@@ -137,6 +141,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     b: Side
     basis: StepBasis = "median"
     median: MedianStep | None = None  # next to means
+    profiled: MedianStep | None = None  # as recorded, where the profiler's overhead is subtracted
     slow_steps: SlowSteps | None = None
     phases: tuple[PhaseChange, ...] = ()
     stalls: tuple[PhaseChange, ...] = ()  # stall_<cause>, the largest change first
@@ -153,6 +158,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     promise: TrackedPromise | None = None  # the promise that this comparison checks
     open_promises: tuple[OpenPromise, ...] = ()  # about A, not checked
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_as_recorded(self) -> bool:
+        """Whether the steps compared contain the profiler's overhead."""
+        return self.steps_are == "profiled" and self.profiled is None
 
     @property
     def runs(self) -> int:

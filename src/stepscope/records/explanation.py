@@ -41,9 +41,13 @@ if TYPE_CHECKING:
 WorkKind = Literal["compute", "comm", "memory"]
 Severity = Literal["high", "medium", "low", "none"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # most severe first
-# What a finding's share is a share of: the mean step, memory, the ranks' work, the run's wall time.
-ShareOf = Literal["step", "memory", "work", "run"]
+# What a finding's share is a share of: the mean step, memory, the ranks' work, the run's wall time,
+# or a trace in which no step was found.
+ShareOf = Literal["step", "memory", "work", "run", "trace"]
 _CARD_LINES = 4  # of a list in a notebook
+# profiler: ProfilerStep marks; optimizer: between optimizer steps; repeated: what a loop repeats;
+# window: none were found, and the trace is a span of time.
+StepsSource = Literal["profiler", "optimizer", "repeated", "window"]
 Basis = Literal["cycles", "window", "measured", "corrected"]  # what a budget's step is
 
 
@@ -111,12 +115,18 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     exactly one data-loading gap, one backward and one optimizer step, whatever runs ahead.
     """
 
-    source: Literal["profiler", "optimizer", "window"]
+    source: StepsSource
     steps: tuple[Step, ...]
     cycles_ns: tuple[int, ...]
     window_start_ns: int
     window_end_ns: int
     first_cycle: int = 0  # the step that the first cycle belongs to
+    repeats: str = ""  # what the steps were found by, if no mark shows them
+
+    @property
+    def is_span(self) -> bool:
+        """Whether the trace is a stretch of time in which no step was found."""
+        return self.source == "window"
 
 
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):

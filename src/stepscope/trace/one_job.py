@@ -26,6 +26,10 @@ _MOST_BYTES = 64 << 20
 _INSTEAD = "explain each of them, or `stepscope compare` them"
 
 
+class DifferentRunsError(UsageError):
+    """The run folders are not parts of one job."""
+
+
 class _RunPart(msgspec.Struct, frozen=True):
     """What a folder says about the job it belongs to."""
 
@@ -34,20 +38,22 @@ class _RunPart(msgspec.Struct, frozen=True):
     began_ns: int
     ended_ns: int
     argv: tuple[str, ...]  # of its first rank
+    hosts: frozenset[str]  # of its first rank
 
 
 def check_one_job(runs: Sequence[Path]) -> list[Note]:
-    """UsageError if the folders surely belong to different jobs."""
+    """DifferentRunsError if the folders surely belong to different jobs."""
     parts = [_read_part(run) for run in runs]
     named = [part for part in parts if part.jobs]
     for one, other in pairwise(named):
         if not one.jobs & other.jobs:
-            raise UsageError(
+            raise DifferentRunsError(
                 f"{one.folder} is a part of {min(one.jobs)} and {other.folder} of "
                 f"{min(other.jobs)}: these are different jobs; {_INSTEAD}"
             )
     if len(named) < len(parts):
         _refuse_apart(parts)
+        _refuse_other_commands(parts)
     return _about_commands(parts)
 
 
@@ -58,11 +64,26 @@ def _refuse_apart(parts: Sequence[_RunPart]) -> None:
     for part in others:
         gap_ns = part.began_ns - ended_ns
         if gap_ns > _CLOCKS_APART_NS:
-            raise UsageError(
+            raise DifferentRunsError(
                 f"{part.folder} began {duration(gap_ns)} after the run in {first.folder} had "
                 f"ended: these are different runs; {_INSTEAD}"
             )
         ended_ns = max(ended_ns, part.ended_ns)
+
+
+def _refuse_other_commands(parts: Sequence[_RunPart]) -> None:
+    """Hosts may give their own arguments to one script; one host does not start a job twice."""
+    for one, other in pairwise(part for part in parts if part.argv):
+        script = one.argv[0] != other.argv[0]
+        if script or (one.argv != other.argv and one.hosts & other.hosts):
+            raise DifferentRunsError(
+                f"{one.folder} ran {_command(one)} and {other.folder} ran {_command(other)}: these "
+                f"are different runs; {_INSTEAD}"
+            )
+
+
+def _command(part: _RunPart) -> str:
+    return " ".join(part.argv)[:200]
 
 
 def _about_commands(parts: Sequence[_RunPart]) -> list[Note]:
@@ -72,8 +93,8 @@ def _about_commands(parts: Sequence[_RunPart]) -> list[Note]:
         return []
     first, other = known[0], different[0]
     detail = (
-        f"the parts ran different commands: {' '.join(first.argv)[:200]} in {first.folder}, "
-        f"{' '.join(other.argv)[:200]} in {other.folder}"
+        f"the parts ran different commands: {_command(first)} in {first.folder}, "
+        f"{_command(other)} in {other.folder}"
     )
     return [Note(id="different-commands", detail=detail, count=len(different))]
 
@@ -95,6 +116,7 @@ def _read_part(run: Path) -> _RunPart:
         began_ns=min(began, default=0),
         ended_ns=max(ended),
         argv=_argv(run),
+        hosts=_hosts(run),
     )
 
 
@@ -105,3 +127,10 @@ def _argv(run: Path) -> tuple[str, ...]:
         if isinstance(argv, list) and argv:
             return (argv[0].rpartition("/")[2], *argv[1:])
     return ()
+
+
+def _hosts(run: Path) -> frozenset[str]:
+    """Of its first rank; a host that does not say its name is none."""
+    ranks = sorted(run.glob("rank-*"))[:1]
+    names = (decode_facts(rank, Oddities(RANK)).host for rank in ranks)
+    return frozenset(name for name in names if isinstance(name, str) and name)

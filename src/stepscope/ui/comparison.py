@@ -41,8 +41,10 @@ def comparison_answer(comparison: Comparison) -> Answer:
 
 def steps_words(comparison: Comparison) -> str:
     """How many steps each side has."""
-    under_profiler = " under the profiler" if comparison.steps_are == "profiled" else ""
-    return f"A {_side_words(comparison.a)}, B {_side_words(comparison.b)}{under_profiler}"
+    how = " under the profiler" if comparison.steps_are == "profiled" else ""
+    if comparison.profiled is not None:
+        how += ", whose overhead is subtracted"
+    return f"A {_side_words(comparison.a)}, B {_side_words(comparison.b)}{how}"
 
 
 def whole_steps(comparison: Comparison) -> tuple[float, float]:
@@ -69,6 +71,17 @@ def median_words(comparison: Comparison) -> str:
         return ""
     return (
         f"median {significant(step.a_ms)} -> {milliseconds(step.b_ms)}, "
+        f"{relative_change(step.change)} ({relative_interval(step.low, step.high)})"
+    )
+
+
+def profiled_words(comparison: Comparison) -> str:
+    """The steps as the traces have them; "" where the verdict's are those."""
+    step = comparison.profiled
+    if step is None:
+        return ""
+    return (
+        f"{significant(step.a_ms)} -> {milliseconds(step.b_ms)} under the profiler, "
         f"{relative_change(step.change)} ({relative_interval(step.low, step.high)})"
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.explain.findings import NO_LOSS
+from stepscope.explain.spans import covers_span
 from stepscope.explain.verdict import leading_remedies, without_remedy
 from stepscope.fix.remedies import FIXES
 from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
@@ -36,7 +37,7 @@ _MOST_OTHERS = 2
 def with_headline(explanation: Explanation) -> Explanation:
     """Choose `next` among the remedies of the leading finding; name the best other changes."""
     top = explanation.findings[0]
-    if _makes_moot(top):
+    if _makes_moot(top) or covers_span(explanation):
         return explanation
     chosen, words = _choose(explanation, top)
     return replace(

@@ -7,12 +7,12 @@ have in common is read from their launcher's options or from the environment.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
+from stepscope.measure.folder import script_slug
 from stepscope.ui.launcher_options import launcher_options
 
 if TYPE_CHECKING:
@@ -212,5 +212,4 @@ def folder_name(key: JobKey, script: str) -> str:
     """The same on every host, for a job without --out; hosts may call an address differently."""
     words = f"{key.name} {(key.meeting or '').rpartition(':')[2]}"
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", words).strip("-")[:60]
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem or "run")[:40]
-    return f"{slug}-{stem}"
+    return f"{slug}-{script_slug(script)}"

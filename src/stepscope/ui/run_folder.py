@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shutil
 import signal
 import time
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
 
 _MOST_SIGNALS = 20
+_MODULE = re.compile(r"[A-Za-z_][\w.]*$")
 IN_USE = "is not empty: a run folder is never overwritten"
 _MOST_WORDS = 16
 _MANY_RANKS = 64  # of more, run.json lists those that lack something
@@ -67,10 +71,16 @@ def claim_or_refuse(out: Path | None, command: Sequence[str]) -> Path:
 
 
 def script_of(command: Sequence[str]) -> str:
+    """What the run is called: the script, else the module after -m, else the program."""
     for word in command:
         if word.endswith((".py", ".sh")):
             return word
-    return command[-1]
+    modules = [
+        module for option, module in pairwise(command) if option == "-m" and _MODULE.match(module)
+    ]
+    if modules:
+        return modules[-1]
+    return "stdin" if "-" in command[1:2] else command[0]
 
 
 class SignalDiary(ABC):
@@ -127,6 +137,14 @@ class RunFile(SignalDiary):
         layout.remove(self._file.path)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
+
+    def remove_empty(self) -> None:
+        """Remove the folder of a command that trained nothing."""
+        if any(self.folder.glob("rank-*")):
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.folder.parent.rmdir()  # the folder of all runs, if this was the only one
 
     def write_again(self) -> None:
         with contextlib.suppress(OSError):

@@ -18,17 +18,15 @@ from stepscope.records.comparison import (
     Side,
     SlowSteps,
 )
-from stepscope.records.figures import milliseconds, unsigned_percent
-from stepscope.records.words import counted
 from stepscope.verify.change import (
     CONFIDENCE,
-    FEW,
     median_difference,
     median_ratio,
     quantile_ratio,
     typical_step,
     widen_for_starts,
 )
+from stepscope.verify.comparison_notes import notes_on
 from stepscope.verify.differences import kernel_changes, operator_changes, part_changes
 from stepscope.verify.evidence import compare_traits
 from stepscope.verify.mean_change import mean_difference, mean_ratio, mean_spread, mean_step
@@ -36,6 +34,7 @@ from stepscope.verify.run_stalls import SteadySteps, find_steady_steps
 from stepscope.verify.runs import find_runs, profiled_run
 from stepscope.verify.spread import quantile_spread
 from stepscope.verify.steady import drift
+from stepscope.verify.without_profiler import correct_sides
 from stepscope.verify.workload import SHAPES, describe_workload, differences
 
 if TYPE_CHECKING:
@@ -56,16 +55,9 @@ _PERCENTS = np.arange(101) / 100
 _SLOW = 0.95  # quantile of the slow steps
 _MOST_POINTS = 160  # of a run's steps, as drawn
 _ENOUGH_FOR_SLOW = 100  # steps per run: five of them are slow
-FEWEST_STEADY = 100  # with fewer steps the interval may be too narrow
 # Standard deviation of the median step from one start of a command to the next, assumed if each
 # side is one run. docs/compare.md says where it comes from.
 BETWEEN_STARTS = 0.005
-_BASES = {
-    "corrected": "estimated",
-    "measured": "measured",
-    "cycles": "as recorded",
-    "window": "whole window",
-}
 _OTHER_SHAPES = (
     "operators have other shapes in B: if a step holds more or fewer samples, compare samples a "
     "second, not steps"
@@ -101,9 +93,14 @@ def compare(
         sides = [[profiled_run(run, explain_path(run.path)) for run in side] for side in sides]
     _check(sides, paired)
     both = _explain_both(sides, explain_path) if explain or steps_are == "profiled" else None
+    every = (
+        [[explain_path(run.path) for run in side] for side in sides]
+        if steps_are == "profiled"
+        else []
+    )
     one_start = steps_are == "measured" and len(sides[0]) == len(sides[1]) == 1
     starts = between_starts if one_start else 0.0
-    return _build_comparison(sides, steps_are, both, notes, paired=paired, starts=starts)
+    return _build_comparison(sides, steps_are, both, every, notes, paired=paired, starts=starts)
 
 
 def _step_kind(
@@ -161,6 +158,7 @@ def _build_comparison(
     sides: Sequence[Sequence[ComparedRun]],
     steps_are: StepsAre,
     both: tuple[Explanation, Explanation] | None,
+    profiled_runs: Sequence[Sequence[Explanation]],
     notes: list[str],
     *,
     paired: bool,
@@ -173,6 +171,11 @@ def _build_comparison(
     within_runs = (mean_ratio if basis == "mean" else median_ratio)(*steps, paired=paired)
     ratio = widen_for_starts(within_runs, starts)
     a, b = (_side(runs, rest, basis) for runs, rest in zip(sides, steady, strict=True))
+    corrected = correct_sides((a, b), profiled_runs, ratio) if profiled_runs else None
+    profiled = None
+    if corrected is not None:
+        profiled = _as_pair(a.ms, b.ms, ratio)
+        within_runs, ((a, b), ratio) = corrected[1], corrected
     median = _median_step(steps, paired, starts) if basis == "mean" else None
     last = (sides[0][-1], sides[1][-1])
     config = differences(last[0].facts, last[1].facts, both)
@@ -199,11 +202,16 @@ def _build_comparison(
         b=b,
         basis=basis,
         median=median,
+        profiled=profiled,
         slow_steps=_slow_steps(steps, paired, starts),
         phases=phases,
         stalls=stalls,
         rest=_rest(a, b, ratio, (*phases, *stalls)) if phases else None,
-        budget=part_changes(both, (a, b), steps_are, stalls) if both else (),
+        budget=part_changes(
+            both, (a, b), stalls, as_recorded=steps_are == "profiled" and profiled is None
+        )
+        if both
+        else (),
         kernels=kernel_changes(*both) if both else (),
         operators=operator_changes(*both) if both else (),
         a_peak_bytes=_peak(sides[0]),
@@ -216,7 +224,7 @@ def _build_comparison(
             (*phases, *stalls),
             a.ms,
         ),
-        notes=(*notes, *_notes(a, b, steps_are, starts, both)),
+        notes=(*notes, *notes_on(a, b, steps_are, starts, both, corrected is not None)),
     )
 
 
@@ -251,9 +259,13 @@ def _steady_steps(run: ComparedRun) -> SteadySteps:
 
 def _median_step(steps: Sequence[Sequence[Floats]], paired: bool, starts: float) -> MedianStep:
     ratio = widen_for_starts(median_ratio(steps[0], steps[1], paired=paired), starts)
+    return _as_pair(typical_step(steps[0])[0], typical_step(steps[1])[0], ratio)
+
+
+def _as_pair(a_ms: float, b_ms: float, ratio: Estimate) -> MedianStep:
     return MedianStep(
-        a_ms=typical_step(steps[0])[0],
-        b_ms=typical_step(steps[1])[0],
+        a_ms=a_ms,
+        b_ms=b_ms,
         change=_change(ratio.value),
         low=_change(ratio.low),
         high=_change(ratio.high),
@@ -384,64 +396,3 @@ def _rest(a: Side, b: Side, ratio: Estimate, phases: Sequence[PhaseChange]) -> P
 
 def _peak(runs: Sequence[ComparedRun]) -> int | None:
     return max((run.peak_bytes for run in runs if run.peak_bytes is not None), default=None)
-
-
-def _notes(
-    a: Side,
-    b: Side,
-    steps_are: StepsAre,
-    starts: float,
-    both: tuple[Explanation, Explanation] | None,
-) -> list[str]:
-    notes = []
-    if steps_are == "profiled":
-        notes.append(
-            f"these are {_steps(a)} and {_steps(b)} profiled steps: they are few, and the profiler "
-            "slows the host; stepscope run measures steps without it"
-        )
-        notes += _overhead_notes(*both) if both else []
-    elif starts:
-        notes.append(
-            "one run on each side does not show how much two starts of one command differ: a "
-            f"standard deviation of {unsigned_percent(starts)} is assumed (--between-starts); "
-            "stepscope ab measures it"
-        )
-    elif len(a.runs) == len(b.runs) == 1:
-        notes.append(
-            "one run on each side does not show how much two starts of one command differ: the "
-            "interval leaves that out"
-        )
-    return [*notes, *_side_notes("A", a), *_side_notes("B", b)]
-
-
-def _overhead_notes(*both: Explanation) -> list[str]:
-    """The steps that `explain` reports for these traces, if they are not the verdict's."""
-    budgets = [explanation.budget for explanation in both]
-    if all(budget.basis == "cycles" for budget in budgets):
-        return []
-    a, b = (f"{milliseconds(budget.step_ms)} ({_BASES[budget.basis]})" for budget in budgets)
-    return [
-        f"without the profiler's overhead, stepscope explain gives {a} for A's step and {b} for "
-        "B's; the verdict and the parts here are of profiled steps"
-    ]
-
-
-def _steps(side: Side) -> int:
-    return sum(run.steps for run in side.runs)
-
-
-def _side_notes(name: str, side: Side) -> list[str]:
-    notes = []
-    for number, run in enumerate(side.runs, 1):
-        if run.drift is not None:
-            whose = name if len(side.runs) == 1 else f"{name}'s run {number}"
-            size, way = unsigned_percent(run.drift), "slower" if run.drift > 0 else "faster"
-            notes.append(f"{whose} drifts: its second half is {size} {way} than its first")
-    if len(side.runs) == 1 and (steps := side.runs[0].steps) < FEWEST_STEADY:
-        caution = (
-            "the interval assumes independent steps, which neighbours seldom are"
-            if steps < FEW
-            else "if slow and fast spells alternate, the interval is too narrow"
-        )
-        notes.append(f"{name} has only {counted(steps, 'step')}: {caution}")
-    return notes

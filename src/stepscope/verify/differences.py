@@ -12,7 +12,7 @@ from stepscope.records.comparison import NameChange, PartChange
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from stepscope.records.comparison import PhaseChange, Side, StepsAre
+    from stepscope.records.comparison import PhaseChange, Side
     from stepscope.records.explanation import Budget, Explanation, RankExplanation
 
     Row = tuple[str, float, float]  # name, ns, calls
@@ -24,15 +24,16 @@ MOST_ROWS = 100
 def part_changes(
     both: tuple[Explanation, Explanation],
     sides: tuple[Side, Side],
-    steps_are: StepsAre,
     stalls: Sequence[PhaseChange] = (),
+    *,
+    as_recorded: bool = False,
 ) -> tuple[PartChange, ...]:
     """Each side's step, split as its trace is, and its stalls. All parts are listed, so that they
     add up to the steps that are compared.
 
-    Profiled steps are split as recorded, with the profiler's overhead.
+    Steps under the profiler are split `as_recorded`, with its overhead.
     """
-    budgets = [_as_recorded(x) if steps_are == "profiled" else x.budget for x in both]
+    budgets = [_as_recorded(x) if as_recorded else x.budget for x in both]
     stalled = [{row.id: row.a_ms for row in stalls}, {row.id: row.b_ms for row in stalls}]
     parts = [
         _parts(budget, side.ms - sum(own.values())) | own

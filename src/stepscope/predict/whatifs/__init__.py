@@ -6,6 +6,7 @@ trace does not hold enough to tell. A file is imported when its what-if is first
 
 from __future__ import annotations
 
+import re
 from collections import UserDict
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -69,7 +70,11 @@ def find_whatif(name: str) -> WhatIf:
         return WHATIFS[name]
     from difflib import get_close_matches
 
-    near = get_close_matches(name, [*WHATIFS, *remedy_ids()], 1)
+    names = [*WHATIFS, *remedy_ids()]
+    words = set(re.split(r"[-_ ]", name.lower()))
+    near = get_close_matches(name, names, 1) or [
+        known for known in names if words & set(known.split("-"))
+    ]
     hint = f", did you mean {near[0]}?" if near else ";"
     raise UsageError(f"there is no what-if {name!r}{hint} there are {', '.join(sorted(WHATIFS))}")
 

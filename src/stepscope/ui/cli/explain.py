@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.errors import StepscopeError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.ui.cli.options import (
     check_html,
     check_perfetto,
@@ -97,15 +97,21 @@ def command(
         if not chosen.leads:
             _take_part(paths, cache=not no_cache, html=html, engine=chosen, memory_limit=limit)
             return
-        explanation = explain_paths(
-            paths,
-            cache=not no_cache,
-            html=html,
-            perfetto=perfetto,
-            quiet=as_json,
-            engine=chosen,
-            memory_limit=limit,
-        )
+        try:
+            explanation = explain_paths(
+                paths,
+                cache=not no_cache,
+                html=html,
+                perfetto=perfetto,
+                quiet=as_json,
+                engine=chosen,
+                memory_limit=limit,
+            )
+        except UsageError as error:
+            if html or perfetto:
+                raise
+            _answer_several(error, paths, cache=not no_cache, as_json=as_json)
+            return
     if as_json:
         from stepscope.ui.contract import explanation_json
         from stepscope.ui.json_text import write_json
@@ -120,7 +126,22 @@ def command(
     from stepscope.ui.terminal.short import print_short
 
     more = "--full prints all tables" + ("" if html else "; --html FILE a report")
-    print_short(explanation, more=more, report=html)
+    print_short(explanation, more=more, report=html, memory_limit=limit)
+
+
+def _answer_several(error: UsageError, paths: Sequence[str], *, cache: bool, as_json: bool) -> None:
+    """A line for each job, if the error says that there are several; else the error again."""
+    from stepscope.ui.several_jobs import explain_apart, several_json
+
+    several = explain_apart(error, paths, cache=cache)
+    if as_json:
+        from stepscope.ui.json_text import write_json
+
+        write_json(several_json(several))
+        return
+    from stepscope.ui.terminal.several_jobs import print_several
+
+    print_several(several)
 
 
 def explain_paths(

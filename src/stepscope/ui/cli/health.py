@@ -29,7 +29,7 @@ _STEPS = 3
 
 @click.command(
     name="health",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
 )
 @out_option("Keep the capture in this folder, for explain and whatif.")
 @wait_option(3, "Steps to skip before recording.")

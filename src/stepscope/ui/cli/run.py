@@ -42,9 +42,7 @@ AFTER_SIGTERM_S = 25.0  # for closing and explaining
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
-@click.command(
-    name="run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
-)
+@click.command(name="run", context_settings={"allow_interspersed_args": False})
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -228,6 +226,8 @@ def command(
             if probe and ranks and not run.record["signals"]:
                 say(probe_run(run.folder, precisions, probe_budget))
             explanation = _conclude(run, ranks, command, code, explain=not no_explain)
+            if not (ranks or code or out or log or metrics_file) and isinstance(run, RunFile):
+                run.remove_empty()
             metrics.conclude(explanation)
         if log is not None:
             log.conclude(explanation)
@@ -315,7 +315,7 @@ def _begin(
     except Exception as error:
         if claimed is not None:
             claimed.give_back()
-        why = _why(error, claimed.path if claimed else out)
+        why = _why(error, claimed.path if claimed else out, named=out is not None)
         say(f"nothing is captured; the command runs without stepscope: {why}")
         return None
 
@@ -356,10 +356,11 @@ def _require_room(*, every: int, warmup: int, active: int, **_: Any) -> None:
         )
 
 
-def _why(error: Exception, folder: Path | None) -> str:
+def _why(error: Exception, folder: Path | None, *, named: bool = True) -> str:
     if isinstance(error, OSError):
         where = error.filename or folder or "the run folder"
-        return f"{where} cannot be written: {layout.why_refused(error)}"
+        why = f"{where} cannot be written: {layout.why_refused(error)}"
+        return why if named else f"{why}; --out names another folder"
     return f"a defect in stepscope: {type(error).__name__}: {error}"
 
 

@@ -27,7 +27,7 @@ def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
 
 @click.command(
     name="tune",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
 )
 @click.option(
     "--steps",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,21 @@ def _closed_output_ends_quietly() -> Iterator[None]:
         leave_quietly()
 
 
+def _meant(words: list[str]) -> str:
+    """What the user probably wants who named no verb."""
+    import shlex
+    from difflib import get_close_matches
+    from pathlib import Path
+
+    first = Path(words[0])
+    if first.suffix == ".py" or words[0] == "python":
+        return f"To capture a training: stepscope run -- {shlex.join(words)}"
+    if first.is_dir() or (first.is_file() and not os.access(first, os.X_OK)):
+        return f"To explain a trace or a run folder: stepscope explain {shlex.join(words)}"
+    near = get_close_matches(words[0], VERBS, 1)
+    return f"Did you mean {near[0]}?" if near else ""
+
+
 class _Verbs(click.Group):
     """Loads `stepscope.ui.cli.<verb>` on demand; help lines come from VERBS."""
 
@@ -60,6 +76,13 @@ class _Verbs(click.Group):
             return None
         command: click.Command = import_module(f"stepscope.ui.cli.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}. {_meant(args)}".rstrip())
+        return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
         with _closed_output_ends_quietly():

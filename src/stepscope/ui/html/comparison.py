@@ -21,6 +21,7 @@ from stepscope.ui.comparison import (
     median_words,
     open_words,
     phases_and_rest,
+    profiled_words,
     promise_words,
     row_name,
     run_with_words,
@@ -93,7 +94,7 @@ def write_comparison(comparison: Comparison, path: Path, *, cache: bool = True) 
         order=draw_order(comparison.a, comparison.b),
         bars=bars,
         pair=pair,
-        profiled=comparison.steps_are == "profiled",
+        profiled=comparison.is_as_recorded,
         basis=comparison.basis,
         tables=tables,
         notes=comparison.notes,
@@ -126,6 +127,8 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
         facts.append(("Remedies", run_with))
     if comparison.median is not None:
         facts.append(("Typical step", median_words(comparison)))
+    if profiled := profiled_words(comparison):
+        facts.append(("As recorded", profiled))
     if comparison.slow_steps is not None:
         slow = comparison.slow_steps
         times = f"{significant(slow.a_ms)} -> {milliseconds(slow.b_ms)}"
@@ -150,7 +153,7 @@ def _bars(comparison: Comparison) -> dict[str, Any] | None:
     )
     known = {part.label: part for side in sides for part in slices(side)}
     return {
-        "title": f"Parts of the {'profiled ' if comparison.steps_are == 'profiled' else ''}step",
+        "title": f"Parts of the {'profiled ' if comparison.is_as_recorded else ''}step",
         "sides": (_bar_side("A", sides[0], longest), _bar_side("B", sides[1], longest)),
         "legend": [
             {
@@ -174,7 +177,7 @@ def _bars(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def _about_bars(comparison: Comparison) -> str:
-    if comparison.steps_are == "profiled":
+    if comparison.is_as_recorded:
         return (
             "The recorded steps, divided: the parts add up to them. They are too few for intervals."
         )

@@ -183,7 +183,8 @@ def _profiled_rows(comparison: Comparison) -> list[_Change]:
 
 def _about(comparison: Comparison) -> str:
     if not comparison.phases:
-        return "Parts of the profiled steps; there are too few of them for intervals."
+        which = "profiled steps" if comparison.is_as_recorded else "steps, without the profiler"
+        return f"Parts of the {which}; too few were recorded for intervals."
     return (
         "Phases of the training loop on the host, over all measured steps: differences of medians "
         f"with their {percent(comparison.confidence)} intervals, and what stalls add to the mean "

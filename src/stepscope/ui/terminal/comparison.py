@@ -23,12 +23,14 @@ from stepscope.ui.comparison import (
     merged_notes,
     open_words,
     phases_and_rest,
+    profiled_words,
     promise_words,
     row_name,
     run_with_words,
     whole_steps,
 )
 from stepscope.ui.terminal.console import make_console, note_line, print_path, text_line
+from stepscope.ui.terminal.lines import FAINT
 from stepscope.ui.terminal.tables import answer_grid, fitting_table, titled_table
 from stepscope.ui.words import PARTS, short_kernel
 
@@ -109,6 +111,8 @@ def _first_lines(comparison: Comparison) -> Table:
         grid.add_row("with", text_line(run_with))
     if median := median_words(comparison):
         grid.add_row("typical", median)
+    if profiled := profiled_words(comparison):
+        grid.add_row("profiled", text_line(profiled, style=FAINT))
     if comparison.slow_steps is not None:
         slow = comparison.slow_steps
         grid.add_row(
@@ -157,7 +161,7 @@ def _runs(comparison: Comparison, width: int) -> Table | None:
 def _budget_title(comparison: Comparison) -> Text:
     """A line of its own, because a table's title wraps at the table's width."""
     a, b = map(significant, whole_steps(comparison))
-    profiled = "profiled " if comparison.steps_are == "profiled" else ""
+    profiled = "profiled " if comparison.is_as_recorded else ""
     return Text.assemble(
         (f"parts of the {profiled}step", "bold"),
         (f"  {a} -> {b} ms, split as a few profiled steps are", "bright_black"),

@@ -256,7 +256,7 @@ def _findings(findings: tuple[Finding, ...]) -> Table:
 
 def _share(finding: Finding) -> str:
     """The share of the step, or of what the finding names."""
-    if finding.of == "step":
+    if finding.of in ("step", "trace"):
         return percent(finding.share)
     return f"{percent(finding.share)} {finding.of}" if finding.share >= 0.005 else ""
 

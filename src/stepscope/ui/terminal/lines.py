@@ -35,8 +35,20 @@ def wrapped(text: str, console: Console, most: int, style: str = "") -> list[Tex
     lines = [Text(row.plain.rstrip(), style) for row in text_line(text).wrap(console, room)]
     if len(lines) > most:
         last = " ".join(line.plain for line in lines[most - 1 :])
-        lines[most - 1 :] = [Text(cut(last, room), style)]
+        lines[most - 1 :] = [Text(_cut_between_words(last, room), style)]
     return lines
+
+
+def _cut_between_words(text: str, room: int) -> str:
+    """As `cut`, but no word loses a part, unless it is most of the text."""
+    short = cut(text, room)
+    if short == text:
+        return short
+    before, space, _ = cut(text, room).rstrip("…").rpartition(" ")
+    ends_whole = text[len(short) - 1 : len(short)] == " "
+    if ends_whole or not space or cell_len(before) < room // 2:
+        return short
+    return before.rstrip(" ,;:(") + "…"
 
 
 def cut(text: str, room: int) -> str:

@@ -14,9 +14,10 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from stepscope.explain.findings import NO_LOSS
+from stepscope.explain.spans import covers_span
 from stepscope.explain.untimed_rank import is_server_only
 from stepscope.records.explanation import called
-from stepscope.records.figures import milliseconds, percent, trimmed
+from stepscope.records.figures import duration, milliseconds, percent, size, trimmed
 from stepscope.records.words import counted
 from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar
 from stepscope.ui.terminal.console import make_console, text_line
@@ -49,7 +50,9 @@ GRAVE = frozenset(
         "missing-parts",
         "missing-ranks",
         "mixed-worlds",
+        "no-step-marks",
         "not-closed",
+        "same-part-twice",
         "still-running",
         "truncated",
         "unreadable-events",
@@ -65,19 +68,26 @@ def print_short(
     report: Path | None = None,
     width: int | None = None,
     to_stderr: bool = False,
+    memory_limit: int | None = None,
 ) -> None:
-    """Print one screen; `more` says how to see everything."""
+    """Print one screen; `more` says how to see everything. With a limit, also what fits in it."""
     console = make_console(width, to_stderr=to_stderr)
-    for line in short_lines(explanation, console, more=more, report=report):
+    lines = short_lines(explanation, console, more=more, report=report, memory_limit=memory_limit)
+    for line in lines:
         console.print(line, no_wrap=True, overflow="ignore", crop=False)
 
 
 def short_lines(
-    explanation: Explanation, console: Console, *, more: str, report: Path | None
+    explanation: Explanation,
+    console: Console,
+    *,
+    more: str,
+    report: Path | None,
+    memory_limit: int | None = None,
 ) -> list[Text]:
     """With as many findings as the screen has room for."""
     for findings in range(_MOST_FINDINGS, _FEWEST_FINDINGS - 1, -1):
-        lines = _lines(explanation, console, more, report, findings)
+        lines = _lines(explanation, console, more, report, findings, memory_limit)
         if len(lines) <= MOST_LINES:
             break
     return _without_gaps(lines, MOST_LINES)
@@ -91,7 +101,12 @@ def _without_gaps(lines: list[Text], most: int) -> list[Text]:
 
 
 def _lines(
-    explanation: Explanation, console: Console, more: str, report: Path | None, findings: int
+    explanation: Explanation,
+    console: Console,
+    more: str,
+    report: Path | None,
+    findings: int,
+    memory_limit: int | None,
 ) -> list[Text]:
     width = console.width
     style = f"bold {SEVERITY_STYLES[explanation.findings[0].severity]}"
@@ -103,6 +118,7 @@ def _lines(
     out += [Text(), *_where_it_went(explanation, width), Text()]
     out += labelled("findings", _findings(explanation, width, findings))
     out += labelled("what if", _what_ifs(explanation.advice, width))
+    out += labelled("memory", _what_fits(explanation, memory_limit, console))
     out += labelled("notes", _notes(explanation, console))
     if report is not None:
         out += labelled("report", [text_line(_clickable(report), "bold")])
@@ -120,7 +136,8 @@ def _headline(explanation: Explanation, width: int) -> Text:
         facts = ["parameter server", counted(first.events, "event")]
     else:
         if first.steps.steps:
-            facts.append(counted(len(first.steps.steps), "step"))
+            found = " found by repetition" if first.steps.repeats else ""
+            facts.append(f"{counted(len(first.steps.steps), 'step')}{found}")
         facts.append(_step(explanation))
     rest = " · ".join(facts)
     name = short_kernel(_name(explanation), max(12, width - cell_len(rest) - 3))
@@ -150,6 +167,8 @@ def _name(explanation: Explanation) -> str:
 
 def _step(explanation: Explanation) -> str:
     budget = explanation.budget
+    if covers_span(explanation):
+        return f"{duration(budget.step_ms * 1e6)} without step marks"
     if budget.basis == "window":
         return f"a window of {milliseconds(budget.step_ms)}"
     return f"{milliseconds(budget.step_ms)} a step, {_BASIS[budget.basis]}"
@@ -168,6 +187,22 @@ def _where_it_went(explanation: Explanation, width: int) -> list[Text]:
     bar = [budget_bar(explanation.budget, width), *_legend(explanation.budget, width), *server]
     line = run_line(explanation.run, width - LABELS) if explanation.run else None
     return bar if line is None else [*bar, *labelled("run", [line])]
+
+
+def _what_fits(explanation: Explanation, limit: int | None, console: Console) -> list[Text]:
+    """The largest batch within --memory-limit, or why it is not known."""
+    if limit is None:
+        return []
+    from stepscope.ui.memory import batch_words
+
+    memory = [rank.memory for rank in explanation.ranks if rank.memory is not None]
+    fits = [one.largest_batch for one in memory if one.largest_batch is not None]
+    if fits:
+        return wrapped(batch_words(fits[0]), console, _NEXT_LINES)
+    words = (
+        f"whether a batch fits in {size(limit)} is not known: the input holds no memory of a step"
+    )
+    return wrapped(f"{words}; stepscope run records it", console, _NEXT_LINES)
 
 
 def _server_line(explanation: Explanation, width: int) -> list[Text]:
@@ -233,7 +268,7 @@ def _finding(finding: Finding, width: int, *, leads: bool, whose: str) -> Text:
     """
     share = percent(finding.share) if finding.share >= _VISIBLE else ""
     whose = f" ({whose})" if whose and finding.rank is not None else ""
-    of = f", share of {finding.of}" if share and finding.of != "step" else ""
+    of = f", share of {finding.of}" if share and finding.of not in ("step", "trace") else ""
     row = Text(f"{share:>4}  ")
     row.append(cut(f"{finding.title}{whose}{of}", width - 6), SEVERITY_STYLES[finding.severity])
     about = [words for place in finding.where[:1] for words in _place_words(place)]
@@ -264,17 +299,23 @@ def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
     gains = [" ".join(filter(None, change.gain.words())) for change in best]
     for change, gain in zip(best, gains, strict=True):
         row = Text(f"{gain:<{max(map(len, gains))}}  ")
-        room = width - LABELS - row.cell_len
-        row.append(cut(change.label, room))
-        setting = f"  --set {change.setting}"
-        if cell_len(change.label) + cell_len(setting) <= room:
-            row.append(setting, style=FAINT)
-        rows.append(row)
+        rows += _with_setting(row, change, width - LABELS)
     return rows
 
 
+def _with_setting(row: Text, change: Advice, room: int) -> list[Text]:
+    """The label and how to ask for it, which never gives way: it has the next line, if need be."""
+    setting = f"--set {change.setting}"
+    left = room - row.cell_len
+    if cell_len(change.label) + 2 + cell_len(setting) <= left:
+        return [row.append(change.label).append(f"  {setting}", style=FAINT)]
+    if cell_len(setting) <= left:
+        return [row.append(setting, style=FAINT)]
+    return [row.append(cut(change.label, left)), Text(f"  {setting}", style=FAINT)]
+
+
 def _notes(explanation: Explanation, console: Console) -> list[Text]:
-    """The first grave note of each kind, two at most; the others are counted."""
+    """The first grave note of each kind, two at most; another one, if it is alone; else a count."""
     notes = _all_notes(explanation)
     kinds = {note.id: f"{whose}{note.detail}" for whose, note in reversed(notes)}
     grave = [text for name, text in reversed(kinds.items()) if name in GRAVE][:2]
@@ -282,6 +323,8 @@ def _notes(explanation: Explanation, console: Console) -> list[Text]:
         line for text in grave for line in wrapped(text, console, 3 - len(grave), style="yellow")
     ]
     left = len(notes) - len(grave)
+    if len(notes) == 1 and not grave:
+        return wrapped(next(iter(kinds.values())), console, 2, style=FAINT)
     if left:
         words = counted(left, "more note" if grave else "note")
         rows.append(Text(f"{words} about the input: --full", style=FAINT))

@@ -46,7 +46,10 @@ def _facts(rank: RankExplanation) -> list[Fact]:
         kind, _, number = rank.called.partition(" ")
         facts.append((kind.capitalize(), f"{number}{world if kind == 'rank' else ''}", ""))
     facts.append(_steps_fact(rank))
-    facts += _step_time_facts(rank.step_ms)
+    if rank.steps.is_span and rank.run is None:
+        facts.append(("Time covered", duration(rank.timeline.span_ns), ""))
+    else:
+        facts += _step_time_facts(rank.step_ms)
     overlap = rank.timeline.overlap
     if overlap is not None:
         facts.append(("Overlap", percent(overlap), "Communication hidden by compute"))
@@ -55,13 +58,13 @@ def _facts(rank: RankExplanation) -> list[Fact]:
 
 
 def _steps_fact(rank: RankExplanation) -> Fact:
+    if rank.steps.is_span:
+        return ("Steps", "none found", "No step marks, and nothing repeats: a span of time")
     hints = {
         "profiler": "Marked by the profiler's schedule",
         "optimizer": "No step marks in the trace: taken from optimizer.step",
-        "window": "No steps found: the whole window counts as one",
+        "repeated": f"No step marks in the trace: found by repeating {rank.steps.repeats}",
     }
-    if rank.steps.source == "window":
-        return ("Steps", "none found", hints["window"])
     return ("Steps", f"{len(rank.steps.steps)}", hints[rank.steps.source])
 
 
