@@ -11,7 +11,7 @@ class RefusedError(Exception):
     """A remedy that does not fit this training; the message says why."""
 
 
-class TrainingStopped(SystemExit):  # noqa: N818
+class TrainingStopped(SystemExit):
     """Ends this process: to train on would train something else.
 
     It is no Exception: a script's own `except Exception` must not catch it and train on.
@@ -20,4 +20,4 @@ class TrainingStopped(SystemExit):  # noqa: N818
     def __init__(self, why: str) -> None:
         super().__init__(EXIT_CODE)
         self.why = why
-        print(f"stepscope: the training was stopped: {why}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"stepscope: the training was stopped: {why}\n")
