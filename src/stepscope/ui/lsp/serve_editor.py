@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -47,7 +46,6 @@ def serve_tcp(port: int) -> NoReturn:
 
 
 def _prepare() -> None:
-    gc.enable()  # verbs switch it off: they end soon, this one does not
     logging.basicConfig(stream=sys.stderr, level=logging.ERROR)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
 
