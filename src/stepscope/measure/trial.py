@@ -6,6 +6,7 @@ stay on the device until the trial ends: reading them earlier would make the tra
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
@@ -122,7 +123,8 @@ def await_device() -> None:
 def end_process(folder: Path, world_size: int) -> None:
     """Every rank has seen enough once this rank and all others have: end without the rest of the
     script, which would evaluate, save or train on. `folder` is this rank's."""
-    (folder / ENOUGH).touch()
+    with contextlib.suppress(OSError):  # a full disk: the others wait their time, and end as well
+        (folder / ENOUGH).touch()
     until = time.monotonic() + _WAIT_S
     while time.monotonic() < until:
         # A rank that ended now would cut connections that others may still read from.
