@@ -40,6 +40,7 @@ def run(folder: Path, *command: str, plain: bool = False) -> str:
         [sys.executable, *command], cwd=folder, env=variables, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
     return done.stdout
 
 
@@ -66,6 +67,42 @@ def test_processes_without_torch_are_noted(tmp_path: Path, plain: bool) -> None:
     assert noted["event"] == "started"
     assert noted["host"] == os.uname().nodename
     assert noted["command"].endswith('-c 0 "\u00fc\u20ac\U0001f40d\\')
+
+
+COUNTED = """
+import time
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+class Count(TorchDispatchMode):
+    number = 0
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        Count.number += 1
+        return function(*args, **(kwargs or {}))
+
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
+with Count():
+    for step in range(12):
+        optimizer.zero_grad()
+        (weight * 2).sum().backward()
+        optimizer.step()
+        if step == 2:
+            time.time = time.time_ns = time.monotonic = None
+print(Count.number)
+"""
+
+
+def test_a_scripts_own_mode_and_clock_meet_nothing_of_ours(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(COUNTED)
+    bare = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True)
+    assert run(tmp_path, "train.py").split() == bare.stdout.decode().split()
+    rank = tmp_path / "run \u00e4" / "rank-00000"
+    facts = json.loads((rank / "rank.json").read_text())
+    assert facts["steps"] == 12
+    assert (rank / "trace.json.gz").exists(), facts
 
 
 def test_capture_takes_no_module_of_the_script_for_pythons_own(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.measure import folder as layout
 from stepscope.measure.capture_gate import gate
 from stepscope.measure.never_raise import never_raise
+from stepscope.measure.own_operators import unseen
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,10 +65,11 @@ class TrialLog:
             return
         outputs = [outputs] if hasattr(outputs, "detach") else list(outputs)
         total = None
-        for output in outputs:
-            value = self._value(output)
-            if value is not None:
-                total = value if total is None else total + value
+        with unseen():
+            for output in outputs:
+                value = self._value(output)
+                if value is not None:
+                    total = value if total is None else total + value
         if total is not None:
             self._losses.append((step, total))
         self._before_scaling = None

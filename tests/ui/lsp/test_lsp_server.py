@@ -44,6 +44,10 @@ async def shows_and_patches(one: Editor, folder: Path) -> None:
     assert await one.hints(uri) == {}
     assert (await one.lenses(uri))[0] == "stepscope: profile this script"
     assert (await one.panel(uri)).state == "none"
+    for no_file in (None, 7, "untitled:1"):
+        with pytest.raises(JsonRpcException, match="is no file on this machine") as refused:
+            await one.panel(no_file)  # type: ignore[arg-type]
+        assert "Traceback" not in f"{refused.value}{refused.value.data}"
 
     await one.command("profile", uri)
     hints = await one.until_hint(uri, "3.50 ms")

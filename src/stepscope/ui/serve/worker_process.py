@@ -92,6 +92,8 @@ class WorkerProcess:
 def read_answer(text: bytes) -> dict[str, Any]:
     """The result in a worker's line, or its error raised."""
     answer = json.loads(text)
+    if b"\\udc" in text:  # a name that is no UTF-8: pages cannot hold what stands for its bytes
+        answer = json.loads(json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"))
     if "error" in answer:
         raise _ERRORS.get(answer["exit_code"], StepscopeError)(answer["error"])
     result: dict[str, Any] = answer["result"]
