@@ -17,11 +17,8 @@ import stepscope
 from stepscope.errors import NotCapturedError
 from stepscope.explain.explain_job import JobTraces, explain_job
 from stepscope.explain.rank_analysis import RankAnalysis
-<<<<<<< HEAD
 from stepscope.explain.verdict import put_cause_first
-=======
 from stepscope.predict.whatif import Bench
->>>>>>> 6ff4926d (Predictions stand alone, workers start safely beside threads, capture imports nothing before the script)
 from stepscope.predict.whatifs import parse_setting, remedy_ids, settings_for_remedy
 from stepscope.records.explanation import Advice, Explanation, Finding, Headline, Place, Remedy
 from stepscope.records.job import RankSteps

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from editor_client import MADE, REAL, Editor, editor
+from pygls.exceptions import JsonRpcException
 
 from own_loop import run_in_own_loop
 
