@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from stepscope.measure.watch import WatchedRun
 from stepscope.measure.watch import watch as watch_steps
 from stepscope.ui.loggers.metric_log import LogChoice
 from stepscope.ui.loggers.run_log import begin_log
+from stepscope.ui.own_python import own_python
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _begin(choices: Sequence[LogChoice], folder: Path) -> Callable[[], None]:
 def _explain(folder: Path) -> dict[str, Any] | None:
     """In a process of its own: the training's memory and threads stay as they are."""
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    command = [sys.executable, "-m", "stepscope", "explain", str(folder), "--json"]
+    command = own_python("stepscope", "explain", str(folder), "--json")
     try:
         done = subprocess.run(
             command,

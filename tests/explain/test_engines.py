@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -17,7 +19,7 @@ from stepscope.errors import StepscopeError, UnreadableInputError
 from stepscope.explain import explain_job as run_module
 from stepscope.explain.engines import FILES_PER_WORKER, map_in_order
 from stepscope.explain.explain_job import JobTraces, explain_job
-from stepscope.explain.pool_engine import Here, Pool
+from stepscope.explain.pool_engine import Here, Pool, _start_method
 
 from .build import Events, kernel, nccl, op, step, write
 
@@ -107,6 +109,51 @@ def test_few_files_are_in_flight(tmp_path: Path) -> None:
     time.sleep(0.5)
     assert len(list(tmp_path.iterdir())) <= FILES_PER_WORKER * 2
     assert len([*outcomes]) == 39
+
+
+UNGUARDED = """
+import os, threading, time
+from pathlib import Path
+from workers import where
+from stepscope.explain.pool_engine import Pool
+
+print("begins", os.getpid())
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+print(*{pid for _, pid in Pool(2).map(where, [Path(name) for name in "abcd"])})
+"""
+
+
+@pytest.mark.parametrize("how", ["a script", "a notebook"])
+def test_nothing_is_forked_beside_other_threads_and_no_script_runs_twice(
+    tmp_path: Path, how: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(UNGUARDED)
+    (tmp_path / "workers.py").write_text("import os\ndef where(_): return os.getpid()\n")
+    program = [str(script)] if how == "a script" else ["-c", UNGUARDED]
+    done = subprocess.run(
+        [sys.executable, *program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.stdout.count("begins") == 1
+    _, own, *workers = done.stdout.split()
+    assert (workers == [own]) is (how == "a script")  # which must not be imported again
+    assert not done.stderr
+
+
+def test_workers_are_forked_where_nothing_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    assert _start_method() == "fork"
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    for file, expected in (("/bin/stepscope", "spawn"), ("/home/me/train.py", None)):
+        main = ModuleType("__main__")
+        main.__file__ = file
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        assert _start_method() == expected
 
 
 # Workers that die

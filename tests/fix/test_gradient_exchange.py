@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +12,11 @@ import pytest
 
 from stepscope.fix import gradient_exchange
 from stepscope.fix.gradient_exchange import GradientExchange
+from stepscope.fix.refusal import EXIT_CODE, TrainingStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 class PretendDdp:
@@ -179,7 +184,126 @@ def test_gradients_that_cannot_be_averaged_are_never_passed_over(
     monkeypatch.setattr(gradient_exchange, "average_gradients", fail)
     job = Job(3)
     job.one_pass()
-    with pytest.raises(gradient_exchange.RefusedError, match="connection closed"):
+    with pytest.raises(TrainingStopped, match=str(EXIT_CODE)) as stopped:
         job.step()
-    job.passes(2)
-    assert job.log == ["kept", "exchanged", "exchanged"]
+    assert "connection closed" in stopped.value.why
+
+
+def run_two(script: str, folder: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Run a script as ranks 0 and 1 of a gloo job."""
+    file = folder / "train.py"
+    file.write_text(_TWO + script)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(file), str(rank), str(folder / "store")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in range(2)
+    ]
+    ended = []
+    for process in processes:
+        try:
+            out, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+        ended.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    return ended
+
+
+_TWO = """\
+import sys
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+from torch import nn
+from stepscope.fix import gradient_exchange
+from stepscope.fix.gradient_exchange import GradientExchange, average_gradients
+from stepscope.fix.training_process import TrainingProcess
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2,
+                        timeout=timedelta(seconds=90))
+torch.manual_seed(0)
+calls = []
+"""
+
+_AVERAGED = """\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Sequential(*[nn.Linear(3, 3) for _ in range(20)]).double()
+        self.single = nn.Linear(3, 3)
+        self.some, self.none = nn.Linear(3, 3), nn.Linear(3, 3)
+    def forward(self, x):
+        y = self.single(self.used(x).float())
+        return self.some(y) if rank else y
+
+net = Net()
+net.single.weight.data = net.single.weight.data.t()  # not contiguous
+ddp = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
+torch.manual_seed(rank)
+x = torch.randn(4, 3).double()
+ddp(x).square().sum().backward()
+expected = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+net.zero_grad()
+with ddp.no_sync():
+    ddp(x).square().sum().backward()
+reduce = dist.all_reduce
+dist.all_reduce = lambda *args, **kw: (calls.append(args), reduce(*args, **kw))
+gradient_exchange._BUCKET_BYTES = 1000
+average_gradients(ddp)
+for parameter, gradient in zip(net.parameters(), expected):
+    assert (parameter.grad is None) == (gradient is None)
+    assert gradient is None or torch.allclose(parameter.grad, gradient, rtol=1e-6)
+assert net.none.weight.grad is None and net.some.weight.grad is not None
+print(len(calls))
+"""
+
+_FAILS = """\
+import importlib
+
+training = TrainingProcess(
+    lambda name, act: act(importlib.import_module(name)), lambda function: function
+)
+with training.applying("sync-once=4") as applied:
+    GradientExchange(training, 4)
+
+def fail(*_args, **_kw):
+    raise ValueError("for a test")
+
+ddp = nn.parallel.DistributedDataParallel(nn.Linear(3, 3))
+optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+if rank:
+    FAILS = fail
+for _ in range(2):
+    ddp(torch.randn(4, 3)).square().sum().backward()
+try:
+    optimizer.step()
+except Exception:
+    print("caught")
+finally:
+    print(applied.refused)
+print("trained on")
+"""
+
+
+def test_averaging_takes_one_exchange_for_many_tensors_and_gives_ddps_gradients(
+    tmp_path: Path,
+) -> None:
+    for run in run_two(_AVERAGED, tmp_path):
+        assert run.returncode == 0, run.stderr
+        # What is used, who failed, two of float64 and one of float32: not one for each of 44.
+        assert int(run.stdout) == 5
+
+
+@pytest.mark.parametrize("fails", ["gradient_exchange._prepared_buckets", "dist.all_reduce"])
+def test_one_rank_that_cannot_average_stops_all(tmp_path: Path, fails: str) -> None:
+    for run in run_two(_FAILS.replace("FAILS", fails), tmp_path):
+        assert run.returncode == EXIT_CODE, run.stderr
+        assert "the training was stopped: sync-once could not average gradients" in run.stderr
+        assert run.stdout.startswith("sync-once could not average")  # what rank.json will say
+        assert "trained on" not in run.stdout
+        assert "caught" not in run.stdout

@@ -40,7 +40,7 @@ def serve(root: Path) -> Iterator[Any]:
         client = TestClient(make_app(served, TOKEN), base_url="http://127.0.0.1:8763")
         client.served = served  # type: ignore[attr-defined]
         if token:
-            client.cookies.set("stepscope", TOKEN)
+            client.get("/", params={"token": TOKEN})  # the browser keeps a cookie
         return client
 
     yield start

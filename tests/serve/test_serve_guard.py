@@ -29,6 +29,10 @@ def test_the_token_comes_once_in_the_address_and_then_as_a_cookie(serve, root):
     assert "samesite=strict" in cookie
     assert "url=/?q=a%22%3E%3Cscript%3E" in welcome.text
     assert TOKEN not in welcome.text
+    assert TOKEN.lower() not in cookie  # every port of this machine gets the cookie
+    assert client.get("/", headers={"cookie": f"stepscope={TOKEN}"}).status_code == 401
+    bearer = {"authorization": f"Bearer {client.cookies['stepscope']}", "cookie": ""}
+    assert client.get("/", headers=bearer).status_code == 401
     assert "one" in client.get("/").text
 
 

@@ -214,7 +214,7 @@ def test_a_run_folder_may_be_served_itself(serve, root):
 def test_a_damaged_index_is_made_again_from_the_folders(serve, root, damage, cache_dir):
     add_run(root, "one")
     serve().served.close()
-    (file,) = cache_dir.glob("serve/*/index.sqlite")
+    (file,) = cache_dir.glob("serve/*/index-*.sqlite")
     if damage == "garbage":
         file.write_bytes(b"not a database" * 1000)
     elif damage == "removed":
@@ -233,7 +233,7 @@ def test_a_damaged_index_is_made_again_from_the_folders(serve, root, damage, cac
 def test_an_index_that_breaks_while_it_is_served_is_made_again(serve, root, cache_dir):
     add_run(root, "one")
     client = serve()
-    base = sqlite3.connect(next(cache_dir.glob("serve/*/index.sqlite")))
+    base = sqlite3.connect(next(cache_dir.glob("serve/*/index-*.sqlite")))
     base.execute("drop table runs")
     base.commit()
     base.close()
@@ -246,7 +246,7 @@ def test_an_index_that_another_process_holds_is_kept_and_said(serve, root, cache
     monkeypatch.setattr("stepscope.ui.serve.run_index._BUSY_S", 0.05)
     add_run(root, "one")
     client = serve()
-    base = sqlite3.connect(next(cache_dir.glob("serve/*/index.sqlite")))
+    base = sqlite3.connect(next(cache_dir.glob("serve/*/index-*.sqlite")))
     base.execute("begin exclusive")
     add_run(root, "two")
     keeper = client.served.keeper
@@ -372,3 +372,15 @@ def test_odd_addresses_of_the_list_are_as_if_not_given(serve, root):
     client = serve()
     for query in ("sort=name;drop", "page=99999999999", "page=-1", "page=²", "down=x", "q=%00%ff"):
         assert client.get(f"/rows?{query}").status_code == 200
+
+
+def test_another_version_of_the_index_is_left_alone(serve, root, cache_dir, monkeypatch):
+    """Two versions of stepscope may serve one folder."""
+    add_run(root, "one")
+    before = serve()
+    (file,) = cache_dir.glob("serve/*/index-*.sqlite")
+    inode = file.stat().st_ino
+    monkeypatch.setattr("stepscope.ui.serve.run_index.VERSION", 999)
+    assert list(rows(serve())) == ["one"]
+    assert file.stat().st_ino == inode
+    assert list(rows(before)) == ["one"]

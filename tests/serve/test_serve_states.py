@@ -40,3 +40,13 @@ def test_only_a_command_or_readable_traces_make_a_finished_run(serve: Any, root:
     assert "does not say how it ended" in listed["no-facts"]["problem"]
     assert "holds no trace" in listed["empty-rank"]["problem"]
     assert listed["empty-rank"]["device"] is None
+
+
+def test_a_name_that_is_no_utf_8_breaks_no_page(serve: Any, root: Path) -> None:
+    add_run(root, b"bad-\xff")
+    client = serve()
+    (run,) = _listed(client).values()
+    for part in ("", "/report", "/predictions"):
+        answer = client.get(f"/runs/{run['id']}{part}")
+        assert answer.status_code in (200, 422), part
+        assert "a defect in stepscope" not in answer.text

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from stepscope.trace.kernel_nodes import read_kernels
+from stepscope.records.compiled import GraphOperator
+from stepscope.trace.inductor_code import CodeCall, InductorCode
+from stepscope.trace.kernel_nodes import _Join, read_kernels
 
 # h = x @ w; a = gelu-like(h); y = norm(a) @ v; the sum of a is saved too.
 GRAPH = """
@@ -159,3 +161,31 @@ triton_poi_fused_sin_0 = async_compile.triton('triton_poi_fused_sin_0', '''
 def test_text_that_is_no_code_has_no_kernels() -> None:
     assert read_kernels("", "") == ()
     assert read_kernels("nothing", "x = 1\n)(") == ()
+
+
+def test_many_calls_of_one_operator_are_matched_in_their_order() -> None:
+    number = 60
+    operators = [
+        GraphOperator(
+            node=f"mm_{n}", name="aten::mm", shapes=[], dtypes=[], concrete=[],
+            inputs=(f"mm_{n - 1}" if n else "x", f"w{n}"),
+        )
+        for n in range(number)
+    ]  # fmt: skip
+    code = InductorCode(
+        calls=tuple(
+            CodeCall(
+                name="extern_kernels.mm", is_loop=False, operator="aten::mm",
+                reads=(f"buf{n - 1}" if n else "x", f"w{n}"), writes=(f"buf{n}",),
+                nodes=(), tensors=frozenset(), size_bytes=None,
+            )
+            for n in range(number)
+        )
+    )  # fmt: skip
+    join = _Join(operators, code)
+    tried: list[str] = []
+    fit = join._fit
+    join._fit = lambda call, node: (tried.append(node), fit(call, node))[1]  # type: ignore[method-assign]
+    join.match_libraries()
+    assert join._library == {n: f"mm_{n}" for n in range(number)}
+    assert len(tried) == number

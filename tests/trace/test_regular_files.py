@@ -15,6 +15,7 @@ from stepscope.trace import regular_files
 from stepscope.trace.regular_files import (
     LineFile,
     MissingFileError,
+    is_folder,
     list_folder,
     open_file,
     open_to_append,
@@ -78,6 +79,7 @@ def test_a_folder_a_dangling_link_and_a_loop_are_told_apart(path: Path) -> None:
     path.unlink()
     path.symlink_to(path.name)
     assert "symbolic links" in refused(path)
+    assert not is_folder(path)  # beside a run it keeps nobody from reading the run
 
 
 def test_a_missing_file_is_an_error_of_its_own(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from stepscope.errors import NotCapturedError
 from stepscope.explain.explain_job import JobTraces, explain_job
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.verdict import put_cause_first
+from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import parse_setting, remedy_ids, settings_for_remedy
 from stepscope.records.explanation import Advice, Explanation, Finding, Headline, Place, Remedy
 from stepscope.records.job import RankSteps
+from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
 from stepscope.records.remedies import RESERVED
 from stepscope.trace.rank_inputs import ReadOptions, read_rank_inputs
@@ -344,6 +347,27 @@ def test_a_defect_in_prediction_is_a_note_and_nothing_else(
 
 def broken(*_: Any) -> Any:
     raise ZeroDivisionError("oh")
+
+
+def test_a_defect_in_one_what_if_takes_nothing_from_the_others(
+    monkeypatch: pytest.MonkeyPatch, explained: Explanation, rank_advice: RankAdvice
+) -> None:
+    monkeypatch.delenv("STEPSCOPE_DEBUG", raising=False)
+    known = Bench.predict
+
+    def predict(bench: Bench, settings: Sequence[Setting]) -> Any:
+        return broken() if any(one.name == "batch" for one in settings) else known(bench, settings)
+
+    monkeypatch.setattr(Bench, "predict", predict)
+    seen = advise_rank(analysed(), explained.ranks[0])
+    assert list(seen.advice) == [
+        advice for advice in rank_advice.advice if not advice.setting.startswith("batch")
+    ]
+    assert len(seen.advice) < len(rank_advice.advice)
+    after = add_advice(explained, seen)
+    assert after.next == add_advice(explained, rank_advice).next
+    (note,) = (note for note in after.quality if note.id == "not-predicted")
+    assert "batch=x2: a defect in stepscope: ZeroDivisionError: oh" in note.detail
 
 
 def test_a_step_that_cannot_be_replayed_has_no_advice_and_no_note(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -22,7 +23,9 @@ import stepscope
 from split_runs import split_run, two_host_run
 from split_runs import without_paths as strip
 from stepscope.measure.clock_meeting import open_listener
-from stepscope.records.host_names import COLLECTOR
+from stepscope.measure.collect import Rendezvous
+from stepscope.measure.settings import Settings
+from stepscope.records.host_names import COLLECTOR, HOSTS
 from stepscope.ui import collect
 from stepscope.ui.collect import FirstHost, PartCollector, Receiver, send_part
 from stepscope.ui.collect_frames import Channel, StrangerError
@@ -318,3 +321,22 @@ def test_a_real_job_on_two_disks_is_explained_by_the_first_host(tmp_path: Path) 
     for name, content in contents(second / "rank-00001").items():
         assert (first / "rank-00001" / name).read_bytes() == content
     assert not list(tmp_path.rglob(COLLECTOR))
+
+
+def test_only_the_owner_reads_the_token_in_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Store:
+        def check(self, _keys: list[str]) -> bool:
+            return True
+
+        def get(self, _key: str) -> bytes:
+            return json.dumps({"token": TOKEN}).encode()
+
+    settings = Settings(folder=str(tmp_path), collect_port=1, collect_token="of this host")
+    monkeypatch.setenv(*next(iter(settings.to_environment().items())))
+    monkeypatch.setattr("stepscope.measure.collect._job_store", Store)
+    Rendezvous(tmp_path, rank=1)._look()
+    file = tmp_path / HOSTS / COLLECTOR
+    assert json.loads(file.read_text()) == {"token": TOKEN}
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import stat
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,9 +46,13 @@ def test_the_file_has_the_users_lines_and_ours(
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.chdir(here)
     settings = Settings(folder=str(run), active=5)
-    variables = deepspeed_variables(settings, {"TORCH_FR_BUFFER_SIZE": "2000"})
-    assert variables == {"DS_ENV_FILE": str(run / "deepspeed_env")}
-    *users, ours, recorder = (run / "deepspeed_env").read_text().splitlines()
+    collecting = replace(settings, collect_port=7, collect_token="secret")
+    variables = deepspeed_variables(collecting, {"TORCH_FR_BUFFER_SIZE": "2000"})
+    file = Path(variables.pop("DS_ENV_FILE"))
+    assert not variables
+    assert not list(run.iterdir())  # run folders are shared, and the lines may hold keys
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    *users, ours, recorder = file.read_text().splitlines()
     assert users == ["A=1", "B=2", "B=3"]
     assert recorder == "TORCH_FR_BUFFER_SIZE=2000"
     name, _, value = ours.partition("=")
@@ -67,8 +75,23 @@ def test_a_file_that_the_user_names_is_read_instead(
     assert (tmp_path / "mine").read_text() == "A=1\n"
 
 
-def test_other_commands_and_a_folder_that_is_gone_change_nothing(tmp_path: Path) -> None:
+def test_the_file_ends_with_our_process(tmp_path: Path) -> None:
+    program = (
+        "from stepscope.measure.settings import Settings\n"
+        "from stepscope.ui.deepspeed_environment import deepspeed_variables\n"
+        "print(deepspeed_variables(Settings(folder='x'), {})['DS_ENV_FILE'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert done.stdout.strip()
+    assert not Path(done.stdout.strip()).exists()
+
+
+def test_other_commands_and_a_disk_that_refuses_change_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = Settings(folder=str(tmp_path))
     assert "DS_ENV_FILE" not in job_environment(settings, ("torchrun", "train.py"))
-    gone = Settings(folder=str(tmp_path / "gone"))
-    assert "DS_ENV_FILE" not in job_environment(gone, ("deepspeed", "train.py"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert "DS_ENV_FILE" not in job_environment(settings, ("deepspeed", "train.py"))

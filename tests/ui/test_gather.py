@@ -270,6 +270,8 @@ def test_urls_of_fsspec_are_sources(
     assert [source.source for source in found.sources] == urls
     assert answer(tmp_path / "all") == answer(one)
     assert gather(urls, tmp_path / "all").copied.files == 0
+    known = Path(os.environ["HOME"]) / ".ssh" / "known_hosts"
+    assert len(known.read_text().splitlines()) == 1  # remembered the first time
     assert gather(["memory://job/node*"], tmp_path / "glob").ranks == (0, 1)
     assert gather(["memory://job"], tmp_path / "folder").ranks == (0, 1)
     mixed = [parts[0].as_uri(), urls[1]]
@@ -353,6 +355,8 @@ def test_hosts_are_sources_over_ssh(
     assert [source.ranks for source in found.sources] == [(0,), (1,)]
     assert answer(tmp_path / "all") == answer(one)
     assert gather(urls, tmp_path / "all").copied.files == 0
+    known = Path(os.environ["HOME"]) / ".ssh" / "known_hosts"
+    assert len(known.read_text().splitlines()) == 1  # remembered the first time
     assert gather([f"{sshd}{parts[0].parent}/*"], tmp_path / "glob").ranks == (0, 1)
     with pytest.raises(UnreadableInputError, match="none does not exist"):
         gather([f"{sshd}{tmp_path}/none"], tmp_path / "none")

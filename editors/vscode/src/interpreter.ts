@@ -23,7 +23,8 @@ export function findPython(facts: InterpreterFacts): string {
   return environments.find(facts.exists) ?? (windows ? "python" : "python3");
 }
 
-export const serverArguments: readonly string[] = ["-m", "stepscope", "lsp"];
+/** -P: modules of the workspace, such as its json.py, must not run because a file was opened. */
+export const serverArguments: readonly string[] = ["-P", "-m", "stepscope", "lsp"];
 
 /** Why the server is not there, in words that say what to do. */
 export function whyEnded(python: string, errorCode: string | null, stderr: string): string {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.explain.engines import FILES_PER_WORKER, Engine, count_cores, worker_died
@@ -37,6 +39,9 @@ class Pool(Engine):
     def map(self, function: FileFunction, files: Sequence[TraceFile]) -> Iterator[PlacedOutcome]:
         """A killed worker breaks its whole pool, and it is not known which file it had. All files
         in flight are tried again, each in a process of its own; a new pool takes the rest."""
+        if _start_method() is None:
+            yield from Here().map(function, files)
+            return
         waiting = deque(enumerate(files))
         while waiting:
             suspects = yield from self._until_broken(function, waiting)
@@ -84,9 +89,25 @@ def _in_own_process(function: FileFunction, file: TraceFile) -> Any:
 
 
 def _start_pool(workers: int) -> Any:
+    import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
-    return ProcessPoolExecutor(workers, initializer=_prepare_caller)
+    context = multiprocessing.get_context(_start_method())
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare_caller)
+
+
+def _start_method() -> str | None:
+    """How workers are started; None where no way is safe.
+
+    A fork copies locks that other threads hold, and nobody lets go of them. A fresh process
+    imports what __main__ is: that would run a user's script a second time.
+    """
+    if sys.platform == "linux" and threading.active_count() == 1:
+        return "fork"
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)  # none in a notebook
+    module = getattr(getattr(main, "__spec__", None), "name", None) or Path(file or "").stem
+    return "spawn" if file is None or module.partition(".")[0] == "stepscope" else None
 
 
 def _prepare_caller() -> None:

@@ -3,6 +3,9 @@
 DDP is told before each forward whether the pass exchanges gradients, as its no_sync() does. Should
 gradients be used before they were exchanged, because a step came after fewer passes than usual,
 they are averaged right there: what is trained never depends on the number of passes.
+
+Ranks must stay equal. A rank that fails here ends its process, and where it still can, it tells
+the others first: they end theirs, too.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, ref
 
-from stepscope.fix.refusal import RefusedError
+from stepscope.fix.refusal import TrainingStopped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from stepscope.fix.building import Made
     from stepscope.fix.training_process import TrainingProcess
 
+_BUCKET_BYTES = 32 * 2**20  # the memory that averaging needs beside the gradients
 _MOST_MISSED = 2  # steps in a row that came too early
 # What uses gradients between backward and the optimizer's step, beside clipping.
 _USERS = {
@@ -39,15 +43,15 @@ class GradientExchange:
         self._passes = self._missed = 0
         self._early = self._in_step = self._over = False
         training.after_building("ddp", self._add)
-        training.around_root(self._before_forward)
-        training.before_backward(self._before_backward)
-        training.after_backward(self._after_backward)
-        training.before_step(self._optimizer_begins)
-        training.after_step(self._optimizer_ends)
-        training.before_clipping(self._exchange_now)
+        training.around_root(_or_stop(self._before_forward))
+        training.before_backward(_or_stop(self._before_backward))
+        training.after_backward(_or_stop(self._after_backward))
+        training.before_step(_or_stop(self._optimizer_begins))
+        training.after_step(_or_stop(self._optimizer_ends))
+        training.before_clipping(_or_stop(self._exchange_now))
         for module, names in _USERS.items():
-            _call_first(training, module, names, training.guarded(self._exchange_now))
-        begins = training.guarded(self._step_begins)
+            _call_first(training, module, names, training.guarded(_or_stop(self._exchange_now)))
+        begins = training.guarded(_or_stop(self._step_begins))
         _call_first(training, "torch.amp.grad_scaler", ("GradScaler.step",), begins)
 
     def _add(self, made: Made) -> None:
@@ -119,12 +123,7 @@ class GradientExchange:
         ]
         self._not_exchanged.clear()
         for ddp in waiting:
-            try:
-                average_gradients(ddp)
-            except Exception as error:
-                self._over = True
-                why = f"gradients could not be averaged, ranks differ from then on: {error}"
-                raise RefusedError(why) from error
+            average_gradients(ddp)
             self._early = True
             self._tell(
                 f"gradients that were used after {self._passes} instead of {self._usual} passes "
@@ -136,26 +135,80 @@ class GradientExchange:
 
 
 def average_gradients(ddp: Any) -> None:
-    """As DDP does it: a parameter without a gradient counts as zero where another rank has one."""
+    """As DDP does it: a parameter without a gradient counts as zero where another rank has one.
+
+    Raises on every rank if one of them cannot: what may fail on one alone is done, and its outcome
+    exchanged, before any gradient is changed.
+    """
     import torch
     import torch.distributed as dist
 
     group = ddp.process_group
-    ranks = dist.get_world_size(group)
     parameters = [p for p in ddp._module_parameters if p.requires_grad]
+    device = parameters[0].device
     with torch.no_grad():
         known = [p.grad is not None for p in parameters]
-        used = torch.tensor(known, dtype=torch.int32, device=parameters[0].device)
+        used = torch.tensor(known, dtype=torch.int32, device=device)
         dist.all_reduce(used, dist.ReduceOp.MAX, group=group)
-        for parameter, is_used in zip(parameters, used.tolist(), strict=True):
-            if not is_used:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            whole = parameter.grad.contiguous().div_(ranks)
-            dist.all_reduce(whole, group=group)
-            if whole is not parameter.grad:
-                parameter.grad.copy_(whole)
+        exchanged = [p for p, is_used in zip(parameters, used.tolist(), strict=True) if is_used]
+        error, buckets = None, []
+        try:
+            buckets = _prepared_buckets(exchanged)
+        except Exception as raised:
+            error = raised
+        failed = torch.tensor([error is not None], dtype=torch.int32, device=device)
+        dist.all_reduce(failed, dist.ReduceOp.MAX, group=group)
+        if error is not None:
+            raise error
+        if failed.item():
+            raise RuntimeError("another rank could not prepare them")
+        for flat, views, gradients in buckets:
+            torch._foreach_copy_(views, gradients)
+            flat.div_(dist.get_world_size(group))
+            dist.all_reduce(flat, group=group)
+            torch._foreach_copy_(gradients, views)
+
+
+def _prepared_buckets(parameters: list[Any]) -> list[tuple[Any, list[Any], list[Any]]]:
+    """A flat tensor, its parts, and the gradients they stand for: one exchange each. The flat
+    tensors of one type share their memory."""
+    import torch
+
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    alike: dict[Any, list[list[Any]]] = {}
+    for gradient in (parameter.grad for parameter in parameters):
+        groups = alike.setdefault((gradient.dtype, gradient.device), [[]])
+        held = sum(one.nbytes for one in groups[-1])
+        if groups[-1] and held + gradient.nbytes > _BUCKET_BYTES:
+            groups.append([])
+        groups[-1].append(gradient)
+    buckets = []
+    for (dtype, device), groups in alike.items():
+        sizes = [sum(one.numel() for one in gradients) for gradients in groups]
+        memory = torch.empty(max(sizes), dtype=dtype, device=device)
+        for size, gradients in zip(sizes, groups, strict=True):
+            flat = memory[:size]
+            parts = flat.split([one.numel() for one in gradients])
+            views = [part.view(one.shape) for part, one in zip(parts, gradients, strict=True)]
+            buckets.append((flat, views, gradients))
+    return buckets
+
+
+def _or_stop(act: Callable[..., Any]) -> Callable[..., Any]:
+    """End the process if `act` fails: from then on ranks would train with unequal gradients."""
+
+    def act_or_stop(*args: Any) -> Any:
+        try:
+            return act(*args)
+        except Exception as error:
+            raise TrainingStopped(
+                "sync-once could not average gradients over the ranks, so their weights would "
+                f"differ from now on ({type(error).__name__}: {error}); run without sync-once"
+            ) from error
+
+    return act_or_stop
 
 
 def _call_first(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.fix.building import Builders
 from stepscope.fix.clipping import Clipping
 from stepscope.fix.pass_events import PassEvents
-from stepscope.fix.refusal import RefusedError
+from stepscope.fix.refusal import RefusedError, TrainingStopped
 from stepscope.fix.roots import Roots
 
 if TYPE_CHECKING:
@@ -77,11 +77,7 @@ class TrainingProcess:
         """For actions that run later: record why this remedy was not applied after all."""
         applied = self._current
 
-        def refuse(why: str) -> None:
-            if applied is not None and applied.refused is None:
-                applied.refused = why
-
-        return refuse
+        return lambda why: self._refuse(applied, why)
 
     def leaving_alone(self) -> Callable[[str], None]:
         """For actions that run later: record why one object among several was not changed."""
@@ -175,21 +171,30 @@ class TrainingProcess:
         return {name: content for name, content in contents.items() if content is not None}
 
     def guarded(self, act: Callable[..., Any]) -> Callable[..., Any]:
-        """An action that runs later never raises into the training: the remedy is refused."""
+        """An action that runs later does not raise into the training: the remedy is refused.
+
+        Only TrainingStopped passes: it ends the process."""
         applied = self._current
 
         def act_guarded(*args: Any) -> Any:
             try:
                 return act(*args)
+            except TrainingStopped as stop:
+                self._refuse(applied, stop.why)
+                raise
             except RefusedError as error:
                 why = str(error)
             except Exception as error:
                 why = f"a defect in stepscope: {type(error).__name__}: {error}"
-            if applied is not None and applied.refused is None:
-                applied.refused = why
+            self._refuse(applied, why)
             return None
 
         return act_guarded
+
+    @staticmethod
+    def _refuse(applied: Applied | None, why: str) -> None:
+        if applied is not None and applied.refused is None:
+            applied.refused = why
 
     @staticmethod
     def _tell(applied: Applied | None, what: str) -> None:

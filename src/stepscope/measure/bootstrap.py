@@ -1,35 +1,55 @@
-"""In every Python process of the job: wait until it imports torch, then start a session."""
+"""In every process of the job that looks for torch: once torch is imported, start a session."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure import processes, start_up  # noqa: F401  (notes when it is loaded)
+from stepscope.measure import start_up
 from stepscope.measure.after_import import expect, when_imported
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.settings import Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from stepscope.fix.begin import ChangedTraining
 
 _session: Any = None
 
 
 @never_raise
-def arm() -> None:
-    """Costs nothing in processes that never import torch."""
+def arm(began: tuple[int, int], path: Sequence[str]) -> None:
+    """`began`: when Python had started, by the wall clock and perf_counter_ns. `path`: where it
+    looked for modules then, before the script's folder was added."""
     settings = Settings.from_environment()
     if settings is not None:
-        processes.record(settings.folder, processes.STARTED)
-        when_imported("torch", lambda _module: _begin(settings))
+        start_up.python_began(*began)
+        when_imported("torch", partial(_begin, settings, path))
         expect("safetensors.torch")  # it imports torch
 
 
-def _begin(settings: Settings) -> None:
+def _begin(settings: Settings, path: Sequence[str], _torch: Any) -> None:
     """Only once, even if torch's code runs again."""
+    if _session is None:
+        with _found_first(path):
+            _start_session(settings)
+
+
+@contextlib.contextmanager
+def _found_first(path: Sequence[str]) -> Iterator[None]:
+    """The script's own resource.py must not be taken for the standard library's."""
+    sys.path[:0] = path
+    try:
+        yield
+    finally:
+        del sys.path[: len(path)]
+
+
+def _start_session(settings: Settings) -> None:
     global _session
-    if _session is not None:
-        return
     from stepscope.measure.hooks import install
     from stepscope.measure.session import Session
 

@@ -3,6 +3,9 @@
 Rank 0 publishes it in the job's own store. The first rank of every other host reads it there after
 a window and leaves it in its run folder, for its own `run`. Both happen in a thread that nobody
 waits for: a store may be busy with the script's own calls.
+
+The token for it goes the same way. Whoever reaches the job's store can read it there, as they can
+change what the job itself keeps in it; the file in the run folder is its owner's alone.
 """
 
 from __future__ import annotations
@@ -68,7 +71,7 @@ class Rendezvous:
         where = json.loads(store.get(_KEY)[:_MOST_BYTES])
         self._looks = False
         self._file.parent.mkdir(exist_ok=True)
-        layout.write_json(self._file, where)
+        layout.write_json(self._file, where, mode=0o600)
 
 
 def _job_store() -> Any | None:

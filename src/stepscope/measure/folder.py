@@ -8,6 +8,7 @@ import os
 import re
 import time
 import unicodedata
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +83,12 @@ def temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}@{os.uname().nodename}.{os.getpid()}.tmp")
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Whole or not at all."""
+def write_json(path: Path, value: Any, *, mode: int = 0o666) -> None:
+    """Whole or not at all; `mode` is what the process's umask leaves of it."""
     unfinished = temporary(path)
     try:
-        unfinished.write_text(json.dumps(value))
+        with open(unfinished, "w", opener=partial(os.open, mode=mode)) as file:
+            file.write(json.dumps(value))
         unfinished.replace(path)
     except BaseException:
         remove(unfinished)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepscope.measure.own_operators import unseen
 from stepscope.measure.storages import tensors_in
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def saved_by(node: Any, notes: set[str]) -> Iterator[tuple[str, Any]]:
             notes.add(f"what the C++ function {node.name()} saved cannot be seen: not counted")
     for name in fields:
         try:
-            value = getattr(node, name)
+            with unseen():  # it unpacks into a new tensor
+                value = getattr(node, name)
         except RuntimeError:  # freed, or changed in place: backward itself will report it
             notes.add(f"a tensor saved by {node.name()} could not be read: not counted")
             continue

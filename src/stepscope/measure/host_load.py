@@ -18,6 +18,7 @@ from stepscope.measure.machine import (
     machine_facts,
 )
 from stepscope.measure.never_raise import never_raise
+from stepscope.measure.own_operators import unseen
 from stepscope.measure.ranks import rank_and_world
 from stepscope.records.processors import local_ranks
 
@@ -59,8 +60,9 @@ class HostLoadMeter:
         now = counters(several=self._several)
         self._add({"steps": step - self._from_step, **growth(began, now)})
         self._add_others(began, now)
-        for tensor in _tensors(optimizers):
-            self._count_denormals(tensor)
+        with unseen():
+            for tensor in _tensors(optimizers):
+                self._count_denormals(tensor)
 
     @never_raise
     def content(self) -> Counts | None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import sys
 import weakref
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from stepscope.measure.attached import replace
 from stepscope.measure.never_raise import never_raise
 
 if TYPE_CHECKING:
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 _LISTED_RANKS = 64
 _OF_BUCKETS = ("buckets", "grad_ready_order")
-_replicas: list[weakref.ref[Any]] = []  # every DDP instance since watch_replicas()
+_replicas: dict[int, weakref.ref[Any]] = {}  # living DDP instances, in the order they were built
+_numbers = itertools.count()
 
 
 @never_raise
@@ -94,7 +97,7 @@ def alive(*kinds: type | None) -> list[Any]:
 
 
 def watch_replicas() -> None:
-    """Remember every DDP instance as it is created. May be called again."""
+    """Remember every DDP instance as it is created, until detached. May be called again."""
     module = sys.modules.get("torch.nn.parallel.distributed")
     kind: Any = getattr(module, "DistributedDataParallel", None)
     if kind is None or getattr(kind.__init__, "_stepscope", False):
@@ -104,26 +107,30 @@ def watch_replicas() -> None:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         original(self, *args, **kwargs)
-        _replicas.append(weakref.ref(self))
+        _remember(self)
 
     __init__._stepscope = True  # type: ignore[attr-defined]
-    kind.__init__ = __init__
+    replace(kind, "__init__", __init__)
 
 
 @never_raise
 def search_replicas() -> None:
     """Find DDP instances created before watch_replicas()."""
     module = sys.modules.get("torch.nn.parallel.distributed")
-    known = {id(ref()) for ref in _replicas}
-    living = alive(getattr(module, "DistributedDataParallel", None))
-    _replicas.extend(weakref.ref(ddp) for ddp in living if id(ddp) not in known)
+    known = {id(ref()) for ref in _replicas.values()}
+    for ddp in alive(getattr(module, "DistributedDataParallel", None)):
+        if id(ddp) not in known:
+            _remember(ddp)
+
+
+def _remember(ddp: Any) -> None:
+    number = next(_numbers)
+    _replicas[number] = weakref.ref(ddp, lambda _gone: _replicas.pop(number, None))
 
 
 def replicas() -> list[dict[str, Any]]:
     described = [
-        _replica(index, ddp)
-        for index, ddp in enumerate(ref() for ref in _replicas)
-        if ddp is not None
+        _replica(index, ddp) for index, ref in list(_replicas.items()) if (ddp := ref()) is not None
     ]
     return [replica for replica in described if replica is not None]
 

@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.dynamo import has_compiled
+from stepscope.measure.own_operators import unseen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -102,7 +103,8 @@ class Passes:
 def _sum_on_cpu(gradient: Any) -> float | None:
     """Changes when a gradient is zeroed through `.data`; read until a step's passes are known."""
     try:
-        return float(gradient.detach().abs().sum()) if gradient.device.type == "cpu" else None
+        with unseen():
+            return float(gradient.detach().abs().sum()) if gradient.device.type == "cpu" else None
     except Exception:
         return None
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from pathlib import Path
+from time import time  # a script may replace that of the module
 
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.writer import append_lines
@@ -26,7 +26,7 @@ def record(folder: str, event: str) -> None:
         "event": event,
         "pid": os.getpid(),
         "host": this_host(),
-        "unix": time.time(),
+        "unix": time(),
         "command": " ".join(sys.orig_argv)[:_LONGEST],
     }
     file = processes_file(Path(folder), this_host())

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from array import array
 from collections import Counter
+from time import perf_counter, thread_time, time  # a script may replace those of the module
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.never_raise import note
@@ -132,15 +132,15 @@ class Sampler:
     def _watch(self) -> None:
         interval = self._interval
         usual = 0.0
-        began, spent = time.perf_counter(), time.thread_time()
+        began, spent = perf_counter(), thread_time()
         save_at, until_next = began + FIRST_SAVE_S, FIRST_SAVE_S
-        while not self._stop.acquire(timeout=interval - time.time() % interval):
+        while not self._stop.acquire(timeout=interval - time() % interval):
             watching = self._awake.is_set()
             if watching:
                 self._sample()
             else:
                 self._awake.wait()
-            now, used = time.perf_counter(), time.thread_time()
+            now, used = perf_counter(), thread_time()
             if watching:
                 cost = used - spent
                 self._cost_s += cost
@@ -150,7 +150,7 @@ class Sampler:
             if now >= save_at:  # a job that is killed keeps these
                 self.save(self._content())
                 until_next = min(2 * until_next, MOST_SAVE_S)
-                now, used = time.perf_counter(), time.thread_time()
+                now, used = perf_counter(), thread_time()
                 save_at = now + until_next
             began, spent = now, used
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import time
 from collections import deque
 from pathlib import Path
 from threading import get_ident
-from time import perf_counter_ns
+from time import perf_counter_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure import folder as layout
@@ -213,7 +212,7 @@ class Session:
             self._cut = True  # the next step has begun with what the optimizer did
             return
         if not ended:
-            self.notes.append((PERHAPS, perf_counter_ns(), time.time_ns()))
+            self.notes.append((PERHAPS, perf_counter_ns(), time_ns()))
             self._claim.release()
             return
         two = ended == 2 and self._is_plain() and self.number + 2 < self._due
@@ -283,7 +282,7 @@ class Session:
         events = parts.device.mark() if parts.device is not None else None
         marks = step_marks(skipped=skipped, first=self._cut, last=last, own=self._special.mark)
         said = self._meter.read(now) if self._meter is not None else None
-        self.notes.append((ENDED, now, (number, time.time_ns(), window, events, marks, two, said)))
+        self.notes.append((ENDED, now, (number, time_ns(), window, events, marks, two, said)))
         self.number = number + 1
         self._passed = self._cut = False
         if number + 1 >= self._due or window or marks:

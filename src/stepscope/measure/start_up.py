@@ -5,8 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-# When this file was loaded: under `stepscope run`, right after Python started.
-LOADED_UNIX_NS, LOADED_NS = time.time_ns(), time.perf_counter_ns()
+_began = (time.time_ns(), time.perf_counter_ns())
+
+
+def python_began(unix_ns: int, ns: int) -> None:
+    """Under `stepscope run`: when Python had just started."""
+    global _began
+    _began = (unix_ns, ns)
 
 
 class StartUp:
@@ -15,8 +20,9 @@ class StartUp:
     def __init__(self, *, from_outside: bool) -> None:
         """`from_outside`: torch's import has just ended; else the script began a watch."""
         now, unix_ns = time.perf_counter_ns(), time.time_ns()
-        self.began_ns = LOADED_NS if from_outside else now
-        self._marks = {"began_unix_ns": LOADED_UNIX_NS if from_outside else unix_ns}
+        began_unix_ns, began_ns = _began if from_outside else (unix_ns, now)
+        self.began_ns = began_ns
+        self._marks = {"began_unix_ns": began_unix_ns}
         if from_outside:
             self._marks["torch_unix_ns"] = unix_ns
         self._group_ns: int | None = None

@@ -6,9 +6,9 @@ step_notes.py says what the training thread notes, step_clock.py which phase get
 from __future__ import annotations
 
 import sys
-import time
 import weakref
 from collections import deque
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.capture_gate import gate
@@ -58,14 +58,14 @@ class StepLines:
         """A host that ran ahead ends steps before the device: the last ones are waited for, since
         their wall times are the host's pace and no step's time."""
         lines = []
-        until = time.monotonic() + _LAST_WAIT_S
+        until = monotonic() + _LAST_WAIT_S
         while self._waiting:
             text, events = self._waiting[0]
             device = self._device(events) if events is not None else ""
             if device is None and not last:
                 break
-            if device is None and time.monotonic() < until:
-                time.sleep(_LOOK_S)
+            if device is None and monotonic() < until:
+                sleep(_LOOK_S)
                 continue
             self._waiting.popleft()
             lines.append(f"{{{text}{device or ''}}}")

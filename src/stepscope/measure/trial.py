@@ -6,6 +6,7 @@ stay on the device until the trial ends: reading them earlier would make the tra
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stepscope.measure import folder as layout
 from stepscope.measure.capture_gate import gate
 from stepscope.measure.never_raise import never_raise
+from stepscope.measure.own_operators import unseen
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,10 +65,11 @@ class TrialLog:
             return
         outputs = [outputs] if hasattr(outputs, "detach") else list(outputs)
         total = None
-        for output in outputs:
-            value = self._value(output)
-            if value is not None:
-                total = value if total is None else total + value
+        with unseen():
+            for output in outputs:
+                value = self._value(output)
+                if value is not None:
+                    total = value if total is None else total + value
         if total is not None:
             self._losses.append((step, total))
         self._before_scaling = None
@@ -122,7 +125,8 @@ def await_device() -> None:
 def end_process(folder: Path, world_size: int) -> None:
     """Every rank has seen enough once this rank and all others have: end without the rest of the
     script, which would evaluate, save or train on. `folder` is this rank's."""
-    (folder / ENOUGH).touch()
+    with contextlib.suppress(OSError):  # a full disk: the others wait their time, and end as well
+        (folder / ENOUGH).touch()
     until = time.monotonic() + _WAIT_S
     while time.monotonic() < until:
         # A rank that ended now would cut connections that others may still read from.

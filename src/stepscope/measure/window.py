@@ -11,6 +11,7 @@ from stepscope.measure.kineto_messages import KinetoMessages, without_thread_com
 from stepscope.measure.line_sources import write_sources
 from stepscope.measure.line_watch import LineWatch, profiler_mark
 from stepscope.measure.never_raise import never_raise
+from stepscope.measure.own_operators import unseen
 from stepscope.measure.trace_file import TraceFile
 
 if TYPE_CHECKING:
@@ -116,13 +117,13 @@ class Window:
         return annotation
 
     def start(self) -> None:
-        with self._messages.unheard():
+        with unseen(), self._messages.unheard():
             self.profiler.start()
 
     def step(self) -> None:
         """A step ended, and it was not the last one."""
         self._leave_lines()
-        with self._messages.unheard():
+        with unseen(), self._messages.unheard():
             self.profiler.step()
         self._begun += 1
         if self._lines is not None and self._begun >= self.planned.first_active:
@@ -147,7 +148,7 @@ class Window:
         if self._lines is not None and not self.over:
             write_sources(self._folder, self._lines.files)
         patience_s = 0.0 if self.over else PATIENCE_S
-        with self._messages.unheard():
+        with unseen(), self._messages.unheard():
             self._leave_step()
             if collectives_ended(patience_s, until_ns=self._until_ns):
                 self.profiler.step()
@@ -165,7 +166,7 @@ class Window:
     def stop(self) -> None:
         """The script ends: stop now and save what there is."""
         self._leave_lines()
-        with self._messages.unheard():
+        with unseen(), self._messages.unheard():
             self._leave_step()
             collectives_ended(patience_s=AT_EXIT_S, until_ns=self._until_ns)
             self.profiler.stop()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
+from time import monotonic, time  # a script may replace those of the module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stepscope.measure.folder import note_unwritten
@@ -101,7 +101,7 @@ class LineWriter:
 
     def _run(self) -> None:
         # At round times of the wall clock, so that all ranks of a job lose this time together.
-        while not self._stop.wait(self._flush_s - time.time() % self._flush_s):
+        while not self._stop.wait(self._flush_s - time() % self._flush_s):
             self._drain()
             self._pack()
             if self.beside is not None:
@@ -110,8 +110,8 @@ class LineWriter:
     def _pack(self) -> None:
         """Until it is done, or lines wait to be written: that comes first."""
         packing = self._packing
-        until = time.monotonic() + FLUSH_S
-        while packing is not None and packing.is_busy and time.monotonic() < until:
+        until = monotonic() + FLUSH_S
+        while packing is not None and packing.is_busy and monotonic() < until:
             with self._lock:
                 packing.go_on()
             if self._stop.wait(PIECE_PAUSE_S):

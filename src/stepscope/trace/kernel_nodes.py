@@ -109,17 +109,15 @@ class _Join:
 
     def match_libraries(self) -> None:
         """Each call of a library's operator and its node, in the order of both."""
-        waiting: dict[str, list[str]] = defaultdict(list)
+        waiting: dict[str, dict[str, None]] = defaultdict(dict)
         for node, one in self._operators.items():
-            waiting[one.name].append(node)
+            waiting[one.name][node] = None
         for number, call in enumerate(self._code.calls):
-            candidates = waiting.get(call.operator or "", [])
-            scores = [(self._fit(call, one), -place) for place, one in enumerate(candidates)]
-            best, place = max(scores, default=(None, 0))
-            if best is None or best < 0:
+            candidates = waiting.get(call.operator or "", {})
+            node = self._best_fit(call, candidates)
+            if node is None:
                 continue
-            node = candidates[-place]
-            candidates.remove(node)
+            del candidates[node]
             self._library[number] = node
             self._by_library.add(node)
             for name in call.writes:
@@ -127,6 +125,18 @@ class _Join:
             for name, operand in zip(call.reads, self._inputs[node], strict=False):
                 if operand in self._operators:
                     self._node_of.setdefault(name, operand)
+
+    def _best_fit(self, call: CodeCall, candidates: Iterable[str]) -> str | None:
+        """The first of those that share the most operands with the call."""
+        most = sum(self._lookup(name) is not None for name in call.reads)
+        best, shared = None, -1
+        for node in candidates:
+            fit = self._fit(call, node)
+            if fit > shared:
+                best, shared = node, fit
+            if fit == most:
+                break  # usually the first: both are in the same order
+        return best
 
     def _fit(self, call: CodeCall, node: str) -> int:
         """How many operands are the same on both sides; -1 if a known one differs."""

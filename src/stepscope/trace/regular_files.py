@@ -9,6 +9,7 @@ Every failure is an UnreadableInputError that names the file.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import stat
@@ -153,12 +154,15 @@ class LineFile:
 
 
 def is_folder(path: Path) -> bool:
-    """False for a missing path. Raises UnreadableInputError if it cannot be checked."""
+    """False for a missing path and for a link that leads to itself. Raises UnreadableInputError if
+    it cannot be checked."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ELOOP:
+            return False
         raise unreadable_error(path, error) from None
 
 

@@ -1,16 +1,20 @@
 """ssh://host/folder: fsspec's SFTP, with the hosts and keys that `ssh` itself knows.
 
 `host` may be a name from ~/.ssh/config. A host whose key differs from the one in known_hosts is
-refused; a new host is accepted, as with `ssh -o StrictHostKeyChecking=accept-new`.
+refused; a new host is accepted and remembered there, as with
+`ssh -o StrictHostKeyChecking=accept-new`. ~/.ssh/config may ask for more: with `yes`, new hosts are
+refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import getpass
+import os
 import shlex
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import paramiko
 from fsspec.implementations.sftp import SFTPFileSystem
@@ -19,7 +23,28 @@ from stepscope.errors import StepscopeError
 from stepscope.trace.regular_files import read_whole
 
 _CONNECT_S = 15.0
-_CONFIG = Path("~/.ssh/config")
+_CONFIG, _KNOWN_HOSTS = Path("~/.ssh/config"), Path("~/.ssh/known_hosts")
+
+
+class _AcceptNew(paramiko.MissingHostKeyPolicy):  # type: ignore[misc]
+    """Add a host that is seen for the first time to known_hosts, as `ssh` writes it."""
+
+    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
+        del client
+        line = f"{hostname} {key.get_name()} {key.get_base64()}\n"
+        file = _KNOWN_HOSTS.expanduser()
+        with contextlib.suppress(OSError):  # it is asked again the next time, as with `ssh`
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            with open(file, "a+b", opener=partial(os.open, mode=0o600)) as known:
+                known.write(_line_break_before(known) + line.encode())
+
+
+def _line_break_before(file: BinaryIO) -> bytes:
+    """What an unfinished last line needs."""
+    if not file.seek(0, os.SEEK_END):
+        return b""
+    file.seek(-1, os.SEEK_END)
+    return b"" if file.read(1) == b"\n" else b"\n"
 
 
 class KnownHostFiles(SFTPFileSystem):  # type: ignore[misc]
@@ -29,7 +54,9 @@ class KnownHostFiles(SFTPFileSystem):  # type: ignore[misc]
         self.client = paramiko.SSHClient()
         with contextlib.suppress(OSError):
             self.client.load_system_host_keys()
-        self.client.set_missing_host_key_policy(paramiko.AutoAddPolicy())
+        known_only = self.ssh_kwargs.pop("known_only", False)
+        policy = paramiko.RejectPolicy() if known_only else _AcceptNew()
+        self.client.set_missing_host_key_policy(policy)
         self.client.connect(self.host, **self.ssh_kwargs)
         self.ftp = self.client.open_sftp()
 
@@ -57,6 +84,7 @@ def _options_of(host: str) -> dict[str, Any]:
         "timeout": _CONNECT_S,
         "banner_timeout": _CONNECT_S,
         "auth_timeout": _CONNECT_S,
+        "known_only": found.get("stricthostkeychecking", "").lower() == "yes",
     }
     keys = [str(Path(key).expanduser()) for key in found.get("identityfile", ())]
     if keys:

@@ -52,7 +52,7 @@ class RankAdvice(msgspec.Struct, frozen=True, kw_only=True):
     advice: tuple[Advice, ...] = ()
     pointless: frozenset[str] = frozenset()  # settings that the step has nothing to change for
     page: WhatIfGrid | None = None  # for the report, when one is asked for
-    note: Note | None = None  # why nothing could be predicted
+    note: Note | None = None  # why something could not be predicted
 
 
 def advise_rank(
@@ -104,7 +104,8 @@ def _try_changes(bench: Bench, rank: RankExplanation, draw: bool) -> RankAdvice:
         page = lay_out(bench, tried, past_promises, rank)
     advice = tuple(_make_advice(prediction, rank) for prediction in tried.predictions)
     pointless = frozenset(map(str, tried.pointless))
-    return RankAdvice(path=rank.path, advice=advice, pointless=pointless, page=page)
+    note = _note_defects(tried.defects) if tried.defects else None
+    return RankAdvice(path=rank.path, advice=advice, pointless=pointless, page=page, note=note)
 
 
 def _list_changes(bench: Bench, findings: Iterable[Finding]) -> list[Setting]:
@@ -157,7 +158,9 @@ def add_advice(
     if rank_advice is None:
         return explanation
     if rank_advice.note is not None:
-        return replace(explanation, quality=(*explanation.quality, rank_advice.note))
+        explanation = replace(explanation, quality=(*explanation.quality, rank_advice.note))
+        if not rank_advice.advice:
+            return explanation
     changes = tuple(
         replace(advice, tried=_find_trial(advice.setting, tried or {}))
         for advice in rank_advice.advice
@@ -230,6 +233,14 @@ def not_helping(advice: Iterable[Advice]) -> list[str]:
         if names:
             lines.append(f"{words}: {', '.join(names)}")
     return lines
+
+
+def _note_defects(defects: tuple[str, ...]) -> Note:
+    return Note(
+        id="not-predicted",
+        detail=f"some changes could not be predicted: {'; '.join(defects)}",
+        count=len(defects),
+    )
 
 
 def _note_not_predicted(error: Exception) -> Note:

@@ -131,15 +131,22 @@ class Receiver:
     def finish(self) -> None:
         world = max((_world_size(rank) for rank in self._run.glob("rank-00000*")), default=1)
         until = self._began + _WAIT_S
-        while (self._transfers and time.monotonic() < until + _TRANSFER_S) or (
-            time.monotonic() < until and not self._is_complete(world)
-        ):
+        while self._waits(until, world):
             time.sleep(_POLL_S)
-        self._over = True
+        with self._lock:  # a file that is being written is counted first
+            self._over = True
         if self.hosts:
             received = f"{counted(self.files, 'file')} ({size(self._taken_bytes)})"
             hosts = ", ".join(self.hosts[:4]) + (", ..." if len(self.hosts) > 4 else "")
             say(f"received {received} from {counted(len(self.hosts), 'other host')}: {hosts}")
+
+    def _waits(self, until: float, world: int) -> bool:
+        with self._lock:
+            transfers = self._transfers
+        now = time.monotonic()
+        if transfers:
+            return now < until + _TRANSFER_S
+        return now < until and not self._is_complete(world)
 
     def _is_complete(self, world: int) -> bool:
         return len({folder_rank(folder) for folder in self._run.glob("rank-*")}) >= world
@@ -154,10 +161,12 @@ class Receiver:
                 continue
             except OSError:
                 return  # closed
-            if self._connections >= _MOST_CONNECTIONS:
+            with self._lock:
+                is_full = self._connections >= _MOST_CONNECTIONS
+                self._connections += not is_full
+            if is_full:
                 peer.close()
                 continue
-            self._connections += 1
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _serve(self, peer: socket.socket) -> None:

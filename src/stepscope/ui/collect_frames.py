@@ -2,7 +2,8 @@
 
 The server speaks first, with a random number; the client answers with another. Every frame has an
 HMAC over both numbers, its direction, its place and its content, so nothing can be forged, replayed
-or reordered. The token itself never travels.
+or reordered. The token itself never travels here: the job's own store has carried it to the other
+hosts (measure/collect.py), so it keeps out everybody who cannot read that store.
 """
 
 from __future__ import annotations

@@ -1,12 +1,17 @@
 """DeepSpeed's launcher carries few variables to other hosts, and those that a file of its holds.
 
 The file is `.deepspeed_env` in the home folder or here, or what DS_ENV_FILE names. `run` gives it a
-file of its own, with the user's lines and ours.
+file of its own, with the user's lines and ours. The lines may hold API keys and run folders are
+shared: the file lies elsewhere, only its owner can read it, and it is removed with our process.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
 import re
+import tempfile
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
@@ -18,7 +23,6 @@ if TYPE_CHECKING:
     from stepscope.measure.settings import Settings
 
 _VARIABLE, _USUAL_NAME = "DS_ENV_FILE", ".deepspeed_env"
-_OWN_NAME = "deepspeed_env"
 _LAUNCHERS = ("deepspeed", "deepspeed.pt", "deepspeed.launcher.runner")
 _SCRIPT = re.compile(r".+\.(py|sh)")
 
@@ -35,13 +39,16 @@ def starts_deepspeed(command: Sequence[str]) -> bool:
 
 
 def deepspeed_variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Write the file into the run folder; the variable that names it.
+    """Write the file; return the variable that names it.
 
     OSError, UnreadableInputError or UnicodeDecodeError if that fails.
     """
-    file = Path(settings.folder) / _OWN_NAME
-    file.write_text("".join([*_users_lines(environment), *_own_lines(settings, environment)]))
-    return {_VARIABLE: str(file)}
+    text = "".join([*_users_lines(environment), *_own_lines(settings, environment)])
+    handle, name = tempfile.mkstemp(prefix="stepscope-deepspeed-", suffix=".env")
+    atexit.register(Path(name).unlink, missing_ok=True)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    return {_VARIABLE: name}
 
 
 def _users_lines(environment: Mapping[str, str]) -> Iterator[str]:
@@ -53,6 +60,8 @@ def _users_lines(environment: Mapping[str, str]) -> Iterator[str]:
 
 
 def _own_lines(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:
+    # DeepSpeed puts the lines on command lines of other hosts, where no `run --collect` waits.
+    settings = replace(settings, collect_port=0, collect_token="")
     for name, value in settings.to_environment(plain=True).items():
         yield f"{name}={value}\n"
     name = "TORCH_FR_BUFFER_SIZE"

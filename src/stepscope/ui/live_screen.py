@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import select
 import shutil
@@ -57,8 +56,7 @@ def show_live(follower: RunFollower, interval: float) -> None:
 
 
 def _tread_lightly() -> None:
-    """The job comes first. The collector, which verbs leave off, keeps a long watch small."""
-    gc.enable()
+    """The job comes first."""
     with contextlib.suppress(OSError, AttributeError):
         os.nice(_NICER)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import selectors
+import shlex
 import signal
 import subprocess
-import sys
 import time
 from typing import IO, TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ import msgspec
 
 from stepscope.errors import StepscopeError
 from stepscope.records.operator_times import ProbedDevice
+from stepscope.ui.own_python import own_python
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 _START_S = 120.0  # for torch and a device to come up
 _PATIENCE_S = 30.0  # that a call may take beyond the time it was given
-_COMMAND = (sys.executable, "-m", "stepscope.measure.probe")
+_COMMAND = own_python("stepscope.measure.probe")
 
 
 class ProbeChild:
@@ -80,7 +81,7 @@ class ProbeChild:
             self._stop()
             raise StepscopeError(
                 "the process that times operators does not start: "
-                f"`{sys.executable} -m stepscope.measure.probe` says why"
+                f"`{shlex.join(_COMMAND)}` says why"
             )
         self._ready = True
         return answer

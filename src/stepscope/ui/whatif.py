@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
+from stepscope.errors import StepscopeError
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
 from stepscope.records.figures import (
@@ -291,6 +293,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     predictions: tuple[Prediction, ...]
     refused: tuple[str, ...]
     pointless: tuple[Setting, ...] = ()  # the step has nothing that these could change
+    defects: tuple[str, ...] = ()  # of the refusals, those that are our mistakes
 
 
 def usual(bench: Bench) -> list[Setting]:
@@ -325,12 +328,21 @@ def with_offered(changes: Sequence[Setting], findings: Iterable[Finding]) -> lis
 def try_each(
     bench: Bench, settings: Sequence[Setting], history: Sequence[TrackedPromise] = ()
 ) -> Tried:
-    """Predict each change on its own."""
+    """Predict each change on its own; a defect in one what-if takes nothing from the others."""
     predictions: list[Prediction] = []
     refused: list[str] = []
     pointless: list[Setting] = []
+    defects: list[str] = []
     for setting in settings:
-        prediction = adjusted(bench.predict([setting]), history)
+        try:
+            prediction = adjusted(bench.predict([setting]), history)
+        except StepscopeError:
+            raise
+        except Exception as error:
+            if os.environ.get("STEPSCOPE_DEBUG"):
+                raise
+            defects.append(f"{setting}: a defect in stepscope: {type(error).__name__}: {error}")
+            continue
         pointless += prediction.pointless
         if prediction.refused:
             refused += prediction.refused
@@ -340,6 +352,7 @@ def try_each(
     return Tried(
         before=bench.predict([]),
         predictions=tuple(predictions),
-        refused=tuple(dict.fromkeys(refused)),
+        refused=tuple(dict.fromkeys([*refused, *defects])),
         pointless=tuple(pointless),
+        defects=tuple(defects),
     )

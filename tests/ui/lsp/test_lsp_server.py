@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from editor_client import MADE, REAL, Editor, editor
+from pygls.exceptions import JsonRpcException
 
 from own_loop import run_in_own_loop
 
@@ -44,6 +46,10 @@ async def shows_and_patches(one: Editor, folder: Path) -> None:
     assert await one.hints(uri) == {}
     assert (await one.lenses(uri))[0] == "stepscope: profile this script"
     assert (await one.panel(uri)).state == "none"
+    for no_file in (None, 7, "untitled:1"):
+        with pytest.raises(JsonRpcException, match="is no file on this machine") as refused:
+            await one.panel(no_file)  # type: ignore[arg-type]
+        assert "Traceback" not in f"{refused.value}{refused.value.data}"
 
     await one.command("profile", uri)
     hints = await one.until_hint(uri, "3.50 ms")

@@ -7,6 +7,7 @@ kernels, names that the code knows: those lie between kernels that it does know.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
 def align_operators(names: Sequence[str], kernels: Sequence[GraphKernel]) -> list[int]:
     """For each operator right inside the graph's run: the call that it is, or -1."""
     known = {one.operator or one.name for one in kernels}
-    wanted = [
-        place for place, one in enumerate(kernels) if (one.operator or one.name) in set(names)
-    ]
+    present = set(names)
+    wanted = [place for place, one in enumerate(kernels) if (one.operator or one.name) in present]
     seen = [place for place, name in enumerate(names) if name in known]
     found = [ABSENT] * len(names)
     code = [kernels[place].operator or kernels[place].name for place in wanted]
@@ -31,11 +31,15 @@ def align_operators(names: Sequence[str], kernels: Sequence[GraphKernel]) -> lis
         for place, call in zip(seen, wanted, strict=True):
             found[place] = call
         return found
+    places: dict[str, list[int]] = {}
+    for number, name in enumerate(code):
+        places.setdefault(name, []).append(number)
     following = 0
     for place in seen:  # operators that the code does not have are left out
-        ahead = next((n for n in range(following, len(code)) if code[n] == names[place]), None)
-        if ahead is not None:
-            found[place], following = wanted[ahead], ahead + 1
+        calls = places.get(names[place], [])
+        ahead = bisect_left(calls, following)
+        if ahead < len(calls):
+            found[place], following = wanted[calls[ahead]], calls[ahead] + 1
     return found
 
 

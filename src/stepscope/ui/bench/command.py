@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
+
+from stepscope.ui.own_python import own_python, own_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,14 +18,9 @@ def training_command(
     task: BenchTask, losses: Path, paced_s: float | None = None
 ) -> tuple[str, ...]:
     """`losses` is where it writes the loss of every step; a paced run, its ratio."""
-    launcher: tuple[str, ...] = (sys.executable,)
-    if task.ranks > 1:
-        launcher += ("-m", "torch.distributed.run", "--standalone")
-        launcher += (f"--nproc-per-node={task.ranks}",)
     changes = (f"--set={name}={value}" for name, value in task.changes.items())
-    return (
-        *launcher,
-        *("-m", _MODULE, task.workload.name),
+    arguments = (
+        task.workload.name,
         f"--size={task.size}",
         f"--steps={task.all_steps}",
         f"--seed={task.seed}",
@@ -32,3 +28,6 @@ def training_command(
         *((f"--paced={paced_s}",) if paced_s else ()),
         *changes,
     )
+    if task.ranks > 1:
+        return tuple(own_ranks(task.ranks, _MODULE, *arguments))
+    return tuple(own_python(_MODULE, *arguments))

@@ -6,7 +6,6 @@ A program of its own predicts (bench/predict_peak.py): it may hold a GPU and mus
 from __future__ import annotations
 
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,13 +14,14 @@ import msgspec
 from stepscope.records.figures import size
 from stepscope.records.predicted_peak import LIMIT_S, PeakRequest, PredictedPeak
 from stepscope.records.words import counted
+from stepscope.ui.own_python import own_python
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.bench.task import BenchTask
 
-_PROGRAM = (sys.executable, "-m", "stepscope.bench.predict_peak")
+_PROGRAM = own_python("stepscope.bench.predict_peak")
 _START_S = 120.0  # that importing torch and starting CUDA may take
 
 

@@ -19,6 +19,7 @@ from stepscope.measure.calibrate.settings import KINDS, CalibrationSettings
 from stepscope.records.collectives.schedule import COLLECTIVES
 from stepscope.ui.cli.options import check_html, html_option, json_option, writing_html
 from stepscope.ui.json_text import write_json
+from stepscope.ui.own_python import own_ranks
 from stepscope.ui.sizes import parse_size
 
 if TYPE_CHECKING:
@@ -223,10 +224,9 @@ def _start_ranks(settings: CalibrationSettings, ranks: int, show: ShowShare) -> 
     environment = {"OMP_NUM_THREADS": str(cores), **os.environ}
     with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
         answer = Path(folder) / "raw.json"
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        ours = ["-m", "stepscope.measure.calibrate", "--progress", "--json", str(answer)]
+        ours = ("stepscope.measure.calibrate", "--progress", "--json", str(answer))
         process = subprocess.Popen(
-            [*launcher, f"--nproc-per-node={ranks}", *ours, *settings.arguments()],
+            own_ranks(ranks, *ours, *settings.arguments()),
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

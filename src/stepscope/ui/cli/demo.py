@@ -13,6 +13,7 @@ import click
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.ui.cli.options import json_option, out_option
+from stepscope.ui.own_python import own_ranks
 
 RANKS = 2
 
@@ -59,8 +60,7 @@ def command(out: Path | None, as_json: bool) -> None:
 
 
 def _training() -> tuple[str, ...]:
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-    return (*launcher, f"--nproc-per-node={RANKS}", "-m", "stepscope.bench.demo")
+    return tuple(own_ranks(RANKS, "stepscope.bench.demo"))
 
 
 def _new_folder(out: Path | None) -> Path:

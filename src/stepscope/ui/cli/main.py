@@ -5,8 +5,6 @@ The interpreter is set up before any slow import. Every error ends here.
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
 import sys
 from types import ModuleType
@@ -19,9 +17,6 @@ def main() -> None:
     """Run a verb; every error becomes one message and an exit code."""
     without_blas_threads()
     _leave_out_numpys_docstrings()
-    # A verb makes few reference cycles; searching for them takes a seventh of a short run.
-    gc.disable()
-    atexit.register(gc.freeze)
     import click
 
     from stepscope.ui.cli.verbs import cli

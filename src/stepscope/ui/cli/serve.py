@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import html
 import os
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import click
 
 from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _TOKEN = "STEPSCOPE_SERVE_TOKEN"
 _SHORTEST_TOKEN = 16
@@ -49,18 +57,32 @@ def command(runs_dir: Path | None, port: int | None, open_browser: bool, rebuild
     token = _chosen_token()
     listener = open_port(PORT if port is None else port)
     number = listener.getsockname()[1]
-    address = f"http://{HOST}:{number}/?token={token}"
+    address = f"http://{HOST}:{number}/?token={quote(token)}"
 
     def announce() -> None:
         click.echo(f"serving {root} at {address}")
         click.echo("Ctrl-C stops it", err=True)
         if open_browser:
-            click.launch(address)
+            click.launch(str(stack.enter_context(_leading_to(address))))
 
     served = ServedRuns.of_folder(root, rebuild=rebuild)
     app = make_app(served, token, cookie=f"stepscope-{number}")
-    serve_until_stopped(app, listener, announce)
+    with contextlib.ExitStack() as stack:
+        serve_until_stopped(app, listener, announce)
     click.echo("stopped", err=True)
+
+
+@contextlib.contextmanager
+def _leading_to(address: str) -> Iterator[Path]:
+    """A page that only its owner can read: everybody can read a browser's command line."""
+    address = html.escape(address)
+    with tempfile.NamedTemporaryFile("w", prefix="stepscope-", suffix=".html") as file:
+        file.write(
+            f'<!doctype html><meta http-equiv="refresh" content="0;url={address}">'
+            f'<a href="{address}">stepscope</a>'
+        )
+        file.flush()
+        yield Path(file.name)
 
 
 def _chosen_token() -> str:

@@ -15,6 +15,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.records.words import counted
 from stepscope.trace.regular_files import read_tail
 from stepscope.ui.editor.profile_child import ProfiledScript, ProfileRequest
+from stepscope.ui.own_python import own_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,7 +53,7 @@ def profile_script(
     )
     began = time.monotonic()
     child = subprocess.Popen(
-        [sys.executable, "-m", "stepscope.ui.editor.profile_child"],
+        own_python("stepscope.ui.editor.profile_child"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -20,8 +20,10 @@ from stepscope.measure import __file__ as _measure
 from stepscope.measure.fake_server import ENDED
 from stepscope.records.figures import long_duration
 
+# The user's interpreter may be older than -P; `sys` itself is never a file of the folder.
 _PROGRAM = (
-    "import sys; sys.path.append({root!r}); from stepscope.measure.fake_server import main; main()"
+    "import sys; sys.path[:] = [*filter(None, sys.path), {root!r}]; "
+    "from stepscope.measure.fake_server import main; main()"
 )
 _ROOT = Path(_measure).parents[2]
 _LOOK_S = 0.1

@@ -5,10 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
-import tempfile
+import secrets
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -25,6 +23,7 @@ from stepscope.ui.html.parts import gap_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 
 def render_page(
@@ -58,22 +57,14 @@ def json_block(body: dict[str, Any]) -> str:
 
 def write_atomically(path: Path, text: str) -> None:
     """The whole file or none: a reader never meets half of one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace", newline="\n") as stream:
+        with temporary.open("x", encoding="utf-8", errors="replace", newline="\n") as stream:
             stream.write(text)
-        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @cache

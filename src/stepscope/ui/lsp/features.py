@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lsprotocol import types
+from pygls.exceptions import JsonRpcInvalidParams
 
 from stepscope.errors import StepscopeError
 from stepscope.ui.editor.batch_curve import batch_for
@@ -154,7 +155,11 @@ def _add_views(server: ScriptServer) -> None:
 
     @server.feature("stepscope/panel")
     def panel(params: Any) -> dict[str, Any]:
-        return panel_of(_state(server, _field(params, "uri")), server.text_of)
+        try:
+            state = _state(server, _field(params, "uri"))
+        except StepscopeError as error:
+            raise JsonRpcInvalidParams(str(error)) from None
+        return panel_of(state, server.text_of)
 
 
 def _add_commands(server: ScriptServer) -> None:

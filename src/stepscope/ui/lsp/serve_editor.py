@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
 import socket
 import sys
 from typing import TYPE_CHECKING, NoReturn
+
+from pygls.exceptions import JsonRpcInvalidParams
 
 from stepscope.errors import UsageError
 from stepscope.ui.lsp.features import make_server
@@ -47,9 +48,17 @@ def serve_tcp(port: int) -> NoReturn:
 
 
 def _prepare() -> None:
-    gc.enable()  # verbs switch it off: they end soon, this one does not
-    logging.basicConfig(stream=sys.stderr, level=logging.ERROR)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_without_traceback)
+    logging.basicConfig(handlers=[handler], level=logging.ERROR)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """For a request that makes no sense: its answer says so, and nothing of ours is wrong."""
+    if record.exc_info and isinstance(record.exc_info[1], JsonRpcInvalidParams):
+        record.exc_info = None
+    return True
 
 
 def _leave() -> NoReturn:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ import msgspec
 
 from stepscope.errors import NotCapturedError
 from stepscope.ui.lsp.measured_run import MeasuredRun  # noqa: TC001  (msgspec reads the types)
+from stepscope.ui.own_python import own_python
 
 if TYPE_CHECKING:
     import threading
@@ -86,7 +86,7 @@ class WorkRoom:
 
     def read(self, run: Path, script: Path, stop: threading.Event) -> MeasuredRun:
         """NotCapturedError if the run does not tell what lines cost."""
-        command = [sys.executable, "-m", "stepscope.ui.lsp.read_run", str(run), str(script)]
+        command = own_python("stepscope.ui.lsp.read_run", str(run), str(script))
         output, errors = _run_child(command, f"{run} took too long to read", stop)
         try:
             answer = msgspec.json.decode(output, type=_Answer)
@@ -98,7 +98,7 @@ class WorkRoom:
 
     def write_report(self, run: Path, report: Path, stop: threading.Event) -> None:
         """NotCapturedError if it cannot be written."""
-        command = [sys.executable, "-m", "stepscope", "explain", str(run), "--html", str(report)]
+        command = own_python("stepscope", "explain", str(run), "--html", str(report))
         _, errors = _run_child(command, f"the report of {run} took too long", stop)
         if not report.is_file():
             raise NotCapturedError(f"the report of {run} could not be written: {errors}")

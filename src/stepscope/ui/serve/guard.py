@@ -2,7 +2,9 @@
 
 - The Host must name this machine: a page of another site that makes its own name point here
   (DNS rebinding) is refused.
-- The token comes once in the URL and then as a cookie, or as `Authorization: Bearer`.
+- The token comes once in the URL, or as `Authorization: Bearer`. A browser then holds a cookie that
+  is made from it: browsers send cookies to every port of a host, and a program that listens on
+  another one must not learn the token.
 - A request that a page of another origin starts is refused, also with the cookie.
 """
 
@@ -44,6 +46,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, token: str, cookie: str) -> None:
         self._app, self._token, self._cookie = app, token, cookie
+        self._pass = hmac.digest(token.encode(), cookie.encode(), "sha256").hex()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -60,12 +63,13 @@ class Guard:
         if why := _foreign(headers, scope["method"]):
             return PlainTextResponse(f"refused: {why}\n", status_code=403)
         given = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("token")
-        if given is not None and self._is_token(given):
+        if given is not None and _is_same(given, self._token):
             return self._welcome(scope)
         cookie = cookie_parser(headers.get("cookie", "")).get(self._cookie)
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        known = (cookie, bearer.strip() if scheme.lower() == _BEARER else None)
-        if any(one is not None and self._is_token(one) for one in known):
+        if cookie is not None and _is_same(cookie, self._pass):
+            return None
+        if scheme.lower() == _BEARER and _is_same(bearer.strip(), self._token):
             return None
         return PlainTextResponse(
             "refused: open the address that `stepscope serve` printed, with its token\n",
@@ -73,11 +77,8 @@ class Guard:
             headers={"www-authenticate": "Bearer"},
         )
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
-
     def _welcome(self, scope: Scope) -> Response:
-        """Keep the token as a cookie, and go on without it in the address.
+        """Give the browser its cookie, and go on without it in the address.
 
         A page that goes on by itself, not a redirect: after a click in another site's page, a
         redirect would still count as that site's request and come without the cookie.
@@ -93,9 +94,13 @@ class Guard:
             f'</head><body><a href="{target}">stepscope</a></body></html>'
         )
         answer.set_cookie(
-            self._cookie, self._token, path="/", httponly=True, samesite="strict", secure=False
+            self._cookie, self._pass, path="/", httponly=True, samesite="strict", secure=False
         )
         return answer
+
+
+def _is_same(given: str, secret: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "replace"), secret.encode())
 
 
 def _foreign(headers: Headers, method: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -60,7 +59,6 @@ def serve_until_stopped(
             if self.started:
                 on_start()
 
-    gc.enable()  # the command line leaves it out: its verbs end soon
     config = uvicorn.Config(
         app,
         log_level="error" if os.environ.get("STEPSCOPE_DEBUG") else "critical",

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 VERSION = 2
-_FILE = "index.sqlite"
 _BUSY_S = 10.0
 # Columns of the list that it can be sorted by.
 ORDERS = ("name", "state", "started_unix", "step_ms", "mfu", "peak_bytes", "device", "script")
@@ -74,7 +73,7 @@ class RunIndex:
     """Safe to use from several threads; several processes may share the file."""
 
     def __init__(self, folder: Path, *, rebuild: bool = False) -> None:
-        self._file = folder / _FILE
+        self._file = folder / f"index-{VERSION}.sqlite"  # each version of stepscope has its own
         self._lock = threading.RLock()
         self._closed = False
         self.generation = 0  # grows with every change that this process made
@@ -161,9 +160,9 @@ class RunIndex:
                 base.execute(
                     f"update runs set {assignments} where id = ?", (*values.values(), run_id)
                 )
+            self.generation += 1  # here, under the lock
 
         self._use(update)
-        self.generation += 1
 
     def find(self, run_id: str) -> IndexedRun | None:
         rows = self._select("where id = ?", (run_id,))

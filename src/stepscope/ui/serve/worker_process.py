@@ -9,13 +9,13 @@ import queue
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError, UsageError
 from stepscope.records.figures import duration
+from stepscope.ui.own_python import own_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +73,7 @@ class WorkerProcess:
         if self._child is None or self._child.poll() is not None:
             self._kill()
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "stepscope.ui.serve_worker", *self._options],
+                own_python("stepscope.ui.serve_worker", *self._options),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -92,6 +92,8 @@ class WorkerProcess:
 def read_answer(text: bytes) -> dict[str, Any]:
     """The result in a worker's line, or its error raised."""
     answer = json.loads(text)
+    if b"\\udc" in text:  # a name that is no UTF-8: pages cannot hold what stands for its bytes
+        answer = json.loads(json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"))
     if "error" in answer:
         raise _ERRORS.get(answer["exit_code"], StepscopeError)(answer["error"])
     result: dict[str, Any] = answer["result"]

@@ -240,12 +240,12 @@ def _no_bandwidth(job: Job) -> str:
 
 
 def _payload(job: Job, shown: NDArray[np.intp]) -> str:
-    hosts = list(ranks_by_host(job.hosts))
+    hosts = {host: number for number, host in enumerate(ranks_by_host(job.hosts))}
     head: dict[str, Any] = {
         "ranks": job.ranks,
-        "hosts": hosts,
+        "hosts": list(hosts),
         "places": [place_words(job.places.get(host)) for host in hosts],
-        "host": [hosts.index(job.hosts[r]) if r in job.hosts else -1 for r in job.ranks],
+        "host": [hosts[job.hosts[r]] if r in job.hosts else -1 for r in job.ranks],
         "steps": [job.steps[i] for i in shown.tolist()],
         "metrics": METRICS,
         "stragglers": [
@@ -254,7 +254,7 @@ def _payload(job: Job, shown: NDArray[np.intp]) -> str:
             for rank in (straggler.ranks if straggler.rank is None else (straggler.rank,))
         ],
         "slowHosts": [
-            [hosts.index(straggler.host), CAUSES[straggler.cause]]
+            [hosts[straggler.host], CAUSES[straggler.cause]]
             for straggler in job.stragglers.ranks
             if straggler.scope != "rank" and straggler.host in hosts
         ],
@@ -340,15 +340,19 @@ def _path_head(path: CriticalPath, zero: int) -> dict[str, Any]:
         "start": path.start_ns - zero,
         "end": path.end_ns - zero,
         "kinds": _PATH_KINDS,
-        "labels": sorted({piece.label for piece in path.pieces}),
+        "labels": _labels(path),
     }
 
 
+def _labels(path: CriticalPath) -> list[str]:
+    return sorted({piece.label for piece in path.pieces})
+
+
 def _path_columns(path: CriticalPath, zero: int) -> dict[str, Column]:
-    labels = sorted({piece.label for piece in path.pieces})
+    labels = {label: number for number, label in enumerate(_labels(path))}
     table = np.array(
         [
-            (p.rank, _PATH_KINDS.index(p.kind), labels.index(p.label), p.start_ns, p.end_ns)
+            (p.rank, _PATH_KINDS.index(p.kind), labels[p.label], p.start_ns, p.end_ns)
             for p in path.pieces
         ],
         np.int64,

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,6 +20,7 @@ import msgspec
 from stepscope.records.live_run import VerdictNow
 from stepscope.trace.layout import is_trace_name
 from stepscope.ui.brief_verdict import ExplainedJson, brief_verdict
+from stepscope.ui.own_python import own_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,8 +66,7 @@ class VerdictChild:
             self._forget_child()
 
     def _start(self, now: float) -> None:
-        command = [sys.executable, "-m", "stepscope", "explain", str(self._folder), "--json"]
-        command += ["--workers", "1"]
+        command = own_python("stepscope", "explain", str(self._folder), "--json", "--workers", "1")
         self._began = now
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - until the child has ended
         try:

@@ -1,0 +1,49 @@
+"""DistributedDataParallel is watched while a run is captured, and left as it was afterwards."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from stepscope.measure import attached, parallel
+
+
+class Replica:
+    def __init__(self) -> None:
+        self.is_built = True
+
+
+@pytest.fixture(autouse=True)
+def torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(DistributedDataParallel=Replica)
+    monkeypatch.setitem(sys.modules, "torch.nn.parallel.distributed", module)
+    monkeypatch.setattr(parallel, "_replicas", {})
+
+
+def test_the_constructor_is_restored() -> None:
+    original = Replica.__init__
+    for _ in range(2):  # each captured cell of a notebook
+        with attached.attaching() as layer:
+            parallel.watch_replicas()
+            parallel.watch_replicas()
+        assert Replica.__init__ is not original
+        assert Replica().is_built
+        attached.detach(layer)
+        assert Replica.__init__ is original
+
+
+def test_replicas_that_are_gone_are_forgotten() -> None:
+    with attached.attaching() as layer:
+        parallel.watch_replicas()
+    kept = [Replica() for _ in range(3)]
+    for _ in range(50):
+        Replica()
+    gc.collect()
+    assert [reference() for reference in parallel._replicas.values()] == kept
+    attached.detach(layer)
+    kept.append(Replica())
+    parallel.search_replicas()
+    assert [reference() for reference in parallel._replicas.values()] == kept
