@@ -58,14 +58,16 @@ def latest_changes(rank: LiveRank) -> list[str]:
 
 
 def account_so_far(rank: LiveRank) -> list[str]:
-    goodput = [f"goodput {percent(rank.goodput)}"] if rank.goodput is not None else []
+    goodput = [f"goodput so far {percent(rank.goodput)}"] if rank.goodput is not None else []
     account = rank.run.account
     return [*goodput, *(account_items(account, "training") if account else ())]
 
 
 def memory_items(rank: LiveRank) -> list[str]:
     growth = rank.run.memory_growth
-    now = [f"{size(rank.memory_bytes)} when the last step ended"] if rank.memory_bytes else []
+    whose = "" if rank.on_device else "the process has "
+    held = f"{whose}{size(rank.memory_bytes or 0)} when the last step ended"
+    now = [held] if rank.memory_bytes else []
     return [*now, *([growth_words(growth)] if growth else [])]
 
 

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 from whatif_pages import GOLDEN, lay_out_slowest
 
 from few_variants import is_one_of
+from stepscope.errors import NotCapturedError
 from stepscope.records.figures import milliseconds, significant, size
-from stepscope.ui.cli.main import main
+from stepscope.ui.cli.verbs import cli
 from stepscope.ui.html.whatif_grid import WhatIfGrid, settings_at
 
 RUNS = ("cpu-ddp-slow-rank", "cpu-two-ranks", "cpu_step.json.gz", "h200-resnet18")
@@ -36,8 +37,10 @@ def positions(grid: WhatIfGrid) -> list[tuple[str, ...]]:
 def told(run: Path, settings: tuple[str, ...]) -> tuple[str, str, str] | None:
     """What the command prints: the step, its interval and the peak; None if a change refuses."""
     asked = itertools.chain.from_iterable(("--set", setting) for setting in settings)
-    answer = CliRunner().invoke(main, ["whatif", str(run), *asked, "--json"])
-    body = json.loads(answer.stdout) if answer.exit_code == 0 else {"refused": [answer.output]}
+    answer = CliRunner().invoke(cli, ["whatif", str(run), *asked, "--json"])
+    if isinstance(answer.exception, NotCapturedError):
+        return None
+    body = json.loads(answer.stdout)
     if body["refused"]:
         return None
     between = f"between {significant(body['low_ms'])} and {significant(body['high_ms'])} with 95%"
