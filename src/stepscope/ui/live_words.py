@@ -58,7 +58,7 @@ def latest_changes(rank: LiveRank) -> list[str]:
 
 
 def account_so_far(rank: LiveRank) -> list[str]:
-    goodput = [f"goodput so far {percent(rank.goodput)}"] if rank.goodput is not None else []
+    goodput = [f"goodput {percent(rank.goodput)}"] if rank.goodput is not None else []
     account = rank.run.account
     return [*goodput, *(account_items(account, "training") if account else ())]
 

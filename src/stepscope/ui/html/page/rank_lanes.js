@@ -38,10 +38,9 @@ export class RankLanes extends TimeView {
 
   fillGutter() {
     const { drawn: scene, layout } = this;
-    const traced = new Set([...scene.place, ...scene.lanes.steps.map(([lane]) => lane)]);
     const boxes = scene.lanes.ranks.map((rank, place) => {
       const own = rank === scene.lanes.reference ? "reference clock" : `clock ±${duration(scene.lanes.errors[place])}`;
-      const clock = traced.has(place) ? own : "not traced";
+      const clock = scene.traced.has(place) ? own : "not traced";
       const cause = scene.stragglers.get(rank);
       const hint = cause ? `${cause} · ${clock.replace(/ ?clock ?/, "")}` : clock;
       const next = layout.tops[place + 1] ?? layout.height;

@@ -230,7 +230,7 @@ def _facts(run: LiveRun, rank: LiveRank, verdict: VerdictNow | None) -> tuple[Li
             ),
         ),
         LiveFact(
-            label="goodput so far",
+            label="goodput" if run.has_ended else "goodput so far",
             value=or_dash(rank.goodput, percent),
             detail=f"steady training, of {long_duration(1e9 * run.seconds)}",
         ),
