@@ -103,7 +103,6 @@ def replan(context: StepContext, **wanted: Any) -> Outcome:
         context,
         bare=bare,
         bare_stalls=bare_stalls,
-        bare_exchange=traced,
         plan=plan,
         exchange=result,
         stalls=share_stalls(shared, plan.ranks, before),
@@ -120,9 +119,7 @@ def replan(context: StepContext, **wanted: Any) -> Outcome:
 
 def find_present_exchange(context: StepContext) -> TracedExchange | None:
     """That of the trace, whatever was planned since."""
-    if context.bare is not None:
-        return context.bare_exchange
-    return find_traced_exchange(context, context.graph)
+    return find_traced_exchange(context, context.bare or context.graph)
 
 
 class _PlannedStep:

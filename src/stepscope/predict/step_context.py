@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from stepscope.predict.optimizer_rules import UpdateRule
     from stepscope.predict.parameters import Parameters
     from stepscope.predict.stalls import StepStalls
-    from stepscope.predict.traced_exchange import TracedExchange
     from stepscope.predict.worker_plan import Exchange, WorkerPlan
     from stepscope.records.efficiency import Ceilings
     from stepscope.records.explanation import Steps
@@ -81,7 +80,6 @@ class StepContext(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     stalls: StepStalls | None = None  # next to this step; None if the run's steps are not known
     bare: StepGraph | None = None  # the step before an exchange was planned
     bare_stalls: StepStalls | None = None
-    bare_exchange: TracedExchange | None = None
     plan: WorkerPlan | None = None
     exchange: Exchange | None = None  # as it was planned last
     consistency: ConsistencyPromise | None = None  # simulated; None: as it was

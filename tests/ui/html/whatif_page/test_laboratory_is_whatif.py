@@ -86,6 +86,9 @@ def test_a_position_that_was_not_predicted_shows_its_command_alone(open_page: An
     assert "the command below" in interval
     assert all(f"--set {setting}" in command for setting in wanted)
     assert not any(character.isdigit() for character in interval)
+    # A curve is drawn as a whole or not at all.
+    assert page.locator('[data-out="buckets"]').inner_text().startswith("Not predicted")
+    assert page.locator('[data-out="strong"] .dot').count() == 0
 
 
 @pytest.mark.parametrize("name", RUNS)

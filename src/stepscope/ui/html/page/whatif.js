@@ -246,13 +246,14 @@ export class WhatIf {
     }));
   }
 
-  /** The step, or the job's throughput, at every position of one control. @param {string} id */
+  /** The step, or the job's throughput, at every position of one control that can be had; none unless all were predicted. @param {string} id @returns {Point[]} */
   points(id, places = this.places) {
     const at = this.axisIndex(id);
+    if (at < 0) return [];
     const axis = this.axes[at];
-    const points = axis.ticks.map((label, i) => ({
-      label, now: i === axis.now, chosen: i === places[at], ...this.state(this.placesWith(id, i, places)),
-    }));
+    const states = axis.ticks.map((_, i) => this.state(this.placesWith(id, i, places)));
+    if (states.includes(null)) return [];
+    const points = states.map((state, i) => ({ label: axis.ticks[i], now: i === axis.now, chosen: i === places[at], ...state }));
     return /** @type {Point[]} */ (points.filter((point) => point.step));
   }
 
