@@ -64,7 +64,7 @@ _LINKS = ("comm", "exposed")  # ms of all collectives, and what they add to the 
 class WhatIfGrid:
     """What the pane needs. `cells` has one column per number and one row per predicted position."""
 
-    path: str
+    paths: tuple[str, ...]  # that `whatif` is asked about
     rank: int | None
     axes: tuple[Axis, ...]
     scaling_axes: tuple[Axis, ...]
@@ -89,9 +89,16 @@ class WhatIfGrid:
 
 
 def lay_out(
-    bench: Bench, tried: Tried, history: Sequence[TrackedPromise], rank: RankExplanation
+    bench: Bench,
+    tried: Tried,
+    history: Sequence[TrackedPromise],
+    rank: RankExplanation,
+    paths: Sequence[str] = (),
 ) -> WhatIfGrid:
-    """The controls that suit this step, and what becomes of it at their positions."""
+    """The controls that suit this step, and what becomes of it at their positions.
+
+    `paths` are the job's: the other ranks' traces say how long workers wait for each other.
+    """
     singles = {str(single.settings[0]): single for single in tried.predictions}
     wanted = [Setting(name="batch", value=factor) for factor in _factors(bench) if factor]
     wanted.append(Setting(name="checkpoint", value="blocks"))
@@ -105,7 +112,7 @@ def lay_out(
     cells, assumptions = _predict(trials, (*axes, *scaling_axes), positions, history)
     traced = find_present_exchange(bench.context)
     return WhatIfGrid(
-        path=rank.path,
+        paths=tuple(paths) or (rank.path,),
         rank=rank.rank,
         axes=axes,
         scaling_axes=scaling_axes,

@@ -82,7 +82,7 @@ def test_controls_that_would_be_too_many_are_left_out_and_told() -> None:
 
 
 def test_a_page_is_small_and_its_data_cannot_end_its_element(grid: WhatIfGrid) -> None:
-    page = pane_text(changed(grid, path=HOSTILE))
+    page = pane_text(changed(grid, paths=(HOSTILE,)))
     assert len(page) < 100_000
     data = page.partition('id="whatif-data">')[2].partition("</script>")[0]
     body = json.loads(data)

@@ -235,7 +235,7 @@ def test_both_scaling_charts_are_relative_to_one_worker(
 
 def test_efficiency_is_never_that_of_more_than_one_worker(open_page: Any) -> None:
     """Also where workers are taken away, and the present ones wait for a slow rank."""
-    explanation, _, grid = lay_out_slowest(GOLDEN / "cpu-ddp-slow-rank")
+    explanation, grid = lay_out_slowest(GOLDEN / "cpu-ddp-slow-rank")
     page = open_page(explanation, grid)
     dots = page.locator('[data-out="weak"] .dot title').all_text_contents()
     shares = [number(dot.partition("efficiency ")[2]) for dot in dots]

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.explain.explain_job import explain_job
+from stepscope.explain.explain_job import JobTraces, explain_job
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.whatif import Bench
 from stepscope.records.explanation import Explanation
 from stepscope.records.figures import milliseconds
 from stepscope.records.prediction import Setting
 from stepscope.trace.rank_inputs import ReadOptions, read_rank_inputs
+from stepscope.ui.advice import advise_slowest
 from stepscope.ui.html.panes.whatif import whatif_view
 from stepscope.ui.html.render import render_part
 from stepscope.ui.html.whatif_grid import WhatIfGrid, lay_out, settings_at
-from stepscope.ui.slowest_bench import open_slowest
 from stepscope.ui.whatif import make_bench, try_each, usual
-from stepscope.verify.track_record import history
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TRACE = GOLDEN / "h200-resnet18/rank-00000/trace.json.gz"
@@ -34,12 +32,14 @@ def laid_out(path: Path) -> tuple[Explanation, Bench, WhatIfGrid]:
     return explanation, bench, lay_out(bench, try_each(bench, usual(bench)), (), rank)
 
 
-def lay_out_slowest(path: Path) -> tuple[Explanation, Bench, WhatIfGrid]:
-    """Of several ranks, the one that `whatif` changes."""
-    bench, rank, _ = open_slowest(str(path), cache=False)
-    explanation = explain_job(path, cache=False)
-    grid = lay_out(bench, try_each(bench, usual(bench)), history(), rank)
-    return explanation, bench, replace(grid, path=str(path))
+def lay_out_slowest(path: Path) -> tuple[Explanation, WhatIfGrid]:
+    """As `explain --html` does: of several ranks, the one that `whatif` changes."""
+    traces = JobTraces([path], cache=False)
+    explanation, _ = traces.explain()
+    advice = advise_slowest(traces, explanation, draw=True)
+    assert advice is not None
+    assert advice.page is not None
+    return explanation, advice.page
 
 
 def pane_text(grid: WhatIfGrid, *, several: bool = False) -> str:

@@ -121,7 +121,7 @@ def _data(grid: WhatIfGrid) -> str:
         "samples": grid.samples,
         "limit": grid.limit_bytes,
         "onHost": grid.on_host,
-        "path": shlex.quote(grid.path),
+        "path": shlex.join(grid.paths),
         "worth": WORTH,
         "decisive": DECISIVE,
     }
