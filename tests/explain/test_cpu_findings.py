@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse
     from stepscope.records.explanation import Finding, RankExplanation
     from stepscope.records.host_load import HostLoad, PlainSteps
+    from stepscope.records.step_columns import StepColumns
     from stepscope.records.trace import Trace
 
     from .conftest import Read
@@ -380,6 +381,13 @@ def test_a_load_over_too_few_steps_is_not_known(read: Read) -> None:
 def test_a_thread_that_sleeps_is_not_busy_with_python(
     read: Read, user_s: float, data_ms: float, steady: int, title: str
 ) -> None:
+    load = load_of(counters(user_ns=round(user_s * SECOND), system_ns=0))
+    measured = columns([100.0] * steady, data=[data_ms] * steady)
+    assert mostly_idle(read, load, measured).title == title
+
+
+def mostly_idle(read: Read, load: HostLoad | None, measured: StepColumns) -> Finding:
+    """Of steps whose operators run for a fifth of the time."""
     events = [
         event
         for number in range(5)
@@ -388,10 +396,16 @@ def test_a_thread_that_sleeps_is_not_busy_with_python(
             *op("aten::mm", start=1e5 * number + 10, dur=2e4),
         )
     ]
-    load = load_of(counters(user_ns=round(user_s * SECOND), system_ns=0))
     inputs = RankInputs(
-        trace=read(events, device=None),
-        folder=RankFolder(load=load),
-        steps=columns([100.0] * steady, data=[data_ms] * steady),
+        trace=read(events, device=None), folder=RankFolder(load=load), steps=measured
     )
-    assert sure(explain_analysis(RankAnalysis(inputs)), "host-bound").title == title
+    return sure(explain_analysis(RankAnalysis(inputs)), "host-bound")
+
+
+def test_nobody_is_called_busy_before_the_run_has_said_how_long_it_slept(read: Read) -> None:
+    """Threads' times are written when a run ends; its windows are explained while it goes on."""
+    live = mostly_idle(read, None, columns([100.0] * 100, data=[0.0] * 100))
+    assert "busy or the training thread sleeps" in live.summary
+    busy = load_of(counters(user_ns=10 * SECOND, system_ns=0))
+    ended = mostly_idle(read, busy, columns([100.0] * 100, data=[0.0] * 100))
+    assert ended.summary.endswith("Python is busy between them.")

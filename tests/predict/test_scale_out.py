@@ -467,6 +467,16 @@ def test_ranks_of_a_job_tell_how_much_workers_differ(tmp_path: Path) -> None:
 # Curves
 
 
+def test_efficiency_is_that_of_one_worker_also_where_several_were_traced(tmp_path: Path) -> None:
+    """Two workers exchange for 900 of 2,400 µs: one alone is faster than either."""
+    nccl = calibration(2, kind="cuda", device="NVIDIA H200", backend="nccl", us_per_mb=100)
+    trace = ddp_trace(tmp_path, elements=1 << 20, dur=900)
+    points = scaling_curve.curve(bench_for(trace, calibrations=(nccl,)), (1, 2, 4)).points
+    assert points[0].efficiency == 1.0
+    assert points[1].efficiency == pytest.approx(points[0].step_ms / points[1].step_ms)
+    assert all(0 < point.efficiency < 1 for point in points[1:])
+
+
 def test_a_curve_starts_at_what_was_measured_and_loses_efficiency(tmp_path: Path) -> None:
     found = scaling_curve.curve(cpu_bench(tmp_path), (1, 2, 4, 8))
     assert [point.workers for point in found.points] == [1, 2, 4, 8]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 import threading
@@ -37,6 +38,16 @@ def test_a_run_has_its_step_device_and_script(serve, root):
     assert row["script"] == "/home/me/train.py"
     assert row["state"] == "finished"
     assert row["mfu"] is None
+
+
+def test_every_link_to_a_scripts_trend_leads_somewhere(serve, root):
+    """A tune has no step of its own, and a run that was not measured has none."""
+    add_run(root, "one", step_ms=20.0)
+    add_tune(root, "tuned")
+    client = serve()
+    links = re.findall(r'href="(/trends\?[^"]*)"', client.get("/").text)
+    assert len(links) == 1
+    assert client.get(links[0].replace("&amp;", "&")).status_code == 200
 
 
 def test_the_states_of_runs(serve, root):

@@ -56,7 +56,7 @@ def run() -> Explanation:
 
 def test_an_explanation_has_verdict_parts_findings_what_ifs_and_next(run: Explanation) -> None:
     text = _Checked(run._repr_html_()).text
-    for words in (run.verdict, run.next, run.findings[0].title, run.advice[0].setting, "compute"):
+    for words in (run.verdict, run.next, run.findings[0].title, run.advice[0].setting, "Compute"):
         assert words in text
     assert "rank 0" not in text  # there is no other
 

@@ -95,8 +95,8 @@ last 200  ▁▂▂▁▂▂▂▁▂▂▁▂▂▂▁▂▂▁▂▂▂▁▂�
 stalls    d data stalls     9.73 ms a step   22%  98 steps, every 4
           e evaluation      5.09 ms a step   12%  4 steps, every 100
 changes   step 300: 24.0 -> 44.0 ms (1.8 times)
-run       goodput 68% · start-up 22% · evaluation 8.9% · our own windows 0.7%
-memory    1.00 GB when the last step ended
+so far    goodput 68% · start-up 22% · evaluation 8.9% · our own windows 0.7%
+memory    the process has 1.00 GB when the last step ended
 
  rank     steps  now/s      mean       p99 stalls  over time
     1       400   20.5   43.9 ms    121 ms    34%  ▃▃▃▃▃▃▃▆▃▃▃▃▃▃▆▃▃▃▃▃▃▇▄▅▅▄▅▄▇
@@ -120,9 +120,9 @@ last 200  ▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂�
 stalls    d data stalls     9.73 ms a step   22%  every 4
           e evaluation      5.09 ms a step   12%  every 100
 changes   step 300: 24.0 -> 44.0 ms (1.8 times)
-run       goodput 68% · start-up 22% · evaluation 8.9%
+so far    goodput 68% · start-up 22% · evaluation 8.9%
           our own windows 0.7%
-memory    1.00 GB when the last step ended
+memory    the process has 1.00 GB when the last step ended
 
  rank     steps  now/s      mean       p99 stalls  over time
     1       400   20.5   43.9 ms    121 ms    34%  ▃▂▃▂▃▂▃▄▄

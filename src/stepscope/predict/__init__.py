@@ -29,7 +29,4 @@ declaration.py       what a what-if declares about itself
 whatifs/             the what-ifs, one file each
 whatif.py            a trace and some what-ifs -> a prediction with an interval
 scaling_curve.py     steps and throughput by number of workers
-scaling_grid.py      workers, links and buckets for many changed steps at once
-max_plus.py          a step contracted to tables between a few moments
-contracted_step.py   the tables of one changed step
 """

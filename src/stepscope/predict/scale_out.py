@@ -7,6 +7,7 @@ one plan. Whenever part of it changes, the step is planned again from what one w
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def replan(context: StepContext, **wanted: Any) -> Outcome:
     bare = context.bare or context.graph
     bare_stalls = context.bare_stalls or context.stalls
     first = context.plan is None
-    traced = find_traced_exchange(context, bare)
+    traced = find_present_exchange(context)
     before = traced.ranks if traced else 1
     old = context.plan or WorkerPlan(ranks=before)
     plan = replace(old, **wanted)
@@ -114,6 +115,11 @@ def replan(context: StepContext, **wanted: Any) -> Outcome:
         samples=1.0 if plan.strong else plan.ranks / (1.0 if old.strong else old.ranks),
         peak=peak_at_batch(context, context.grown * planned.share) if plan.strong else None,
     )
+
+
+def find_present_exchange(context: StepContext) -> TracedExchange | None:
+    """That of the trace, whatever was planned since."""
+    return find_traced_exchange(context, context.bare or context.graph)
 
 
 class _PlannedStep:
@@ -208,9 +214,10 @@ class _PlannedStep:
         return exchange.retime_traced(graph, traced, waiting + share * expected)
 
     def _split_waiting(self, durations: Floats, traced: TracedExchange) -> tuple[Floats, Floats]:
-        return split_waiting(durations, traced.sizes, self._present_transfers())
+        return split_waiting(durations, traced.sizes, self.present_transfers)
 
-    def _present_transfers(self) -> TransferTimes | None:
+    @cached_property
+    def present_transfers(self) -> TransferTimes | None:
         """Of the traced exchange; with hosts asked about, from the same source as the new ones."""
         plan = WorkerPlan(ranks=self.before)
         if self.plan.hosts is None:

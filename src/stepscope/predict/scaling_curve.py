@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from stepscope.predict.traced_exchange import find_traced_exchange
 from stepscope.records.prediction import ScalingCurve, ScalingPoint, Setting
 
@@ -32,7 +34,6 @@ def curve(bench: Bench, workers: Sequence[int] = WORKERS, *, strong: bool = Fals
         prediction = bench.conclude(trial, (setting,))
         throughput = prediction.throughput_factor
         exchange = trial.context.exchange
-        ideal = count / present
         points.append(
             ScalingPoint(
                 workers=count,
@@ -42,7 +43,7 @@ def curve(bench: Bench, workers: Sequence[int] = WORKERS, *, strong: bool = Fals
                 throughput=throughput,
                 throughput_low=throughput * prediction.predicted_ms / prediction.high_ms,
                 throughput_high=throughput * prediction.predicted_ms / prediction.low_ms,
-                efficiency=throughput / ideal,
+                efficiency=throughput * present / count,
                 comm_ms=exchange.comm_ns / 1e6 if exchange else None,
                 exposed_ms=exchange.exposed_ns / 1e6 if exchange else None,
                 straggling=exchange.straggling if exchange else 1.0,
@@ -51,6 +52,10 @@ def curve(bench: Bench, workers: Sequence[int] = WORKERS, *, strong: bool = Fals
         )
         if exchange:
             assumptions = trial.assumptions
+    alone = next((point.throughput for point in points if point.workers == 1), 1.0 / present)
+    points = [
+        replace(point, efficiency=point.throughput / point.workers / alone) for point in points
+    ]
     return ScalingCurve(
         strong=strong,
         present=present,

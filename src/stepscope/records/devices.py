@@ -6,6 +6,7 @@ devices.json next to this file.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -35,6 +36,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
     printed: tuple[str, ...] = ()  # as drivers print it, without words such as NVIDIA and Tesla
 
 
+@lru_cache(maxsize=64)
 def find_device(
     name: str, memory_bytes: int | None = None, multiprocessors: int | None = None
 ) -> DeviceSpec | None:

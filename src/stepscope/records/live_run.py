@@ -38,6 +38,7 @@ class LiveRank(msgspec.Struct, frozen=True, kw_only=True):
     phases_ms: dict[str, float] = {}  # of a typical step, on the host
     goodput: float | None = None  # steady training over wall time
     memory_bytes: int | None = None  # alive when the last step that was asked ended
+    on_device: bool = True  # else that is all of the process's memory
     windows: int = 0  # of the profiler, so far
     seconds: float = 0.0  # from the beginning of its first step to the end of its last
 

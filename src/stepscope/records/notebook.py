@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.records.figures import percent
+from stepscope.records.step_parts import STEP_PARTS, StepPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,29 +17,6 @@ if TYPE_CHECKING:
 _MAX_CHARACTERS = 160
 _MAX_CELL = 400  # characters: a name from a trace may be endless
 _MIN_SHARE = 0.005
-_COLOURS = {
-    "compute": "#2e9e6b",
-    "exposed_comm": "#a855c7",
-    "exposed_memory": "#c79a1e",
-    "data_loading": "#d9483b",
-    "sync": "#e0a030",
-    "operators": "#3f74c9",
-    "python": "#3aa6b9",
-    "profiler": "#8a8f98",
-    "idle_launch": "#7d9be0",
-    "idle_other": "#b8bcc4",
-    "stall_data": "#c2417c",
-    "stall_evaluation": "#7a5cc9",
-    "stall_checkpoint": "#b58900",
-    "stall_gc": "#4c9a5b",
-    "stall_compile": "#0b98b0",
-    "stall_allocator": "#a0522d",
-    "stall_collective": "#e8742c",
-    "stall_operating_system": "#4b5563",
-    "stall_logging": "#8f8a26",
-    "stall_unknown": "#8a93a0",
-}
-_OTHER = "#888888"
 SEVERITY_COLOURS = {"high": "#d9483b", "medium": "#e0a030", "low": "#3f74c9", "none": "#2e9e6b"}
 _CARD = (
     "max-width:62em;margin:.3em 0;padding:.6em .9em;border:1px solid rgba(128,128,128,.35);"
@@ -127,18 +105,18 @@ def _dot(colour: str) -> str:
 
 
 def _bar(parts: Iterable[tuple[str, float]]) -> str:
-    visible = [(name, share) for name, share in parts if share >= _MIN_SHARE]
+    visible = [(_look(name), share) for name, share in parts if share >= _MIN_SHARE]
     if not visible:
         return ""
     slices = "".join(
-        f'<span style="width:{100 * share:.2f}%;background:{_COLOURS.get(name, _OTHER)}" '
-        f'title="{escape(_words(name))} {percent(share)}"></span>'
-        for name, share in visible
+        f'<span style="width:{100 * share:.2f}%;background:{part.colour}" '
+        f'title="{escape(part.label)} {percent(share)}"></span>'
+        for part, share in visible
     )
     legend = "".join(
-        f'<span style="margin-right:1em;white-space:nowrap">{_dot(_COLOURS.get(name, _OTHER))} '
-        f"{escape(_words(name))} {percent(share)}</span>"
-        for name, share in visible
+        f'<span style="margin-right:1em;white-space:nowrap">{_dot(part.colour)} '
+        f"{escape(part.label)} {percent(share)}</span>"
+        for part, share in visible
     )
     return (
         f'<div style="display:flex;height:14px;margin:.5em 0 .3em;{_TRACK}">{slices}</div>'
@@ -183,5 +161,5 @@ def _cut(text: str, most: int) -> str:
     return f"{kept.rstrip()}…"
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+def _look(name: str) -> StepPart:
+    return STEP_PARTS.get(name) or StepPart(name.replace("_", " "), "#888888", "white")

@@ -141,7 +141,7 @@ class ScalingPoint(msgspec.Struct, frozen=True, kw_only=True):
     throughput: float  # samples per second of all workers, over the present job's
     throughput_low: float
     throughput_high: float
-    efficiency: float  # throughput over that of as many workers at the present pace
+    efficiency: float  # throughput over that of as many times one worker (else: times the present)
     comm_ms: float | None  # all collectives, one after the other; None: as measured
     exposed_ms: float | None  # what they add to the step
     straggling: float  # the slowest worker's own step over a usual one

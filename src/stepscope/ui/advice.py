@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -33,7 +34,7 @@ from stepscope.ui.whatif import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from stepscope.explain.explain_job import JobTraces
     from stepscope.explain.rank_analysis import RankAnalysis
@@ -56,11 +57,16 @@ class RankAdvice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise_rank(
-    analysis: RankAnalysis, rank: RankExplanation, job: Job | None = None, *, draw: bool = False
+    analysis: RankAnalysis,
+    rank: RankExplanation,
+    job: Job | None = None,
+    *,
+    draw: bool = False,
+    paths: Sequence[str] = (),
 ) -> RankAdvice:
     """Try the changes worth trying. Never raises: a step that cannot be predicted has no advice."""
     try:
-        return _try_changes(make_bench(analysis, rank, job), rank, draw)
+        return _try_changes(make_bench(analysis, rank, job), rank, draw, paths)
     except NotCapturedError:
         return RankAdvice(path=rank.path)
     except Exception as error:
@@ -78,7 +84,8 @@ def advise_slowest(
     rank = find_slowest(explanation)
     if is_untimed(rank):
         return None
-    visit = partial(advise_rank, job=explanation.job, draw=draw)
+    paths = _job_paths(traces.paths)
+    visit = partial(advise_rank, job=explanation.job, draw=draw, paths=paths)
     try:
         return traces.visit_here(rank.path, visit).results[0]
     except Exception as error:
@@ -87,12 +94,24 @@ def advise_slowest(
         return RankAdvice(path=rank.path, note=_note_not_predicted(error))
 
 
+def _job_paths(paths: Sequence[str | Path]) -> list[str]:
+    """The run folder, where several are traces of its ranks."""
+    traces = [Path(path) for path in paths]
+    folders = {trace.parent.parent for trace in traces}
+    in_one = len(paths) > 1 and len(folders) == 1
+    if in_one and all(trace.parent.name.startswith("rank-") for trace in traces):
+        return [str(folders.pop())]
+    return [str(path) for path in paths]
+
+
 def find_slowest(explanation: Explanation) -> RankExplanation:
     """The rank that needs the most time of its own: the others wait for it."""
     return max(explanation.ranks, key=own_ms)
 
 
-def _try_changes(bench: Bench, rank: RankExplanation, draw: bool) -> RankAdvice:
+def _try_changes(
+    bench: Bench, rank: RankExplanation, draw: bool, paths: Sequence[str]
+) -> RankAdvice:
     from stepscope.verify.track_record import history
 
     past_promises = history()
@@ -101,7 +120,7 @@ def _try_changes(bench: Bench, rank: RankExplanation, draw: bool) -> RankAdvice:
     if draw:
         from stepscope.ui.html.whatif_grid import lay_out
 
-        page = lay_out(bench, tried, past_promises, rank)
+        page = lay_out(bench, tried, past_promises, rank, paths)
     advice = tuple(_make_advice(prediction, rank) for prediction in tried.predictions)
     pointless = frozenset(map(str, tried.pointless))
     note = _note_defects(tried.defects) if tried.defects else None

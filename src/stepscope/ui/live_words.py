@@ -65,7 +65,9 @@ def account_so_far(rank: LiveRank) -> list[str]:
 
 def memory_items(rank: LiveRank) -> list[str]:
     growth = rank.run.memory_growth
-    now = [f"{size(rank.memory_bytes)} when the last step ended"] if rank.memory_bytes else []
+    whose = "" if rank.on_device else "the process has "
+    held = f"{whose}{size(rank.memory_bytes or 0)} when the last step ended"
+    now = [held] if rank.memory_bytes else []
     return [*now, *([growth_words(growth)] if growth else [])]
 
 

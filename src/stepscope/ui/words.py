@@ -6,6 +6,8 @@ import re
 import unicodedata
 from typing import TYPE_CHECKING, TypeVar
 
+from stepscope.records.step_parts import STEP_PARTS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -14,29 +16,83 @@ if TYPE_CHECKING:
 
 # cause of a stall -> (label, what it means)
 STALLS: dict[StallCause, tuple[str, str]] = {
-    "data": ("Data stalls", "The data loader had no batch ready."),
-    "evaluation": ("Evaluation", "The model was evaluated between two training steps."),
-    "checkpoint": ("Checkpoints", "A checkpoint was saved between two training steps."),
-    "gc": ("GC pauses", "Python's garbage collector ran."),
-    "compile": ("Compilation", "torch.compile compiled, or compiled again."),
-    "allocator": ("Alloc retries", "The device's allocator ran out of memory and asked again."),
-    "collective": ("Rank waits", "This rank waited for another one in a collective."),
-    "operating_system": ("System stalls", "No CPU core was free, or pages came from disk."),
-    "logging": ("Logging", "Python between two steps: logging, printing, .item()."),
-    "unknown": ("Other stalls", "No cause was measured in these steps."),
+    "data": (STEP_PARTS["stall_data"].label, "The data loader had no batch ready."),
+    "evaluation": (
+        STEP_PARTS["stall_evaluation"].label,
+        "The model was evaluated between two training steps.",
+    ),
+    "checkpoint": (
+        STEP_PARTS["stall_checkpoint"].label,
+        "A checkpoint was saved between two training steps.",
+    ),
+    "gc": (STEP_PARTS["stall_gc"].label, "Python's garbage collector ran."),
+    "compile": (STEP_PARTS["stall_compile"].label, "torch.compile compiled, or compiled again."),
+    "allocator": (
+        STEP_PARTS["stall_allocator"].label,
+        "The device's allocator ran out of memory and asked again.",
+    ),
+    "collective": (
+        STEP_PARTS["stall_collective"].label,
+        "This rank waited for another one in a collective.",
+    ),
+    "operating_system": (
+        STEP_PARTS["stall_operating_system"].label,
+        "No CPU core was free, or pages came from disk.",
+    ),
+    "logging": (
+        STEP_PARTS["stall_logging"].label,
+        "Python between two steps: logging, printing, .item().",
+    ),
+    "unknown": (STEP_PARTS["stall_unknown"].label, "No cause was measured in these steps."),
 }
 # id of a part -> (label, whether the device is idle then, what it means)
 PARTS = {
-    "compute": ("Compute", False, "Kernels (on the CPU: operators) were running."),
-    "exposed_comm": ("Exposed comm", False, "Communication that no compute hides."),
-    "exposed_memory": ("Exposed copies", False, "Copies and memsets with nothing else running."),
-    "data_loading": ("Data loading", True, "Idle while the host waited for the next batch."),
-    "sync": ("Blocking sync", True, "Idle while the host was in a call that waits for the device."),
-    "operators": ("Host operators", True, "Idle while the host was inside operators."),
-    "python": ("Host Python", True, "Idle while the host ran Python between operators."),
-    "profiler": ("Profiler", True, "Idle in the profiler's buffers; absent without it."),
-    "idle_launch": ("Launch latency", True, "Queued work was on its way to the device."),
-    "idle_other": ("Other idle", True, "Idle with work queued, or for an unknown reason."),
+    "compute": (
+        STEP_PARTS["compute"].label,
+        False,
+        "Kernels (on the CPU: operators) were running.",
+    ),
+    "exposed_comm": (
+        STEP_PARTS["exposed_comm"].label,
+        False,
+        "Communication that no compute hides.",
+    ),
+    "exposed_memory": (
+        STEP_PARTS["exposed_memory"].label,
+        False,
+        "Copies and memsets with nothing else running.",
+    ),
+    "data_loading": (
+        STEP_PARTS["data_loading"].label,
+        True,
+        "Idle while the host waited for the next batch.",
+    ),
+    "sync": (
+        STEP_PARTS["sync"].label,
+        True,
+        "Idle while the host was in a call that waits for the device.",
+    ),
+    "operators": (STEP_PARTS["operators"].label, True, "Idle while the host was inside operators."),
+    "python": (
+        STEP_PARTS["python"].label,
+        True,
+        "Idle while the host ran Python between operators.",
+    ),
+    "profiler": (
+        STEP_PARTS["profiler"].label,
+        True,
+        "Idle in the profiler's buffers; absent without it.",
+    ),
+    "idle_launch": (
+        STEP_PARTS["idle_launch"].label,
+        True,
+        "Queued work was on its way to the device.",
+    ),
+    "idle_other": (
+        STEP_PARTS["idle_other"].label,
+        True,
+        "Idle with work queued, or for an unknown reason.",
+    ),
     **{f"stall_{cause}": (label, False, hint) for cause, (label, hint) in STALLS.items()},
 }
 # part of the wall time -> (label, what it means)

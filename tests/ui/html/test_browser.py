@@ -78,6 +78,14 @@ def test_the_wheel_zooms_where_the_pointer_is(page):
     assert abs(quarter[0] - quarter[1]) < 0.02 * (before[1] - before[0])
 
 
+def test_with_everything_in_view_the_wheel_scrolls_the_page(page):
+    over_timeline(page)
+    before, top = state(page)["view"], page.evaluate("scrollY")
+    page.mouse.wheel(0, 300)
+    page.wait_for_function("top => scrollY > top", arg=top)
+    assert state(page)["view"] == before
+
+
 def test_keys_zoom_pan_and_reset(page):
     whole = shown(page)
     page.keyboard.press("w")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,25 @@ def test_what_is_within_chance_is_pale(compared: Comparison) -> None:
     fall = waterfall(replace(compared, phases=still))
     assert fall is not None
     assert {row.tone for row in fall.rows} == {"still"}
+
+
+def test_an_interval_that_is_cut_ends_at_the_frame_and_others_within(compared: Comparison) -> None:
+    fall = waterfall(compared)
+    assert fall is not None
+    ends = [end for row in fall.rows if row.whisker for end in row.whisker]
+    assert 0 < min(ends) < max(ends) < 100
+    far = tuple(replace(row, low_ms=-1e4, high_ms=1e4) for row in compared.phases)
+    cut = waterfall(replace(compared, phases=far))
+    assert cut is not None
+    assert {row.whisker for row in cut.rows if row.between.startswith("-10,000")} == {(0.0, 100.0)}
+
+
+def test_ticks_are_round_numbers(compared: Comparison) -> None:
+    ticks = re.findall(r"([\d.,]+) ms</text>", str(draw_spread(compared.a, compared.b)))
+    assert len(ticks) >= 2
+    steps = np.diff([float(tick.replace(",", "")) for tick in ticks])
+    assert steps == pytest.approx([steps[0]] * len(steps))
+    assert f"{steps[0]:.0e}"[0] in "125"
 
 
 def test_profiled_steps_fall_by_parts_without_intervals(golden: Path) -> None:

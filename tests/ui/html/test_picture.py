@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.ui.html.classes import EVENT_CLASSES
-from stepscope.ui.html.lanes import overlap_rows, stack_depth
+from stepscope.ui.html.lanes import overlap_rows, stack_depth, thread_names
 from stepscope.ui.html.picture import ANY_STEP, UNLINKED, draw_rank
 
 
@@ -156,3 +156,10 @@ def test_steps_merge_under_one_name_in_the_flame(picture):
     assert names.count(ANY_STEP) == 1
     assert not any(name.startswith("ProfilerStep#") for name in set(names) - {ANY_STEP})
     assert UNLINKED not in named(picture, picture.device_flame.name)
+
+
+def test_a_threads_number_has_no_sign(make_trace):
+    trace = make_trace()
+    threads = (trace.threads[0], replace(trace.threads[1], tid="-549452224"))
+    names = thread_names(replace(trace, threads=threads))
+    assert names[1] == "Backward · thread 3745515072"

@@ -53,11 +53,10 @@ _OFFERS_IF_SMALL: dict[type, tuple[Remedy, ...]] = {
 
 
 def find(evidence: RankEvidence) -> Finding | None:
-    timeline = evidence.timeline
     share = evidence.budget_share("exposed_comm")
     if share < LOW:
         return None
-    overlap = timeline.overlap
+    overlap = evidence.whole.overlap  # as the facts about the rank have it
     return RULE.finding(
         share=share,
         summary=f"{percent(share)} of the step is communication during which nothing computes.",

@@ -30,7 +30,12 @@ def find(evidence: RankEvidence) -> Finding | None:
     asleep = _share_asleep(evidence)
     if asleep > share / 2:
         return _find_asleep(evidence, share, asleep)
-    if evidence.on_host:
+    if evidence.on_host and _may_sleep(evidence):
+        summary = (
+            f"no operator runs for {percent(share)} of the step. Whether Python is busy or the "
+            "training thread sleeps then is known when the run ends."
+        )
+    elif evidence.on_host:
         summary = f"no operator runs for {percent(share)} of the step: Python is busy between them."
     else:
         summary = (
@@ -45,6 +50,11 @@ def find(evidence: RankEvidence) -> Finding | None:
         where=places(evidence, (_OPERATORS, _PYTHON)),
         remedies=_offer(evidence),
     )
+
+
+def _may_sleep(evidence: RankEvidence) -> bool:
+    """A run writes down how long its threads slept when it ends."""
+    return evidence.run is not None and looked(evidence.cpu)[1] is None
 
 
 def _share_asleep(evidence: RankEvidence) -> float:

@@ -145,6 +145,7 @@ def _live_rank(
         steps_per_s=1e9 * steps.whole / steps.whole_ns if steps.whole_ns else None,
         recent_steps_per_s=_recent_rate(recent),
         memory_bytes=_last_memory(recent),
+        on_device=recent.device_ns is not None,
         windows=steps.windows,
         seconds=steps.wall_ns / 1e9,
     )

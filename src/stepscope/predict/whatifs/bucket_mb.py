@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 def apply(context: StepContext, value: str) -> Outcome:
     """Refuses a step that exchanges nothing, unknown sizes of gradients, and a limit that leaves
     all gradients in the one bucket they are in."""
-    from stepscope.predict.scale_out import replan
-    from stepscope.predict.traced_exchange import find_traced_exchange
+    from stepscope.predict.scale_out import find_present_exchange, replan
 
     limit_mb = parse_positive("bucket-mb", value, "a number of MiB, such as bucket-mb=10")
-    traced = find_traced_exchange(context, context.bare or context.graph)
+    traced = find_present_exchange(context)
     buckets = traced.buckets if traced else None
     if buckets is not None and len(buckets) == 1:
         total_bytes = int(buckets.size_bytes.sum())

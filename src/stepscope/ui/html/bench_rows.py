@@ -87,7 +87,7 @@ METRICS = (
     BenchMetric(
         id="step",
         title="Step",
-        hint="Mean time of a steady step.",
+        hint="Mean of all runs, each without its start-up. Explain and serve show one run.",
         value=lambda row: row.step_ms,
         words=lambda _, ms: milliseconds(ms),
         logarithmic=True,

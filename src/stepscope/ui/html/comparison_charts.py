@@ -20,7 +20,7 @@ from stepscope.records.figures import (
 )
 from stepscope.records.words import sentence
 from stepscope.ui.comparison import phases_and_rest, row_name
-from stepscope.ui.html.svg import circle, line, rect, text
+from stepscope.ui.html.svg import circle, line, rect, round_values, short_tick, text
 from stepscope.ui.words import PARTS
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 A_COLOR, B_COLOR = "s-compute", "s-comm"
 _BINS = 40
 _UNDRAWN = 3  # percentiles at the slow end: a single step may take a hundred times as long
+_EDGE = 5  # percent of the width
 _HIGH = 150  # height of a chart of steps
 _MARGIN = 0.12
 _BEYOND = 0.6  # of the waterfall's width: how far intervals may reach out of it
@@ -151,7 +152,9 @@ def waterfall(comparison: Comparison) -> Waterfall | None:
     room = _BEYOND * (scale.right - scale.left)
     reach = [ends[i] + end for i, (_, _, ends_ms) in enumerate(rows) for end in ends_ms or ()]
     near = [x for x in reach if scale.left - room <= x <= scale.right + room]
-    scale = _Scale(min([scale.left, *near]), max([scale.right, *near]))
+    # An interval that ends at the frame goes on beyond it; the others end within.
+    edge = 0.01 * (scale.right - scale.left)
+    scale = _Scale(min([scale.left, *near]) - edge, max([scale.right, *near]) + edge)
     return Waterfall(
         a=milliseconds(comparison.a_ms),
         b=milliseconds(comparison.b_ms),
@@ -252,11 +255,12 @@ def _shares(side: Side, edges: Floats) -> Floats:
 
 
 def _ticks(scale: _Scale) -> str:
-    ticks = []
-    for part, kind in ((0.0, ""), (0.5, "is-middle"), (1.0, "is-end")):
-        ms = scale.left + part * (scale.right - scale.left)
-        ticks.append(text(kind, f"{100 * part:g}%", _HIGH + 16, milliseconds(ms)))
-    return "".join(ticks)
+    many = 4 * scale.right / ((scale.right - scale.left) or 1.0)
+    return "".join(
+        text("is-middle", scale.at(ms), _HIGH + 16, short_tick(milliseconds(ms)))
+        for ms in round_values(scale.right, many)
+        if _EDGE <= scale.share(ms) <= 100 - _EDGE  # its words are not cut
+    )
 
 
 def _svg(height: int, inside: str, label: str, color: str = "") -> Markup:

@@ -124,8 +124,13 @@ def _backward_threads(trace: Trace) -> set[int]:
     return set(np.unique(host.thread[operators[np.isin(host.name[operators], engine)]]).tolist())
 
 
+def _unsigned(tid: str) -> str:
+    """Traces hold some thread numbers as 32 bits with a sign."""
+    return str(int(tid) % (1 << 32)) if tid.startswith("-") and tid[1:].isdecimal() else tid
+
+
 def _thread_name(thread: Thread, *, main: bool, backward: bool) -> str:
-    own = thread.name.strip() or f"thread {thread.tid}"
+    own = thread.name.strip() or f"thread {_unsigned(thread.tid)}"
     if main:
         return f"Main · {own}"
     return f"Backward · {own}" if backward else own[:1].upper() + own[1:]

@@ -87,7 +87,7 @@ def _stragglers(job: Job) -> dict[str, Any]:
 
 def _ranks(job: Job) -> dict[str, Any]:
     columns = (
-        "Rank:index | Host:text | Step:ns | Without comm:ns | Exposed comm:ns | "
+        "Rank:index | Host:text | Profiled step:ns | Without comm:ns | Exposed comm:ns | "
         "Data loading:ns | Waits for others:wait | Arrived last:count"
     )
     arrivals = {

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.figures import duration, long_duration, percent, rate, size
@@ -82,6 +82,7 @@ def make_environment(read_template: Callable[[str], str]) -> jinja2.Environment:
         loader=jinja2.FunctionLoader(read_template),
     )
     filters: dict[str, Any] = {
+        "code": code_markup,
         "duration": duration,
         "long_ms": lambda ms: long_duration(ms * 1e6),
         "ms": lambda ms: duration(ms * 1e6),
@@ -92,6 +93,13 @@ def make_environment(read_template: Callable[[str], str]) -> jinja2.Environment:
     }
     environment.filters |= filters
     return environment
+
+
+def code_markup(text: str) -> Markup:
+    """Text with what stands between its backticks as code."""
+    parts = [escape(part) for part in text.split("`")]
+    pieces = [Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts)]
+    return Markup("").join(pieces)
 
 
 def shared_block() -> Markup:

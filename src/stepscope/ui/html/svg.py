@@ -149,7 +149,7 @@ def log_levels(low: float, high: float, most: int) -> list[float]:
     return levels[:: -(-len(levels) // most)]
 
 
-def round_values(high: float, many: int) -> list[float]:
+def round_values(high: float, many: float) -> list[float]:
     """About `many` multiples of 1, 2 or 5 times a power of ten, up to `high`."""
     if high <= 0:
         return []

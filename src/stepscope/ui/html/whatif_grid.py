@@ -1,41 +1,49 @@
-"""Every combination of the changes that suit this step, predicted once for the report.
+"""What the pane "What if" offers, predicted where the trace is by what `whatif` itself uses.
 
-It runs where the trace is. On the page a control picks a cell; workers, links and buckets are added
-to the cell's step there (whatif_scaling.py).
+Changes of the step are combined in every way. Workers, links and buckets are combined with each
+other, and with one other change, as far as that takes reasonable time: the page shows no number for
+a position that was not predicted.
 """
 
 from __future__ import annotations
 
-import math
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stepscope.explain.replay.schedule import step_ns
+from stepscope.explain.work import Kind
 from stepscope.predict.compare_gpus import compare_gpus, table_gpus
 from stepscope.predict.optimizer_updates import current_form
 from stepscope.predict.outcome import Refused
-from stepscope.predict.whatifs import cuda_graphs, in_order
+from stepscope.predict.scale_out import find_present_exchange, step_without_comm_ns
+from stepscope.predict.whatifs import in_order
 from stepscope.records.prediction import Setting
 from stepscope.ui.html.whatif_axes import Axis, Option
-from stepscope.ui.html.whatif_scaling import ScalingCells, find_scaling
+from stepscope.ui.html.whatif_scaling import find_scaling_axes
+from stepscope.ui.html.whatif_trials import Trials
 from stepscope.ui.whatif import adjusted, try_each
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from stepscope.predict.whatif import Bench, Trial
+    from stepscope.predict.step_context import StepContext
+    from stepscope.predict.whatif import Bench
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.gpu_comparison import GpuComparison
     from stepscope.records.prediction import Prediction
     from stepscope.records.promise import TrackedPromise
-    from stepscope.ui.html.whatif_scaling import Scaling, ScalingCell
     from stepscope.ui.whatif import Tried
+
+    Places = tuple[int, ...]  # of every control
 
 # A cell of a step with a thousand tasks takes some 7 ms.
 MOST_CELLS = 240
 _MOST_WORK = 300_000  # tasks in all cells
+_SCALED_WORK = 60_000  # the same for workers and links, which take three times as long
+_LEAST_TASKS = 400  # that a position of theirs counts for
 _MOST_GPU_WORK = 3_000_000  # calls and tasks on all GPUs
 _BATCHES = ("x0.5", "", "x2", "x4", "x8")
-_DIGITS = 5  # significant digits in the file
 # A number's name on the page, and in a prediction.
 COLUMNS = {
     "step": "predicted_ms",
@@ -49,59 +57,77 @@ COLUMNS = {
     "peak_low": "peak_low_bytes",
     "peak_high": "peak_high_bytes",
 }
+_LINKS = ("comm", "exposed")  # ms of all collectives, and what they add to the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIfGrid:
-    """What the pane needs. `cells` has one column per number; the last axis runs fastest."""
+    """What the pane needs. `cells` has one column per number and one row per predicted position."""
 
-    path: str
+    paths: tuple[str, ...]  # that `whatif` is asked about
     rank: int | None
     axes: tuple[Axis, ...]
+    scaling_axes: tuple[Axis, ...]
+    positions: tuple[Places, ...]  # those of `axes` first; the last control runs fastest
     cells: dict[str, list[float | None]]
+    # Of each position, what its prediction assumes; where there is none, why.
+    assumptions: tuple[tuple[str, ...], ...]
     before: Prediction
+    workers: int  # now
     singles: tuple[Prediction, ...]
     refused: tuple[str, ...]
-    assumptions: dict[str, tuple[str, ...]]
     batch: int | None
     samples: int | None  # of a step: several batches where gradients accumulate
     limit_bytes: int | None
     on_host: bool = False  # CPU only: nothing but communication runs next to the host
     left_out: tuple[str, ...] = ()  # controls that would make too many combinations
-    scaling: Scaling | None = None
-    scaling_cells: tuple[ScalingCell | None, ...] = ()
     gpus: GpuComparison | None = None  # None if the step's own GPU is not known
+
+    @property
+    def has_links(self) -> bool:
+        return any(not axis.why for axis in self.scaling_axes)
 
 
 def lay_out(
-    bench: Bench, tried: Tried, history: Sequence[TrackedPromise], rank: RankExplanation
+    bench: Bench,
+    tried: Tried,
+    history: Sequence[TrackedPromise],
+    rank: RankExplanation,
+    paths: Sequence[str] = (),
 ) -> WhatIfGrid:
-    """The controls that suit this step, and every combination of them."""
+    """The controls that suit this step, and what becomes of it at their positions.
+
+    `paths` are the job's: the other ranks' traces say how long workers wait for each other.
+    """
     singles = {str(single.settings[0]): single for single in tried.predictions}
     wanted = [Setting(name="batch", value=factor) for factor in _factors(bench) if factor]
     wanted.append(Setting(name="checkpoint", value="blocks"))
     untried = [setting for setting in wanted if str(setting) not in singles]
     more = try_each(bench, untried, history).predictions
-    known = singles | {str(single.settings[0]): single for single in more}
-    axes, left_out = _fitting(_axes(bench, set(known), rank), _work(bench))
-    scaling = find_scaling(bench, history)
-    cells, scaling_cells = _cells(bench, axes, history, scaling)
+    known = set(singles) | {str(single.settings[0]) for single in more}
+    axes, left_out = _fitting(_axes(bench, known, rank), _work(bench))
+    trials = Trials(bench)
+    scaling_axes = find_scaling_axes(trials)
+    positions = _find_positions(axes, scaling_axes, len(bench.context.graph.tasks))
+    cells, assumptions = _predict(trials, (*axes, *scaling_axes), positions, history)
+    traced = find_present_exchange(bench.context)
     return WhatIfGrid(
-        path=rank.path,
+        paths=tuple(paths) or (rank.path,),
         rank=rank.rank,
         axes=axes,
+        scaling_axes=scaling_axes,
+        positions=positions,
         cells=cells,
+        assumptions=assumptions,
         before=tried.before,
+        workers=traced.ranks if traced else 1,
         singles=tried.predictions,
         refused=tried.refused,
-        assumptions={name: single.assumptions for name, single in known.items()},
         batch=bench.context.batch,
         samples=bench.context.samples,
         limit_bytes=rank.memory.limit_bytes if rank.memory else None,
         on_host=bench.context.on_host,
         left_out=left_out,
-        scaling=scaling,
-        scaling_cells=scaling_cells,
         gpus=_compare_gpus(bench),
     )
 
@@ -222,58 +248,98 @@ def _fitting(axes: list[Axis], work: int) -> tuple[tuple[Axis, ...], tuple[str, 
     return tuple(fitting), tuple(left_out)
 
 
-def _cells(
-    bench: Bench, axes: tuple[Axis, ...], history: Sequence[TrackedPromise], scaling: Scaling
-) -> tuple[dict[str, list[float | None]], tuple[ScalingCell | None, ...]]:
-    """Combinations are a tree: what they share is predicted once. A CUDA graph comes last."""
-    order = _order(axes)
-    numbers: dict[int, tuple[float | None, ...]] = {}
-    scaling_cells: dict[int, ScalingCell | None] = {}
-    scaled = ScalingCells(scaling.setup) if scaling.setup else None
-    strides = [math.prod(len(axis.options) for axis in axes[i + 1 :]) for i in range(len(axes))]
+# Positions, and what is predicted of them
 
-    def grow(
-        trial: Trial, local: Trial, settings: tuple[Setting, ...], level: int, cell: int
-    ) -> None:
-        if level == len(order):
-            numbers[cell] = _numbers(adjusted(bench.conclude(trial, settings), history))
-            scaling_cells[cell] = None
-            if scaled and not trial.refused:
-                graphed = trial is not local
-                spread = cuda_graphs.apply(local.context, "").spread if graphed else 0.0
-                scaling_cells[cell] = scaled.make_cell(local, settings, spread, graphed=graphed)
-            return
-        place = order[level]
-        for number, option in enumerate(axes[place].options):
-            after, chosen = trial, settings
-            if option.setting:
-                setting = Setting.parse(option.setting)
-                after, chosen = bench.change(trial, setting), (*settings, setting)
-            ungraphed = trial if option.setting == "cuda-graphs" else after
-            grow(after, ungraphed, chosen, level + 1, cell + number * strides[place])
 
-    start = bench.begin()
-    grow(start, start, (), 0, 0)
-    cells = {
-        name: [numbers[cell][column] for cell in range(len(numbers))]
-        for column, name in enumerate(COLUMNS)
+def settings_at(axes: Sequence[Axis], places: Places) -> list[Setting]:
+    """The changes that these places ask for."""
+    chosen = {
+        axis.id: axis.options[place].setting for axis, place in zip(axes, places, strict=True)
     }
-    return cells, tuple(scaling_cells[cell] for cell in range(len(scaling_cells)))
+    if chosen.pop("share", "") and chosen["workers"]:
+        chosen["workers"] += ":strong"
+    return [Setting.parse(setting) for setting in chosen.values() if setting]
 
 
-def _order(axes: tuple[Axis, ...]) -> list[int]:
-    """The order in which the axes' changes are made."""
-    named = {str(Setting.parse(_any(axis))): place for place, axis in enumerate(axes)}
-    return [named[str(setting)] for setting in in_order(Setting.parse(name) for name in named)]
+def _find_positions(
+    axes: Sequence[Axis], scaling_axes: tuple[Axis, Axis, Axis, Axis], tasks: int
+) -> tuple[Places, ...]:
+    """Every combination of `axes`; then those of workers and links, the most useful first."""
+    unscaled = tuple(axis.now for axis in scaling_axes)
+    combined = [(*local, *unscaled) for local in itertools.product(*map(_places, axes))]
+    found = dict.fromkeys(combined)
+    left = _SCALED_WORK // max(_LEAST_TASKS, tasks)
+    for scaled in _scaled_positions(axes, scaling_axes):
+        new = [places for places in scaled if places not in found]
+        if len(new) > left:
+            break
+        left -= len(new)
+        found |= dict.fromkeys(new)
+    return tuple(found)
 
 
-def _any(axis: Axis) -> str:
-    return next(option.setting for option in axis.options if option.setting)
+def _scaled_positions(
+    axes: Sequence[Axis], scaling_axes: tuple[Axis, Axis, Axis, Axis]
+) -> Iterator[list[Places]]:
+    """Groups that the page has as a whole or not at all."""
+    workers, share, bandwidth, buckets = scaling_axes
+    now = tuple(axis.now for axis in axes)
+    w, _, b, m = (axis.now for axis in scaling_axes)
+    shares = _places(share) if not share.why else range(1)
+    # One worker alone has nobody to exchange with.
+    linked = [i for i in _places(workers) if workers.options[i].label.split()[0] != "1"]
+    links = [(b, m), *((i, m) for i in _moved(bandwidth)), *((b, i) for i in _moved(buckets))]
+    alone = [(i, 0, b, m) for i in _moved(workers)]
+    alone += [(w, 0, *link) for link in links[1:] if w in linked]
+    shared = [(i, k, b, m) for i in _moved(workers) for k in shares]
+    one_else = [(*now[:i], k, *now[i + 1 :]) for i, axis in enumerate(axes) for k in _moved(axis)]
+    yield [(*now, *scaled) for scaled in (*alone, *shared)]
+    yield [(*now, i, 0, *link) for i in linked for link in links]
+    yield [(*local, *scaled) for local in one_else for scaled in alone]
+    every = itertools.product(linked, shares, _places(bandwidth), _places(buckets))
+    yield [(*now, i, k, *link) for i, k, *link in every if i != w or not k]
 
 
-def _numbers(prediction: Prediction) -> tuple[float | None, ...]:
-    """A cell; all of it is missing where one of the changes does not go with the others."""
-    if prediction.refused:
-        return (None,) * len(COLUMNS)
-    numbers = (getattr(prediction, field) for field in COLUMNS.values())
-    return tuple(None if value is None else float(f"{value:.{_DIGITS}g}") for value in numbers)
+def _places(axis: Axis) -> range:
+    return range(len(axis.options))
+
+
+def _moved(axis: Axis) -> list[int]:
+    return [place for place in _places(axis) if place != axis.now]
+
+
+def _predict(
+    trials: Trials,
+    axes: Sequence[Axis],
+    positions: Sequence[Places],
+    history: Sequence[TrackedPromise],
+) -> tuple[dict[str, list[float | None]], tuple[tuple[str, ...], ...]]:
+    """Columns of numbers and each position's assumptions. Neighbours share most changes."""
+    wanted = {places: in_order(settings_at(axes, places)) for places in positions}
+    numbers: dict[Places, tuple[float | None, ...]] = {}
+    lines: dict[Places, tuple[str, ...]] = {}
+    for places in sorted(positions, key=lambda places: [*map(str, wanted[places])]):
+        trial = trials.make(wanted[places])
+        prediction = adjusted(trials.bench.conclude(trial, wanted[places]), history)
+        if prediction.refused:  # all of a position is missing if one change refuses
+            numbers[places] = (None,) * len((*COLUMNS, *_LINKS))
+            lines[places] = prediction.refused[-1:]
+            continue
+        known = [getattr(prediction, field) for field in COLUMNS.values()]
+        numbers[places] = (*known, *_communication(trial.context))
+        lines[places] = prediction.assumptions
+    columns = {
+        name: [numbers[places][column] for places in positions]
+        for column, name in enumerate((*COLUMNS, *_LINKS))
+    }
+    return columns, tuple(lines[places] for places in positions)
+
+
+def _communication(context: StepContext) -> tuple[float, float]:
+    """ms of all collectives and of what they add to the step, planned or as traced."""
+    if context.exchange is not None:
+        return context.exchange.comm_ns / 1e6, context.exchange.exposed_ns / 1e6
+    tasks = context.graph.tasks
+    comm_ns = float(tasks.dur_ns[tasks.kind == Kind.COMM].sum())
+    added_ns = step_ns(context.graph) - step_without_comm_ns(context.graph) if comm_ns else 0.0
+    return comm_ns / 1e6, max(0.0, added_ns) / 1e6

@@ -107,7 +107,7 @@ def describe(run: IndexedRun, tags: tuple[str, ...] = ()) -> RunWords:
         device=f"{run.device}{ranks}" if run.device else "-",
         script=Path(run.script).name if run.script else "",
         script_path=run.script or "",
-        trend=trend_address(run) if run.script else "",
+        trend=trend_address(run) if has_trend(run) else "",
         started=when(run.started_unix),
         command=run.command or "",
         tags=tags,
@@ -119,6 +119,11 @@ def _without_verdict(run: IndexedRun) -> str:
     if run.state == RUNNING:
         return "training: its page shows it live"
     return run.problem or ("" if run.explained else "…")
+
+
+def has_trend(run: IndexedRun) -> bool:
+    """Whether the page of its series has a place for this run."""
+    return run.kind == "run" and bool(run.script and run.step_ms)
 
 
 def trend_address(run: IndexedRun) -> str:

@@ -21,7 +21,7 @@ from stepscope.records.figures import (
 )
 from stepscope.records.words import counted
 from stepscope.ui.html.svg import circle, drawing, path, round_values, short_tick, text
-from stepscope.ui.serve.run_rows import compare_address, trend_address, when
+from stepscope.ui.serve.run_rows import compare_address, has_trend, trend_address, when
 from stepscope.verify.run_trend import FEWEST_RUNS, LEVEL, find_run_changes
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def list_series(runs: Sequence[IndexedRun]) -> list[ScriptSeries]:
     first: dict[str, IndexedRun] = {}
     counts: Counter[str] = Counter()
     for run in runs:
-        if run.script and run.step_ms and run.kind == "run":
+        if has_trend(run):
             address = trend_address(run)
             first.setdefault(address, run)
             counts[address] += 1

@@ -8,34 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.records.figures import percent
+from stepscope.records.step_parts import STEP_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stepscope.records.explanation import Budget
 
-COLOURS = {
-    "compute": "green",
-    "exposed_comm": "magenta",
-    "exposed_memory": "yellow",
-    "data_loading": "bright_red",
-    "sync": "bright_yellow",
-    "operators": "blue",
-    "python": "cyan",
-    "profiler": "bright_black",
-    "idle_launch": "bright_blue",
-    "idle_other": "white",
-    "stall_data": "red",
-    "stall_evaluation": "bright_magenta",
-    "stall_checkpoint": "dark_orange",
-    "stall_gc": "bright_green",
-    "stall_compile": "bright_cyan",
-    "stall_allocator": "orange4",
-    "stall_collective": "magenta",
-    "stall_operating_system": "bright_black",
-    "stall_logging": "yellow",
-    "stall_unknown": "white",
-}
+COLOURS = {name: part.ansi for name, part in STEP_PARTS.items()}
 # A character for each part, for terminals without colours.
 FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ▤▦▧▨▩▥◆◇●○", strict=True))
 

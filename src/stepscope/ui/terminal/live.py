@@ -115,7 +115,7 @@ def _body(run: LiveRun, width: int, *, brief: bool) -> list[Text]:
         *_over_time(rank, width, brief=brief),
         *labelled("stalls", _stalls(rank, width, 2 if brief else _MOST_STALLS)),
         *labelled("changes", [_row(words, width) for words in latest_changes(rank)]),
-        *labelled("run", _flow_words(account_so_far(rank), width)),
+        *labelled("run" if run.has_ended else "so far", _flow_words(account_so_far(rank), width)),
         *([] if brief else labelled("memory", _flow_words(memory_items(rank), width))),
     ]
 

@@ -49,6 +49,7 @@ test("a call waits until the last rank has come, then for its transfer to begin"
       lane_size: Uint8Array.of(5, 5), lane_arrival: Uint8Array.of(60, 20), lane_start: Uint8Array.of(65, 65), lane_end: Uint8Array.of(80, 80), last: Uint8Array.of(60),
     },
   });
+  assert.deepEqual([...scene.traced], [1, 0]);
   assert.deepEqual(scene.members, [[1, 0]]);
   assert.deepEqual(scene.last, [0]);
   assert.equal(scene.waitEnd(1), 60);
@@ -79,4 +80,17 @@ test("the slowest rank stands for its host: it works longest and waits least", (
 test("runs of ranks are written short", () => {
   assert.equal(rangeWords([8, 9, 10, 11, 14]), "8-11, 14");
   assert.equal(rangeWords([0, 2, 4, 6, 8, 10, 12]), "0, 2, 4, 6, 8, 10, …");
+});
+
+test("a rank that recorded nothing has a lane that was not traced", () => {
+  const none = Uint8Array.of();
+  const scene = new RankScene({
+    lanes: { ranks: [0, 85], errors: [0, 0], reference: 0, kinds: [], waiting: [], span: 10, steps: [[0, 4, 0, 10]] },
+    stragglers: [[85, "slow compute"]],
+    columns: {
+      lane_match: none, lane_place: none, lane_row: none, lane_kind: none,
+      lane_size: none, lane_arrival: none, lane_start: none, lane_end: none, last: none,
+    },
+  });
+  assert.deepEqual([scene.traced.has(0), scene.traced.has(1)], [true, false]);
 });

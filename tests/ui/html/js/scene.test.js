@@ -72,6 +72,9 @@ test("a search counts time that lanes cover once", () => {
   assert.deepEqual(events, [3, 5]);
   assert.deepEqual(busy, { device: 0, host: 45 });
   assert.deepEqual(scene.find("gemm").busy, { device: 40, host: 0 });
+  scene.lanes.forEach((lane) => { if (lane.name === "Stream 7") lane.work = false; }); // as annotations
+  assert.deepEqual(scene.find("gemm").busy, { device: 0, host: 0 });
+  assert.equal(scene.find("gemm").events.length, 2);
 });
 
 test("bins of the overview hold each class's share of their time", () => {

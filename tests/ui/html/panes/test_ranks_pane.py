@@ -83,6 +83,14 @@ def test_a_wait_for_a_rank_that_is_not_drawn_ends_when_it_came(decode):
     assert head["lanes"]["ranks"] == list(lanes.ranks)
 
 
+def test_ranks_without_a_trace_count_as_ranks_of_the_job(job):
+    many = len(job.ranks)
+    label, value, where = ranks_view(job, (), untraced=192).facts[0]
+    assert (label, value) == ("Ranks", f"{many + 192}")
+    assert where.startswith(f"{many} of them traced")
+    assert ranks_view(job, ()).facts[0][1] == f"{many}"
+
+
 def test_the_verdict_comes_first_and_every_state_has_its_sentence(job, apart):
     view = ranks_view(job, ())
     assert view.verdict.startswith("Rank 2 holds the others back: its own work takes 1.")

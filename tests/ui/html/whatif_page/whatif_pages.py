@@ -6,17 +6,17 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from stepscope.explain.explain_job import explain_job
+from stepscope.explain.explain_job import JobTraces, explain_job
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.whatif import Bench
-from stepscope.predict.whatifs import parse_setting
 from stepscope.records.explanation import Explanation
 from stepscope.records.figures import milliseconds
 from stepscope.records.prediction import Setting
 from stepscope.trace.rank_inputs import ReadOptions, read_rank_inputs
+from stepscope.ui.advice import advise_slowest
 from stepscope.ui.html.panes.whatif import whatif_view
 from stepscope.ui.html.render import render_part
-from stepscope.ui.html.whatif_grid import WhatIfGrid, lay_out
+from stepscope.ui.html.whatif_grid import WhatIfGrid, lay_out, settings_at
 from stepscope.ui.whatif import make_bench, try_each, usual
 
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -32,6 +32,16 @@ def laid_out(path: Path) -> tuple[Explanation, Bench, WhatIfGrid]:
     return explanation, bench, lay_out(bench, try_each(bench, usual(bench)), (), rank)
 
 
+def lay_out_slowest(path: Path) -> tuple[Explanation, WhatIfGrid]:
+    """As `explain --html` does: of several ranks, the one that `whatif` changes."""
+    traces = JobTraces([path], cache=False)
+    explanation, _ = traces.explain()
+    advice = advise_slowest(traces, explanation, draw=True)
+    assert advice is not None
+    assert advice.page is not None
+    return explanation, advice.page
+
+
 def pane_text(grid: WhatIfGrid, *, several: bool = False) -> str:
     return str(render_part("whatif.html.j2", view=whatif_view(grid, several=several)))
 
@@ -41,12 +51,12 @@ def combinations(grid: WhatIfGrid) -> list[tuple[int, ...]]:
 
 
 def settings_of(grid: WhatIfGrid, places: tuple[int, ...]) -> list[Setting]:
-    options = [axis.options[place] for axis, place in zip(grid.axes, places, strict=True)]
-    return [parse_setting(option.setting) for option in options if option.setting]
+    return settings_at(grid.axes, places)
 
 
 def cell(grid: WhatIfGrid, places: tuple[int, ...]) -> dict[str, float | None]:
-    at = combinations(grid).index(places)
+    """What is predicted at these places, with workers and links as now."""
+    at = grid.positions.index((*places, *(axis.now for axis in grid.scaling_axes)))
     return {name: column[at] for name, column in grid.cells.items()}
 
 

@@ -20,6 +20,9 @@ export function element(tag, className = "", text = "") {
   return part;
 }
 
+/** Text with what stands between its backticks as code. @param {string} text */
+export const codeParts = (text) => text.split("`").map((part, i) => (i % 2 ? element("code", "", part) : part));
+
 /** @param {string} text @param {() => void} onClick */
 export function button(text, onClick, className = "") {
   const part = element("button", className, text);

@@ -39,7 +39,8 @@ export class RankLanes extends TimeView {
   fillGutter() {
     const { drawn: scene, layout } = this;
     const boxes = scene.lanes.ranks.map((rank, place) => {
-      const clock = rank === scene.lanes.reference ? "reference clock" : `clock ±${duration(scene.lanes.errors[place])}`;
+      const own = rank === scene.lanes.reference ? "reference clock" : `clock ±${duration(scene.lanes.errors[place])}`;
+      const clock = scene.traced.has(place) ? own : "not traced";
       const cause = scene.stragglers.get(rank);
       const hint = cause ? `${cause} · ${clock.replace(/ ?clock ?/, "")}` : clock;
       const next = layout.tops[place + 1] ?? layout.height;

@@ -17,6 +17,8 @@ export class RankScene {
     this.end = columns.lane_end;
     this.complete = columns.last; // when the last rank came to each match
     this.count = this.match.length;
+    /** Lanes of ranks that recorded anything. */
+    this.traced = new Set([...this.place, ...lanes.steps.map(([place]) => place)]);
     const main = Math.max(0, lanes.ranks.indexOf(lanes.reference));
     /** @type {StepMark[]} */
     this.steps = lanes.steps.filter(([place]) => place === main)

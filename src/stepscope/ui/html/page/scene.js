@@ -164,12 +164,13 @@ export class Scene {
     return { mask, events, busy: this.unionTime(events) };
   }
 
-  /** Time that events, sorted by start, cover in their lanes: overlaps count once. @param {number[]} events */
+  /** Time that events, sorted by start, cover in their lanes: overlaps count once, and on a device only work counts, not what describes it. @param {number[]} events */
   unionTime(events) {
     const covered = new Float64Array(this.lanes.length).fill(-Infinity);
     const sums = { device: 0, host: 0 };
     for (const event of events) {
       const lane = this.laneOfRow[this.rowOf(event)];
+      if (this.lanes[lane].group === "device" && !this.lanes[lane].work) continue;
       const end = this.end(event);
       sums[this.lanes[lane].group] += Math.max(0, end - Math.max(this.start[event], covered[lane]));
       covered[lane] = Math.max(covered[lane], end);

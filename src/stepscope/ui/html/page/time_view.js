@@ -110,6 +110,9 @@ export class TimeView extends HoverChart {
     this.show(t0 + by, t1 + by);
   }
 
+  /** There is nothing to zoom out to: the page scrolls instead. */
+  get isWidest() { return this.view.t1 - this.view.t0 >= this.span * WIDEST_VIEW * (1 - 1e-9); }
+
   wheel(/** @type {WheelEvent} */ event) {
     if (!this.span) return;
     const now = performance.now();
@@ -117,6 +120,7 @@ export class TimeView extends HoverChart {
       this.lastPageScroll = now;
       return;
     }
+    if (this.isWidest && event.deltaY > 0 && event.deltaY >= Math.abs(event.deltaX) && !event.shiftKey && !event.ctrlKey) return;
     event.preventDefault();
     const unit = event.deltaMode === 1 ? 30 : 1;
     if (event.shiftKey) {

@@ -232,12 +232,14 @@ interface Axis {
 interface WhatIfData {
   axes: Axis[];
   scalingAxes: Axis[];
-  cells: Record<string, (number | null)[]>;
+  at: number[]; // the predicted positions, each as one number; the last control runs fastest
+  cells: Record<string, any[]>; // one row per position; null where a change refuses
+  lines: string[]; // assumptions and refusals, by number
+  workers: number; // now
   batch: number | null;
   samples: number | null; // of a step: several batches where gradients accumulate
   limit: number | null;
   onHost: boolean;
-  assumptions: Record<string, string[]>;
   path: string;
   worth: number; // a change of the step that is worth having
   decisive: number; // who needs this share of the step alone is the bottleneck
@@ -256,7 +258,8 @@ interface Predicted extends Peak {
   factor: number; // throughput over now
   comm: number;
   exposed: number;
-  efficiency: number;
+  efficiency: number | null;
+  assumed: number[]; // numbers of lines
 }
 
 /** The same, where it may not be known. */
@@ -274,92 +277,6 @@ interface PlotOptions {
   rows: { name: string; text(point: Point): string }[]; // under each point
   words(point: Point): string;
 }
-
-// ---- scaled steps: times in ns
-
-/** Up to a size in bytes: a message takes alpha ns + beta ns for each byte. */
-type CostLine = [upTo: number, alpha: number, beta: number];
-
-/** The links between a number of workers. */
-interface Link {
-  ranks: number;
-  straggling: number; // how much longer the slowest worker takes
-  spread: number; // of the expected transfers
-  basis: string;
-  all_reduce: CostLine[]; // none for one worker
-  broadcast: CostLine[];
-  beside: CostLine[]; // an all-reduce while the host computes
-  lost: number; // share of an all-reduce that compute loses to it
-  said: string[];
-}
-
-/** Gradients in buckets of one size. */
-interface Buckets {
-  bucket_mb: number | null; // null: as it is now
-  size_bytes: number[];
-  carried_bytes: number[]; // by which the trace's own transfers are priced; none: their sizes
-  marks: number[]; // the moment at which each is ready
-  host_ns: number[];
-  fill_ns: number[];
-}
-
-type Shape = { host: number; busy: number[]; own: number[]; marked: number[][] };
-type ShapeName = "planned" | "traced";
-
-/** One changed step of one worker. */
-interface Step {
-  compute: number; // which of the times is the compute stream's
-  task: number | null; // of a CUDA graph: the host's time for one more task
-  waiting: number; // inside the traced exchange, for other ranks
-  wait: number[];
-  share: number[]; // of the expected transfer that each took
-  silent: number; // the traced step if no collective took any time
-  quiet: number | null; // the same with other buckets
-  planned?: Shape; // collectives are inserted
-  traced?: Shape; // the trace's own collectives get other durations
-}
-
-/** One combination of the other controls. */
-interface Cell {
-  ns: number; // the step before a CUDA graph is made of it
-  variance: number;
-  spread: number; // of the CUDA graph
-  step: number; // its place among the steps
-  shared: (number | null)[]; // by link: the place of the step when all workers share one batch
-  peaks: ({ peak: number; peak_low: number; peak_high: number } | null)[];
-  stalls: [own: Stalled, shared: Stalled][]; // by link; none where the run's steps are not known
-}
-
-/** What stalls add to an average step, and its standard deviation; ns. */
-type Stalled = [ns: number, doubt: number];
-
-interface ScalingData {
-  unit: number; // of the tables
-  before: number; // workers now
-  onHost: boolean;
-  links: Link[]; // by number of workers
-  buckets: Buckets[]; // as now first
-  finish: number; // host time after the last sum
-  sent: number[]; // bytes of each message before forward
-  send: number; // host time for one
-  afterSend: number; // host time after all of them
-  moments: number;
-  forward: number; // the moment at which forward begins
-  doubts: Record<"change" | "least" | "model" | "straggling" | "host" | "low_end" | "reached" | "share", number>;
-  adjusted: Record<string, [shift: number, stretch: number]>; // by what-ifs' names
-  narrowest: number; // half width of an interval, as a logarithm
-  shapes: Record<string, { times: number; stretches: number; sloped: boolean }>;
-  held: number; // bytes of DDP's buckets
-  batch: [own: string, shared: string]; // what is assumed about the batch
-  steps: Step[];
-  cells: (Cell | null)[];
-  columns: Columns;
-}
-
-/** Places in the lists, and whether workers share one batch. */
-type Plan = { link: number; buckets: number; bandwidth: number; strong: boolean };
-type Replayed = { step: number; host: number; device: number; comm: number };
-type Tables = { times: number; stretches: Float64Array[] };
 
 // ---- a bench
 

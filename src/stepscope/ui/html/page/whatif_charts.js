@@ -52,7 +52,7 @@ export function drawInterval(now, then, changed) {
   return drawing(width, height, words, parts);
 }
 
-/** What host, device and links need, now and then; in full colour the part of the links' time that nothing hides. @param {Predicted} now @param {Predicted} then @param {{ onHost: boolean, links: boolean }} options */
+/** What host, device and links need, now and then; in full colour what communication adds to the step. @param {Predicted} now @param {Predicted} then @param {{ onHost: boolean, links: boolean }} options */
 export function drawBars(now, then, { onHost, links }) {
   /** @param {string} name @param {string} kind @param {(at: Predicted) => number} value @param {(at: Predicted) => number} exposed */
   const pair = (name, kind, value, exposed = () => 0) => [
@@ -146,18 +146,20 @@ export function drawScaling(points, rate, unit, room) {
   const width = Math.min(720, Math.max(460, room || 620));
   const [top, bottom] = [14, 206];
   const values = (/** @type {Point} */ { factor: times, step, low, high }) => [times, (times * step) / high, (times * step) / low].map((pace) => pace * rate);
-  const ideal = (/** @type {Point} */ point) => (point.factor / point.efficiency) * rate;
-  const all = points.flatMap((point) => [...values(point), ideal(point)]);
+  const knows = points.every((point) => point.efficiency);
+  const ideal = (/** @type {Point} */ point) => (point.factor / (point.efficiency ?? 1)) * rate;
+  const all = points.flatMap((point) => [...values(point), ...(knows ? [ideal(point)] : [])]);
   const [least, most] = [Math.min(...all) * 0.9, Math.max(...all) * 1.1];
   return plot(points, {
     size: [width, 258, 66, width - 4, bottom],
     levels: logLevels(least, most),
     y: (value) => bottom - ((bottom - top) * Math.log(value / least)) / Math.log(most / least),
-    values, ideal,
-    rows: [{ name: "workers", text: (point) => point.label }, { name: "efficiency", text: (point) => percent(point.efficiency) }],
+    values,
+    ...(knows ? { ideal } : {}),
+    rows: [{ name: "workers", text: (point) => point.label }, ...(knows ? [{ name: "efficiency", text: (/** @type {Point} */ point) => percent(point.efficiency ?? 1) }] : [])],
     words: (point) => {
       const [pace, low, high] = values(point).map(significant);
-      return `${point.label} ${point.label === "1" ? "worker" : "workers"}: ${pace} ${unit} (${low} to ${high}), a step of ${milliseconds(point.step)}, efficiency ${percent(point.efficiency)}`;
+      return `${point.label} ${point.label === "1" ? "worker" : "workers"}: ${pace} ${unit} (${low} to ${high}), a step of ${milliseconds(point.step)}${point.efficiency ? `, efficiency ${percent(point.efficiency)}` : ""}`;
     },
   });
 }

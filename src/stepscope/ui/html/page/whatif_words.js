@@ -24,7 +24,7 @@ export function bottleneck(cell, onHost, decisive) {
   const device = significant(cell.device);
   const both = onHost ? `the host has ${host} ms of work` : `the host has ${host} ms of work, the device ${device}`;
   const typical = cell.step - cell.stalls; // stalls are nobody's work
-  if (cell.exposed > (1 - decisive) * typical) return ["the links", `nothing hides ${milliseconds(cell.exposed)} of them; ${both}`];
+  if (cell.exposed > (1 - decisive) * typical) return ["the links", `they add ${milliseconds(cell.exposed)} to the step; ${both}`];
   if (onHost) return ["the host", `it has ${host} ms of work; there is no device`];
   if (Math.max(cell.host, cell.device) < decisive * typical) return ["neither alone", `they wait for each other: ${both}`];
   return cell.device >= cell.host

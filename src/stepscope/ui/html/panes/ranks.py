@@ -124,13 +124,19 @@ def report_view(report: ReportData) -> RanksView | None:
         explanation.quality,
         strategies=explanation.strategies,
         shown=len(report.ranks),
+        untraced=explanation.without_trace.count if explanation.without_trace else 0,
     )
 
 
 def ranks_view(
-    job: Job, notes: Sequence[Note], *, strategies: Sequence[Strategy] = (), shown: int = 0
+    job: Job,
+    notes: Sequence[Note],
+    *,
+    strategies: Sequence[Strategy] = (),
+    shown: int = 0,
+    untraced: int = 0,
 ) -> RanksView:
-    """`shown` ranks are in the page in detail."""
+    """`shown` ranks are in the page in detail; `untraced` ones of the job recorded no trace."""
     steps = _shown_steps(job)
     arrivals, left_out = draw_arrivals(job)
     bandwidth, legend = draw_bandwidth(job)
@@ -139,7 +145,7 @@ def ranks_view(
         verdict=straggler_words(job.stragglers),
         tone=straggler_tone(job.stragglers),
         evidence=[f"{line}." for worst in job.stragglers.ranks[:1] for line in worst.evidence],
-        facts=_facts(job),
+        facts=_facts(job, untraced),
         clock=f"{clock_words(job.clock)} {host_clock_words(job.clock)}".strip(),
         metrics=METRICS,
         no_heat="" if job.steps else "No step was recorded that ranks could be compared in.",
@@ -166,14 +172,20 @@ def ranks_view(
     )
 
 
-def _facts(job: Job) -> list[tuple[str, str, str]]:
+def _facts(job: Job, untraced: int) -> list[tuple[str, str, str]]:
     hosts = len(set(job.hosts.values()))
     where = f"on {hosts} hosts" if hosts > 1 else "on one host" if hosts else ""
-    facts = [("Ranks", f"{len(job.ranks):,}", where)]
+    if untraced:
+        where = f"{len(job.ranks):,} of them traced, {where}".removesuffix(", ")
+    facts = [("Ranks", f"{len(job.ranks) + untraced:,}", where)]
     slowest = max((times.step_ms for times in job.times), default=0.0)
     if slowest:
         facts.append(
-            ("Step", duration(slowest * 1e6), "Of the slowest rank, median of the recorded steps")
+            (
+                "Profiled step",
+                duration(slowest * 1e6),
+                "Of the slowest rank, their median",
+            )
         )
         own = [times.own_ms for times in job.times]
         low, high = (job.ranks[own.index(end)] for end in (min(own), max(own)))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from stepscope.records.figures import interval, milliseconds
 from stepscope.records.words import sentence
 from stepscope.ui.html.pane import Pane, ReportData
 from stepscope.ui.html.render import json_block
-from stepscope.ui.html.whatif_scaling import encode_scaling
 from stepscope.ui.whatif import BASIS, DECISIVE, WORTH, gain_of, judge, label, saved_ms, verdict
 
 if TYPE_CHECKING:
@@ -29,15 +28,17 @@ def report_view(report: ReportData) -> dict[str, Any] | None:
 
 def whatif_view(grid: WhatIfGrid, *, several: bool = False) -> dict[str, Any]:
     """`several` when the report is about more than one rank."""
-    scaling = grid.scaling
-    scaling_axes = scaling.axes if scaling and (grid.axes or scaling.setup) else ()
+    scaling_axes = grid.scaling_axes if grid.axes or grid.has_links else ()
+    reasons = list(dict.fromkeys(axis.why for axis in scaling_axes))
     return {
         "about": _about(grid, several),
         "axes": grid.axes,
         "scaling_axes": scaling_axes,
-        "why": _commands(sentence(scaling.why)) if scaling else Markup(""),
-        "scaling": encode_scaling(scaling, grid.scaling_cells) if scaling and scaling.setup else "",
+        # A reason that all controls have is given once.
+        "why": reasons[0] if len(reasons) == 1 else "",
+        "scaling": grid.has_links,
         "has_buckets": any(axis.id == "bucket-mb" and not axis.why for axis in scaling_axes),
+        "has_bandwidth": any(axis.id == "bandwidth" and not axis.why for axis in scaling_axes),
         "who": _who(grid),
         "samples": grid.samples,
         "has_batch": any(axis.id == "batch" for axis in grid.axes),
@@ -63,14 +64,13 @@ def _about(grid: WhatIfGrid, several: bool) -> str:
 
 
 def _who(grid: WhatIfGrid) -> str:
-    links = grid.scaling is not None and grid.scaling.setup is not None
     if grid.on_host:
-        return "Host and links" if links else "Host and communication"
-    return "Host, device and links" if links else "Host and device"
+        return "Host and links" if grid.has_links else "Host and communication"
+    return "Host, device and links" if grid.has_links else "Host and device"
 
 
 def _rows(grid: WhatIfGrid) -> list[dict[str, Any]]:
-    axes = (*grid.axes, *(grid.scaling.axes if grid.scaling and grid.scaling.setup else ()))
+    axes = (*grid.axes, *grid.scaling_axes)
     known = {option.setting for axis in axes for option in axis.options if option.setting}
     most = max((abs(saved_ms(single)[0]) for single in grid.singles), default=0.0) or 1.0
     return [_row(single, known, most) for single in grid.singles]
@@ -106,23 +106,34 @@ def _left_out(grid: WhatIfGrid) -> list[tuple[str, str]]:
 
 
 def _data(grid: WhatIfGrid) -> str:
-    """The cells, for whatif.js."""
+    """The positions, for whatif.js."""
+    axes = (*grid.axes, *grid.scaling_axes)
+    lines = dict.fromkeys(line for lines in grid.assumptions for line in lines)
+    number = {line: i for i, line in enumerate(lines)}
     body = {
         "axes": [_axis(axis) for axis in grid.axes],
-        "scalingAxes": [
-            _axis(axis) | {"why": axis.why} for axis in (grid.scaling.axes if grid.scaling else ())
-        ],
-        "cells": grid.cells,
+        "scalingAxes": [_axis(axis) | {"why": axis.why} for axis in grid.scaling_axes],
+        "at": [_key(axes, places) for places in grid.positions],
+        "cells": grid.cells | {"assumed": [[number[s] for s in one] for one in grid.assumptions]},
+        "lines": list(lines),
+        "workers": grid.workers,
         "batch": grid.batch,
         "samples": grid.samples,
         "limit": grid.limit_bytes,
         "onHost": grid.on_host,
-        "assumptions": grid.assumptions,
-        "path": shlex.quote(grid.path),
+        "path": shlex.join(grid.paths),
         "worth": WORTH,
         "decisive": DECISIVE,
     }
     return json_block(body)
+
+
+def _key(axes: tuple[Axis, ...], places: tuple[int, ...]) -> int:
+    """One number for all controls' places; the last runs fastest."""
+    key = 0
+    for axis, place in zip(axes, places, strict=True):
+        key = key * len(axis.options) + place
+    return key
 
 
 def _axis(axis: Axis) -> dict[str, Any]:
@@ -133,13 +144,6 @@ def _axis(axis: Axis) -> dict[str, Any]:
         "ticks": [option.tick for option in axis.options],
         "settings": [option.setting for option in axis.options],
     }
-
-
-def _commands(text: str) -> Markup:
-    """Text with its backticks as code."""
-    parts = [escape(part) for part in text.split("`")]
-    pieces = [Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts)]
-    return Markup("").join(pieces)
 
 
 PANE = Pane(id="whatif", title="What if", order=30, view=report_view)

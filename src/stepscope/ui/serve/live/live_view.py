@@ -230,12 +230,12 @@ def _facts(run: LiveRun, rank: LiveRank, verdict: VerdictNow | None) -> tuple[Li
             ),
         ),
         LiveFact(
-            label="goodput",
+            label="goodput" if run.has_ended else "goodput so far",
             value=or_dash(rank.goodput, percent),
             detail=f"steady training, of {long_duration(1e9 * run.seconds)}",
         ),
         LiveFact(
-            label="memory",
+            label="memory" if rank.on_device else "process memory",
             value=or_dash(_most_memory(run), size),
             detail=_memory_detail(rank, verdict),
         ),
