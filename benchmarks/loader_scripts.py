@@ -205,7 +205,9 @@ SCENARIOS = {
     ),
     "windows": lambda: (Windows(32 * 900), 32, Forecast(), 900, {}),
     "python-light": lambda: (PythonItems(16 * 200, 64, 0.7), 16, Classify(mlp(64, 128)), 200, {}),
-    "python-heavy": lambda: (PythonItems(16 * 120, 256, 0.6), 16, Classify(mlp(256, 1200)), 120, {}),
+    "python-heavy": lambda: (
+        PythonItems(16 * 120, 256, 0.6), 16, Classify(mlp(256, 1200)), 120, {},
+    ),
     "sleep": lambda: (SleepingItems(8 * 120, 256, 2.0), 8, Classify(mlp(256, 900)), 120, {}),
     "decode": lambda: (
         CompressedImages(8 * 120, 128), 8, Classify(small_images(48)), 120, {},
@@ -215,7 +217,8 @@ SCENARIOS = {
     "records": lambda: (Records(32 * 150), 32, Language(64, 2), 150, {"collate_fn": pad}),
     "short-epochs": lambda: (PythonItems(16 * 20, 64, 0.2), 16, Classify(mlp(64, 256)), 400, {}),
     "kept-workers": lambda: (
-        PythonItems(16 * 20, 64, 0.2), 16, Classify(mlp(64, 256)), 400, {"persistent_workers": True},
+        PythonItems(16 * 20, 64, 0.2), 16, Classify(mlp(64, 256)), 400,
+        {"persistent_workers": True},
     ),
     "columns": lambda: (
         ManyColumns(128 * 200), 128, Recommend(), 200, {"collate_fn": many_columns},

@@ -80,7 +80,7 @@ def _core_wait_ns() -> int:
         return 0
 
 
-class LoaderUse:
+class WatchedLoader:
     """One loader, or several of the same settings: what its batches cost."""
 
     def __init__(self, facts: dict[str, Any]) -> None:
@@ -150,9 +150,9 @@ class Loaders:
 
     def __init__(self) -> None:
         self._pid = os.getpid()
-        self._uses: dict[tuple[Any, ...], LoaderUse] = {}
-        self._by_sampler: dict[int, LoaderUse] = {}
-        self.begun: LoaderUse | None = None  # whose iterator is created: workers are forked now
+        self._uses: dict[tuple[Any, ...], WatchedLoader] = {}
+        self._by_sampler: dict[int, WatchedLoader] = {}
+        self.begun: WatchedLoader | None = None  # whose iterator is created: workers are forked now
 
     @never_raise
     def begins(self, loader: Any) -> None:
@@ -161,7 +161,7 @@ class Loaders:
         key = tuple(map(str, facts.values()))
         use = self._uses.get(key)
         if use is None and len(self._uses) < _MOST_LOADERS:
-            use = self._uses[key] = LoaderUse(facts)
+            use = self._uses[key] = WatchedLoader(facts)
         self.begun = use
         if use is not None:
             sampler = id(getattr(loader, "_index_sampler", None))
@@ -170,7 +170,7 @@ class Loaders:
             if use.board is not None:
                 use.board.forget()
 
-    def of_sampler(self, sampler: int) -> LoaderUse | None:
+    def of_sampler(self, sampler: int) -> WatchedLoader | None:
         return self._by_sampler.get(sampler)
 
     def made(self, wall_ns: int, cpu_ns: int) -> None:

@@ -28,6 +28,7 @@ _NAMES = (
     "no-breaks",
     "no-sync",
     "no-data-wait",
+    "loader-workers",
     "no-stalls",
     "scan",
     "batch",
