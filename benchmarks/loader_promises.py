@@ -22,7 +22,6 @@ from statistics import mean, median
 from typing import TYPE_CHECKING
 
 from loader_scripts import SCENARIOS
-
 from stepscope.records.prediction import Setting
 from stepscope.ui.slowest_bench import open_slowest
 
