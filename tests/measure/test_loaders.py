@@ -98,10 +98,11 @@ def test_loaders_of_equal_settings_add_up() -> None:
         loader = DataLoader(TensorDataset(torch.zeros(40)), 2)
         loaders.begins(loader)
         assert loaders.begun is not None
-        loaders.begun.created(10)
+        loaders.created(10)
+        assert loaders.begun is None
         samplers.append((loader, id(loader._index_sampler)))
         use = loaders.of_sampler(samplers[-1][1])
-        assert use is loaders.begun
+        assert use is not None
         for _ in range(20):
             use.fetched(7, 5, [torch.zeros(2)], plain=True)
         use.ended(3)

@@ -102,8 +102,7 @@ def _watch_iterators(session: Session, owner: Any) -> None:
         finally:
             ended = perf_counter_ns()
             notes.append((FETCHED, ended, NO_BATCH))
-            if loaders.begun is not None:
-                loaders.begun.created(ended - began)
+            loaders.created(ended - began)
 
     replace(owner, "__iter__", iterate)
 

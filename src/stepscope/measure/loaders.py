@@ -97,6 +97,7 @@ class WatchedLoader:
         self._sums.update(epochs=1, start_ns=wall_ns)
         self._fresh = 0
 
+    @never_raise
     def fetched(self, wall_ns: int, cpu_ns: int, batch: Any, *, plain: bool) -> None:
         """A batch came; `plain`: no profiler ran. The first ones of an epoch wait for a start."""
         self._fresh += 1
@@ -112,6 +113,7 @@ class WatchedLoader:
             sums["wall_ns"] += wall_ns
             sums["cpu_ns"] += cpu_ns
 
+    @never_raise
     def ended(self, wall_ns: int) -> None:
         """The loader is exhausted; workers that do not persist have ended."""
         self._sums.update(ends=1, end_ns=wall_ns)
@@ -157,6 +159,7 @@ class Loaders:
     @never_raise
     def begins(self, loader: Any) -> None:
         """An iterator of this loader is about to be created."""
+        self.begun = None
         facts = describe_loader(loader)
         key = tuple(map(str, facts.values()))
         use = self._uses.get(key)
@@ -170,9 +173,17 @@ class Loaders:
             if use.board is not None:
                 use.board.forget()
 
+    @never_raise
+    def created(self, wall_ns: int) -> None:
+        """The iterator exists, and its workers were forked."""
+        begun, self.begun = self.begun, None
+        if begun is not None:
+            begun.created(wall_ns)
+
     def of_sampler(self, sampler: int) -> WatchedLoader | None:
         return self._by_sampler.get(sampler)
 
+    @never_raise
     def made(self, wall_ns: int, cpu_ns: int) -> None:
         """In a worker that was forked while its loader's iterator was created."""
         if os.getpid() == self._pid or self.begun is None or self.begun.board is None:
@@ -222,7 +233,9 @@ def _own_dataset(dataset: Any) -> Any:
         if not type(dataset).__module__.startswith("torch.utils.data"):
             break
         stored = getattr(dataset, "__dict__", {})
-        inside = stored.get("dataset") or next(iter(stored.get("datasets") or ()), None)
+        several = stored.get("datasets")
+        first = several[0] if isinstance(several, (list, tuple)) and several else None
+        inside = stored.get("dataset", first)
         if inside is None:
             break
         dataset = inside

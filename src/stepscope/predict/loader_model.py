@@ -46,6 +46,7 @@ USUAL_PASSING = Passing(hand_over_ns=40_000, write_page_ns=1_200, read_page_ns=6
 PASSING_DOUBT, UNTRIED_DOUBT = 0.35, 0.6
 _OTHER_COUNT_DOUBT = 0.4  # of the change, from some workers to another number of them
 _MOST_MISSED = 2.0
+_OTHERS_DOUBT = 0.5  # of the share of the cores that others have
 _MAKING_DOUBT, _CROWDED_DOUBT, _LEAST_DOUBT = 0.15, 0.15, 0.06
 
 
@@ -63,6 +64,7 @@ class LoaderCosts(msgspec.Struct, frozen=True, kw_only=True):
     epoch_steps: float | None = None  # None: one epoch
     persistent: bool = False
     cores: float = 1.0  # free for this rank and its workers
+    others: float = 0.0  # cores that other processes keep busy
     passing_doubt: float = PASSING_DOUBT
     now: int = 0  # workers
 
@@ -169,7 +171,8 @@ def _doubt(
     moved = bool(costs.now) != bool(workers)
     making = _MAKING_DOUBT * min(1.0, costs.make_ns / step_ns) if moved else 0.0
     crowding = _CROWDED_DOUBT * crowded**2
-    return math.hypot(_LEAST_DOUBT, passing, removed, making, crowding)
+    beside = _OTHERS_DOUBT * min(1.0, costs.others / (costs.others + costs.cores))
+    return math.hypot(_LEAST_DOUBT, passing, removed, making, crowding, beside)
 
 
 # From what was captured
@@ -205,6 +208,7 @@ def read_costs(
         epoch_steps=loader.epoch_batches / batches if loader.epoch_batches else None,
         persistent=loader.persistent,
         cores=_free_cores(load),
+        others=_others(load),
         passing_doubt=PASSING_DOUBT if passes else UNTRIED_DOUBT,
         now=loader.workers,
     )
@@ -238,6 +242,8 @@ def _without_workers(
     if making is None or wall_ns is None or cpu_ns is None:
         return None
     beside_ns = waited_ns * costs.compute_ns / step_ns
+    worked_ns = costs.batches * making.process_ns / making.count
+    beside_ns *= worked_ns / max(1.0, worked_ns + costs.others * step_ns)  # others stay
     after_ns = costs.unit(*_AFTER) + _READ_PAGES * costs.passes.read_page_ns * costs.pages
     compute_ns = max(_LEAST_COMPUTE * costs.compute_ns, costs.compute_ns - beside_ns - after_ns)
     core_wait_ns = making.core_wait_ns / making.count
@@ -263,5 +269,9 @@ def _free_cores(load: HostLoad | None) -> float:
     """Cores for one rank and its workers."""
     if load is None or not load.room:
         return 1.0
-    others = lost_to_others(load.plain) if load.plain and load.plain.wall_ns else 0.0
-    return max(1.0, (load.room - others) / max(1, load.local_ranks or 1))
+    return max(1.0, (load.room - _others(load)) / max(1, load.local_ranks or 1))
+
+
+def _others(load: HostLoad | None) -> float:
+    """Cores that other processes keep busy."""
+    return lost_to_others(load.plain) if load and load.plain and load.plain.wall_ns else 0.0

@@ -11,7 +11,7 @@ from stepscope.explain.replay.schedule import step_ns
 from stepscope.predict.data_waits import without_waits
 from stepscope.predict.declaration import ApplyStage, WhatIf
 from stepscope.predict.loader_model import LoaderCosts, LoaderStep, predict_workers, read_costs
-from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.outcome import NothingToChange, Outcome, Refused, WrongValue, changed
 from stepscope.records.figures import milliseconds, significant
 from stepscope.records.words import counted
 
@@ -59,7 +59,7 @@ def _loader(context: StepContext, workers: int) -> LoaderUse:
         )
     if loader.workers == workers:
         has = counted(workers, "worker") if workers else "no workers"
-        raise Refused(f"loader-workers={workers}: the DataLoader has {has} already")
+        raise NothingToChange(f"loader-workers={workers}: the DataLoader has {has} already")
     if loader.iterable and workers > max(1, loader.workers) and loader.workers < 2:
         raise Refused(
             f"loader-workers={workers}: {loader.dataset or 'the dataset'} is an IterableDataset: "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.outcome import WrongValue
+from stepscope.predict.outcome import Refused, WrongValue
 from stepscope.predict.values import parse_whole
 from stepscope.records.words import plural
 
@@ -28,10 +28,13 @@ def apply(context: StepContext, value: str) -> Outcome:
     count = parse_whole(number)
     if not 1 <= count <= _MAX_WORKERS or scaling not in ("", "strong", "weak"):
         raise WrongValue(f"workers={value}: give their number, such as 8, or 8:strong")
-    outcome = replan(context, ranks=count, strong=scaling == "strong")
-    if context.job is None and not context.trace.collectives and context.analysis.inputs.loader:
-        return replace(outcome, assumptions=(*outcome.assumptions, _NOT_THE_LOADERS))
-    return outcome
+    alone = context.job is None and not context.trace.collectives
+    hint = _NOT_THE_LOADERS if alone and context.analysis.inputs.loader else ""
+    try:
+        outcome = replan(context, ranks=count, strong=scaling == "strong")
+    except Refused as reason:
+        raise (Refused(f"{reason}; {hint}") if hint else reason) from None
+    return replace(outcome, assumptions=(*outcome.assumptions, hint)) if hint else outcome
 
 
 def _label(value: str) -> str:
