@@ -5,7 +5,8 @@
 Every script of loader_scripts.py is captured with no workers and with two, and runs bare with 0, 1,
 2 and 4 in turns. What is there already is kept, so that the rounds may be spread over quiet times.
 Prints the predicted and the measured step over the captured one's, the mean error, and how often
-the sign is right where the measured change is over a tenth.
+the sign is right: where the measured change is over a tenth, and where the whole interval lies on
+one side. A tenth of a change is about what two runs of one script differ by.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def main() -> None:
     names = chosen.names or list(SCENARIOS)
     chosen.folder.mkdir(parents=True, exist_ok=True)
     bare = run_bare(chosen.folder, names, chosen.rounds)
-    errors, signs, inside = [], [], []
+    errors, signs, inside, sure = [], [], [], []
     print("| script, workers | " + " | ".join(f"{count} workers" for count in WORKERS) + " |")
     print("|---" * (1 + len(WORKERS)) + "|")
     for name in names:
@@ -105,6 +106,8 @@ def main() -> None:
                 low, high = (ms / after.baseline_ms for ms in (after.low_ms, after.high_ms))
                 errors.append(abs(told / true - 1))
                 inside.append(low <= true <= high)
+                if low > 1 or high < 1:
+                    sure.append((told > 1) == (true > 1))
                 if abs(math.log(true)) > CLEAR:
                     signs.append((told > 1) == (true > 1))
                 cells[workers] = f"{told:.2f} ({low:.2f}-{high:.2f}), {true:.2f}"
@@ -112,7 +115,8 @@ def main() -> None:
             print(f"| {' | '.join(row)} |")
     print(
         f"{len(errors)} predictions: mean error {mean(errors):.0%}, "
-        f"sign right in {sum(signs)} of {len(signs)}, inside the interval {mean(inside):.0%}"
+        f"sign right in {sum(signs)} of {len(signs)}, of those that are sure in {sum(sure)} of "
+        f"{len(sure)}, inside the interval {mean(inside):.0%}"
     )
 
 
