@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 from test_stalls import a_bench, predict, stall
 
 from stepscope import UsageError
+from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.predict.loader_model import LoaderCosts, predict_workers, read_costs
+from stepscope.predict.whatif import Bench
 from stepscope.records.host_load import HostLoad, PlainSteps
 from stepscope.records.loader_use import LoaderUse, Making, Passing, Sum
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from stepscope.trace.rank_inputs import ReadOptions, read_rank_inputs
 
 MS = 1_000_000
 PASSING = Passing(hand_over_ns=50_000, write_page_ns=1_000, read_page_ns=500)
@@ -118,3 +122,45 @@ def test_a_trace_without_a_captured_loader_is_refused(tmp_path: Path) -> None:
     assert "no DataLoader" in refusal
     with pytest.raises(UsageError, match="or 0 for none"):
         predict(bench, "loader-workers=many")
+
+
+# From a run folder to a prediction
+
+RUN = Path(__file__).parent.parent / "golden/h200-resnet18"
+
+
+def bench_with(folder: Path, **loader: Any) -> Bench:
+    """A golden run whose loader was captured, too."""
+    shutil.copytree(RUN, folder / "run")
+    rank = folder / "run/rank-00000"
+    facts = json.loads((rank / "rank.json").read_text())
+    feeding = {"workers": 0, "trains": True, "batches": 500, **loader}
+    facts["data"] = {"loaders": [feeding], "passing": to_builtins(PASSING)}
+    (rank / "rank.json").write_text(json.dumps(facts))
+    inputs = read_rank_inputs(rank / "trace.json.gz", ReadOptions(cache=False))
+    return Bench(RankAnalysis(inputs))
+
+
+COUNTED = {"count": 400, "wall_ns": 400 * MS, "cpu_ns": 400 * MS}
+
+
+def test_a_captured_loader_has_a_prediction_for_other_numbers_of_workers(tmp_path: Path) -> None:
+    bench = bench_with(tmp_path, fetch=COUNTED, tensors=2, batch_bytes=1 << 20)
+    after = predict(bench, "loader-workers=2")
+    assert not after.refused
+    assert after.low_ms < after.predicted_ms < after.high_ms
+    assert any("in a worker" in line for line in after.assumptions)
+    (refusal,) = predict(bench, "loader-workers=0").refused
+    assert refusal.endswith("the DataLoader has no workers already")
+
+
+def test_a_dataset_that_only_yields_may_have_one_worker(tmp_path: Path) -> None:
+    bench = bench_with(tmp_path, fetch=COUNTED, iterable=True, dataset="Stream")
+    assert not predict(bench, "loader-workers=1").refused
+    (refusal,) = predict(bench, "loader-workers=2").refused
+    assert "Stream is an IterableDataset: every worker would yield all of it" in refusal
+
+
+def test_workers_that_are_ranks_point_to_those_of_the_loader(tmp_path: Path) -> None:
+    after = predict(bench_with(tmp_path, fetch=COUNTED), "workers=1")
+    assert any("loader-workers=N" in line for line in (*after.assumptions, *after.refused))

@@ -26,6 +26,7 @@ from stepscope.explain.findings import (
     sort_findings,
     start_up,
 )
+from stepscope.explain.findings.loader_words import offer_for_waits
 from stepscope.records.compiled import CompiledWork
 from stepscope.records.explanation import Finding, Place
 from stepscope.records.loader_use import CodePlace, LoaderUse, Sum
@@ -108,6 +109,15 @@ def test_a_dataset_that_only_yields_is_said_to_be_duplicated() -> None:
     feeding = LoaderUse(workers=0, iterable=True)
     finding = sure(data_stalls.find_in(run(stall("data"), loader=feeding)))
     assert "each worker yields all of it" in finding.remedies[0].summary
+
+
+def test_pinned_memory_is_offered_on_a_gpu_only() -> None:
+    for feeding in (None, LoaderUse(workers=0)):
+        offered = {gpu: offer_for_waits(feeding, gpu=gpu) for gpu in (False, True)}
+        assert "pin-memory" in [remedy.id for remedy in offered[True]]
+        assert "pin-memory" not in [remedy.id for remedy in offered[False]]
+    pinned = offer_for_waits(LoaderUse(workers=0, pinned=True), gpu=True)
+    assert "pin-memory" not in [remedy.id for remedy in pinned]
 
 
 def test_workers_that_start_with_each_epoch_should_persist() -> None:
