@@ -164,3 +164,16 @@ def test_a_dataset_that_only_yields_may_have_one_worker(tmp_path: Path) -> None:
 def test_workers_that_are_ranks_point_to_those_of_the_loader(tmp_path: Path) -> None:
     after = predict(bench_with(tmp_path, fetch=COUNTED), "workers=1")
     assert any("loader-workers=N" in line for line in (*after.assumptions, *after.refused))
+
+
+def test_times_of_nothing_are_no_error(tmp_path: Path) -> None:
+    nothing = Passing(hand_over_ns=0, write_page_ns=0, read_page_ns=0)
+    empty = LoaderCosts(
+        compute_ns=0.0, compute_cores=0.0, make_ns=0.0, idle_ns=0.0, passes=nothing,
+        tensors=0, pages=0.0, now=1,
+    )  # fmt: skip
+    for workers in (0, 1, 4):
+        assert predict_workers(empty, workers, 1.0).step_ns > 0
+    bench = bench_with(tmp_path, workers=2, batches=1, make={"count": 9, "wall_ns": 0})
+    for workers in (0, 1):
+        assert predict(bench, f"loader-workers={workers}").predicted_ms > 0

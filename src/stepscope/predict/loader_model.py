@@ -103,7 +103,7 @@ def predict_workers(costs: LoaderCosts, workers: int, step_ns: float) -> LoaderS
 
 def _model_step(costs: LoaderCosts, workers: int) -> LoaderStep:
     if workers == 0:
-        step_ns = costs.compute_ns + costs.make_ns
+        step_ns = max(1.0, costs.compute_ns + costs.make_ns)
         return LoaderStep(
             step_ns=step_ns,
             thread_ns=step_ns,
@@ -121,7 +121,7 @@ def _model_step(costs: LoaderCosts, workers: int) -> LoaderStep:
     used_ns = costs.compute_ns * costs.compute_cores + costs.unit(*_RECEIVE_CPU) + read_ns
     used_ns += costs.unit(*_AFTER) + costs.make_ns - costs.idle_ns + send_ns
     crowd_ns = used_ns / max(costs.cores, 0.5)
-    steady_ns = _soft_max(thread_ns, making_ns, crowd_ns)
+    steady_ns = max(1.0, _soft_max(thread_ns, making_ns, crowd_ns))
     epoch_ns = _epoch_ns(costs, workers, steady_ns)
     step_ns = steady_ns + epoch_ns
     priced_ns = (steady_ns - max(costs.compute_ns, making_ns * 0.5)) + epoch_ns
@@ -190,6 +190,8 @@ def read_costs(
 ) -> LoaderCosts | None:
     """None if too few batches were counted. `data_ns` of the mean step is spent in the loader, and
     the host is busy for `host_ns` of the rest."""
+    if step_ns <= 0:
+        return None
     units = passes or USUAL_PASSING
     compute_ns = step_ns - data_ns
     plain = load.plain if load else None

@@ -33,7 +33,7 @@ def apply(context: StepContext, value: str) -> Outcome:
     costs, bare, stalls_ns = _read(context, loader)
     step = predict_workers(costs, workers, step_ns(context.graph) + context.stalls_ns)
     stalls = context.stalls.without(("data",)) if context.stalls else None
-    graph = _with_length(bare, step.step_ns - stalls_ns)
+    graph = _with_length(bare, max(1.0, step.step_ns - stalls_ns))
     return Outcome(
         context=replace(changed(context, graph), stalls=stalls),
         assumptions=tuple(_assumptions(loader, costs, step, workers)),
