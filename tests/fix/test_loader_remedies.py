@@ -59,15 +59,41 @@ def why(remedy: str, value: str, *built: Built, **facts: Any) -> str | None:
     return FIXES[remedy].fits(ScriptFacts(built=built, **known), value)
 
 
-def test_workers_are_as_many_as_a_rank_has_cores() -> None:
-    assert why("loader-workers", "8", loader()) is None
-    assert why("loader-workers", "8", loader(), local_ranks=2) == "a rank has 4 cores here"
-    assert why("loader-workers", "8", loader(), local_ranks=2, machine_cores=16) is None
-    assert why("loader-workers", "4", loader(), cores=2) == "a rank has 2 cores here"
+def test_workers_are_at_most_twice_as_many_as_a_rank_has_cores() -> None:
+    assert why("loader-workers", "16", loader()) is None
+    assert why("loader-workers", "16", loader(), local_ranks=2) == "a rank has 4 cores here"
+    assert why("loader-workers", "16", loader(), local_ranks=2, machine_cores=16) is None
+    assert why("loader-workers", "5", loader(), cores=2) == "a rank has 2 cores here"
     assert "feeds" in str(why("loader-workers", "2"))
     assert "feeds" in str(why("loader-workers", "2", loader(trains=False)))
     assert "already" in str(why("loader-workers", "2", loader(options={"num_workers": 2})))
     assert "all of it" in str(why("loader-workers", "2", loader(iterable=True)))
+    assert why("loader-workers", "1", loader(iterable=True)) is None
+
+
+def test_a_loader_with_workers_may_be_tried_without() -> None:
+    busy = loader(options={"num_workers": 2})
+    assert why("loader-workers", "0", busy) is None
+    assert why("loader-workers", "0", loader()) == "the DataLoader has no workers already"
+    call = "DataLoader(rows, num_workers={}, persistent_workers={}, prefetch_factor={})"
+    given = ("dataset", "num_workers", "persistent_workers", "prefetch_factor")
+    file, text = "/home/u/train.py", f"loader = {call.format(2, True, 4)}\n".encode()
+    built = replace(busy, frames=(Frame(file=file, line=1, function="<module>"),), given=given)
+    read = {file: text}.get
+    proposal = FIXES["loader-workers"].patch(Script(ScriptFacts(built=(built,)), read), "0")
+    source = edited(proposal.edits, read)[file].decode().strip()
+    assert source == f"loader = {call.format(0, False, None)}"
+
+
+@pytest.mark.slow
+def test_without_workers_their_other_arguments_go_too(tmp_path: Path) -> None:
+    with_workers = LOADED.replace(
+        "shuffle=True)", "shuffle=True, num_workers=1, persistent_workers=True, timeout=60)"
+    )
+    plain = run_injected(tmp_path, with_workers, steps=8)
+    run = run_injected(tmp_path, with_workers, "loader-workers=0", steps=8)
+    assert run.did["loader-workers=0"] == ["DataLoader: num_workers=0"]
+    assert run.losses == plain.losses
 
 
 def test_workers_may_turn_out_to_change_nothing() -> None:

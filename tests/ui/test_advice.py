@@ -198,6 +198,36 @@ def test_a_cause_that_leads_is_as_severe_as_what_it_causes() -> None:
     assert (first.id, first.severity, second.id) == ("recompiles", "high", "host-bound")
 
 
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("4", "set num_workers=4 of the DataLoader (predicted to save"),
+        ("0", "set num_workers=0 of the DataLoader: the training thread makes its batches ("),
+    ],
+)
+def test_workers_of_the_loader_are_named_by_the_number_that_surely_saves_most(
+    explained: Explanation, value: str, words: str
+) -> None:
+    loader = offering("data-loading", "high", "cheaper-batch", "loader-workers")
+    seen = seen_by(
+        explained, advised(f"loader-workers={value}", 12.0), advised("loader-workers=2", 5.0)
+    )
+    told = add_advice(replace(explained, findings=(loader,)), seen)
+    assert told.next.startswith(words)
+    others = add_advice(
+        replace(explained, findings=(offering("host-bound", "high", "compile"),)), seen
+    )
+    assert others.also.count("loader-workers") == 1
+
+
+def test_workers_that_would_not_surely_help_are_not_promised(explained: Explanation) -> None:
+    loader = offering("data-loading", "high", "cheaper-batch", "loader-workers")
+    seen = seen_by(explained, *(advised(f"loader-workers={count}", -3.0) for count in (1, 2, 4)))
+    told = add_advice(replace(explained, findings=(loader,)), seen)
+    assert told.next == "do cheaper-batch"
+    assert told.headline.remedy == "cheaper-batch"
+
+
 def test_a_saving_whose_interval_holds_zero_is_not_next(explained: Explanation) -> None:
     plain = replace(explained, findings=(offering("a", "high", "compile", "bf16"),))
     doubtful = replace(advised("compile", 9.0), saved_low_ms=-0.5)

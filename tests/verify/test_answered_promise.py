@@ -207,6 +207,19 @@ def test_a_what_if_shows_in_a_fact_of_its_own_name(capture: Capture) -> None:
     assert answered.delivery.seen == ("threads 4 -> 1",)
 
 
+def test_workers_of_the_loader_show_in_its_settings(capture: Capture) -> None:
+    def fed_by(workers: int) -> dict[str, object]:
+        evaluated = {"workers": 8, "trains": False, "batches": 90}
+        return {"data": {"loaders": [evaluated, {**evaluated, "workers": workers, "trains": True}]}}
+
+    a, b = (capture(ms, fed_by(workers)) for ms, workers in ((20.0, 2), (16.4, 0)))
+    promised(a, "loader-workers=0")
+    answered = with_promise(compared(a, b)).promise
+    assert answered is not None
+    assert answered.delivery is not None
+    assert answered.delivery.seen == ("loader-workers 2 -> 0",)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

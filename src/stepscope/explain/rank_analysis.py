@@ -88,6 +88,7 @@ class RankAnalysis:
         from stepscope.explain.whole_run.rank_run import explain_run
 
         run = explain_run(self.inputs.steps, rank=self.trace.rank or 0, times=self.inputs.times)
+        run = replace(run, loader=self.inputs.loader)
         if self.inputs.samples is None:
             return run
         from stepscope.explain.whole_run.stall_stacks import add_stall_stacks

@@ -72,3 +72,16 @@ def _held_dict(part: Any) -> dict[Any, Any]:
         if isinstance(own.get(name), dict):
             return own[name]  # type: ignore[no-any-return]
     return own
+
+
+def parts_of(part: Any) -> Any:
+    """Everything that a container of a batch holds; nothing for a plain value."""
+    kind = type(part)
+    if kind in _PLAIN:
+        return ()
+    if issubclass(kind, (tuple, list)):
+        return part
+    try:
+        return (part if issubclass(kind, dict) else _held_dict(part)).values()
+    except AttributeError:
+        return ()

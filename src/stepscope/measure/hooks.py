@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.after_import import when_imported
 from stepscope.measure.attached import replace, when_detached
-from stepscope.measure.batch_elements import count_elements
 from stepscope.measure.dynamo import (
     is_tracing,
     know_as_unpatched,
@@ -23,9 +22,10 @@ from stepscope.measure.dynamo import (
     untraced,
 )
 from stepscope.measure.graph_steps import watch_graph_steps
+from stepscope.measure.loader_hooks import watch_data_loaders
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.rare_phases import watch_rare_phases
-from stepscope.measure.step_notes import ENTER, EXHAUSTED, FETCH, FETCHED, LEAVE, NO_BATCH
+from stepscope.measure.step_notes import ENTER, LEAVE
 
 if TYPE_CHECKING:
     from stepscope.measure.session import Session
@@ -41,7 +41,7 @@ def install(session: Session) -> None:
     session.torch_is_here()
     _watch_optimizers(session)
     _watch_engine(session)
-    _watch_data_loader(session)
+    watch_data_loaders(session)
     _watch_grad_scaler(session)
     watch_graph_steps(session)
     _watch_process_groups(session)
@@ -119,80 +119,6 @@ def _watch_engine(session: Session) -> None:
 def _creates_graph(args: tuple[Any, ...]) -> bool:
     """Gradients that will be differentiated again are part of a loss."""
     return len(args) > _CREATE_GRAPH and bool(args[_CREATE_GRAPH])
-
-
-def _watch_data_loader(session: Session) -> None:
-    def attach(module: Any) -> None:
-        _watch_fetches(session, module._BaseDataLoaderIter)
-        _watch_iterators(session, module.DataLoader)
-
-    when_imported("torch.utils.data.dataloader", attach)
-
-
-def _watch_fetches(session: Session, owner: Any) -> None:
-    """A loader and its iterators are known by their sampler, which they share."""
-    from torch import is_grad_enabled
-    from torch.compiler import is_compiling
-
-    ends_steps = session.settings.step_on == "dataloader"
-    notes, start_up = session.notes, session.start_up
-    original = owner.__next__
-
-    @surrounds
-    @functools.wraps(original)
-    def following(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or get_ident() != session.thread:
-            return original(self, *args, **kwargs)
-        if ends_steps:
-            session.boundary()
-        loader = id(getattr(self, "_index_sampler", None))
-        notes.append((FETCH, perf_counter_ns(), (loader, False, is_grad_enabled())))
-        if session.phases_wanted:
-            session.phase_changes("data", entering=True)
-        elements = NO_BATCH
-        try:
-            batch = original(self, *args, **kwargs)
-            elements = count_elements(batch)
-            return batch
-        except StopIteration:
-            elements = EXHAUSTED
-            raise
-        finally:
-            notes.append((FETCHED, perf_counter_ns(), elements))
-            if session.phases_wanted:
-                session.phase_changes("data", entering=False)
-            if start_up.waits:
-                start_up.batch_arrived()
-
-    replace(owner, "__next__", following)
-
-
-def _watch_iterators(session: Session, owner: Any) -> None:
-    """Creating an iterator starts the workers: the first batch waits for that."""
-    from torch import is_grad_enabled
-    from torch.compiler import is_compiling
-
-    ends_steps = session.settings.step_on == "dataloader"
-    notes, start_up = session.notes, session.start_up
-    original = owner.__iter__
-
-    @surrounds
-    @functools.wraps(original)
-    def iterate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or get_ident() != session.thread:
-            return original(self, *args, **kwargs)
-        if start_up.asks:
-            start_up.batch_asked_for()
-        if ends_steps:
-            session.boundary()
-        loader = id(getattr(self, "_index_sampler", None))
-        notes.append((FETCH, perf_counter_ns(), (loader, True, is_grad_enabled())))
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            notes.append((FETCHED, perf_counter_ns(), NO_BATCH))
-
-    replace(owner, "__iter__", iterate)
 
 
 def _watch_grad_scaler(session: Session) -> None:

@@ -24,6 +24,7 @@ from stepscope.measure.comms import Comms
 from stepscope.measure.compiler_log import CompilerLog
 from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.host_load import HostLoadMeter
+from stepscope.measure.loaders import Loaders
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.optimizers import (
     Optimizers,
@@ -77,6 +78,7 @@ class Session:
         self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
         self._comms = Comms()
         self.compiler = CompilerLog()
+        self.loaders = Loaders()
         self._load = HostLoadMeter()
         self.optimizers = Optimizers()
         self.thread = get_ident()  # the one that trains; 0 once closed
@@ -215,11 +217,12 @@ class Session:
             self.notes.append((PERHAPS, perf_counter_ns(), time_ns()))
             self._claim.release()
             return
-        two = ended == 2 and self._is_plain() and self.number + 2 < self._due
+        two = ended == 2 and self.is_plain and self.number + 2 < self._due
         self.number += two
         self._step_ends(two=two)
 
-    def _is_plain(self) -> bool:
+    @property
+    def is_plain(self) -> bool:
         """Whether the running step is neither profiled nor a special one."""
         return self._windows.running is None and self._special.mark is None
 
@@ -236,8 +239,7 @@ class Session:
 
     @never_raise
     def boundary(self) -> None:
-        """A batch is requested or a forward pass begins: after a backward pass, that pass's step is
-        over. Evaluation and losses run no backward pass."""
+        """A batch is requested or a forward pass begins: a backward pass before it ended a step."""
         if self._passed:
             self._step_ends()
 
@@ -292,8 +294,6 @@ class Session:
         """In the writer's thread: the schedule has changed (`_act` reads it and sets `_due`)."""
         self._due = min(self._due, step)
 
-    # What the schedule asks for before the next step.
-
     def _act(self, parts: RankParts) -> None:
         """The time this takes lies between two steps and belongs to neither."""
         self._load.pause(self.number, self.optimizers.known)
@@ -301,7 +301,7 @@ class Session:
         parts.look_at_others(self.number, disturbed=self._windows.running is not None)
         self._due = min(self._next_due(self.number + 1), parts.due(self.number + 1))
         self._begin(parts)
-        self._load.resume(self.number, plain=self._is_plain())
+        self._load.resume(self.number, plain=self.is_plain)
         now = perf_counter_ns()
         self.notes.append((AGAIN, now, None))
         if self._meter is not None:
@@ -408,6 +408,7 @@ class Session:
             "counters": self._meter.content() if self._meter is not None else None,
             "after_last_step": self._lines.after_last_step() if status == "finished" else None,
             "remedies": self.trial.remedies() if self.trial is not None else [],
+            "data": self.loaders.content(self._lines.trained_loaders, last=status == "finished"),
         }
         surroundings = {"communication": self._job, "optimizer_lines": self.optimizers.lines}
         surroundings |= {"host_load": self._load.content(), "host_steps": self._special.content()}
@@ -424,8 +425,7 @@ class Session:
         self._load.pause(self.number)
         self._special.abandon()
         if self._parts is not None:
-            # Before the window: its stop may wait, and a launcher may not.
-            self._parts.close(self.number)
+            self._parts.close(self.number)  # before the window, whose stop may wait
         self._windows.close(self.number)
         self._describe("finished")
 

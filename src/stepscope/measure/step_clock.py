@@ -55,7 +55,7 @@ class StepClock:
         self._spent = _NOTHING.copy()
         self._stack = ["other"]
         self._sees_data = False
-        self._trained: set[int] = set()  # loaders whose batches are trained on
+        self.trained: set[int] = set()  # loaders whose batches are trained on
         self._batches = FetchedBatches()
         self._last = LastFetch()
         self._evaluating = False
@@ -147,8 +147,8 @@ class StepClock:
             self._epoch_over = (self._epoch_over or self._between) and not last.has_batch
             self._evaluating = self._between = False
             self._unasked = 0
-        if last.loader not in self._trained:
-            self._trained |= last.loaders
+        if last.loader not in self.trained:
+            self.trained |= last.loaders
 
     def _give_back(self) -> None:
         """What ran since the last fetch began was training, not what it looked like."""
@@ -176,18 +176,18 @@ class StepClock:
         self._stack.append("data")
         if not outermost:
             return
-        trained = loader in self._trained
+        trained = loader in self.trained
         if trained and (self._unasked or not self._evaluating):
             self._between = self._evaluating = self._epoch_over = False
             self._unasked = 0
         elif not trained:
             self._between |= self._epoch_over
-            if not (self._evaluating or gradients) and self._trained:
+            if not (self._evaluating or gradients) and self.trained:
                 self._evaluating, self._unasked = True, loader
         if creates and not self._is_away():
             self._batches.epoch_begins()
         # While training goes on, all loaders are trained on.
-        alike = self._trained if self._is_away() else None
+        alike = self.trained if self._is_away() else None
         self._last.begin(loader, self._since, self._spent, alike, creates=creates)
 
     def _fetched(self, elements: int) -> None:
@@ -209,7 +209,7 @@ class StepClock:
     def _meet_end(self) -> None:
         """A loader is exhausted: an epoch is over, or an evaluation that nobody announced."""
         last, spent = self._last, self._spent
-        if last.loader in self._trained and not self._evaluating:
+        if last.loader in self.trained and not self._evaluating:
             self._batches.epoch_ends()
             self._between = True
             last.went_away(spent)
@@ -235,11 +235,11 @@ class StepClock:
     def _end_evaluation(self) -> None:
         """`train()` was called. Some scripts call it after they fetched a batch to train on."""
         last = self._last
-        if last.awaits_training(self._trained) and not self._unasked:
+        if last.awaits_training(self.trained) and not self._unasked:
             self._give_back()
             self._between = self._epoch_over = False
         else:
-            self._epoch_over |= last.exhausted and last.loader in self._trained
+            self._epoch_over |= last.exhausted and last.loader in self.trained
             last.forget(self._spent)
         self._evaluating = False
         self._unasked = 0

@@ -49,6 +49,11 @@ class StepLines:
             self._waiting.append((_text(step, wall_ns, spent, changes), step[3]))
         return self._complete(last=last)
 
+    @property
+    def trained_loaders(self) -> frozenset[int]:
+        """Loaders whose batches were trained on, by the ids that their fetches note."""
+        return frozenset(self._clock.trained)
+
     def after_last_step(self) -> dict[str, int]:
         """Time since the last step ended, by phase."""
         spent = self._clock.unfinished

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stepscope.records.hierarchical import HierarchicalAllReduce
     from stepscope.records.host_load import HostLoad
     from stepscope.records.links import HostLink, RankLinks
+    from stepscope.records.loader_use import DataFacts
     from stepscope.records.network_place import NetworkPlace
     from stepscope.records.quality import Note
     from stepscope.records.run_calls import LoggedCollectives, RunArrivals, RunCalls
@@ -180,6 +181,7 @@ class RankFolder(msgspec.Struct, frozen=True, kw_only=True):
     comms: tuple[dict[str, Any], ...] = ()  # comms.jsonl, one dictionary per line
     notes: tuple[Note, ...] = ()  # what in these files could not be read
     load: HostLoad | None = None  # rank.json's "host_load"
+    data: DataFacts | None = None  # rank.json's "data"
     collectives: LoggedCollectives | None = None  # of the whole run
     links: RankLinks | None = None  # what its connections have sent
     similar: SimilarRuns | None = None  # None if the command is not known

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from stepscope.records.host_load import HostLoad
     from stepscope.records.host_steps import HostStepTimes
     from stepscope.records.job import RankFolder
+    from stepscope.records.loader_use import LoaderUse
     from stepscope.records.measured_steps import MeasuredSteps
     from stepscope.records.memory import CapturedMemory
     from stepscope.records.optimizer_line import OptimizerLine
@@ -55,6 +56,12 @@ class RankInputs(msgspec.Struct, frozen=True, kw_only=True):
         """The newest calibration of the rank's device. A CPU has no name in a trace."""
         device = self.trace.device_name
         return next((one for one in self.calibrations if device in (None, one.device)), None)
+
+    @property
+    def loader(self) -> LoaderUse | None:
+        """The DataLoader that feeds the training."""
+        data = self.folder.data if self.folder else None
+        return data.feeding if data else None
 
     @property
     def host_load(self) -> HostLoad | None:

@@ -160,7 +160,10 @@ FLUSH_DENORMAL = _add(
 )
 
 # Data
-NO_DATA_WAIT = _add("no-data-wait", "give the DataLoader more workers and let them prefetch")
+NO_DATA_WAIT = _add("no-data-wait", "more DataLoader workers may help, and a longer prefetch")
+CHEAPER_BATCH = _add(
+    "cheaper-batch", "make a batch cheaper to load: decode less, keep what is prepared"
+)
 LOADER_WORKERS = _add("loader-workers", "set num_workers of the DataLoader")
 PIN_MEMORY = _add("pin-memory", "set pin_memory=True and copy with non_blocking=True")
 PREFETCH_FACTOR = _add(
@@ -364,7 +367,6 @@ LIGHTER_PROFILE = _add("lighter-profile", "profile fewer steps, or without shape
 RESERVED = frozenset(
     remedy.id
     for remedy in (
-        LOADER_WORKERS,
         FOREACH_OPTIMIZER,
         SET_TO_NONE,
         CUDNN_BENCHMARK,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
+from stepscope.records.loader_use import LoaderUse  # noqa: TC001  (decoded)
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -174,6 +176,7 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     began_ns: int | None = None  # the command or this attempt, on this host's clock
     ended_ns: int | None = None
     series: StepSeries | None = None
+    loader: LoaderUse | None = None  # that feeds the training; None: not captured
     stacks: tuple[StackDifference, ...] = ()  # by cause of stalls; not in the JSON
     notes: tuple[str, ...] = ()
 

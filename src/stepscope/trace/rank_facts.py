@@ -16,6 +16,7 @@ from stepscope.records.applied_remedy import AppliedRemedy  # noqa: TC001  (deco
 from stepscope.records.host_load import HostLoad  # noqa: TC001  (decoded at run time)
 from stepscope.records.host_steps import HostStepTimes  # noqa: TC001  (decoded)
 from stepscope.records.limits import Bytes, Count, DurationNs, RankNumber, Ranks, StampNs  # noqa: TC001  (decoded)
+from stepscope.records.loader_use import DataFacts  # noqa: TC001  (decoded)
 from stepscope.records.network_place import NetworkPlace  # noqa: TC001  (decoded)
 from stepscope.records.optimizer_line import OptimizerLine  # noqa: TC001  (decoded)
 from stepscope.records.process_identity import ProcessIdentity  # noqa: TC001  (decoded)
@@ -183,6 +184,7 @@ class RankFacts(msgspec.Struct, frozen=True, kw_only=True):
     after_last_step: CapturedEnd | UnsetType | None = UNSET
     trace: CapturedChoice | UnsetType | None = UNSET
     remedies: list[AppliedRemedy] | UnsetType | None = UNSET
+    data: DataFacts | UnsetType | None = UNSET
 
 
 def decode_facts(folder: Path, oddities: Oddities) -> RankFacts:

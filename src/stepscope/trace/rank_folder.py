@@ -96,6 +96,7 @@ def read_rank_folder(trace: Path) -> RankFolder | None:
         layout=_layout(known.get("communication")),
         comms=tuple(map(msgspec.structs.asdict, lines)),
         load=known.get("host_load"),
+        data=known.get("data"),
         collectives=read_collective_log(folder, about_run),
         links=read_record(folder / LINKS, RankLinks, about_links),
         notes=tuple(note for about in read for note in about.notes),

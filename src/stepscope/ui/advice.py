@@ -232,6 +232,7 @@ def _with_number(remedy: Remedy, by_setting: dict[str, Advice]) -> Remedy:
     gain = best.gain
     return replace(
         remedy,
+        summary=_value_words(best) or remedy.summary,
         predicted_ms=gain.saved_ms,
         low_ms=gain.low_ms,
         high_ms=gain.high_ms,
@@ -239,6 +240,15 @@ def _with_number(remedy: Remedy, by_setting: dict[str, Advice]) -> Remedy:
         changed_ms=gain.changed_ms,
         samples_factor=gain.samples_factor,
     )
+
+
+def _value_words(best: Advice) -> str:
+    """Of a remedy whose value is predicted: the value, where it surely saves time."""
+    name, _, value = best.setting.partition("=")
+    if name != "loader-workers" or best.gain.low_ms <= 0:
+        return ""
+    none = ": the training thread makes its batches" if value == "0" else ""
+    return f"set num_workers={value} of the DataLoader{none}"
 
 
 def not_helping(advice: Iterable[Advice]) -> list[str]:

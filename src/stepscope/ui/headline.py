@@ -157,8 +157,14 @@ def _describe_others(explanation: Explanation, top: Finding, chosen: Remedy | No
     others = [change for change in _sure_changes(explanation) if change.setting not in taken]
     if top.id in NO_LOSS and chosen is None and others and not others[0].gain.changes_samples:
         others = others[1:]  # `next` names it
+    best = {_kind(change): change for change in reversed(others)}  # of several values the best
+    others = [change for change in others if best[_kind(change)] is change]
     named = [f"{change.label}: {_gain_of(explanation, change)}" for change in others[:_MOST_OTHERS]]
     return "; ".join(named)
+
+
+def _kind(change: Advice) -> str:
+    return Setting.parse(change.setting).name
 
 
 def _sure_changes(explanation: Explanation) -> Sequence[Advice]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 YOUR_COMMAND = "your command"
 # A remedy that is a goal, or one of several ways: what can be applied to get there.
 _WAYS = {
-    "no-data-wait": ("loader-workers", "prefetch-factor", "pin-memory"),
+    "no-data-wait": ("loader-workers", "prefetch-factor"),
     "cuda-graphs": ("compile",),
     "bandwidth": ("compress-gradients",),
     "accumulate": ("sync-once",),

@@ -212,8 +212,9 @@ SIGNS = {
     "accumulate": Sign("micro-batches", _times, ("data loading",)),
     "checkpoint": Sign("products a step", _recomputes),
     "no-sync": Sign("blocking calls", _falls),
-    "no-data-wait": Sign("data loading", _nearly_gone, ("workers",)),
-    "no-stalls": Sign("stalls", _nearly_gone, ("workers", "data loading")),
+    "no-data-wait": Sign("data loading", _nearly_gone, ("workers", "loader-workers")),
+    "loader-workers": Sign("loader-workers", _becomes, ("data loading",)),
+    "no-stalls": Sign("stalls", _nearly_gone, ("workers", "loader-workers", "data loading")),
     "workers": Sign(
         "world size",
         _workers,

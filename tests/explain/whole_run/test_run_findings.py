@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from stepscope.explain.findings import (
     allocator_retries,
@@ -25,8 +26,10 @@ from stepscope.explain.findings import (
     sort_findings,
     start_up,
 )
+from stepscope.explain.findings.loader_words import offer_for_waits
 from stepscope.records.compiled import CompiledWork
 from stepscope.records.explanation import Finding, Place
+from stepscope.records.loader_use import CodePlace, LoaderUse, Sum
 from stepscope.records.memory import Growth, Memory
 from stepscope.records.whole_run import (
     AccountPart,
@@ -64,18 +67,70 @@ def test_a_healthy_run_and_a_run_without_steps_say_nothing(module: Any) -> None:
 # Stalls
 
 
+def test_bursts_are_blamed_on_workers_only_where_the_loader_has_so_many() -> None:
+    for feeding in (None, LoaderUse(workers=0), LoaderUse(workers=2)):
+        finding = sure(data_stalls.find_in(run(stall("data"), loader=feeding)))
+        assert finding.summary == "every 4th step waits 68.0 ms for data."
+
+
 def test_bursts_of_a_loader_are_named_with_its_workers() -> None:
-    finding = sure(data_stalls.find_in(run(stall("data"))))
+    finding = sure(data_stalls.find_in(run(stall("data"), loader=LoaderUse(workers=4))))
     assert finding.summary == (
         "every 4th step waits 68.0 ms for data: the loader's 4 workers deliver in bursts."
     )
     assert finding.evidence == (
         "17.0 ms of the 55.0 ms mean step; a typical step takes 38.0 ms",
         "250 steps of 1,000, the longest 81.0 ms (steps 203, 7, 11)",
+        "the DataLoader has 4 workers",
     )
     assert (finding.share, finding.severity, finding.of) == (17 / 55, "high", "step")
-    assert finding.remedies[0].id == "no-data-wait"
-    assert "num_workers above 4" in finding.remedies[0].summary
+    assert [remedy.id for remedy in finding.remedies] == ["loader-workers", "cheaper-batch"]
+    assert "now 4" in finding.remedies[0].summary
+
+
+def test_a_cheaper_batch_names_the_line_that_makes_it() -> None:
+    feeding = LoaderUse(
+        workers=0,
+        dataset="Rows",
+        made_at=CodePlace(file="/home/u/dataset.py", line=31, function="Rows.__getitem__"),
+        fetch=Sum(count=50, wall_ns=485_000_000, cpu_ns=485_000_000),
+    )
+    finding = sure(data_stalls.find_in(run(stall("data"), loader=feeding)))
+    (cheaper,) = (remedy for remedy in finding.remedies if remedy.id == "cheaper-batch")
+    assert cheaper.summary == (
+        "make a batch cheaper (9.70 ms now), in dataset.py:31 (Rows.__getitem__)"
+    )
+    assert finding.evidence[-1] == (
+        "the DataLoader has no workers, Rows, a batch takes 9.70 ms to make"
+    )
+
+
+def test_a_dataset_that_only_yields_is_said_to_be_duplicated() -> None:
+    feeding = LoaderUse(workers=0, iterable=True)
+    finding = sure(data_stalls.find_in(run(stall("data"), loader=feeding)))
+    assert "each worker yields all of it" in finding.remedies[0].summary
+
+
+def test_pinned_memory_is_offered_on_a_gpu_only() -> None:
+    for feeding in (None, LoaderUse(workers=0)):
+        offered = {gpu: offer_for_waits(feeding, gpu=gpu) for gpu in (False, True)}
+        assert "pin-memory" in [remedy.id for remedy in offered[True]]
+        assert "pin-memory" not in [remedy.id for remedy in offered[False]]
+    pinned = offer_for_waits(LoaderUse(workers=0, pinned=True), gpu=True)
+    assert "pin-memory" not in [remedy.id for remedy in pinned]
+
+
+def test_workers_that_start_with_each_epoch_should_persist() -> None:
+    feeding = LoaderUse(workers=2, epochs=4, batches=4 * 313)
+    finding = sure(data_stalls.find_in(run(stall("data", period=313), loader=feeding)))
+    assert finding.summary == "every 313th step waits 68.0 ms for data: an epoch begins."
+    assert finding.remedies[0].id == "persistent-workers"
+    lasting = sure(
+        data_stalls.find_in(
+            run(stall("data", period=313), loader=replace(feeding, persistent=True))
+        )
+    )
+    assert "persistent-workers" not in [remedy.id for remedy in lasting.remedies]
 
 
 def test_a_wait_at_each_epoch_asks_for_workers_that_stay() -> None:

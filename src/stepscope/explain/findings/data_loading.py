@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stepscope.explain.findings.evidence import LOW, RankEvidence, places
+from stepscope.explain.findings.loader_words import describe_loader, offer_for_waits
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.figures import percent
 
@@ -14,19 +14,17 @@ def find(evidence: RankEvidence) -> Finding | None:
     share = evidence.budget_share("data_loading")
     if share < LOW:
         return None
+    loader = evidence.run.loader if evidence.run else None
     return RULE.finding(
         share=share,
         summary=f"the {evidence.device} waits for the data loader for {percent(share)} of the "
         "step.",
-        evidence=(f"waiting for the next batch: {evidence.budget_ms('data_loading')}",),
-        where=places(evidence, (GAP_CAUSES.index("data_loading"),)),
-        remedies=(
-            remedies.NO_DATA_WAIT.offer(
-                "give the loader workers: DataLoader(num_workers=..., persistent_workers=True, "
-                "prefetch_factor=...)"
-            ),
-            remedies.PIN_MEMORY.offer(),
+        evidence=(
+            f"waiting for the next batch: {evidence.budget_ms('data_loading')}",
+            *describe_loader(loader),
         ),
+        where=places(evidence, (GAP_CAUSES.index("data_loading"),)),
+        remedies=offer_for_waits(loader, gpu=not evidence.on_host),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.evidence import from_run
+from stepscope.explain.findings.loader_words import describe_loader, offer_for_waits
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.findings.run_words import (
     cost_lines,
@@ -17,9 +18,11 @@ from stepscope.records import remedies
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Remedy
+    from stepscope.records.loader_use import LoaderUse
     from stepscope.records.whole_run import RankRun, Stall
 
 _MOST_WORKERS = 32  # a longer period is more likely an epoch
+_SAME_LENGTH = 0.02  # of an epoch, which counts a batch more or less
 
 
 def find_in(run: RankRun) -> Finding | None:
@@ -31,35 +34,41 @@ def find_in(run: RankRun) -> Finding | None:
     return RULE.finding(
         share=stall.share,
         severity=stall_severity(stall),
-        summary=f"{waits} {typical_wait(stall)} for data{_explain_period(stall)}.",
-        evidence=cost_lines(stall, run),
+        summary=f"{waits} {typical_wait(stall)} for data{_explain_period(stall, run.loader)}.",
+        evidence=(*cost_lines(stall, run), *describe_loader(run.loader)),
         where=stall.where,
-        remedies=_offer(stall),
+        remedies=_offer(stall, run.loader),
     )
 
 
-def _in_bursts(stall: Stall) -> bool:
-    return stall.period is not None and 2 <= stall.period <= _MOST_WORKERS
-
-
-def _explain_period(stall: Stall) -> str:
+def _explain_period(stall: Stall, loader: LoaderUse | None) -> str:
     """Workers start together and stay in step, so batches come in bursts of one per worker."""
-    if _in_bursts(stall):
+    if loader is not None and loader.workers > 1 and stall.period == loader.workers:
         return f": the loader's {stall.period} workers deliver in bursts"
+    if loader is not None and _is_epoch(stall, loader):
+        return ": an epoch begins"
     return ""
 
 
-def _offer(stall: Stall) -> tuple[Remedy, ...]:
-    workers = remedies.NO_DATA_WAIT.offer(
-        "the loader cannot keep up: raise num_workers above "
-        f"{stall.period}, or make one sample cheaper to load"
-        if _in_bursts(stall)
-        else "give the loader more workers, or a longer prefetch: DataLoader(num_workers=..., "
-        "prefetch_factor=...)"
-    )
-    persistent = remedies.PERSISTENT_WORKERS.offer()
-    rarely = stall.period is not None and stall.period > _MOST_WORKERS
-    return (persistent, workers) if rarely else (workers, persistent)
+def _is_epoch(stall: Stall, loader: LoaderUse) -> bool:
+    batches = loader.epoch_batches
+    if stall.period is None or batches is None:
+        return False
+    return abs(stall.period / batches - 1) < _SAME_LENGTH
+
+
+def _offer(stall: Stall, loader: LoaderUse | None) -> tuple[Remedy, ...]:
+    """Workers that start with each epoch are the first thing to change where that is the stall."""
+    offers = offer_for_waits(loader, gpu=False)
+    if loader is None:
+        persistent = remedies.PERSISTENT_WORKERS.offer(
+            "if the DataLoader has workers, set persistent_workers=True: they outlive an epoch"
+        )
+        rarely = stall.period is not None and stall.period > _MOST_WORKERS
+        return (persistent, *offers) if rarely else (*offers, persistent)
+    if not _is_epoch(stall, loader):
+        return offers
+    return tuple(sorted(offers, key=lambda remedy: remedy.id != remedies.PERSISTENT_WORKERS.id))
 
 
 RULE = FindingRule(id="data-stalls", title="Stalls for data", find=from_run(find_in))

@@ -23,7 +23,9 @@ _REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
         remedies.BALANCE.offer("if this rank has more work than the others, balance it"),
     ),
     "input": (
-        remedies.NO_DATA_WAIT.offer("feed this rank faster: more loader workers, cached data"),
+        remedies.NO_DATA_WAIT.offer(
+            "feed this rank faster: cheaper batches, cached data, another num_workers"
+        ),
         remedies.CHECK_STORAGE.offer("check whether its host reads from slower storage"),
     ),
     "link": (
@@ -45,7 +47,9 @@ _HOST_REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
     ),
     "input": (
         remedies.CHECK_STORAGE.offer("check whether this host reads from slower storage"),
-        remedies.NO_DATA_WAIT.offer("feed its ranks faster: more loader workers, cached data"),
+        remedies.NO_DATA_WAIT.offer(
+            "feed its ranks faster: cheaper batches, cached data, another num_workers"
+        ),
     ),
     "link": _REMEDIES["link"],
 }

@@ -1,5 +1,7 @@
 """Processes that prepare batches while the training computes: num_workers of the DataLoader.
 
+None (0) is a value, too: small batches take longer to hand over than to make.
+
 Workers have random numbers of their own: a dataset that draws some gets others than before. One
 that draws none gives the same batches in the same order.
 """
@@ -19,6 +21,15 @@ if TYPE_CHECKING:
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 
+_PER_CORE = 2  # workers that wait for files or a network leave cores free
+# The DataLoader's arguments that mean nothing, or raise, without workers.
+_OF_WORKERS = (
+    "persistent_workers",
+    "prefetch_factor",
+    "multiprocessing_context",
+    "timeout",
+    "worker_init_fn",
+)
 _ALL_OF_IT = "the dataset only yields (IterableDataset): every worker would yield all of it"
 
 
@@ -27,25 +38,39 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     if not loaders:
         return NO_LOADER
     cores = share_of_cores(facts.cores, facts.machine_cores, facts.local_ranks)
-    if int(value) > cores:
+    if int(value) > _PER_CORE * cores:
         return f"a rank has {cores} cores here"
-    able = [built for built in loaders if not built.iterable]
+    able = [built for built in loaders if int(value) < 2 or not built.iterable]
     if not able:
         return _ALL_OF_IT
-    if all(built.options.get("num_workers") == int(value) for built in able):
-        return f"the DataLoader has {value} workers already"
+    if all((built.options.get("num_workers") or 0) == int(value) for built in able):
+        return f"the DataLoader has {value if int(value) else 'no'} workers already"
     return None
 
 
 def apply(training: TrainingProcess, value: str) -> None:
-    set_in_loaders(training, "num_workers", int(value), _why_not)
+    count = int(value)
+
+    def why_not(made: Made) -> str | None:
+        if not count:
+            _without_workers(made)
+            return None
+        return _why_not(made, count)
+
+    set_in_loaders(training, "num_workers", count, why_not)
 
 
-def _why_not(made: Made) -> str | None:
+def _without_workers(made: Made) -> None:
+    """torch refuses arguments of workers where there are none."""
+    for argument in _OF_WORKERS:
+        made.arguments.pop(argument, None)
+
+
+def _why_not(made: Made, count: int) -> str | None:
     from torch.utils.data import IterableDataset
 
     dataset = made.value("dataset")
-    if isinstance(dataset, IterableDataset):
+    if count > 1 and isinstance(dataset, IterableDataset):
         return _ALL_OF_IT
     if any(tensor.is_cuda for tensor in getattr(dataset, "tensors", ())):
         return "the dataset is on the GPU already, where workers cannot reach it"
@@ -55,15 +80,26 @@ def _why_not(made: Made) -> str | None:
 
 
 def patch(script: Script, value: str) -> Proposal:
-    return patch_loaders(script, "num_workers", value, lambda built: not built.iterable)
+    many = int(value) > 1
+    proposal = patch_loaders(
+        script, "num_workers", value, lambda built: not (many and built.iterable)
+    )
+    if int(value):
+        return proposal
+    for argument, none in (("persistent_workers", "False"), ("prefetch_factor", "None")):
+        if any(argument in built.given for built in training_loaders(script.facts)):
+            proposal += patch_loaders(
+                script, argument, none, lambda built, name=argument: name in built.given
+            )
+    return proposal
 
 
 FIX = Fix(
     id="loader-workers",
     effect=Effect.RANDOM,
     may_be=Effect.BIT_IDENTICAL,
-    values=("2", "4", "8", "1"),
-    accepts=lambda value: value.isdecimal() and int(value) > 0,
+    values=("2", "4", "8", "1", "0"),
+    accepts=str.isdecimal,
     fits=fits,
     apply=apply,
     patch=patch,

@@ -29,6 +29,7 @@ _NAMES = (
     "no-breaks",
     "no-sync",
     "no-data-wait",
+    "loader-workers",
     "no-stalls",
     "scan",
     "batch",

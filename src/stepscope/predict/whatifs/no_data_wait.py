@@ -6,23 +6,18 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.explain.replay.measured import scale_host
-from stepscope.explain.replay.schedule import step_ns
-from stepscope.explain.work import DATA_LOADING
+from stepscope.predict.data_waits import without_waits
 from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.host_time import shorten_gaps
 from stepscope.predict.outcome import NothingToChange, Outcome, changed
 from stepscope.records.figures import milliseconds
-from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import StepGraph
     from stepscope.predict.step_context import StepContext
 
 
 def apply(context: StepContext, _value: str) -> Outcome:
     """Refuses a trace without data loading, unless the run's other steps stall for data."""
-    graph, saved_ns, events = _without_waits(context)
+    graph, saved_ns, events = without_waits(context)
     stalls = context.stalls
     stalled_ns = stalls.cost_ns.get("data", 0.0) if stalls else 0.0
     if not events and not stalled_ns:
@@ -42,25 +37,6 @@ def apply(context: StepContext, _value: str) -> Outcome:
         assumptions=tuple(assumptions),
         spread=0.05,
     )
-
-
-def _without_waits(context: StepContext) -> tuple[StepGraph, float, int]:
-    """The typical step without its waits, what that saves, and how many there were.
-
-    A window that recorded a stall shows a longer wait than a typical step has, and a lucky one a
-    shorter wait: the run knows it. On a device a longer wait may be hidden behind queued work.
-    """
-    waits = (HostKind.ANNOTATION, DATA_LOADING.search)
-    graph, saved_ns, events = shorten_gaps(context, *waits)
-    measured = context.analysis.measured
-    typical_ns = measured.data_ns if measured else None
-    if typical_ns is not None and saved_ns > typical_ns:
-        return shorten_gaps(context, *waits, 1 - typical_ns / saved_ns)
-    whole_ns = step_ns(context.graph)
-    if typical_ns is not None and graph.on_host and saved_ns < typical_ns < whole_ns:
-        rest = scale_host(graph, (whole_ns - typical_ns) / (whole_ns - saved_ns))
-        return rest, float(typical_ns), max(1, events)
-    return graph, saved_ns, events
 
 
 WHATIF = WhatIf(

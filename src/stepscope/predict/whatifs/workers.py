@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.outcome import WrongValue
+from stepscope.predict.outcome import Refused, WrongValue
 from stepscope.predict.values import parse_whole
 from stepscope.records.words import plural
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
 
 _MAX_WORKERS = 1 << 20
+_NOT_THE_LOADERS = "workers are data-parallel ranks; those of the DataLoader: loader-workers=N"
 
 
 def apply(context: StepContext, value: str) -> Outcome:
@@ -25,7 +28,13 @@ def apply(context: StepContext, value: str) -> Outcome:
     count = parse_whole(number)
     if not 1 <= count <= _MAX_WORKERS or scaling not in ("", "strong", "weak"):
         raise WrongValue(f"workers={value}: give their number, such as 8, or 8:strong")
-    return replan(context, ranks=count, strong=scaling == "strong")
+    alone = context.job is None and not context.trace.collectives
+    hint = _NOT_THE_LOADERS if alone and context.analysis.inputs.loader else ""
+    try:
+        outcome = replan(context, ranks=count, strong=scaling == "strong")
+    except Refused as reason:
+        raise (Refused(f"{reason}; {hint}") if hint else reason) from None
+    return replace(outcome, assumptions=(*outcome.assumptions, hint)) if hint else outcome
 
 
 def _label(value: str) -> str:
@@ -40,7 +49,8 @@ def _shares_batch(value: str) -> bool:
 
 WHATIF = WhatIf(
     name="workers",
-    help="N data-parallel workers, each with its own batch (workers=8; 8:strong divides one batch)",
+    help="N data-parallel workers, each with its own batch (workers=8; 8:strong divides one batch; "
+    "the DataLoader's are loader-workers)",
     label=_label,
     stage=ApplyStage.WORKERS,
     apply=apply,
