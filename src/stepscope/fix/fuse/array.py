@@ -16,6 +16,7 @@ import copy
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -25,24 +26,29 @@ from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import (
     check_alike,
     check_lengths,
-    keep_replaced_buffers,
     leave_stacks,
     make_template,
     place_of,
     refresh_kept_tensors,
 )
+from stepscope.fix.fuse.behaviours import hooks_made, modules_alone
 from stepscope.fix.fuse.captured import CapturedStep
 from stepscope.fix.fuse.choose import Choose, Chooser, usual_choice
 from stepscope.fix.fuse.clipping import clip_each
 from stepscope.fix.fuse.compiled import CompiledFunction, check_can_compile
 from stepscope.fix.fuse.differences import settle
-from stepscope.fix.fuse.each_alone import compute_alone, left_out, may_compute_alone, reason_of
+from stepscope.fix.fuse.each_alone import compute_alone, may_compute_alone, reason_of
+from stepscope.fix.fuse.gradients import WindowGradients
+from stepscope.fix.fuse.host_random import check_nothing_drawn, host_random_state
+from stepscope.fix.fuse.known_values import KnownValues
 from stepscope.fix.fuse.ledger import ArrayLedger, timed
 from stepscope.fix.fuse.model_streams import Draws, Streams, draws_together
 from stepscope.fix.fuse.new_tensors import OwnDraws
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
+from stepscope.fix.fuse.python_state import PythonState, check_keeps_nothing
 from stepscope.fix.fuse.rules import stack_input
-from stepscope.fix.fuse.stacked import Stacked, stack_in_place
+from stepscope.fix.fuse.stacked import Stacked, is_capturing, is_ordinary
+from stepscope.fix.fuse.stacks import Stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,14 +80,16 @@ class ModelArray(nn.Module):
             self._streams.states = [list(states) for states in random]
         self.chooser = Chooser(choose or usual_choice(models[0]))
         self._ledger = ArrayLedger()
-        self._stacks: dict[str, torch.Tensor] = {}
-        self._buffers_of_template: list[tuple[dict[str, Any], str, Stacked]] = []
-        self._reached: set[tuple[int, int]] = set()  # weights with a gradient, of modules alone
+        self._stacks: Stacks | None = None
+        self._gradients = WindowGradients()
+        self._stepped_with: Any = None  # a gradient that has been used
         self._alone: dict[str, str] = {}
         self._proven: set[tuple[str, bool]] = set()  # modules and modes
-        self._template = (make_template(models[0]),)
+        self._hooks_seen = self.changes = 0
         self._join(in_place=in_place)
         self.optimizer = ArrayOptimizer(self, optimizers) if optimizers else None
+        if self.optimizer is not None:
+            self.optimizer.adopt()
 
     # Training.
 
@@ -99,7 +107,8 @@ class ModelArray(nn.Module):
             return function(*self.arguments(inputs))
 
     def arguments(self, inputs: tuple[Any, ...]) -> list[Any]:
-        """Every tensor in these as a Stacked."""
+        """Every tensor in these as a Stacked, for models as they are now."""
+        self.follow()
         return list(self._shared([self.stack(one) for one in inputs]))
 
     def stacked_tensors(self) -> list[Stacked]:
@@ -131,16 +140,37 @@ class ModelArray(nn.Module):
         """Every model's optimizer, with its own settings; `skipped` models stay as they are."""
         if self.optimizer is None:
             raise UsageError("this array was fused without optimizers: fuse(models, optimizers)")
+        gradient = next((one.grad for one in self.parameters() if one.grad is not None), None)
+        used = self._stepped_with() if self._stepped_with is not None else None
+        if gradient is not None and used is gradient:
+            raise UsageError(
+                "array.step() finds the gradients of the last step again: call array.zero_grad() "
+                "in between; a model's or its optimizer's own zero_grad does not reach the array"
+            )
+        self._stepped_with = gradient if gradient is None else ref(gradient)
         self.optimizer.step(skipped)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self._reached.clear()
+        self._gradients.clear()
+        self._stepped_with = None
 
     def without_gradient(self) -> dict[str, list[bool]]:
         """Weights that a model's code left out while another's did not: where each model's stays
         as it is, as its optimizer would find no gradient there alone."""
-        return left_out(dict(self.named_parameters()), self._stacks, self._alone, self._reached)
+        return self._gradients.left_out(dict(self.named_parameters()))
+
+    def follow(self) -> None:
+        """Go on with the models as the user left them: other settings, modes, weights or hooks."""
+        if self._streams.are_used or self._is_recorded():
+            return
+        hooks = hooks_made() != self._hooks_seen
+        if self._stacks.have_moved() or (hooks and modules_alone(self._models) != self._hooked):
+            self._join_again()
+        elif self._state.from_models():
+            self._proven.clear()
+            self.changes += 1
+        self._hooks_seen = hooks_made()
 
     def graph(self, step: Callable[..., Any]) -> CapturedStep:
         """A whole step, which ends with `array.step()`, as one CUDA graph; see captured.py."""
@@ -235,6 +265,16 @@ class ModelArray(nn.Module):
             self._streams.states[-1] = list(random)
         return len(self) - 1
 
+    def release(self) -> None:
+        """All models and optimizers are their own again; this array trains no more."""
+        self._gradients.leave()
+        for place, model in enumerate(self._models):
+            if self.optimizer is not None:
+                self.optimizer.export(place)
+            leave_stacks(model)
+        if self.optimizer is not None:
+            self.optimizer.leave()
+
     def cut(self, place: int) -> tuple[ModelArray, ModelArray]:
         """Two arrays in the memory of this one: its models before this place, and the rest."""
         return self._window(slice(0, place)), self._window(slice(place, len(self)))
@@ -275,6 +315,9 @@ class ModelArray(nn.Module):
 
     def _window(self, part: slice) -> ModelArray:
         joined = self.optimizer
+        self._gradients.leave()
+        if joined is not None:
+            joined.leave()
         array = ModelArray(
             self._models[part],
             joined.optimizers[part] if joined is not None else (),
@@ -295,10 +338,23 @@ class ModelArray(nn.Module):
         if self._streams.are_used:
             yield
             return
-        with self._ledger.recording(), self._streams.used(), self.chooser.used():
-            with OwnDraws(len(self)):
-                yield
-            keep_replaced_buffers(self._buffers_of_template)
+        watches = not self._is_recorded()
+        before = (host_random_state(), self._streams.outside()) if watches else None
+        draws = OwnDraws(len(self))
+        with self._ledger.recording(), self._streams.used(), self.chooser.used(), draws:
+            yield
+        self._stacks.keep_replaced()
+        if before is None:
+            check_keeps_nothing(self._state)
+            return
+        check_nothing_drawn(before[0])
+        self._streams.check_outside(before[1])
+        self._state.to_models()
+
+    def _is_recorded(self) -> bool:
+        """Whether a compiler or a CUDA graph records what is computed."""
+        recorded = self._some is not None and not is_ordinary(self._some.physical)
+        return recorded or is_capturing()
 
     def _shared(self, values: Any) -> Any:
         """Every other tensor in these is one that all models have in common."""
@@ -312,45 +368,39 @@ class ModelArray(nn.Module):
 
     def _join(self, *, in_place: bool = False) -> None:
         """Stack all models' tensors, and make the models' own windows into the stacks."""
-        template = self._template[0]
-        if settle(template, self._models):
-            self._proven.clear()
+        self._hooked = modules_alone(self._models)
+        check_alike(self._models)
+        known = KnownValues(self._models[0])
+        template = make_template(self._models[0], known.knows)
+        settle(template, self._models, known.knows)
+        self._template = (template,)
+        self._proven.clear()
+        self._alone.clear()
+        self._alone.update(self._hooked)
+        self._stacks = Stacks(self._models, template, self._stacks, in_place)
         for name in list(self._parameters):
             del self._parameters[name]
-        self._stacks, self._buffers_of_template = {}, []
-        made: dict[int, torch.Tensor] = {}
-        for path, module in self._models[0].named_modules():
-            for kind in ("_parameters", "_buffers"):
-                for name, first in getattr(module, kind).items():
-                    if first is None:
-                        continue
-                    full = f"{path}.{name}".lstrip(".")
-                    if id(first) not in made:
-                        made[id(first)] = self._stack_one(full, path, kind, name, in_place)
-                    stacked = Stacked(made[id(first)], len(self))
-                    held = getattr(template.get_submodule(path), kind)
-                    held[name] = stacked
-                    if kind == "_buffers":
-                        self._buffers_of_template.append((held, name, stacked))
+        for name, stack in self._stacks.parameters.items():
+            self.register_parameter(name, stack)
+        self._gradients.follow(self._stacks.windows)
         for path, module in template.named_modules():
             refresh_kept_tensors(module)
-            if "forward" not in vars(module):
-                module.forward = partial(self._compute, path, module.forward)
+            module.forward = partial(self._compute, path, module.forward)
+        self._state = PythonState(self._models, template)
+        self._some = next(iter(self.stacked_tensors()), None)
+        self._hooks_seen = hooks_made()
+        self.changes += 1
 
-    def _stack_one(
-        self, full: str, path: str, kind: str, name: str, in_place: bool
-    ) -> torch.Tensor:
-        own = [getattr(model.get_submodule(path), kind)[name] for model in self._models]
-        values = [one.detach() for one in own]
-        stack = stack_in_place(values) if in_place else torch.stack(values)
-        if kind == "_parameters":
-            parameter = nn.Parameter(stack, requires_grad=own[0].requires_grad)
-            self.register_parameter(full.replace(".", "/"), parameter)
-            stack = parameter
-        self._stacks[full] = stack
-        for one, window in zip(own, stack.detach().unbind(0), strict=True):
-            one.data = window
-        return stack
+    def _join_again(self) -> None:
+        """The models have other weights, modules or hooks than before."""
+        former = self.optimizer
+        states = former.states_of(range(len(self))) if former is not None else None
+        self._join()
+        if former is not None and states is not None:
+            former.leave()
+            self.optimizer = ArrayOptimizer(self, former.optimizers)
+            self.optimizer.restore(states)
+            self.optimizer.go_on_as(former)
 
     def _take(
         self,
@@ -371,12 +421,20 @@ class ModelArray(nn.Module):
             self._schedulers += [scheduler] * len(new)
         fresh = Streams([seed] * len(new))
         self._streams.states = streams + fresh.states
+        if joined is not None and optimizer is not None and optimizer.state:
+            for place in kept:
+                joined.export(place)
+            states = None
         self._join()
         if joined is not None:
-            assert states is not None
+            joined.leave()
             optimizers += [optimizer] if optimizer is not None else []
             self.optimizer = ArrayOptimizer(self, optimizers)
-            self.optimizer.restore(states)
+            if states is None:
+                self.optimizer.adopt()
+            else:
+                self.optimizer.restore(states)
+            self.optimizer.go_on_as(joined)
 
     def _compute(self, path: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One module of the template: for all models at once, or else one by one."""
@@ -389,10 +447,12 @@ class ModelArray(nn.Module):
             return forward(*args, **kwargs)
         before, asked = self.changing(path), self._ledger.answers()
         try:
-            result = forward(*args, **kwargs)
+            with self._streams.only():
+                result = forward(*args, **kwargs)
         except Exception as error:
             if not may_compute_alone(error):
                 raise
+            self._state.forget(path)
             self.undo(before)
             self._alone[path] = reason_of(error)
             return self._compute_alone(path, args, kwargs)
@@ -402,8 +462,11 @@ class ModelArray(nn.Module):
 
     def _compute_alone(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         parts = self._models, self._template[0], self._streams
-        with timed("modules", path, next(iter(self._stacks.values()), None)):
-            return compute_alone(*parts, path, args, kwargs, self._reached)
+        with timed("modules", path, next(iter(self._stacks.by_name.values()), None)):
+            result = compute_alone(*parts, path, args, kwargs)
+        self._stacks.take_replaced(path)
+        self._state.from_models(path)
+        return result
 
     def changing(self, path: str = "") -> tuple[dict[str, torch.Tensor], list[Any]]:
         """What a forward pass may change before it fails: buffers and random numbers."""
@@ -420,11 +483,11 @@ class ModelArray(nn.Module):
     ) -> None:
         """What `changing` gave, for all models or these."""
         chosen = range(len(self)) if models is None else models
-        keep_replaced_buffers(self._buffers_of_template)
+        self._stacks.forget_replaced()
         with torch.no_grad():
             for name, values in before[0].items():
                 for model in chosen:
-                    self._stacks[name][model].copy_(values[model])
+                    self._stacks.by_name[name][model].copy_(values[model])
         for model in chosen:
             self._streams.states[model] = list(before[1][model])
 
