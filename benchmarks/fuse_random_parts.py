@@ -323,35 +323,33 @@ def counting(module: Any, *_: Any) -> None:
     module.seen += 1
 
 
+def halve(weight: Any) -> None:
+    weight.grad.mul_(0.5)
+
+
 def pruned() -> nn.Module:
     made = Part()
     prune.l1_unstructured(made.one, "weight", 0.4)
     return made
 
 
-def complex_weights() -> nn.Module:
-    class Turn(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.turn = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.complex128))
+class Turn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.complex128))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.fft.fft(x).matmul(self.turn).real * 0.1
-
-    return Turn()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(x).matmul(self.turn).real * 0.1
 
 
-def recurrent() -> nn.Module:
-    class Rows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell = nn.GRU(WIDTH, WIDTH, batch_first=True)
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(WIDTH, WIDTH, batch_first=True)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            rows: torch.Tensor = self.cell(x[None])[0][0]
-            return rows
-
-    return Rows()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = self.cell(x[None])[0][0]
+        return rows
 
 
 FORWARDS = (
@@ -382,13 +380,15 @@ PARTS: dict[str, Callable[[], nn.Module]] = {
     "forward of its own": with_forward_of_its_own,
     "forward hook": hooked(lambda one: one.register_forward_hook(lambda m, i, out: out * 0.5)),
     "counting hook": hooked(lambda one: one.register_forward_pre_hook(counting)),
-    "backward hook": hooked(lambda one: one.one.register_full_backward_hook(counting)),
+    "backward hook": hooked(
+        lambda one: one.register_full_backward_hook(lambda m, given, out: (given[0] * 0.5,))
+    ),
     "backward pre-hook": hooked(
         lambda one: one.register_full_backward_pre_hook(lambda m, g: (g[0] * 0.5,))
     ),
     "weight hook": hooked(lambda one: one.one.weight.register_hook(lambda g: g.clamp(-1e-3, 1e-3))),
     "hook after gradients": hooked(
-        lambda one: one.one.weight.register_post_accumulate_grad_hook(lambda w: w.grad.mul_(0.5))
+        lambda one: one.one.weight.register_post_accumulate_grad_hook(halve)
     ),
     "pruned": pruned,
     "spectral norm": lambda: parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
@@ -396,8 +396,8 @@ PARTS: dict[str, Callable[[], nn.Module]] = {
     "old weight norm": lambda: nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH)),
     "old spectral norm": lambda: nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH)),
     "lazy": lambda: nn.LazyLinear(WIDTH),
-    "complex": complex_weights,
-    "recurrent": recurrent,
+    "complex": Turn,
+    "recurrent": Rows,
 }
 
 

@@ -71,6 +71,7 @@ class ModelArray(nn.Module):
     ) -> None:
         """`in_place`: models that are windows into one memory already, side by side, stay there."""
         super().__init__()
+        modules_alone(models)
         check_alike(models)
         check_lengths(len(models), optimizers=optimizers, schedulers=schedulers, seeds=seeds or ())
         self._models = tuple(models)  # a tuple: not this module's children
@@ -464,6 +465,7 @@ class ModelArray(nn.Module):
         parts = self._models, self._template[0], self._streams
         with timed("modules", path, next(iter(self._stacks.by_name.values()), None)):
             result = compute_alone(*parts, path, args, kwargs)
+        self._stacks.take_moved(path)
         self._stacks.take_replaced(path)
         self._state.from_models(path)
         return result

@@ -56,6 +56,8 @@ class ArrayOptimizer:
         plain = not any(group.get("differentiable") for group in optimizers[0].param_groups)
         self._update = UPDATES.get(self._kind) if plain else None
         self._groups = _group_of_each(array, optimizers)
+        if any(array.get_parameter(name).is_complex() for name in self._groups):
+            self._update = None  # torch updates real and imaginary parts as two weights
         self._sizes = _group_sizes(optimizers)
         self._hooks_seen = -1
         self._guard = StepGuard(optimizers)

@@ -89,6 +89,16 @@ class Stacks:
                     self._take(one, name, values)
                     self._expected = self._signature()
 
+    def take_moved(self, root: str) -> None:
+        """Where models that computed alone gave a weight other data, the stack gets them."""
+        begin = f"{root}.".replace(".", "/") if root else ""
+        for name, (stack, own) in self.windows.items():
+            if name.startswith(begin):
+                for one, window in zip(own, stack.data.unbind(0), strict=True):
+                    if one.data_ptr() != window.data_ptr():
+                        window.copy_(one.data)
+                        one.data = window
+
     def _stack(
         self, full: str, own: Sequence[torch.Tensor], former: Stacks | None, in_place: bool
     ) -> torch.Tensor:
