@@ -454,6 +454,7 @@ class ModelArray(nn.Module):
             if not may_compute_alone(error):
                 raise
             self._state.forget(path)
+            self._stacks.forget_replaced(path)
             self.undo(before)
             self._alone[path] = reason_of(error)
             return self._compute_alone(path, args, kwargs)
@@ -485,7 +486,6 @@ class ModelArray(nn.Module):
     ) -> None:
         """What `changing` gave, for all models or these."""
         chosen = range(len(self)) if models is None else models
-        self._stacks.forget_replaced()
         with torch.no_grad():
             for name, values in before[0].items():
                 for model in chosen:

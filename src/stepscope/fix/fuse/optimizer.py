@@ -248,10 +248,10 @@ class ArrayOptimizer:
         for number, optimizer in enumerate(self.optimizers):
             if skipped and skipped[number]:
                 continue
-            own = dict(self._array[number].named_parameters())
+            model = self._array[number]
+            own = {name: model.get_parameter(name.replace("/", ".")) for name in self._groups}
             for name, weight in own.items():
-                stack = self._array.get_parameter(name.replace(".", "/"))
-                missing = left_out.get(name.replace(".", "/"))
+                stack, missing = self._array.get_parameter(name), left_out.get(name)
                 absent = stack.grad is None or (missing is not None and missing[number])
                 weight.grad = None if absent else stack.grad[number]
             with self._guard.open():

@@ -175,7 +175,7 @@ class Stacked(torch.Tensor):
             return _agreed(func, name, args, kwargs)
         if name in _ITSELF or func is torch.autograd.grad:
             raise NotFusableError(f"{name} needs each model's own tensor: result.of(i) is one")
-        if len(types) > 1 and any(not issubclass(kind, Stacked) for kind in types):
+        if len(types) > 1 and not all(map(_is_known_kind, types)):
             raise NotFusableError("tensors of another class, with code of its own, take part")
         if name == "backward":
             return _backward(*args, **kwargs)
@@ -188,6 +188,12 @@ class Stacked(torch.Tensor):
         if func is torch.ops.aten.detach.default:
             return args[0]
         raise NotFusableError(f"{func} was called below torch's functions")
+
+
+def _is_known_kind(kind: type) -> bool:
+    """Whether tensors of this class are plain, an array's, or a compiler's."""
+    plain = kind is torch.Tensor or kind is torch.nn.Parameter or issubclass(kind, Stacked)
+    return plain or kind.__module__.startswith("torch._subclasses.")
 
 
 def _backward(

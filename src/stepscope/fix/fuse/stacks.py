@@ -13,7 +13,7 @@ from stepscope.fix.fuse.architecture import put_windows
 from stepscope.fix.fuse.stacked import Stacked, is_capturing, is_ordinary, stack_in_place
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
 class Stacks:
@@ -72,17 +72,15 @@ class Stacks:
             self._expected = self._signature()
         return found
 
-    def forget_replaced(self) -> None:
-        """What the template's code assigned before it failed."""
-        for one in self._buffers:
+    def forget_replaced(self, root: str) -> None:
+        """What the template's code assigned below `root` before it failed."""
+        for one in self._below(root):
             one.held.clear()
             one.held.update(one.stacked)
 
     def take_replaced(self, root: str) -> None:
         """Where models that computed alone assigned to buffers, the template gets them."""
-        for one in self._buffers:
-            if root and one.path != root and not one.path.startswith(f"{root}."):
-                continue
+        for one in self._below(root):
             for name in {name for own in one.own for name in own}:
                 values = [own.get(name) for own in one.own]
                 if any(map(is_not, values, one.windows.get(name, [None] * len(values)))):
@@ -98,6 +96,11 @@ class Stacks:
                     if one.data_ptr() != window.data_ptr():
                         window.copy_(one.data)
                         one.data = window
+
+    def _below(self, root: str) -> Iterator[_Buffers]:
+        for one in self._buffers:
+            if not root or one.path == root or one.path.startswith(f"{root}."):
+                yield one
 
     def _stack(
         self, full: str, own: Sequence[torch.Tensor], former: Stacks | None, in_place: bool
