@@ -88,14 +88,17 @@ def _own_forward(models: Sequence[nn.Module]) -> Found:
                 yield path, "its forward was put on the module itself, not on its class"
 
 
-def _global_hooks(models: Sequence[nn.Module]) -> Found:
+def _global_hooks(_models: Sequence[nn.Module]) -> Found:
     for name in _GLOBAL_HOOKS:
         for hook in getattr(torch_modules, name).values():
             if not (getattr(hook, "__module__", "") or "").startswith("stepscope."):
-                yield "", (
-                    "a hook for all modules (torch.nn.modules.module.register_module_...) would be "
-                    "called once for all models of the array: register it on the modules, or "
-                    "remove it before the array computes"
+                yield (
+                    "",
+                    (
+                        "a hook for all modules (such as by register_module_forward_hook) would be "
+                        "called once for all models of the array: register it on the modules, or "
+                        "remove it before the array computes"
+                    ),
                 )
 
 
@@ -148,7 +151,7 @@ def _hooks_after_gradients(models: Sequence[nn.Module]) -> Found:
                 yield (
                     "",
                     f"{name} of model {number} has a hook by register_post_accumulate_grad_hook, "
-                    "which would find no gradient: the array's gradients lie in array.parameters(). "
+                    "which would find no gradient: those of an array lie in array.parameters(). "
                     "Do what it does between array.backward and array.step",
                 )
 

@@ -31,9 +31,7 @@ MISSING = object()  # in place of an attribute that a model's module does not ha
 NOT_SETTINGS = {*vars(nn.Module()), "_compiled_call_impl", *_OF_RECURRENT_MODULES}
 
 
-def settle(
-    template: nn.Module, models: Sequence[nn.Module], knows: Callable[[Any], bool]
-) -> None:
+def settle(template: nn.Module, models: Sequence[nn.Module], knows: Callable[[Any], bool]) -> None:
     """Prepare the template for what differs from model to model, and for what is not known."""
     for path, name, values in differing_settings(models, knows):
         put_difference(template.get_submodule(path), name, values)
@@ -55,7 +53,7 @@ def differing_settings(
 ) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
     """Module, attribute and every model's value, where they differ or are not known."""
     compare = [Comparison(models[0], other) for other in models[1:]]
-    for path, module in models[0].named_modules():
+    for path, _ in models[0].named_modules():
         own = [vars(one.get_submodule(path)) for one in models]
         for name in dict.fromkeys(name for one in own for name in one):
             if name in NOT_SETTINGS or name == "forward":

@@ -88,7 +88,7 @@ class WindowGradients:
         self, name: str, stack: Any, windows: Sequence[torch.Tensor], gradient: torch.Tensor
     ) -> torch.Tensor | None:
         """Call every model's hooks on the weight with its own part of the gradient."""
-        if not any([window._backward_hooks for window in windows]):
+        if not any(window._backward_hooks for window in windows):
             return None
         own = list(gradient.unbind(0))
         for model, window in enumerate(windows):

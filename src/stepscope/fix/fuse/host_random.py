@@ -1,18 +1,20 @@
-"""Random numbers of Python and numpy: drawn in forward, all models of an array would get the same."""
+"""Random numbers of Python and numpy: drawn in forward, they would be one model's for all."""
 
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
-
-import numpy as np
 
 from stepscope.errors import UsageError
 
 
 def host_random_state() -> tuple[Any, bytes, int]:
     """Changes with every number drawn."""
-    state = np.random.get_state(legacy=False)["state"]
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return random.getstate(), b"", 0
+    state = numpy.random.get_state(legacy=False)["state"]
     return random.getstate(), state["key"].tobytes(), state["pos"]
 
 

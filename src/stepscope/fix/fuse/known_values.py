@@ -18,7 +18,6 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CONSTANTS = (
-    type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented),
-    enum.Enum, type, ModuleType, pathlib.PurePath, re.Pattern, logging.Logger, datetime.date,
-    datetime.timedelta, decimal.Decimal, np.generic, np.dtype, np.ufunc, torch.dtype, torch.device,
-    torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo,
+    type(None), bool, int, float, complex, str, bytes, range, slice, type(...), enum.Enum, type,
+    ModuleType, pathlib.PurePath, re.Pattern, logging.Logger, datetime.date, datetime.timedelta,
+    decimal.Decimal, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
+    torch.finfo, torch.iinfo,
 )  # fmt: skip
 _CONTAINERS = (list, tuple, dict, set, frozenset)
 _WITH_CONTENTS = (collections.OrderedDict, collections.defaultdict)
@@ -68,9 +67,7 @@ class KnownValues:
             cells = [_cell(cell) for cell in value.__closure__ or ()]
             given = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             return not vars(value) and all(map(self._is_fixed, [*cells, *given]))
-        return isinstance(value, torch.jit.ScriptFunction) or (
-            type(value).__name__ == "OpOverloadPacket" or type(value).__name__ == "OpOverload"
-        )
+        return _is_operator_or_number(value)
 
     def _is_fixed(self, value: Any) -> bool:
         """A constant, or made of constants only."""
@@ -86,8 +83,8 @@ class KnownValues:
             return self._knows_tensor(value)
         if isinstance(value, nn.Module):
             return id(value) in self._modules
-        if isinstance(value, np.ndarray):
-            return value.nbytes <= _LARGEST_ARRAY and value.dtype != object
+        if is_array(value):
+            return bool(value.nbytes <= _LARGEST_ARRAY and value.dtype != object)
         if isinstance(value, FunctionType | BuiltinFunctionType):
             return False
         parts = _parts_of(value)
@@ -98,6 +95,19 @@ class KnownValues:
             return True
         plain = type(value) is torch.Tensor and value.layout is torch.strided
         return plain and not value.requires_grad and _memory_of(value) not in self._memory
+
+
+def is_array(value: Any) -> bool:
+    """Whether it is numpy's, which is not imported for this."""
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
+
+
+def _is_operator_or_number(value: Any) -> bool:
+    """torch's and numpy's own, which keep nothing."""
+    kind = type(value)
+    if kind.__module__ == "numpy" or kind.__module__.startswith("numpy.dtypes"):
+        return kind.__name__ != "ndarray"
+    return kind.__name__ in ("OpOverload", "OpOverloadPacket", "ScriptFunction")
 
 
 def contents_of(value: Any, kind: type[Kind]) -> list[Kind]:
@@ -126,7 +136,7 @@ def _parts_of(value: Any) -> list[Any] | None:
         return [value.__self__] if isinstance(value.__func__, FunctionType) else None
     if isinstance(value, partial):
         return [value.func, *value.args, *value.keywords.values(), *vars(value).values()]
-    builtins = [base for base in kind.__mro__ if not base.__flags__ & (1 << 9)]  # not by Python code
+    builtins = [base for base in kind.__mro__ if not base.__flags__ & (1 << 9)]
     allowed = (object, *_CONTAINERS, *_WITH_CONTENTS)
     if any(base not in allowed for base in builtins):
         return None

@@ -122,7 +122,7 @@ class ArrayOptimizer:
         return range(len(self.optimizers))
 
     def _follow(self) -> None:
-        """What the user changed: groups of weights, and hooks, which each optimizer's step calls."""
+        """What the user changed: groups of weights, and hooks that only an own step calls."""
         sizes = _group_sizes(self.optimizers)
         if sizes != self._sizes:
             self._groups, self._sizes = _group_of_each(self._array, self.optimizers), sizes

@@ -53,7 +53,7 @@ class StepGuard:
         self._is_open = False
         self._handles = [one.register_step_pre_hook(self) for one in optimizers]
 
-    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def __call__(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not self._is_open:
             raise UsageError(
                 "this optimizer belongs to an array, whose gradients it cannot see: array.step() "

@@ -17,11 +17,11 @@ from torch import nn
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.differences import MISSING, NOT_SETTINGS, put_difference
-from stepscope.fix.fuse.known_values import KnownValues, contents_of
+from stepscope.fix.fuse.known_values import KnownValues, contents_of, is_array
 from stepscope.fix.fuse.stacked import Stacked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _OF_TEMPLATE = {"forward", "flatten_parameters"}  # what fuse itself puts there
 
@@ -40,7 +40,7 @@ class PythonState:
         """Bring what changed in the models' modules below `root` to the template's."""
         found, looked = False, dict[int, Any]()
         for same in self._below(root):
-            if not any([one.has_changed(looked) for one in same.own]):
+            if not any(one.has_changed(looked) for one in same.own):
                 continue
             found = True
             for name in {name for one in same.own for name in one.changed()}:
@@ -127,37 +127,45 @@ class PythonState:
         def part(one: Any, former: Any = None) -> Any:
             return self._of_model(path, one, model, former)
 
-        keeps = old is not value and type(old) is type(value)
-        if isinstance(value, MutableMapping):
-            made = {key: part(one) for key, one in value.items()}
-            own = old if keeps else copy.copy(value)
-            own.clear()
-            own.update(made)
-            return own
-        if isinstance(value, MutableSequence):
-            own = old if keeps else copy.copy(value)
-            own[:] = [part(one) for one in value]
-            return own
-        if isinstance(value, MutableSet):
-            return {part(one) for one in value}
-        if type(value) is tuple:
-            return tuple(part(one) for one in value)
-        if isinstance(value, tuple) and hasattr(value, "_make"):
-            return type(value)._make(map(part, value))
+        made = _rebuilt(value, old if old is not value and type(old) is type(value) else None, part)
+        if made is not None:
+            return made
         if isinstance(value, torch.Tensor) or self._known.is_constant(value):
             return value
-        if self._known.knows(value) and hasattr(value, "__dict__") and not callable(value):
-            own = old if keeps else copy.copy(value)
-            parts = {key: part(one, vars(own).get(key)) for key, one in vars(value).items()}
-            vars(own).clear()
-            vars(own).update(parts)
-            return own
-        if self._known.knows(value):
+        if not self._known.knows(value):
+            raise UsageError(
+                f"{path or 'the model'} keeps a {type(value).__name__} that forward makes, of "
+                "which each model needs its own: make it in __init__"
+            )
+        if callable(value) or not hasattr(value, "__dict__"):
             return copy.deepcopy(value)
-        raise UsageError(
-            f"{path or 'the model'} keeps a {type(value).__name__} that forward makes, of which "
-            "each model needs its own: make it in __init__"
-        )
+        own = old if old is not value and type(old) is type(value) else copy.copy(value)
+        parts = {key: part(one, vars(own).get(key)) for key, one in vars(value).items()}
+        vars(own).clear()
+        vars(own).update(parts)
+        return own
+
+
+def _rebuilt(value: Any, old: Any, part: Callable[..., Any]) -> Any:
+    """A container with every part changed: the model's own `old`, if it has one. None: it is no
+    container."""
+    if isinstance(value, MutableMapping):
+        made = {key: part(one) for key, one in value.items()}
+        own = copy.copy(value) if old is None else old
+        own.clear()
+        own.update(made)
+        return own
+    if isinstance(value, MutableSequence):
+        own = copy.copy(value) if old is None else old
+        own[:] = [part(one) for one in value]
+        return own
+    if isinstance(value, MutableSet):
+        return {part(one) for one in value}
+    if type(value) is tuple:
+        return tuple(part(one) for one in value)
+    if isinstance(value, tuple) and hasattr(value, "_make"):
+        return value._make(map(part, value))
+    return None
 
 
 def check_keeps_nothing(state: PythonState) -> None:
@@ -246,7 +254,7 @@ def _may_change_inside(value: Any) -> bool:
         return any(map(_may_change_inside, value))
     if isinstance(value, nn.Module | type) or callable(value):
         return False
-    return hasattr(value, "__dict__") or type(value).__module__ == "numpy"
+    return hasattr(value, "__dict__") or is_array(value)
 
 
 def _contents(value: Any, looked: dict[int, Any]) -> Any:
@@ -265,7 +273,7 @@ def _contents(value: Any, looked: dict[int, Any]) -> Any:
         found = tuple(_contents(one, looked) for one in value)
     elif isinstance(value, MutableSet):
         found = frozenset(value)
-    elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+    elif is_array(value):
         found = value.tobytes()
     elif isinstance(value, nn.Module | type) or callable(value) or not hasattr(value, "__dict__"):
         found = id(value)

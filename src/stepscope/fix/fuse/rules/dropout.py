@@ -10,7 +10,6 @@ from stepscope.fix.fuse.model_streams import streams
 from stepscope.fix.fuse.rules.registry import rule_for
 from stepscope.fix.fuse.stacked import Stacked
 
-
 _OUT_OF_PLACE = {"dropout_": torch.dropout, "feature_dropout_": torch.feature_dropout}
 
 
