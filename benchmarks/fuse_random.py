@@ -11,18 +11,14 @@ from __future__ import annotations
 import argparse
 import copy
 import random
-import sys
 import warnings
 from collections import Counter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).parent))
 from fuse_random_parts import PARTS, WIDTH, events
-
 from stepscope.errors import StepscopeError
 from stepscope.fix.fuse import fuse
 
@@ -74,10 +70,9 @@ def optimizer_of(name: str, model: nn.Module, place: int) -> torch.optim.Optimiz
     rate, decay = 1e-2 / (1 + place), 0.01 * place
     weights = model.parameters()
     if name in ("sgd", "momentum"):
-        own = torch.optim.SGD(
+        return torch.optim.SGD(
             weights, lr=rate, momentum=0.9 * (name == "momentum"), weight_decay=decay
         )
-        return own
     kinds: dict[str, Any] = {
         "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop,
         "nadam": torch.optim.NAdam,

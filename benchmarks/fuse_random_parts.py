@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 WIDTH = 6
 
@@ -323,6 +325,14 @@ def counting(module: Any, *_: Any) -> None:
     module.seen += 1
 
 
+def half_of_output(_module: Any, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    return output * 0.5
+
+
+def half_of_gradient(_module: Any, gradients: Any, *_: Any) -> Any:
+    return (gradients[0] * 0.5,)
+
+
 def halve(weight: Any) -> None:
     weight.grad.mul_(0.5)
 
@@ -378,14 +388,10 @@ PARTS: dict[str, Callable[[], nn.Module]] = {
     "closure": Closure,
     "made in forward": Lazily,
     "forward of its own": with_forward_of_its_own,
-    "forward hook": hooked(lambda one: one.register_forward_hook(lambda m, i, out: out * 0.5)),
+    "forward hook": hooked(lambda one: one.register_forward_hook(half_of_output)),
     "counting hook": hooked(lambda one: one.register_forward_pre_hook(counting)),
-    "backward hook": hooked(
-        lambda one: one.register_full_backward_hook(lambda m, given, out: (given[0] * 0.5,))
-    ),
-    "backward pre-hook": hooked(
-        lambda one: one.register_full_backward_pre_hook(lambda m, g: (g[0] * 0.5,))
-    ),
+    "backward hook": hooked(lambda one: one.register_full_backward_hook(half_of_gradient)),
+    "backward pre-hook": hooked(lambda one: one.register_full_backward_pre_hook(half_of_gradient)),
     "weight hook": hooked(lambda one: one.one.weight.register_hook(lambda g: g.clamp(-1e-3, 1e-3))),
     "hook after gradients": hooked(
         lambda one: one.one.weight.register_post_accumulate_grad_hook(halve)
@@ -401,7 +407,7 @@ PARTS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def freezes(step: int, place: int, model: Any) -> None:
+def freezes(step: int, _place: int, model: Any) -> None:
     if step in (1, 3):
         model.begin.requires_grad_(step == 3)
 
@@ -411,7 +417,7 @@ def freezes_some(step: int, place: int, model: Any) -> None:
         model.begin.requires_grad_(False)
 
 
-def evaluates(step: int, place: int, model: Any) -> None:
+def evaluates(step: int, _place: int, model: Any) -> None:
     if step:
         model.parts.train(step % 2 == 0)
 
@@ -421,25 +427,25 @@ def evaluates_one(step: int, place: int, model: Any) -> None:
         model.parts[0].eval()
 
 
-def replaces_data(step: int, place: int, model: Any) -> None:
+def replaces_data(step: int, _place: int, model: Any) -> None:
     if step == 2:
         model.end.weight.data = model.end.weight.data * 0.5
 
 
-def halves(step: int, place: int, model: Any) -> None:
+def halves(step: int, _place: int, model: Any) -> None:
     if step == 1:
         with torch.no_grad():
             model.end.weight.mul_(0.5)
 
 
-def hooks_later(step: int, place: int, model: Any) -> None:
+def hooks_later(step: int, _place: int, model: Any) -> None:
     if step == 2:
         model.begin.weight.register_hook(lambda gradient: gradient * 0.5)
 
 
-def hooks_module_later(step: int, place: int, model: Any) -> None:
+def hooks_module_later(step: int, _place: int, model: Any) -> None:
     if step == 2:
-        model.end.register_forward_hook(lambda module, given, out: out * 0.5)
+        model.end.register_forward_hook(half_of_output)
 
 
 def counts_on(step: int, place: int, model: Any) -> None:
@@ -448,7 +454,7 @@ def counts_on(step: int, place: int, model: Any) -> None:
             module.seen += 1 + place % 2
 
 
-def frozen_from_the_start(step: int, place: int, model: Any) -> None:
+def frozen_from_the_start(step: int, _place: int, model: Any) -> None:
     if step == 0:
         model.parts[0].requires_grad_(False)
 

@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-def check_alike(models: Sequence[nn.Module]) -> None:
-    """UsageError with the first difference."""
+def check_given(models: Sequence[nn.Module]) -> None:
+    """UsageError if there are none, or one is there twice."""
     if not models:
         raise UsageError("fuse needs at least one model")
     if len({id(model) for model in models}) < len(models):
         raise UsageError("fuse needs models of their own: one is given twice")
+
+
+def check_alike(models: Sequence[nn.Module]) -> None:
+    """UsageError with the first difference."""
     first = _tensors(models[0])
     for number, model in enumerate(models[1:], 1):
         other = _tensors(model)

@@ -22,9 +22,11 @@ from torch import nn
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import (
     check_alike,
+    check_given,
     leave_stacks,
     place_of,
 )
+from stepscope.fix.fuse.behaviours import modules_alone
 from stepscope.fix.fuse.captured import CapturedStep
 from stepscope.fix.fuse.clipping import clip_each
 from stepscope.fix.fuse.compiled import CompiledFunction, check_can_compile
@@ -165,6 +167,8 @@ class ModelArray(JoinedModels):
         random: list[Any] | None = None,
     ) -> int:
         """Add a model at the end; its place. `random` is the state of its random numbers."""
+        check_given([*self._models, model])
+        modules_alone([*self._models, model])
         check_alike([self._models[0], model])
         if (self.optimizer is None) != (optimizer is None):
             raise UsageError("give the new model an optimizer exactly if the array has some")

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import (
     check_alike,
+    check_given,
     check_lengths,
     make_template,
     refresh_kept_tensors,
@@ -57,8 +58,7 @@ class JoinedModels(nn.Module):
     ) -> None:
         """`in_place`: models that are windows into one memory already, side by side, stay there."""
         super().__init__()
-        modules_alone(models)
-        check_alike(models)
+        check_given(models)
         check_lengths(len(models), optimizers=optimizers, schedulers=schedulers, seeds=seeds or ())
         self._models = tuple(models)  # a tuple: not this module's children
         self._schedulers = list(schedulers)

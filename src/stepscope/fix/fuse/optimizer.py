@@ -60,7 +60,7 @@ class ArrayOptimizer:
             self._update = None  # torch updates real and imaginary parts as two weights
         self._sizes = _group_sizes(optimizers)
         self._hooks_seen = -1
-        self._guard = StepGuard(optimizers)
+        self._guard = StepGuard(optimizers, self._write_state, self._read_states)
         self._states: dict[str, State] = {name: {} for name in self._groups}
         device = next(array.get_parameter(name).device for name in self._groups)
         self._columns = SettingColumns(self.optimizers, device)
@@ -70,6 +70,7 @@ class ArrayOptimizer:
 
     @property
     def is_fused(self) -> bool:
+        self._follow()
         return self._update is not None
 
     def step(self, skipped: Sequence[bool] | None = None) -> None:
@@ -108,15 +109,34 @@ class ArrayOptimizer:
 
     def adopt(self) -> None:
         """Go on from what the optimizers have done before they came into the array."""
-        if self._update is not None and any(optimizer.state for optimizer in self.optimizers):
-            models = [dict(self._array[place].named_parameters()) for place in self._places()]
-            for name in self._groups:
-                own = [model[name.replace("/", ".")] for model in models]
-                former = zip(self.optimizers, own, strict=True)
-                stack = self._array.get_parameter(name)
-                state = state_before([one.state.get(weight, {}) for one, weight in former], stack)
-                self._states[name] = state
-        self._same_count = False
+        if self._update is None or not any(optimizer.state for optimizer in self.optimizers):
+            return
+        models = [dict(self._array[place].named_parameters()) for place in self._places()]
+        for name in self._groups:
+            own = [model[name.replace("/", ".")] for model in models]
+            former = zip(self.optimizers, own, strict=True)
+            stack = self._array.get_parameter(name)
+            states = [one.state.get(weight, {}) for one, weight in former]
+            self._states[name] = state_before(states, stack)
+        counts = [one.get(_COUNT) for one in self._states.values()]
+        first = counts[0]
+        if first is not None and all(one is not None and torch.equal(one, first) for one in counts):
+            self._counts.copy_(first)
+            for state in self._states.values():
+                del state[_COUNT]
+        else:
+            self._states = {
+                name: state or {_COUNT: torch.zeros_like(self._counts)}
+                for name, state in self._states.items()
+            }
+        self._same_count = len(set(self._counts.tolist())) < 2
+
+    def _read_states(self, model: int) -> None:
+        """The user has loaded a state into one model's own optimizer."""
+        for place in self._places():
+            if place != model:
+                self._write_state(place)
+        self.adopt()
 
     def _places(self) -> range:
         return range(len(self.optimizers))
@@ -134,7 +154,8 @@ class ArrayOptimizer:
         self._hooks_seen = hooks_made()
         if any(map(steps_in_its_own_way, self.optimizers)):
             for model in self._places():
-                self.export(model)
+                self._write_state(model)
+            self._states = {name: {} for name in self._groups}
             self._update = None
 
     def prepare(self) -> None:
@@ -266,8 +287,9 @@ class ArrayOptimizer:
         return {"states": states, "steps": steps, "own": own}
 
     def resume(self, saved: dict[str, Any]) -> None:
-        for optimizer, state in zip(self.optimizers, saved["own"], strict=True):
-            optimizer.load_state_dict(state)
+        with self._guard.open():
+            for optimizer, state in zip(self.optimizers, saved["own"], strict=True):
+                optimizer.load_state_dict(state)
         states = {
             name: {kind: value.clone() for kind, value in state.items()}
             for name, state in saved["states"].items()
@@ -317,22 +339,27 @@ class ArrayOptimizer:
             for kind, value in state.items():
                 room = value.new_zeros((missing, *value.shape[1:]))
                 self._states[name][kind] = torch.cat([value, room]) if missing else value
+        for name in self._states.keys() - known.keys():  # weights that the models have by now
+            self._states[name] = {_COUNT: torch.zeros_like(self._counts)}
 
     def export(self, model: int) -> dict[str, Any]:
         """The model's own optimizer, with the state that it would have had alone."""
-        optimizer = self.optimizers[model]
-        if self._update is not None:
-            own = dict(self._array[model].named_parameters())
-            for name, state in self._states.items():
-                if not state.keys() - {_COUNT}:
-                    continue
-                parts = {kind: value[model].clone() for kind, value in state.items()}
-                count = parts.pop(_COUNT, self._counts[model])
-                if type(optimizer) is not torch.optim.SGD:
-                    parts["step"] = count.cpu().float()
-                optimizer.state[own[name.replace("/", ".")]] = parts
-        whole: dict[str, Any] = optimizer.state_dict()
+        whole: dict[str, Any] = self.optimizers[model].state_dict()
         return whole
+
+    def _write_state(self, model: int) -> None:
+        """Before the user, or `export`, asks a model's own optimizer for its state."""
+        if self._update is None:
+            return
+        optimizer, own = self.optimizers[model], dict(self._array[model].named_parameters())
+        for name, state in self._states.items():
+            if not state.keys() - {_COUNT}:
+                continue
+            parts = {kind: value[model].clone() for kind, value in state.items()}
+            count = parts.pop(_COUNT, self._counts[model])
+            if type(optimizer) is not torch.optim.SGD:
+                parts["step"] = count.cpu().float()
+            optimizer.state[own[name.replace("/", ".")]] = parts
 
 
 def _group_of_each(

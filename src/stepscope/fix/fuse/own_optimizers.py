@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.optim import optimizer as torch_optimizer
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
@@ -47,11 +48,27 @@ def steps_in_its_own_way(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class StepGuard:
-    """Refuses a step of an array's optimizers by the user: they would find no gradients."""
+    """Refuses a step of an array's optimizers by the user, who would find no gradients, and brings
+    their states to where the user looks, and from there."""
 
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        write: Callable[[int], None],
+        read: Callable[[int], None],
+    ) -> None:
+        """`write` one model's state into its own optimizer; `read` what the user loaded there."""
         self._is_open = False
-        self._handles = [one.register_step_pre_hook(self) for one in optimizers]
+        self._handles: list[Any] = [one.register_step_pre_hook(self) for one in optimizers]
+        for model, one in enumerate(optimizers):
+            self._handles += [
+                one.register_state_dict_pre_hook(partial(_call, write, model)),
+                one.register_load_state_dict_post_hook(partial(self._loaded, read, model)),
+            ]
+
+    def _loaded(self, read: Callable[[int], None], model: int, _optimizer: Any) -> None:
+        if not self._is_open:
+            read(model)
 
     def __call__(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not self._is_open:
@@ -71,6 +88,10 @@ class StepGuard:
     def leave(self) -> None:
         for handle in self._handles:
             handle.remove()
+
+
+def _call(act: Callable[[int], None], model: int, _optimizer: Any) -> None:
+    act(model)
 
 
 def state_before(own: Sequence[dict[str, Any]], stack: torch.Tensor) -> dict[str, torch.Tensor]:
