@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -190,13 +191,19 @@ class JoinedModels(nn.Module):
 
     def _join_again(self) -> None:
         """The models have other weights, modules or hooks than before."""
-        former = self.optimizer
+        former, windows = self.optimizer, self._stacks.windows
         states = former.states_of(range(len(self))) if former is not None else None
         self._join()
         if former is not None and states is not None:
             former.leave()
+            same = {
+                name
+                for name, (_, own) in self._stacks.windows.items()
+                if name in windows and all(map(is_, own, windows[name][1]))
+            }
+            kept = {name: state for name, state in states[0].items() if name in same}
             self.optimizer = ArrayOptimizer(self, former.optimizers)
-            self.optimizer.restore(states)
+            self.optimizer.restore((kept, states[1]))
             self.optimizer.go_on_as(former)
 
     def _take(

@@ -61,6 +61,11 @@ class Stacks:
         """Where the template's code assigned to a buffer, the models get it; whether it did."""
         found = False
         for one in self._buffers:
+            if any(len(held) != len(before) for held, before in one.made):
+                raise UsageError(
+                    f"{one.path or 'the model'} makes a module or a weight in forward: make it in "
+                    "__init__, or call every model once before fuse"
+                )
             if len(one.held) != len(one.stacked) or any(
                 map(is_not, one.held.values(), one.stacked.values())
             ):
@@ -75,8 +80,9 @@ class Stacks:
     def forget_replaced(self, root: str) -> None:
         """What the template's code assigned below `root` before it failed."""
         for one in self._below(root):
-            one.held.clear()
-            one.held.update(one.stacked)
+            for held, before in ((one.held, one.stacked), *one.made):
+                held.clear()
+                held.update(before)
 
     def take_replaced(self, root: str) -> None:
         """Where models that computed alone assigned to buffers, the template gets them."""
@@ -197,6 +203,8 @@ class _Buffers:
         self.own: list[dict[str, Any]] = [one._buffers for one in same]
         self.stacked: dict[str, Any] = dict(self.held)
         self.windows = {name: [own[name] for own in self.own] for name in self.held}
+        content: tuple[dict[str, Any], ...] = (module._modules, module._parameters)
+        self.made = [(held, dict(held)) for held in content]
 
     def full(self, name: str) -> str:
         return f"{self.path}.{name}".lstrip(".")
