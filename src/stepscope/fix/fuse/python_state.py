@@ -35,9 +35,12 @@ class PythonState:
             _SameModule(path, module, [one.get_submodule(path) for one in models])
             for path, module in template.named_modules()
         ]
+        self._own: Any = None  # what is compared in every step, of all models
 
     def from_models(self, root: str = "") -> bool:
         """Bring what changed in the models' modules below `root` to the template's."""
+        if not root and not self._models_have_changed():
+            return False
         found, looked = False, dict[int, Any]()
         for same in self._below(root):
             if not any(one.has_changed(looked) for one in same.own):
@@ -45,7 +48,7 @@ class PythonState:
             found = True
             for name in {name for one in same.own for name in one.changed()}:
                 self._settle(same, name)
-            same.accept()
+            self._accept(same)
         return found
 
     def to_models(self) -> None:
@@ -55,7 +58,27 @@ class PythonState:
             if same.shared.has_changed(looked):
                 for name in same.shared.changed():
                     self._give(same, name)
-                same.accept()
+                self._accept(same)
+
+    def _models_have_changed(self) -> bool:
+        """The same question for all at once, as it is asked in every step."""
+        if self._own is None:
+            own = [one for same in self._modules for one in same.own]
+            self._own = (
+                [(one.read, one.values) for one in own],
+                [one.expected for one in own],
+                [one.values for one in own],
+                sum(len(one.values) for one in own),
+                [one for one in own if one.contents],
+            )
+        reads, expected, values, size, inside = self._own
+        try:
+            if [read(held) for read, held in reads] != expected or sum(map(len, values)) != size:
+                return True
+        except (KeyError, RuntimeError, TypeError, ValueError):  # what cannot be compared is new
+            return True
+        looked: dict[int, Any] = {}
+        return any(one.has_changed(looked) for one in inside)
 
     def template_has_changed(self) -> bool:
         looked: dict[int, Any] = {}
@@ -68,7 +91,11 @@ class PythonState:
             if same.shared.has_changed(looked):
                 for name in same.shared.changed():
                     self._settle(same, name)
-                same.accept()
+                self._accept(same)
+
+    def _accept(self, same: _SameModule) -> None:
+        same.accept()
+        self._own = None
 
     def _below(self, root: str) -> Iterator[_SameModule]:
         for same in self._modules:
@@ -195,41 +222,41 @@ class _SameModule:
 class _Watched:
     """One module's attributes, and what they were when last looked at."""
 
-    __slots__ = ("_contents", "_expected", "_names", "_read", "_size", "values")
+    __slots__ = ("contents", "expected", "names", "read", "size", "values")
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
         self.accept()
 
     def accept(self) -> None:
-        self._size = len(self.values)
-        self._names = tuple(name for name in self.values if name not in _IGNORED)
-        self._read = itemgetter("_modules", "training", *self._names)
-        self._expected = self._read(self.values)
+        self.size = len(self.values)
+        self.names = tuple(name for name in self.values if name not in _IGNORED)
+        self.read = itemgetter("_modules", "training", *self.names)
+        self.expected = self.read(self.values)
         looked: dict[int, Any] = {}
-        self._contents = {
+        self.contents = {
             name: _contents(self.values[name], looked)
-            for name in self._names
+            for name in self.names
             if _may_change_inside(self.values[name])
         }
 
     def has_changed(self, looked: dict[int, Any]) -> bool:
         values = self.values
-        if len(values) != self._size:
+        if len(values) != self.size:
             return True
         try:
-            if any(map(is_not, self._read(values), self._expected)):
+            if any(map(is_not, self.read(values), self.expected)):
                 return True
         except KeyError:
             return True
-        return any(_contents(values[name], looked) != was for name, was in self._contents.items())
+        return any(_contents(values[name], looked) != was for name, was in self.contents.items())
 
     def changed(self) -> list[str]:
-        before = dict(zip(("_modules", "training", *self._names), self._expected, strict=True))
+        before = dict(zip(("_modules", "training", *self.names), self.expected, strict=True))
         found = [name for name, was in before.items() if self.values.get(name, MISSING) is not was]
         found += [name for name in self.values if name not in before and name not in _IGNORED]
         looked: dict[int, Any] = {}
-        for name, was in self._contents.items():
+        for name, was in self.contents.items():
             if name not in found and _contents(self.values[name], looked) != was:
                 found.append(name)
         return found

@@ -49,8 +49,10 @@ class Stacks:
                     getattr(placed, kind)[name] = Stacked(made[id(first)], len(models))
             self._buffers.append(_Buffers(path, placed, same))
         modules = [module for model in models for module in model.modules()]
-        self._held = [held for one in modules for held in (one._parameters, one._buffers)]
-        self._children = [one._modules for one in modules]
+        self._weights = [one._parameters for one in modules]
+        # Modules that get their first buffer or child later compute alone when their code asks for it.
+        self._held = [*self._weights, *(one._buffers for one in modules if one._buffers)]
+        self._children = [one._modules for one in modules if one._modules]
         self._expected = self._signature()
 
     def have_moved(self) -> bool:
@@ -187,12 +189,13 @@ class Stacks:
             buffers[name] = window
 
     def _signature(self) -> tuple[list[Any], list[Any], list[int]]:
+        """Asked in every step, of all models: of memory, not of objects, which costs less."""
         tensors = [one for held in self._held for one in held.values() if one is not None]
-        return (
-            [one.data_ptr() for one in tensors],
-            [one.requires_grad for one in tensors],
-            [id(one) for held in self._children for one in held.values()],
-        )
+        trained = [
+            one.requires_grad for held in self._weights for one in held.values() if one is not None
+        ]
+        children = [one for held in self._children for one in held.values()]
+        return [one.data_ptr() for one in tensors], trained, list(map(id, children))
 
 
 class _Buffers:
