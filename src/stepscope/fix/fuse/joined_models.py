@@ -151,7 +151,7 @@ class JoinedModels(nn.Module):
 
     def _is_recorded(self) -> bool:
         """Whether a compiler or a CUDA graph records what is computed."""
-        recorded = self._some is not None and not is_ordinary(self._some.physical)
+        recorded = any(not is_ordinary(one.physical) for one in self._some)
         return recorded or is_capturing()
 
     def _shared(self, values: Any) -> Any:
@@ -185,7 +185,7 @@ class JoinedModels(nn.Module):
             refresh_kept_tensors(module)
             module.forward = partial(self._compute, path, module.forward)
         self._state = PythonState(self._models, template)
-        self._some = next(iter(self.stacked_tensors()), None)
+        self._some = self.stacked_tensors()[:1]
         self._hooks_seen = hooks_made()
         self.changes += 1
 

@@ -46,13 +46,16 @@ class Stacks:
                         stack = self._stack(full, own, former, in_place)
                         made[id(first)] = stack
                     self.by_name[full] = made[id(first)]
-                    getattr(placed, kind)[name] = Stacked(made[id(first)], len(models))
+                    stacked = Stacked(made[id(first)], len(models))
+                    if kind == "_parameters":
+                        vars(stacked)["_is_param"] = True  # isinstance(..., nn.Parameter)
+                    getattr(placed, kind)[name] = stacked
             self._buffers.append(_Buffers(path, placed, same))
         modules = [module for model in models for module in model.modules()]
         self._weights = [one._parameters for one in modules]
-        # Modules that get their first buffer or child later compute alone when their code asks for it.
         self._held = [*self._weights, *(one._buffers for one in modules if one._buffers)]
         self._children = [one._modules for one in modules if one._modules]
+        self._dicts = [held for one in modules for held in (one._buffers, one._modules)]
         self._expected = self._signature()
 
     def have_moved(self) -> bool:
@@ -195,7 +198,8 @@ class Stacks:
             one.requires_grad for held in self._weights for one in held.values() if one is not None
         ]
         children = [one for held in self._children for one in held.values()]
-        return [one.data_ptr() for one in tensors], trained, list(map(id, children))
+        content = [sum(map(len, self._dicts)), *map(id, children)]
+        return [one.data_ptr() for one in tensors], trained, content
 
 
 class _Buffers:
