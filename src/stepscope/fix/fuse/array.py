@@ -69,11 +69,13 @@ class ModelArray(JoinedModels):
             loss.front().sum().backward()
         else:
             torch.stack([one.reshape(()) for one in loss]).sum().backward()
+        self.gather_gradients()
 
     def step(self, skipped: Sequence[bool] | None = None) -> None:
         """Every model's optimizer, with its own settings; `skipped` models stay as they are."""
         if self.optimizer is None:
             raise UsageError("this array was fused without optimizers: fuse(models, optimizers)")
+        self.gather_gradients()
         gradient = next((one.grad for one in self.parameters() if one.grad is not None), None)
         used = self._stepped_with() if self._stepped_with is not None else None
         if gradient is not None and used is gradient:
@@ -107,6 +109,7 @@ class ModelArray(JoinedModels):
 
     def clip_grad_norm_(self, most: float | Sequence[float]) -> torch.Tensor:
         """Each model's gradient on its own; returns every model's norm before."""
+        self.gather_gradients()
         return clip_each(list(self.parameters()), most)
 
     def train(self, mode: bool = True) -> ModelArray:

@@ -1,8 +1,8 @@
 """Gradients that reach a model's own weights, and the hooks that the user put on these.
 
 A module that computes alone, a checkpoint that is computed again for backward, and a penalty on
-`array[3].parameters()` give gradients to the model's windows. They are added to the stack's at
-once, so that all gradients of the array lie in its stacks.
+`array[3].parameters()` give gradients to the model's windows. `fold` adds them to the stacks', so
+that all gradients of the array lie there before it clips or steps.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ class WindowGradients:
 
     def __init__(self) -> None:
         self._to_windows: set[tuple[int, int]] = set()  # a stack's id, a model
+        self._waiting: dict[tuple[int, int], tuple[str, torch.Tensor, torch.Tensor]] = {}
         self._to_stacks: set[int] = set()
         self._handles: list[Any] = []
         self._windows: list[torch.Tensor] = []
 
     def clear(self) -> None:
         """There are no gradients any more."""
+        for _, _, window in self._waiting.values():
+            window.grad = None
+        self._waiting.clear()
         self._to_windows.clear()
         self._to_stacks.clear()
 
@@ -45,9 +49,9 @@ class WindowGradients:
             self._handles.append(stack.register_post_accumulate_grad_hook(arrived))
             self._handles.append(stack.register_hook(partial(self._call, name, kept, windows)))
             for model, window in enumerate(windows):
-                fold = partial(self._fold, name, kept, model)
-                vars(fold)["of_fuse"] = True
-                self._handles.append(window.register_post_accumulate_grad_hook(fold))
+                reached = partial(self._reached, name, kept, model)
+                vars(reached)["of_fuse"] = True
+                self._handles.append(window.register_post_accumulate_grad_hook(reached))
 
     def leave(self) -> None:
         for handle in self._handles:
@@ -71,18 +75,25 @@ class WindowGradients:
     def _arrived(self, stack: Any, _: torch.Tensor) -> None:
         self._to_stacks.add(id(stack()))
 
-    def _fold(self, name: str, kept: Any, model: int, window: torch.Tensor) -> None:
+    def _reached(self, name: str, kept: Any, model: int, window: torch.Tensor) -> None:
         stack = kept()
-        gradient, window.grad = window.grad, None
-        if stack is None or gradient is None:
-            return
-        if window._backward_hooks and id(stack) in self._to_stacks:
-            raise _both_ways(name)
-        with torch.no_grad():
-            if stack.grad is None:
-                stack.grad = torch.zeros_like(stack)
-            stack.grad[model] += gradient.detach()
-        self._to_windows.add((id(stack), model))
+        if stack is not None:
+            self._waiting[id(stack), model] = (name, stack, window)
+
+    def fold(self) -> None:
+        """Add what the models' own weights got to the stacks' gradients."""
+        for (stack_id, model), (name, stack, window) in self._waiting.items():
+            gradient, window.grad = window.grad, None
+            if gradient is None:
+                continue
+            if window._backward_hooks and stack_id in self._to_stacks:
+                raise _both_ways(name)
+            with torch.no_grad():
+                if stack.grad is None:
+                    stack.grad = torch.zeros_like(stack)
+                stack.grad[model] += gradient.detach()
+            self._to_windows.add((stack_id, model))
+        self._waiting.clear()
 
     def _call(
         self, name: str, stack: Any, windows: Sequence[torch.Tensor], gradient: torch.Tensor
@@ -93,7 +104,7 @@ class WindowGradients:
         own = list(gradient.unbind(0))
         for model, window in enumerate(windows):
             for hook in list((window._backward_hooks or {}).values()):
-                if (id(stack()), model) in self._to_windows:
+                if {(id(stack()), model)} & (self._to_windows | self._waiting.keys()):
                     raise _both_ways(name)
                 changed = hook(own[model])
                 own[model] = own[model] if changed is None else changed

@@ -98,6 +98,10 @@ class JoinedModels(nn.Module):
         """A list with one tensor for each model becomes a Stacked; all else stays as it is."""
         return stack_input(value, len(self))
 
+    def gather_gradients(self) -> None:
+        """Those of the models' own weights come to the stacks."""
+        self._gradients.fold()
+
     def without_gradient(self) -> dict[str, list[bool]]:
         """Weights that a model's code left out while another's did not: where each model's stays
         as it is, as its optimizer would find no gradient there alone."""
