@@ -52,7 +52,7 @@ def differing_settings(
     models: Sequence[nn.Module], knows: Callable[[Any], bool]
 ) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
     """Module, attribute and every model's value, where they differ or are not known."""
-    compare = [Comparison(models[0], other) for other in models[1:]]
+    compare = [ModelComparison(models[0], other) for other in models[1:]]
     for path, _ in models[0].named_modules():
         own = [vars(one.get_submodule(path)) for one in models]
         for name in dict.fromkeys(name for one in own for name in one):
@@ -65,7 +65,7 @@ def differing_settings(
                 yield path, name, values
 
 
-class Comparison:
+class ModelComparison:
     """Of what two models hold, to any depth."""
 
     def __init__(self, one: nn.Module, other: nn.Module) -> None:

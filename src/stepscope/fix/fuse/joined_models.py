@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 class JoinedModels(nn.Module):
     """Models whose tensors are windows into stacks, and a template whose code computes for all."""
 
+    _stacks: Stacks
+
     def __init__(
         self,
         models: Sequence[nn.Module],
@@ -68,7 +70,6 @@ class JoinedModels(nn.Module):
             self._streams.states = [list(states) for states in random]
         self.chooser = Chooser(choose or usual_choice(models[0]))
         self._ledger = ArrayLedger()
-        self._stacks: Stacks | None = None
         self._gradients = WindowGradients()
         self._stepped_with: Any = None  # a gradient that has been used
         self._alone: dict[str, str] = {}
@@ -179,7 +180,7 @@ class JoinedModels(nn.Module):
         self._proven.clear()
         self._alone.clear()
         self._alone.update(self._hooked)
-        self._stacks = Stacks(self._models, template, self._stacks, in_place)
+        self._stacks = Stacks(self._models, template, vars(self).get("_stacks"), in_place)
         for name in list(self._parameters):
             del self._parameters[name]
         for name, stack in self._stacks.parameters.items():

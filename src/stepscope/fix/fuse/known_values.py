@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from stepscope.fix.fuse.differences import Comparison
+from stepscope.fix.fuse.differences import ModelComparison
 from stepscope.fix.fuse.stacked import Stacked
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class KnownValues:
 
     def are_same(self, models: Sequence[nn.Module], values: Sequence[Any]) -> bool:
         return all(
-            Comparison(models[0], model).are_same(values[0], value)
+            ModelComparison(models[0], model).are_same(values[0], value)
             for model, value in zip(models[1:], values[1:], strict=True)
         )
 

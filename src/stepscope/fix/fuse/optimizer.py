@@ -275,7 +275,7 @@ class ArrayOptimizer:
                 stack, missing = self._array.get_parameter(name), left_out.get(name)
                 absent = stack.grad is None or (missing is not None and missing[number])
                 weight.grad = None if absent else stack.grad[number]
-            with self._guard.open():
+            with self._guard.allowed():
                 optimizer.step()
             for weight in own.values():
                 weight.grad = None
@@ -287,7 +287,7 @@ class ArrayOptimizer:
         return {"states": states, "steps": steps, "own": own}
 
     def resume(self, saved: dict[str, Any]) -> None:
-        with self._guard.open():
+        with self._guard.allowed():
             for optimizer, state in zip(self.optimizers, saved["own"], strict=True):
                 optimizer.load_state_dict(state)
         states = {

@@ -78,7 +78,7 @@ class StepGuard:
             )
 
     @contextmanager
-    def open(self) -> Iterator[None]:
+    def allowed(self) -> Iterator[None]:
         self._is_open = True
         try:
             yield

@@ -61,6 +61,7 @@ class Stacked(torch.Tensor):
     common: torch.Tensor | None  # the one tensor that all models have, where they share it
     view_again: Callable[[], Stacked] | None  # this view, of what it was taken from as it is now
     _sizes: torch.Size
+    _is_param: bool  # isinstance(..., torch.nn.Parameter) asks for it
 
     @staticmethod
     def __new__(cls, physical: torch.Tensor, count: int, order: Layout = "front") -> Stacked:
@@ -175,7 +176,7 @@ class Stacked(torch.Tensor):
             return _agreed(func, name, args, kwargs)
         if name in _ITSELF or func is torch.autograd.grad:
             raise NotFusableError(f"{name} needs each model's own tensor: result.of(i) is one")
-        if len(types) > 1 and not all(map(_is_known_kind, types)):
+        if not all(map(_is_known_kind, types)):
             raise NotFusableError("tensors of another class, with code of its own, take part")
         if name == "backward":
             return _backward(*args, **kwargs)
@@ -193,7 +194,7 @@ class Stacked(torch.Tensor):
 def _is_known_kind(kind: type) -> bool:
     """Whether tensors of this class are plain, an array's, or a compiler's."""
     plain = kind is torch.Tensor or kind is torch.nn.Parameter or issubclass(kind, Stacked)
-    return plain or kind.__module__.startswith("torch._subclasses.")
+    return plain or str(kind.__module__).startswith("torch._subclasses.")
 
 
 def _backward(
@@ -216,7 +217,7 @@ def is_ordinary(tensor: torch.Tensor) -> bool:
 
 def is_capturing() -> bool:
     """Whether a CUDA graph records what is computed now."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def is_final(error: Exception) -> bool:

@@ -48,7 +48,7 @@ class Stacks:
                     self.by_name[full] = made[id(first)]
                     stacked = Stacked(made[id(first)], len(models))
                     if kind == "_parameters":
-                        vars(stacked)["_is_param"] = True  # isinstance(..., nn.Parameter)
+                        stacked._is_param = True
                     getattr(placed, kind)[name] = stacked
             self._buffers.append(_Buffers(path, placed, same))
         modules = [module for model in models for module in model.modules()]
