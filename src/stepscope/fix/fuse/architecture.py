@@ -10,24 +10,31 @@ from torch import nn
 from torch.nn.utils.parametrize import type_before_parametrizations
 
 from stepscope.errors import UsageError
+from stepscope.fix.fuse.behaviours import own_hooks
+from stepscope.fix.fuse.differences import NOT_SETTINGS
+from stepscope.fix.fuse.known_values import contents_of
 from stepscope.fix.fuse.stacked import Stacked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
-def check_alike(models: Sequence[nn.Module]) -> None:
-    """UsageError with the first difference."""
+def check_given(models: Sequence[nn.Module]) -> None:
+    """UsageError if there are none, or one is there twice."""
     if not models:
         raise UsageError("fuse needs at least one model")
     if len({id(model) for model in models}) < len(models):
         raise UsageError("fuse needs models of their own: one is given twice")
+
+
+def check_alike(models: Sequence[nn.Module]) -> None:
+    """UsageError with the first difference."""
     first = _tensors(models[0])
     for number, model in enumerate(models[1:], 1):
         other = _tensors(model)
         for name in {**first, **other}:
             if first.get(name) != other.get(name):
-                here, there = (_words(one.get(name)) for one in (first, other))
+                here, there = (_words(name, one.get(name)) for one in (first, other))
                 raise UsageError(
                     f"model {number} is not built like model 0: {name} is {there}, not {here}"
                 )
@@ -56,17 +63,23 @@ def _kind_words(kind: type | None) -> str:
 
 
 def _tensors(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    return {
-        name: (tuple(one.shape), one.dtype, one.device, one.requires_grad) for name, one in every
-    }
+    """By name: what must be the same in all models, and which earlier name is the same tensor."""
+    first: dict[int, str] = {}
+    found: dict[str, tuple[Any, ...]] = {}
+    for kind in (model.named_parameters, model.named_buffers):
+        for name, one in kind(remove_duplicate=False):
+            tied = first.setdefault(id(one), name)
+            found[name] = (tuple(one.shape), one.dtype, one.device, one.requires_grad, tied)
+    return found
 
 
-def _words(facts: tuple[Any, ...] | None) -> str:
+def _words(name: str, facts: tuple[Any, ...] | None) -> str:
     if facts is None:
         return "missing"
-    shape, dtype, device, _ = facts
-    return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {device}"
+    shape, dtype, device, trains, tied = facts
+    trained = "trained" if trains else "not trained (requires_grad=False)"
+    tie = "" if tied == name else f", tied to {tied}"
+    return f"{list(shape)} {str(dtype).removeprefix('torch.')} on {device}, {trained}{tie}"
 
 
 def check_lengths(count: int, **given: Sequence[Any]) -> None:
@@ -83,13 +96,26 @@ def place_of(model: int, count: int) -> int:
     return model % count
 
 
-def make_template(model: nn.Module) -> nn.Module:
-    """The model's code and settings without its tensors, which come from the stacks."""
+def make_template(model: nn.Module, knows: Callable[[Any], bool]) -> nn.Module:
+    """The model's code and settings without its tensors, which come from the stacks, without what
+    cannot be copied, and without hooks, which each model's own modules call."""
+    memo: dict[int, Any] = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name.endswith("_hooks") and name in NOT_SETTINGS:
+                kept = {} if own_hooks(module) else value
+                memo[id(value)] = type(value)(kept) if value is not None else None
+            elif name not in NOT_SETTINGS and not knows(value):
+                memo[id(value)] = value
+            else:
+                memo |= {id(one): one for one in contents_of(value, torch.Tensor)}
     with torch.no_grad():
-        loose = (value for module in model.modules() for value in vars(module).values())
-        kept = (one for one in loose if isinstance(one, torch.Tensor))
-        memo = {id(one): one for one in (*model.parameters(), *model.buffers(), *kept)}
-        return copy.deepcopy(model, memo)
+        template = copy.deepcopy(model, memo)
+    for module in template.modules():
+        own: Any = vars(module).get("forward")
+        if own is not None and getattr(own, "__self__", None) is not module:
+            del module.forward  # that module computes alone
+    return template
 
 
 def refresh_kept_tensors(module: nn.Module) -> None:
@@ -110,14 +136,7 @@ def leave_stacks(model: nn.Module) -> None:
         one.data = one.data.clone()
 
 
-def keep_replaced_buffers(buffers: Sequence[tuple[dict[str, Any], str, Stacked]]) -> None:
-    """Where the template's code assigned to a buffer, its values go to the models' own."""
-    for held, name, stacked in buffers:
-        new = held[name]
-        if new is stacked:
-            continue
-        held[name] = stacked
-        if isinstance(new, torch.Tensor):
-            values = new.front() if isinstance(new, Stacked) else new
-            with torch.no_grad():
-                stacked.physical.copy_(values)
+def put_windows(own: Sequence[torch.Tensor], stack: torch.Tensor) -> None:
+    """Each model's tensor becomes a window, which counts its own changes as it would alone."""
+    for one, window in zip(own, stack.detach().unbind(0), strict=True):
+        one.data = window

@@ -13,75 +13,36 @@ looked at, evaluated or saved at any time as if it trained alone.
 from __future__ import annotations
 
 import copy
-from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import (
     check_alike,
-    check_lengths,
-    keep_replaced_buffers,
+    check_given,
     leave_stacks,
-    make_template,
     place_of,
-    refresh_kept_tensors,
 )
+from stepscope.fix.fuse.behaviours import modules_alone
 from stepscope.fix.fuse.captured import CapturedStep
-from stepscope.fix.fuse.choose import Choose, Chooser, usual_choice
 from stepscope.fix.fuse.clipping import clip_each
 from stepscope.fix.fuse.compiled import CompiledFunction, check_can_compile
-from stepscope.fix.fuse.differences import settle
-from stepscope.fix.fuse.each_alone import compute_alone, left_out, may_compute_alone, reason_of
-from stepscope.fix.fuse.ledger import ArrayLedger, timed
-from stepscope.fix.fuse.model_streams import Draws, Streams, draws_together
-from stepscope.fix.fuse.new_tensors import OwnDraws
-from stepscope.fix.fuse.optimizer import ArrayOptimizer
-from stepscope.fix.fuse.rules import stack_input
-from stepscope.fix.fuse.stacked import Stacked, stack_in_place
+from stepscope.fix.fuse.joined_models import JoinedModels
+from stepscope.fix.fuse.stacked import Stacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
+    from stepscope.fix.fuse.choose import Choose
+    from stepscope.fix.fuse.model_streams import Draws
 
-class ModelArray(nn.Module):
+
+class ModelArray(JoinedModels):
     """What `fuse` gives."""
-
-    def __init__(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer] = (),
-        schedulers: Sequence[Any] = (),
-        seeds: Sequence[int | None] | None = None,
-        random: Sequence[list[Any]] | None = None,
-        draws: Draws = "own",
-        choose: Choose | None = None,
-        in_place: bool = False,
-    ) -> None:
-        """`in_place`: models that are windows into one memory already, side by side, stay there."""
-        super().__init__()
-        check_alike(models)
-        check_lengths(len(models), optimizers=optimizers, schedulers=schedulers, seeds=seeds or ())
-        self._models = tuple(models)  # a tuple: not this module's children
-        self._schedulers = list(schedulers)
-        self._streams = Streams(seeds or [None] * len(models), draws_together(draws))
-        if random is not None:
-            self._streams.states = [list(states) for states in random]
-        self.chooser = Chooser(choose or usual_choice(models[0]))
-        self._ledger = ArrayLedger()
-        self._stacks: dict[str, torch.Tensor] = {}
-        self._buffers_of_template: list[tuple[dict[str, Any], str, Stacked]] = []
-        self._reached: set[tuple[int, int]] = set()  # weights with a gradient, of modules alone
-        self._alone: dict[str, str] = {}
-        self._proven: set[tuple[str, bool]] = set()  # modules and modes
-        self._template = (make_template(models[0]),)
-        self._join(in_place=in_place)
-        self.optimizer = ArrayOptimizer(self, optimizers) if optimizers else None
 
     # Training.
 
@@ -98,24 +59,6 @@ class ModelArray(nn.Module):
         with self._computing():
             return function(*self.arguments(inputs))
 
-    def arguments(self, inputs: tuple[Any, ...]) -> list[Any]:
-        """Every tensor in these as a Stacked."""
-        return list(self._shared([self.stack(one) for one in inputs]))
-
-    def stacked_tensors(self) -> list[Stacked]:
-        """All that the template's modules hold."""
-        return [
-            one
-            for module in self._template[0].modules()
-            for kind in (module._parameters, module._buffers)
-            for one in kind.values()
-            if isinstance(one, Stacked)
-        ]
-
-    def stack(self, value: Any) -> Any:
-        """A list with one tensor for each model becomes a Stacked; all else stays as it is."""
-        return stack_input(value, len(self))
-
     def drawing_as(self, model: int) -> AbstractContextManager[None]:
         """Meanwhile torch draws this model's random numbers, for what is its own, such as data."""
         return self._streams.of(model)
@@ -126,21 +69,27 @@ class ModelArray(nn.Module):
             loss.front().sum().backward()
         else:
             torch.stack([one.reshape(()) for one in loss]).sum().backward()
+        self.gather_gradients()
 
     def step(self, skipped: Sequence[bool] | None = None) -> None:
         """Every model's optimizer, with its own settings; `skipped` models stay as they are."""
         if self.optimizer is None:
             raise UsageError("this array was fused without optimizers: fuse(models, optimizers)")
+        self.gather_gradients()
+        gradient = next((one.grad for one in self.parameters() if one.grad is not None), None)
+        used = self._stepped_with() if self._stepped_with is not None else None
+        if gradient is not None and used is gradient:
+            raise UsageError(
+                "array.step() finds the gradients of the last step again: call array.zero_grad() "
+                "in between; a model's or its optimizer's own zero_grad does not reach the array"
+            )
+        self._stepped_with = gradient if gradient is None else ref(gradient)
         self.optimizer.step(skipped)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self._reached.clear()
-
-    def without_gradient(self) -> dict[str, list[bool]]:
-        """Weights that a model's code left out while another's did not: where each model's stays
-        as it is, as its optimizer would find no gradient there alone."""
-        return left_out(dict(self.named_parameters()), self._stacks, self._alone, self._reached)
+        self._gradients.clear()
+        self._stepped_with = None
 
     def graph(self, step: Callable[..., Any]) -> CapturedStep:
         """A whole step, which ends with `array.step()`, as one CUDA graph; see captured.py."""
@@ -160,6 +109,7 @@ class ModelArray(nn.Module):
 
     def clip_grad_norm_(self, most: float | Sequence[float]) -> torch.Tensor:
         """Each model's gradient on its own; returns every model's norm before."""
+        self.gather_gradients()
         return clip_each(list(self.parameters()), most)
 
     def train(self, mode: bool = True) -> ModelArray:
@@ -173,13 +123,6 @@ class ModelArray(nn.Module):
     @property
     def schedulers(self) -> list[Any]:
         return list(self._schedulers)
-
-    def __len__(self) -> int:
-        return len(self._models)
-
-    def __getitem__(self, model: int) -> nn.Module:
-        """One model, as it is now; a window into the array."""
-        return self._models[model]
 
     def state_of(self, model: int) -> dict[str, torch.Tensor]:
         """A plain state dict that loads into the unfused program."""
@@ -227,6 +170,8 @@ class ModelArray(nn.Module):
         random: list[Any] | None = None,
     ) -> int:
         """Add a model at the end; its place. `random` is the state of its random numbers."""
+        check_given([*self._models, model])
+        modules_alone([*self._models, model])
         check_alike([self._models[0], model])
         if (self.optimizer is None) != (optimizer is None):
             raise UsageError("give the new model an optimizer exactly if the array has some")
@@ -234,6 +179,16 @@ class ModelArray(nn.Module):
         if random is not None:
             self._streams.states[-1] = list(random)
         return len(self) - 1
+
+    def release(self) -> None:
+        """All models and optimizers are their own again; this array trains no more."""
+        self._gradients.leave()
+        for place, model in enumerate(self._models):
+            if self.optimizer is not None:
+                self.optimizer.export(place)
+            leave_stacks(model)
+        if self.optimizer is not None:
+            self.optimizer.leave()
 
     def cut(self, place: int) -> tuple[ModelArray, ModelArray]:
         """Two arrays in the memory of this one: its models before this place, and the rest."""
@@ -275,6 +230,9 @@ class ModelArray(nn.Module):
 
     def _window(self, part: slice) -> ModelArray:
         joined = self.optimizer
+        self._gradients.leave()
+        if joined is not None:
+            joined.leave()
         array = ModelArray(
             self._models[part],
             joined.optimizers[part] if joined is not None else (),
@@ -288,145 +246,6 @@ class ModelArray(nn.Module):
         array.training, array.chooser = self.training, self.chooser
         array._ledger, array._alone, array._proven = self._ledger, self._alone, self._proven
         return array
-
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Meanwhile rules find this array's random numbers and choices, and note what they do."""
-        if self._streams.are_used:
-            yield
-            return
-        with self._ledger.recording(), self._streams.used(), self.chooser.used():
-            with OwnDraws(len(self)):
-                yield
-            keep_replaced_buffers(self._buffers_of_template)
-
-    def _shared(self, values: Any) -> Any:
-        """Every other tensor in these is one that all models have in common."""
-
-        def share(value: Any) -> Any:
-            if isinstance(value, torch.Tensor) and not isinstance(value, Stacked):
-                return Stacked.share(value, len(self))
-            return value
-
-        return tree_map(share, values)
-
-    def _join(self, *, in_place: bool = False) -> None:
-        """Stack all models' tensors, and make the models' own windows into the stacks."""
-        template = self._template[0]
-        if settle(template, self._models):
-            self._proven.clear()
-        for name in list(self._parameters):
-            del self._parameters[name]
-        self._stacks, self._buffers_of_template = {}, []
-        made: dict[int, torch.Tensor] = {}
-        for path, module in self._models[0].named_modules():
-            for kind in ("_parameters", "_buffers"):
-                for name, first in getattr(module, kind).items():
-                    if first is None:
-                        continue
-                    full = f"{path}.{name}".lstrip(".")
-                    if id(first) not in made:
-                        made[id(first)] = self._stack_one(full, path, kind, name, in_place)
-                    stacked = Stacked(made[id(first)], len(self))
-                    held = getattr(template.get_submodule(path), kind)
-                    held[name] = stacked
-                    if kind == "_buffers":
-                        self._buffers_of_template.append((held, name, stacked))
-        for path, module in template.named_modules():
-            refresh_kept_tensors(module)
-            if "forward" not in vars(module):
-                module.forward = partial(self._compute, path, module.forward)
-
-    def _stack_one(
-        self, full: str, path: str, kind: str, name: str, in_place: bool
-    ) -> torch.Tensor:
-        own = [getattr(model.get_submodule(path), kind)[name] for model in self._models]
-        values = [one.detach() for one in own]
-        stack = stack_in_place(values) if in_place else torch.stack(values)
-        if kind == "_parameters":
-            parameter = nn.Parameter(stack, requires_grad=own[0].requires_grad)
-            self.register_parameter(full.replace(".", "/"), parameter)
-            stack = parameter
-        self._stacks[full] = stack
-        for one, window in zip(own, stack.detach().unbind(0), strict=True):
-            one.data = window
-        return stack
-
-    def _take(
-        self,
-        kept: list[int],
-        new: tuple[nn.Module, ...],
-        optimizer: torch.optim.Optimizer | None = None,
-        scheduler: Any = None,
-        seed: int | None = None,
-    ) -> None:
-        """Go on with these models, and new ones after them."""
-        joined = self.optimizer
-        states = joined.states_of(kept) if joined is not None else None
-        optimizers = [joined.optimizers[model] for model in kept] if joined is not None else []
-        streams = [self._streams.states[model] for model in kept]
-        self._models = (*(self._models[model] for model in kept), *new)
-        if self._schedulers:
-            self._schedulers = [self._schedulers[model] for model in kept]
-            self._schedulers += [scheduler] * len(new)
-        fresh = Streams([seed] * len(new))
-        self._streams.states = streams + fresh.states
-        self._join()
-        if joined is not None:
-            assert states is not None
-            optimizers += [optimizer] if optimizer is not None else []
-            self.optimizer = ArrayOptimizer(self, optimizers)
-            self.optimizer.restore(states)
-
-    def _compute(self, path: str, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """One module of the template: for all models at once, or else one by one."""
-        if not self._streams.are_used:  # a checkpointed module, computed again for backward
-            with self._computing(), self._streams.repeating():
-                return self._compute(path, forward, *args, **kwargs)
-        if path in self._alone:
-            return self._compute_alone(path, args, kwargs)
-        if (path, self.training) in self._proven:
-            return forward(*args, **kwargs)
-        before, asked = self.changing(path), self._ledger.answers()
-        try:
-            result = forward(*args, **kwargs)
-        except Exception as error:
-            if not may_compute_alone(error):
-                raise
-            self.undo(before)
-            self._alone[path] = reason_of(error)
-            return self._compute_alone(path, args, kwargs)
-        if self._ledger.answers() == asked:  # else the models may disagree the next time
-            self._proven.add((path, self.training))
-        return result
-
-    def _compute_alone(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        parts = self._models, self._template[0], self._streams
-        with timed("modules", path, next(iter(self._stacks.values()), None)):
-            return compute_alone(*parts, path, args, kwargs, self._reached)
-
-    def changing(self, path: str = "") -> tuple[dict[str, torch.Tensor], list[Any]]:
-        """What a forward pass may change before it fails: buffers and random numbers."""
-        buffers = dict(self._template[0].get_submodule(path).named_buffers())
-        saved = {
-            name: one.physical.clone() for name, one in buffers.items() if isinstance(one, Stacked)
-        }
-        return {f"{path}.{name}".lstrip("."): one for name, one in saved.items()}, [
-            list(states) for states in self._streams.states
-        ]
-
-    def undo(
-        self, before: tuple[dict[str, torch.Tensor], list[Any]], models: Sequence[int] | None = None
-    ) -> None:
-        """What `changing` gave, for all models or these."""
-        chosen = range(len(self)) if models is None else models
-        keep_replaced_buffers(self._buffers_of_template)
-        with torch.no_grad():
-            for name, values in before[0].items():
-                for model in chosen:
-                    self._stacks[name][model].copy_(values[model])
-        for model in chosen:
-            self._streams.states[model] = list(before[1][model])
 
 
 def fuse(

@@ -33,6 +33,9 @@ class TrainedArray(Protocol):
     training: bool
     optimizer: ArrayOptimizer | None
     chooser: Chooser
+    changes: int
+
+    def check_can_capture(self) -> None: ...
 
     def parameters(self) -> Iterator[torch.nn.Parameter]: ...
 
@@ -97,6 +100,8 @@ class CapturedStep:
         """Bring settings to the device; what the graph will hold and cannot change."""
         held: list[Any] = []
         for array in self._arrays:
+            array.check_can_capture()
+            held.append(array.changes)
             held.append(tuple(stack.data_ptr() for stack in array.parameters()))
             held.append(array.training)
             if array.optimizer is not None:

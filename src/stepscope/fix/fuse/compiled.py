@@ -28,6 +28,7 @@ class CompilableArray(Protocol):
     """What the compiler needs of an array."""
 
     training: bool
+    changes: int
 
     def __len__(self) -> int: ...
 
@@ -52,7 +53,8 @@ class CompiledFunction:
         flat, shape = tree_flatten(self._array.arguments(inputs))
         places = [_Place.of(value) for value in flat]
         held = self._array.stacked_tensors()
-        key = (tuple(places), str(shape), self._array.training, tuple(map(id, held)))
+        mode = self._array.training, self._array.changes
+        key = (tuple(places), str(shape), mode, tuple(map(id, held)))
         if key not in self._known:
             self._known = {**self._known, key: _Recorded(self, places, shape, held)}
         tensors = [_Place.tensor(value) for value in flat if isinstance(value, torch.Tensor)]

@@ -18,48 +18,54 @@ from stepscope.fix.fuse.rules.dropout import PerModel, PerModelShare
 from stepscope.fix.fuse.stacked import NotFusableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _MAY_DIFFER: dict[str, tuple[tuple[type, ...], type[PerModel]]] = {
     "p": ((nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d), PerModel),
     "dropout": ((nn.RNNBase,), PerModelShare),
     "padding_idx": ((nn.Embedding, nn.EmbeddingBag), PerModel),
 }
-_OF_ALL_MODULES = set(vars(nn.Module()))
 _OF_RECURRENT_MODULES = {"_flat_weights", "_flat_weight_refs", "_all_weights"}
+MISSING = object()  # in place of an attribute that a model's module does not have
+# What every module has, and behaviours.py looks at.
+NOT_SETTINGS = {*vars(nn.Module()), "_compiled_call_impl", *_OF_RECURRENT_MODULES}
 
 
-def settle(template: nn.Module, models: Sequence[nn.Module]) -> bool:
-    """Prepare the template for what differs from model to model; whether anything does."""
-    found = False
-    for path, name, values in differing_settings(models):
-        module = template.get_submodule(path)
-        kinds, holder = _MAY_DIFFER.get(name, ((), PerModel))
-        if isinstance(module, kinds):
-            setattr(module, name, holder(values))
-        else:
-            _raise_when_asked(module, name)
-        found = True
-    return found
+def settle(template: nn.Module, models: Sequence[nn.Module], knows: Callable[[Any], bool]) -> None:
+    """Prepare the template for what differs from model to model, and for what is not known."""
+    for path, name, values in differing_settings(models, knows):
+        put_difference(template.get_submodule(path), name, values)
+
+
+def put_difference(module: nn.Module, name: str, values: tuple[Any, ...]) -> None:
+    """Let a template's module know every model's value, if it can, else compute alone if asked."""
+    kinds, holder = _MAY_DIFFER.get(name, ((), PerModel))
+    if isinstance(module, kinds):
+        setattr(module, name, holder(values))
+    else:
+        alike = len({id(value) for value in values}) == 1
+        why = "is each model's own" if alike else "differs from model to model"
+        _raise_when_asked(module, name, why)
 
 
 def differing_settings(
-    models: Sequence[nn.Module],
+    models: Sequence[nn.Module], knows: Callable[[Any], bool]
 ) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
-    """Module, attribute and every model's value, where they differ."""
-    for other in models[1:]:
-        compare = _Comparison(models[0], other)
-        for path, module in models[0].named_modules():
-            theirs = vars(other.get_submodule(path))
-            for name, value in vars(module).items():
-                if name in _OF_ALL_MODULES or name in _OF_RECURRENT_MODULES:
-                    continue
-                if not compare.are_same(value, theirs.get(name)):
-                    own = (vars(one.get_submodule(path)).get(name) for one in models)
-                    yield path, name, tuple(own)
+    """Module, attribute and every model's value, where they differ or are not known."""
+    compare = [ModelComparison(models[0], other) for other in models[1:]]
+    for path, _ in models[0].named_modules():
+        own = [vars(one.get_submodule(path)) for one in models]
+        for name in dict.fromkeys(name for one in own for name in one):
+            if name in NOT_SETTINGS or name == "forward":
+                continue
+            values = tuple(one.get(name, MISSING) for one in own)
+            pairs = zip(compare, values[1:], strict=True)
+            alike = all(one.are_same(values[0], value) for one, value in pairs)
+            if not (alike and knows(values[0])):
+                yield path, name, values
 
 
-class _Comparison:
+class ModelComparison:
     """Of what two models hold, to any depth."""
 
     def __init__(self, one: nn.Module, other: nn.Module) -> None:
@@ -98,7 +104,7 @@ def _parts(value: Any) -> list[Any] | None:
         return list(value)
     if isinstance(value, FunctionType):
         cells = (cell.cell_contents for cell in value.__closure__ or ())
-        return [value.__code__, value.__defaults__, *cells]
+        return [value.__code__, value.__defaults__, value.__kwdefaults__, *cells]
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, partial):
@@ -122,22 +128,22 @@ def _are_equal(a: Any, b: Any) -> bool:
 class _Differs:
     """An attribute that has another value in each model, until the template's own code sets it."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, why: str) -> None:
+        self._name, self._why = name, why
 
     def __get__(self, module: Any, owner: type) -> Any:
         if module is None:
             return self
         if self._name not in vars(module):
-            raise NotFusableError(f"{self._name} differs from model to model")
+            raise NotFusableError(f"{self._name} {self._why}")
         return vars(module)[self._name]
 
     def __set__(self, module: Any, value: Any) -> None:
         vars(module)[self._name] = value
 
 
-def _raise_when_asked(module: nn.Module, name: str) -> None:
+def _raise_when_asked(module: nn.Module, name: str, why: str) -> None:
     """By a class of this module's own: Python asks the class before the module."""
     vars(module).pop(name, None)
     kind = type(module)
-    module.__class__ = type(kind.__name__, (kind,), {name: _Differs(name)})
+    module.__class__ = type(kind.__name__, (kind,), {name: _Differs(name, why)})

@@ -10,10 +10,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from stepscope.fix.fuse.new_tensors import as_drawn_alone
 from stepscope.fix.fuse.rules import stack_results
-from stepscope.fix.fuse.stacked import NotFusableError, Stacked, is_final, of_model
+from stepscope.fix.fuse.stacked import NotFusableError, Stacked, is_final, is_ordinary, of_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from torch import nn
 
@@ -29,29 +29,33 @@ def compute_alone(
     path: str,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    reached: set[tuple[int, int]],
 ) -> Any:
-    """The results of all models' modules of this path, stacked. Backward notes in `reached` which
-    models' weights get a gradient: the stack's id and the model."""
+    """The results of all models' modules of this path, stacked. Their weights are leaves with
+    hooks of their own, whose gradients gradients.py adds to the stacks'."""
     _check_arguments((args, kwargs))
+    placed = template.get_submodule(path)
+    recorded = any(
+        isinstance(one, Stacked) and not is_ordinary(one.physical)
+        for module in placed.modules()
+        for one in (*module._parameters.values(), *module._buffers.values())
+    )
     results = []
     for number, model in enumerate(models):
         module = model.get_submodule(path)
         own_args, own_kwargs = tree_map(partial(of_model, number), (args, kwargs))
-        tensors = _own_tensors(module, template.get_submodule(path), number, reached)
-        given = dict(tensors)
         with streams.of(number), as_drawn_alone():
             try:
-                result = torch.func.functional_call(module, tensors, own_args, own_kwargs)
+                if recorded:  # a compiler follows no weights but the stacks
+                    tensors = _own_tensors(module, placed, number)
+                    result = torch.func.functional_call(module, tensors, own_args, own_kwargs)
+                else:
+                    result = module(*own_args, **own_kwargs)
             except NotFusableError:
                 raise
             except Exception as error:
                 vars(error)[_OWN] = True
                 raise
             results.append(result)
-        for name, value in tensors.items():  # a buffer that the code replaced
-            if value is not given[name]:
-                given[name].detach().copy_(value.detach())
     return stack_results(results, apart=not path)
 
 
@@ -67,27 +71,6 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-def left_out(
-    stacks: dict[str, torch.Tensor],
-    by_path: dict[str, torch.Tensor],
-    alone: Iterable[str],
-    reached: set[tuple[int, int]],
-) -> dict[str, list[bool]]:
-    """Stacks of which backward reached some models' weights and not others': True where not. All
-    modules that hold such a stack compute alone."""
-    found: dict[str, list[bool]] = {}
-    roots = tuple(f"{path}." if path else "" for path in alone)
-    if not roots:
-        return found
-    for name, stack in stacks.items():
-        paths = [path for path, one in by_path.items() if one is stack]
-        if stack.grad is not None and all(path.startswith(roots) for path in paths):
-            missing = [(id(stack), model) not in reached for model in range(stack.shape[0])]
-            if any(missing) and not all(missing):
-                found[name] = missing
-    return found
-
-
 def _check_arguments(arguments: Any) -> None:
     """An object whose tensors cannot be taken apart goes to no model."""
     for value in tree_leaves(arguments):
@@ -98,9 +81,7 @@ def _check_arguments(arguments: Any) -> None:
             raise NotFusableError(f"a {type(value).__name__} holds tensors of all models")
 
 
-def _own_tensors(
-    module: nn.Module, template: nn.Module, number: int, reached: set[tuple[int, int]]
-) -> dict[str, torch.Tensor]:
+def _own_tensors(module: nn.Module, template: nn.Module, number: int) -> dict[str, torch.Tensor]:
     """Slices of the stacks, so that gradients reach them."""
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     names += [name for name, _ in module.named_buffers(remove_duplicate=False)]
@@ -110,13 +91,5 @@ def _own_tensors(
         place = template.get_submodule(owner)
         held = place._parameters.get(last)
         stacked: Any = held if held is not None else place._buffers[last]
-        slices[name] = own = stacked.physical[number]
-        if own.requires_grad:
-            own.register_hook(partial(_note_gradient, reached, (id(stacked.physical), number)))
+        slices[name] = stacked.physical[number]
     return slices
-
-
-def _note_gradient(
-    reached: set[tuple[int, int]], weight: tuple[int, int], _gradient: torch.Tensor
-) -> None:
-    reached.add(weight)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from stepscope.errors import UsageError
+from stepscope.fix.fuse.stacked import NotFusableError
 from stepscope.fix.random_states import restore, states_now
 
 if TYPE_CHECKING:
@@ -48,6 +49,27 @@ class Streams:
         finally:
             self.states[model] = states_now()
             restore(outer)
+
+    def outside(self) -> torch.Tensor | None:
+        """The state of the generator that no model draws from."""
+        return None if self.together else torch.get_rng_state()
+
+    def check_outside(self, before: torch.Tensor | None) -> None:
+        """UsageError if something was drawn once for all models."""
+        if before is not None and not torch.equal(before, torch.get_rng_state()):
+            raise UsageError(
+                "the models' code drew random numbers by a function that draws once for all "
+                "models: draw by torch.rand, torch.randn or dropout, or outside of the array"
+            )
+
+    @contextmanager
+    def only(self) -> Iterator[None]:
+        """NotFusableError if something is drawn meanwhile from no model's stream."""
+        before = None if self._repeats else self.outside()
+        yield
+        if before is not None and not torch.equal(before, torch.get_rng_state()):
+            torch.set_rng_state(before)
+            raise NotFusableError("it draws random numbers in a way that only each model can")
 
     @property
     def are_used(self) -> bool:

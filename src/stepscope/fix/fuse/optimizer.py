@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from stepscope.errors import UsageError
+from stepscope.fix.fuse.behaviours import hooks_made
+from stepscope.fix.fuse.own_optimizers import (
+    StepGuard,
+    check_optimizers,
+    state_before,
+    steps_in_its_own_way,
+)
 from stepscope.fix.fuse.proven_kernels import proven_kernels
 from stepscope.fix.fuse.settings import SettingColumns
 from stepscope.fix.fuse.torch_kernels import KERNELS, can_step, step_each, step_together
@@ -44,10 +51,16 @@ class ArrayOptimizer:
         if len(kinds) > 1:
             names = sorted(kind.__name__ for kind in kinds)
             raise UsageError(f"all models of an array need one kind of optimizer, not {names}")
+        check_optimizers(optimizers)
         self._array, self._kind = array, kinds.pop()
         plain = not any(group.get("differentiable") for group in optimizers[0].param_groups)
         self._update = UPDATES.get(self._kind) if plain else None
         self._groups = _group_of_each(array, optimizers)
+        if any(array.get_parameter(name).is_complex() for name in self._groups):
+            self._update = None  # torch updates real and imaginary parts as two weights
+        self._sizes = _group_sizes(optimizers)
+        self._hooks_seen = -1
+        self._guard = StepGuard(optimizers, self._write_state, self._read_states)
         self._states: dict[str, State] = {name: {} for name in self._groups}
         device = next(array.get_parameter(name).device for name in self._groups)
         self._columns = SettingColumns(self.optimizers, device)
@@ -57,10 +70,12 @@ class ArrayOptimizer:
 
     @property
     def is_fused(self) -> bool:
+        self._follow()
         return self._update is not None
 
     def step(self, skipped: Sequence[bool] | None = None) -> None:
         """`skipped` models stay as they are: their gradients overflowed."""
+        self._follow()
         if self._update is None:
             self._step_each(skipped)
             return
@@ -83,6 +98,65 @@ class ArrayOptimizer:
             if going is not None:
                 self._same_count = False
             self._counts += 1 if going is None else going.to(self._counts.device)
+
+    def leave(self) -> None:
+        """The optimizers are their models' own again."""
+        self._guard.leave()
+
+    def go_on_as(self, former: ArrayOptimizer) -> None:
+        self._columns.as_columns = former._columns.as_columns
+        self.use_kernels = former.use_kernels
+
+    def adopt(self) -> None:
+        """Go on from what the optimizers have done before they came into the array."""
+        if self._update is None or not any(optimizer.state for optimizer in self.optimizers):
+            return
+        models = [dict(self._array[place].named_parameters()) for place in self._places()]
+        for name in self._groups:
+            own = [model[name.replace("/", ".")] for model in models]
+            former = zip(self.optimizers, own, strict=True)
+            stack = self._array.get_parameter(name)
+            states = [one.state.get(weight, {}) for one, weight in former]
+            self._states[name] = state_before(states, stack)
+        counts = [one.get(_COUNT) for one in self._states.values()]
+        first = counts[0]
+        if first is not None and all(one is not None and torch.equal(one, first) for one in counts):
+            self._counts.copy_(first)
+            for state in self._states.values():
+                del state[_COUNT]
+        else:
+            self._states = {
+                name: state or {_COUNT: torch.zeros_like(self._counts)}
+                for name, state in self._states.items()
+            }
+        self._same_count = len(set(self._counts.tolist())) < 2
+
+    def _read_states(self, model: int) -> None:
+        """The user has loaded a state into one model's own optimizer."""
+        for place in self._places():
+            if place != model:
+                self._write_state(place)
+        self.adopt()
+
+    def _places(self) -> range:
+        return range(len(self.optimizers))
+
+    def _follow(self) -> None:
+        """What the user changed: groups of weights, and hooks that only an own step calls."""
+        sizes = _group_sizes(self.optimizers)
+        if sizes != self._sizes:
+            self._groups, self._sizes = _group_of_each(self._array, self.optimizers), sizes
+            for name in self._groups:
+                if name not in self._states:
+                    self._states[name] = {_COUNT: torch.zeros_like(self._counts)}
+        if self._update is None or hooks_made() == self._hooks_seen:
+            return
+        self._hooks_seen = hooks_made()
+        if any(map(steps_in_its_own_way, self.optimizers)):
+            for model in self._places():
+                self._write_state(model)
+            self._states = {name: {} for name in self._groups}
+            self._update = None
 
     def prepare(self) -> None:
         """All that a step needs from the host: settings, copied to the device if they changed."""
@@ -191,14 +265,20 @@ class ArrayOptimizer:
                     value.copy_(torch.where(mask, value, 0 if former is None else former))
 
     def _step_each(self, skipped: Sequence[bool] | None) -> None:
+        left_out = self._array.without_gradient()
         for number, optimizer in enumerate(self.optimizers):
             if skipped and skipped[number]:
                 continue
             model = self._array[number]
-            for name, own in model.named_parameters():
-                stack = self._array.get_parameter(name.replace(".", "/"))
-                own.grad = None if stack.grad is None else stack.grad[number]
-            optimizer.step()
+            own = {name: model.get_parameter(name.replace("/", ".")) for name in self._groups}
+            for name, weight in own.items():
+                stack, missing = self._array.get_parameter(name), left_out.get(name)
+                absent = stack.grad is None or (missing is not None and missing[number])
+                weight.grad = None if absent else stack.grad[number]
+            with self._guard.allowed():
+                optimizer.step()
+            for weight in own.values():
+                weight.grad = None
 
     def checkpoint(self) -> dict[str, Any]:
         """Copies of all states and settings."""
@@ -207,8 +287,9 @@ class ArrayOptimizer:
         return {"states": states, "steps": steps, "own": own}
 
     def resume(self, saved: dict[str, Any]) -> None:
-        for optimizer, state in zip(self.optimizers, saved["own"], strict=True):
-            optimizer.load_state_dict(state)
+        with self._guard.allowed():
+            for optimizer, state in zip(self.optimizers, saved["own"], strict=True):
+                optimizer.load_state_dict(state)
         states = {
             name: {kind: value.clone() for kind, value in state.items()}
             for name, state in saved["states"].items()
@@ -253,25 +334,32 @@ class ArrayOptimizer:
         self._counts.copy_(counts)
         self._same_count = len(set(counts.tolist())) < 2
         for name, state in known.items():
+            if name not in self._states:
+                continue  # the models have lost this weight
             for kind, value in state.items():
                 room = value.new_zeros((missing, *value.shape[1:]))
                 self._states[name][kind] = torch.cat([value, room]) if missing else value
+        for name in self._states.keys() - known.keys():  # weights that the models have by now
+            self._states[name] = {_COUNT: torch.zeros_like(self._counts)}
 
     def export(self, model: int) -> dict[str, Any]:
         """The model's own optimizer, with the state that it would have had alone."""
-        optimizer = self.optimizers[model]
-        if self._update is not None:
-            own = dict(self._array[model].named_parameters())
-            for name, state in self._states.items():
-                if not state.keys() - {_COUNT}:
-                    continue
-                parts = {kind: value[model].clone() for kind, value in state.items()}
-                count = parts.pop(_COUNT, self._counts[model])
-                if type(optimizer) is not torch.optim.SGD:
-                    parts["step"] = count.cpu().float()
-                optimizer.state[own[name.replace("/", ".")]] = parts
-        whole: dict[str, Any] = optimizer.state_dict()
+        whole: dict[str, Any] = self.optimizers[model].state_dict()
         return whole
+
+    def _write_state(self, model: int) -> None:
+        """Before the user, or `export`, asks a model's own optimizer for its state."""
+        if self._update is None:
+            return
+        optimizer, own = self.optimizers[model], dict(self._array[model].named_parameters())
+        for name, state in self._states.items():
+            if not state.keys() - {_COUNT}:
+                continue
+            parts = {kind: value[model].clone() for kind, value in state.items()}
+            count = parts.pop(_COUNT, self._counts[model])
+            if type(optimizer) is not torch.optim.SGD:
+                parts["step"] = count.cpu().float()
+            optimizer.state[own[name.replace("/", ".")]] = parts
 
 
 def _group_of_each(
@@ -290,4 +378,16 @@ def _group_of_each(
                 name = names[id(own)].replace(".", "/")
                 if groups.setdefault(name, group) != group:
                     raise UsageError(f"{names[id(own)]} is in other groups of optimizer {number}")
+    for number, optimizer in enumerate(optimizers):
+        steps = {id(own) for content in optimizer.param_groups for own in content["params"]}
+        for name, own in array[number].named_parameters():
+            if id(own) not in steps and name.replace(".", "/") in groups:
+                raise UsageError(
+                    f"optimizer {number} does not step {name}, which another model's does: "
+                    "give all optimizers of an array the same weights"
+                )
     return groups
+
+
+def _group_sizes(optimizers: Sequence[torch.optim.Optimizer]) -> list[list[int]]:
+    return [[len(group["params"]) for group in one.param_groups] for one in optimizers]

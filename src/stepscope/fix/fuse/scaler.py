@@ -67,6 +67,7 @@ class ArrayScaler:
         """Before clipping; `step` does it otherwise."""
         if self._unscaled:
             return
+        array.gather_gradients()
         finite = []
         columns: dict[Any, torch.Tensor] = {}
         for stack in array.parameters():

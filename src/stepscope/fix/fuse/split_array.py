@@ -23,7 +23,6 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from stepscope.errors import UsageError
-from stepscope.fix.fuse.architecture import leave_stacks
 from stepscope.fix.fuse.array import ModelArray, fuse
 from stepscope.fix.fuse.largest_array import largest_array
 from stepscope.fix.fuse.stacked import Stacked
@@ -134,9 +133,7 @@ class SplitArray:
         if len(array) > 1:
             array.evict(place)
         else:
-            if array.optimizer is not None:
-                array.optimizer.export(0)
-            leave_stacks(gone)
+            array.release()
             self.arrays.remove(array)
         self._proven.discard(array)
         return gone

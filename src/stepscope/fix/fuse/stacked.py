@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from stepscope.errors import StepscopeError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.fix.fuse.ledger import note
 from stepscope.fix.memory_meters import is_out_of_memory
 
@@ -38,10 +38,16 @@ _ONE_VALUE = {
     "__contains__", "__iter__", "nonzero", "unique", "masked_select", "equal", "allclose",
 }  # fmt: skip
 
+# What acts on the tensor itself, or on its history, and not on its values.
+_ITSELF = {
+    "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_",
+    "detach_", "set_", "resize_", "resize_as_", "share_memory_", "as_subclass", "__set__",
+    "__delete__", "swap_tensors", "module_load", "refine_names", "rename_",
+}  # fmt: skip
 _ONE_NUMBER = {"item", "tolist", "__bool__", "__float__", "__int__", "__index__"}
 
 
-class NotFusableError(Exception):
+class NotFusableError(StepscopeError):
     """This cannot be computed for all models at once; each can still compute it alone."""
 
 
@@ -55,6 +61,7 @@ class Stacked(torch.Tensor):
     common: torch.Tensor | None  # the one tensor that all models have, where they share it
     view_again: Callable[[], Stacked] | None  # this view, of what it was taken from as it is now
     _sizes: torch.Size
+    _is_param: bool  # isinstance(..., torch.nn.Parameter) asks for it
 
     @staticmethod
     def __new__(cls, physical: torch.Tensor, count: int, order: Layout = "front") -> Stacked:
@@ -167,8 +174,12 @@ class Stacked(torch.Tensor):
                 return func(*args, **kwargs)
         if name in _ONE_VALUE and not all_common(args, kwargs):
             return _agreed(func, name, args, kwargs)
+        if name in _ITSELF or func is torch.autograd.grad:
+            raise NotFusableError(f"{name} needs each model's own tensor: result.of(i) is one")
+        if not all(map(_is_known_kind, types)):
+            raise NotFusableError("tensors of another class, with code of its own, take part")
         if name == "backward":
-            return args[0].front().backward(*(args[1:] or (torch.ones_like(args[0].front()),)))
+            return _backward(*args, **kwargs)
         return cls.compute(func, name, args, kwargs)
 
     @classmethod
@@ -180,14 +191,40 @@ class Stacked(torch.Tensor):
         raise NotFusableError(f"{func} was called below torch's functions")
 
 
+def _is_known_kind(kind: type) -> bool:
+    """Whether tensors of this class are plain, an array's, or a compiler's."""
+    plain = kind is torch.Tensor or kind is torch.nn.Parameter or issubclass(kind, Stacked)
+    return plain or str(kind.__module__).startswith("torch._subclasses.")
+
+
+def _backward(
+    loss: Stacked, gradient: Any = None, *settings: Any, inputs: Any = None, **named: Any
+) -> None:
+    """From every model's loss; `gradient` is 1 for each."""
+    if inputs is not None:
+        raise UsageError("backward(inputs=...) is not known to an array: use array.backward(loss)")
+    front = loss.front()
+    first = gradient.front() if isinstance(gradient, Stacked) else gradient
+    if first is None:
+        first = torch.ones_like(front)
+    front.backward(first.expand_as(front), *settings, **named)
+
+
 def is_ordinary(tensor: torch.Tensor) -> bool:
     """Whether it holds values, as no tensor does that a compiler records operations with."""
     return type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
+def is_capturing() -> bool:
+    """Whether a CUDA graph records what is computed now."""
+    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
+
+
 def is_final(error: Exception) -> bool:
     """Whether another way of computing would not help: memory is short, the user is told what to
     change, or a checkpointed module was computed as far as backward needs."""
+    if isinstance(error, NotFusableError):
+        return False
     if isinstance(error, StepscopeError) or is_out_of_memory(error):
         return True
     return type(error).__name__ == "_StopRecomputationError"
@@ -254,8 +291,8 @@ def _read_property(func: Any, args: Sequence[Any]) -> Any:
         return tensor
     if name == "data":
         return Stacked(tensor.physical.data, tensor.count, tensor.order)
-    if name in ("requires_grad", "is_leaf", "grad_fn"):
+    if name in ("requires_grad", "is_leaf"):
         return getattr(tensor.physical, name)
-    if name == "grad":
+    if name == "grad" and not isinstance(tensor.physical, torch.nn.Parameter):
         return None
     raise NotFusableError(f"{name} of an array's tensor is not known")

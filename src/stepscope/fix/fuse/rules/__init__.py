@@ -33,6 +33,8 @@ _ONE_BY_ONE = {
     "rnn_relu_cell",
 }  # fmt: skip
 
+_KNOWN_HOOKS = ("torch.utils.checkpoint", "torch.autograd.graph", "stepscope.")
+
 for _file in _FILES:
     import_module(f"{__name__}.{_file}")
 
@@ -41,6 +43,7 @@ def compute(
     func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """Once, where all models would compute the same; else the first of three ways that can."""
+    _check_saved_hooks()
     if all_common(args, kwargs) and not draws(name, kwargs):
         note(name, "once")
         return _compute_once(func, name, args, kwargs)
@@ -65,6 +68,13 @@ def compute(
             note(name, "vmap")
             return result
     return one_by_one(func, name, args, kwargs, name in _ONE_BY_ONE or draws(name, kwargs))
+
+
+def _check_saved_hooks() -> None:
+    """What is packed for backward must be each model's own, unless torch only moves it."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and not hooks[0].__module__.startswith(_KNOWN_HOOKS):
+        raise NotFusableError("saved_tensors_hooks pack each model's own tensors")
 
 
 def _pass_on(error: Exception) -> None:
@@ -229,7 +239,10 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """torch asks no tensor before it runs a function with a backward of its own, and would see no
     gradients here: models compute it each, or by vmap where it allows that."""
     if not any(isinstance(value, Stacked) for value in args):
-        return _apply_alone(cls, *args, **kwargs)
+        result = _apply_alone(cls, *args, **kwargs)
+        if any(isinstance(value, Stacked) for value in tree_leaves(result)):
+            raise NotFusableError(f"{cls.__name__} got no tensor of the models and gives some")
+        return result
     own, name = partial(_apply_alone, cls), f"{cls.__name__}.apply"
     has_rule = cls.generate_vmap_rule or cls.vmap is not torch.autograd.Function.vmap
     if has_rule or all_common(args, kwargs):

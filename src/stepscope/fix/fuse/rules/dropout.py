@@ -10,6 +10,8 @@ from stepscope.fix.fuse.model_streams import streams
 from stepscope.fix.fuse.rules.registry import rule_for
 from stepscope.fix.fuse.stacked import Stacked
 
+_OUT_OF_PLACE = {"dropout_": torch.dropout, "feature_dropout_": torch.feature_dropout}
+
 
 @rule_for("dropout", "dropout1d", "dropout2d", "dropout3d", "dropout_", "feature_dropout")
 def dropout(
@@ -22,6 +24,11 @@ def dropout(
     """`p` may differ from model to model: fuse() makes a PerModel of it."""
     shares = p.values if isinstance(p, PerModel) else (p,) * input.count
     if not training or not any(shares):
+        return input
+    if inplace or func.__name__.endswith("_"):
+        input.separate()
+        dropped = dropout(_OUT_OF_PLACE.get(func.__name__, func), input, p, training)
+        input.physical, input.order = dropped.physical, dropped.order
         return input
     if streams().together:
         return _drop_together(func, input, shares)

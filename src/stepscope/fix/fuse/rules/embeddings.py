@@ -10,7 +10,7 @@ from torch.nn import functional
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.rules.dropout import PerModel
 from stepscope.fix.fuse.rules.registry import front_of, rule_for
-from stepscope.fix.fuse.stacked import Stacked
+from stepscope.fix.fuse.stacked import NotFusableError, Stacked
 
 
 @rule_for("embedding")
@@ -25,7 +25,9 @@ def embedding(
     sparse: bool = False,
 ) -> Any:
     _refuse_sparse(weight, sparse)
-    if not isinstance(weight, Stacked) or max_norm is not None or sparse:
+    if max_norm is not None:
+        raise NotFusableError("max_norm shortens each model's own rows")
+    if not isinstance(weight, Stacked) or sparse:
         return NotImplemented
     count = weight.count
     ids, table = front_of(input, count), _one_table(weight)
@@ -55,7 +57,9 @@ def embedding_bag(
 ) -> Any:
     """The bags of all models, one after the other."""
     _refuse_sparse(weight, sparse)
-    unusual = max_norm is not None or sparse or input.is_nested
+    if max_norm is not None:
+        raise NotFusableError("max_norm shortens each model's own rows")
+    unusual = sparse or input.is_nested
     # torch scales a bag's gradient by the frequency of another word on a CPU: each as it is alone.
     if not isinstance(weight, Stacked) or unusual or scale_grad_by_freq:
         return NotImplemented

@@ -1,0 +1,246 @@
+"""Everything in a module, a tensor, autograd and an optimizer that can carry behaviour.
+
+One row for each: what it is, and what fuse does about it. `ALL_AT_ONCE`: computed for all models
+together. `ALONE`: each model's own module computes. `FOLLOWED`: what it does reaches every model.
+`REFUSED`: a UsageError says so before the first step that would be wrong. A row's `check` looks at
+the models; rows without one are decided where the code runs, in the file that is named.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_modules
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import prune
+from torch.nn.utils.weight_norm import WeightNorm
+
+from stepscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    Found = Iterator[tuple[str, str]]  # a module's path, and the words for it
+    Check = Callable[[Sequence[nn.Module]], Found]
+
+ALL_AT_ONCE, ALONE, FOLLOWED, REFUSED = "all at once", "alone", "followed", "refused"
+_HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)  # fmt: skip
+_PLAIN_HOOKS = (WeightNorm, prune.BasePruningMethod)  # compute a weight, and keep nothing
+_PLAIN = (torch.Tensor, nn.Parameter)
+_WRAPPERS = {
+    "DistributedDataParallel": "fuse the module inside: one array trains in one process",
+    "DataParallel": "fuse the module inside",
+    "FullyShardedDataParallel": "fuse the module inside: one array trains in one process",
+    "OptimizedModule": "fuse the plain models, then call array.compile(...)",
+}
+
+
+class Behaviour(NamedTuple):
+    what: str
+    answer: str
+    where: str = ""  # the file that decides while the code runs
+    check: Check | None = None
+
+
+def modules_alone(models: Sequence[nn.Module]) -> dict[str, str]:
+    """UsageError for what cannot be right; modules that compute alone from the start, and why."""
+    alone: dict[str, str] = {}
+    for row in BEHAVIOURS:
+        for path, words in row.check(models) if row.check is not None else ():
+            if row.answer == REFUSED:
+                raise UsageError(words)
+            alone.setdefault(path, words)
+    return alone
+
+
+def hooks_made() -> int:
+    """How many hooks of any kind this process has registered: another number, new hooks."""
+    return int(torch.utils.hooks.RemovableHandle.next_id)
+
+
+def own_hooks(module: nn.Module) -> bool:
+    """Whether the module has hooks that one call for all models would not be right for."""
+    hooks = [hook for kind in _HOOKS for hook in getattr(module, kind).values()]
+    return any(not isinstance(hook, _PLAIN_HOOKS) for hook in hooks)
+
+
+def _module_hooks(models: Sequence[nn.Module]) -> Found:
+    for model in models:
+        for path, module in model.named_modules():
+            if own_hooks(module):
+                yield path, "it has hooks, which each model's module calls"
+
+
+def _own_forward(models: Sequence[nn.Module]) -> Found:
+    for model in models:
+        for path, module in model.named_modules():
+            own: Any = vars(module).get("forward")
+            if own is not None and getattr(own, "__self__", None) is not module:
+                yield path, "its forward was put on the module itself, not on its class"
+
+
+def _global_hooks(_models: Sequence[nn.Module]) -> Found:
+    for name in _GLOBAL_HOOKS:
+        for hook in getattr(torch_modules, name).values():
+            if not (getattr(hook, "__module__", "") or "").startswith("stepscope."):
+                yield (
+                    "",
+                    (
+                        "a hook for all modules (such as by register_module_forward_hook) would be "
+                        "called once for all models of the array: register it on the modules, or "
+                        "remove it before the array computes"
+                    ),
+                )
+
+
+def _wrapped(models: Sequence[nn.Module]) -> Found:
+    for number, model in enumerate(models):
+        for path, module in model.named_modules():
+            advice = _WRAPPERS.get(type(module).__name__)
+            if advice and type(module).__module__.startswith("torch."):
+                name = f"{path} of model {number}" if path else f"model {number}"
+                yield path, f"{name} is a {type(module).__name__}: {advice}"
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+def _lazy(models: Sequence[nn.Module]) -> Found:
+    for number, model in enumerate(models):
+        for name, tensor in _named(model):
+            if is_lazy(tensor):
+                yield (
+                    "",
+                    f"{name} of model {number} has no shape yet: call every model once before fuse",
+                )
+
+
+def _unusual_tensors(models: Sequence[nn.Module]) -> Found:
+    for number, model in enumerate(models):
+        for name, tensor in _named(model):
+            kind = type(tensor).__name__
+            if type(tensor) not in _PLAIN and not is_lazy(tensor):
+                words = f"a {kind}, a tensor with code of its own"
+            elif tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+                words = f"a {'quantized' if tensor.is_quantized else tensor.layout} tensor"
+            elif tensor.is_meta:
+                words = "a meta tensor, without values"
+            elif not tensor.is_leaf:
+                words = "computed from other tensors, not a leaf"
+            else:
+                continue
+            yield "", f"{name} of model {number} is {words}: fuse stacks ordinary tensors only"
+
+
+def _hooks_after_gradients(models: Sequence[nn.Module]) -> Found:
+    for number, model in enumerate(models):
+        for name, tensor in model.named_parameters():
+            hooks = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
+            if any(not hasattr(hook, "of_fuse") for hook in hooks.values()):
+                yield (
+                    "",
+                    f"{name} of model {number} has a hook by register_post_accumulate_grad_hook, "
+                    "which would find no gradient: those of an array lie in array.parameters(). "
+                    "Do what it does between array.backward and array.step",
+                )
+
+
+def _memory_of_two(models: Sequence[nn.Module]) -> Found:
+    """Two tensors in one memory would be apart in the array."""
+    spans: list[tuple[int, int, str, int, int]] = []
+    for number, model in enumerate(models):
+        for name, tensor in _named(model):
+            if tensor.numel() and not is_lazy(tensor) and not tensor.is_meta:
+                begin = tensor.data_ptr()
+                span = sum(
+                    (size - 1) * step
+                    for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+                )
+                end = begin + (span + 1) * tensor.element_size()
+                spans.append((begin, end, name, number, id(tensor)))
+    spans.sort()
+    for first, second in pairwise(spans):
+        tied = first[4] == second[4] and first[3] == second[3]
+        if second[0] < first[1] and not tied:
+            yield (
+                "",
+                f"{first[2]} of model {first[3]} and {second[2]} of model {second[3]} share "
+                "memory, which they would not in an array: give each a tensor of its own",
+            )
+
+
+def _modes(models: Sequence[nn.Module]) -> Found:
+    first = {path: module.training for path, module in models[0].named_modules()}
+    for number, model in enumerate(models[1:], 1):
+        for path, module in model.named_modules():
+            if first.get(path, module.training) != module.training:
+                here, there = (("eval", "train")[one] for one in (first[path], module.training))
+                yield (
+                    "",
+                    f"{path or 'it'} is in {there} mode in model {number} and in {here} mode in "
+                    "model 0: call train() or eval() on that module of every model",
+                )
+
+
+BEHAVIOURS = (
+    # Modules.
+    Behaviour("hooks on the model and its modules", ALONE, check=_module_hooks),
+    Behaviour("hooks of weight_norm and pruning", ALL_AT_ONCE, "behaviours.py"),
+    Behaviour("hooks for all modules", REFUSED, check=_global_hooks),
+    Behaviour("forward of an instance", ALONE, check=_own_forward),
+    Behaviour("wrappers: DDP, DataParallel, FSDP, compiled modules", REFUSED, check=_wrapped),
+    Behaviour("train and eval mode that differs between models", REFUSED, check=_modes),
+    Behaviour("train and eval mode of some modules", FOLLOWED, "python_state.py"),
+    Behaviour("parametrizations", ALL_AT_ONCE, "rules/"),
+    Behaviour("modules or weights made in forward", REFUSED, "stacks.py"),
+    Behaviour("modules and weights replaced or added after fuse", FOLLOWED, "stacks.py"),
+    # State in Python.
+    Behaviour("numbers, lists and tensors that forward keeps", FOLLOWED, "python_state.py"),
+    Behaviour("attributes changed after fuse", FOLLOWED, "python_state.py"),
+    Behaviour("attributes that differ between models", ALONE, "differences.py"),
+    Behaviour("closures, iterators, generators and other objects", ALONE, "known_values.py"),
+    Behaviour("random and numpy.random in forward", REFUSED, "host_random.py"),
+    # Tensors of the models.
+    Behaviour("weights without a shape yet", REFUSED, check=_lazy),
+    Behaviour("tensors of other classes and layouts", REFUSED, check=_unusual_tensors),
+    Behaviour("memory that two tensors or models share", REFUSED, check=_memory_of_two),
+    Behaviour("tied weights", ALL_AT_ONCE, "stacks.py"),
+    Behaviour("requires_grad that differs between models", REFUSED, "architecture.py"),
+    Behaviour("requires_grad changed after fuse", FOLLOWED, "stacks.py"),
+    Behaviour("weights whose data is replaced after fuse", FOLLOWED, "stacks.py"),
+    Behaviour("buffers written to or assigned", FOLLOWED, "stacks.py"),
+    Behaviour("sparse gradients", REFUSED, "rules/embeddings.py"),
+    Behaviour("embeddings with max_norm and padding", ALONE, "rules/embeddings.py"),
+    # Autograd.
+    Behaviour("hooks on weights", FOLLOWED, "gradients.py"),
+    Behaviour("hooks after a weight's gradient", REFUSED, check=_hooks_after_gradients),
+    Behaviour("hooks on activations and on grad_fn", ALONE, "stacked.py"),
+    Behaviour("a tensor's requires_grad, data or grad set in forward", ALONE, "stacked.py"),
+    Behaviour("gradients taken in forward", ALONE, "stacked.py"),
+    Behaviour("gradients that reach a model's own weights", FOLLOWED, "gradients.py"),
+    Behaviour("reentrant checkpoints", ALONE, "stacked.py"),
+    Behaviour("other checkpoints", ALL_AT_ONCE, "joined_models.py"),
+    Behaviour("saved_tensors_hooks in forward", ALONE, "rules/"),
+    Behaviour("autograd.Function", ALL_AT_ONCE, "rules/"),
+    Behaviour("no_grad, inference_mode, detach, autocast in forward", ALL_AT_ONCE, "rules/"),
+    Behaviour("tensors of other classes in forward", ALONE, "stacked.py"),
+    # Optimizers.
+    Behaviour("an optimizer's hooks", FOLLOWED, "optimizer.py"),
+    Behaviour("an optimizer's step or class of one's own", FOLLOWED, "optimizer.py"),
+    Behaviour("an optimizer that has stepped before", FOLLOWED, "optimizer.py"),
+    Behaviour("parameter groups added after fuse", FOLLOWED, "optimizer.py"),
+    Behaviour("an optimizer that lacks a weight of the others", REFUSED, "optimizer.py"),
+    Behaviour("step of a model's own optimizer", REFUSED, "optimizer.py"),
+    Behaviour("two steps without zero_grad", REFUSED, "optimizer.py"),
+)
