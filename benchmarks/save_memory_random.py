@@ -15,7 +15,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved import MemorySaver
+
+if TYPE_CHECKING:
+    from stepscope.fix.saved import MemorySaver
 
 WIDTH, STEPS = 16, 7
 OPTIONS: dict[str, dict[str, Any]] = {

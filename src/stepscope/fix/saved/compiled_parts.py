@@ -9,6 +9,10 @@ if TYPE_CHECKING:
 
     from stepscope.fix.saved.step_record import StepRecord
 
+COMPILED_PART = (
+    "part of the model is compiled ({part}): everything is kept. Compile the whole model and call "
+    "save_memory(model, reduce=0.5) on that, or call save_memory on the parts that are not"
+)
 _COMPILED_NODE = "CompiledFunctionBackward"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.fix.saved.choose import plan_step, without_repeating
-from stepscope.fix.saved.compiled_parts import compiled_part, ran_compiled_code
+from stepscope.fix.saved.compiled_parts import COMPILED_PART, compiled_part, ran_compiled_code
 from stepscope.fix.saved.encodings.copy_waits import COPY_WAITS
 from stepscope.fix.saved.follower import (
     FollowedPlan,
@@ -47,10 +47,6 @@ if TYPE_CHECKING:
 
 _MOST_PLANS = 8  # one for each combination of input shapes
 _NOTHING = frozenset[int]()
-_COMPILED_PART = (
-    "part of the model is compiled ({part}): everything is kept. Compile the whole model and call "
-    "save_memory(model, reduce=0.5) on that, or call save_memory on the parts that are not"
-)
 # What `_start_over` sets.
 _OF_PASSES = frozenset(
     ("_passes", "_depth", "_caller", "_handled", "_stack", "_watch", "_active", "_current")
@@ -238,7 +234,7 @@ class MemorySaver:
             )
             return
         if self._watches(known) and (part := compiled_part(self._model)) is not None:
-            self._stop(_COMPILED_PART.format(part=part))
+            self._stop(COMPILED_PART.format(part=part))
             return
         known.seen += 1
         self._watch.begins(known.key, device_of(self._model))
@@ -324,7 +320,7 @@ class MemorySaver:
             raise active.failure
         record = active.finish(output)
         if ran_compiled_code(record):
-            self._stop(_COMPILED_PART.format(part="a function that it calls"))
+            self._stop(COMPILED_PART.format(part="a function that it calls"))
             return
         parameters = list(self._model.parameters())
         known.record = completed(record, known.key, self._watch, self._target, parameters)
