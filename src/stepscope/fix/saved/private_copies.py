@@ -10,15 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from stepscope.fix.saved.encodings import Geometry
 from stepscope.fix.saved.encodings.encoded import same_bits
+from stepscope.fix.saved.operators import is_plain
 from stepscope.fix.saved.replay import KeptTensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    import torch
 
 # Larger weights are not copied: their version counter is checked in backward.
 LARGEST_COPIED_WEIGHT = 1 << 16
@@ -29,7 +31,7 @@ _MOST_GAPS = 2
 def checked_weights(parameters: Iterable[torch.nn.Parameter]) -> set[int]:
     """The storages of weights that are started from without a copy: large ones that train. An
     optimizer changes them after backward, and raises their version."""
-    held = [p for p in parameters if type(p) is torch.nn.Parameter]
+    held = [p for p in parameters if is_plain(p)]
     trained = {_address(p) for p in held if p.requires_grad}
     frozen = {_address(p) for p in held if not p.requires_grad}
     large = {_address(p) for p in held if p.untyped_storage().nbytes() > LARGEST_COPIED_WEIGHT}
