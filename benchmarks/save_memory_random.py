@@ -369,8 +369,9 @@ def main() -> None:
         counts[kind] += 1
         if kind.isupper() or "FAILURE" in kind:
             print(kind, words, flush=True)
-    for kind, count in counts.most_common():
-        print(f"{count:6} {kind}")
+        if (seed + 1 - chosen.seed) % 50 == 0 or seed + 1 == chosen.seed + chosen.nets:
+            listed = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+            print(f"to seed {seed}: {listed}", flush=True)
 
 
 if __name__ == "__main__":
