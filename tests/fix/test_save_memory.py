@@ -349,7 +349,7 @@ def test_what_backward_needs_may_not_change_in_place() -> None:
     loss = model(x).sum()
     with torch.no_grad():
         model[2].weight.add_(1)
-    with pytest.raises(RuntimeError, match="changed by an in-place operation"):
+    with pytest.raises(RuntimeError, match=r"in-?place operation"):
         loss.backward()
 
 

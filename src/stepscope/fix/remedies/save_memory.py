@@ -66,9 +66,12 @@ def apply(training: TrainingProcess, value: str) -> None:
         waiting.append(saver)
 
     def tell_plans(_optimizer: Any) -> None:
-        for saver in [one for one in waiting if one.plan is not None]:
+        for saver in [one for one in waiting if one.plan is not None or one.ended is not None]:
             waiting.remove(saver)
             plan = saver.plan
+            if saver.ended is not None:
+                leave_alone(saver.ended)
+                continue
             if plan is None or not plan.changes_something():
                 leave_alone(" ".join(plan.notes) if plan is not None else "")
             else:

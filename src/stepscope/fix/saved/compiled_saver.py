@@ -22,15 +22,12 @@ if TYPE_CHECKING:
 _USUAL_SHARE = 0.5
 
 
-def is_compiled(model: Any) -> bool:
-    return type(model).__name__ == "OptimizedModule" or model._compiled_call_impl is not None
-
-
 class CompiledSaver(MemorySaver):
     """Attached to a compiled model before its first step. There is no plan: the compiler has it."""
 
     def __init__(self, model: torch.nn.Module, share: float) -> None:
         self._latest = None
+        self.ended = None
         self.notes = [
             f"The model is compiled: the compiler keeps about {percent(share)} of what it would "
             "keep, in graphs that are compiled from now on."

@@ -33,6 +33,7 @@ from stepscope.fix.saved.operators import (
     tensors_in,
     written_tensors,
 )
+from stepscope.fix.saved.private_copies import PrivateCopies
 from stepscope.fix.saved.replay import (
     CallResult,
     CallTemplate,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from stepscope.fix.saved.save_plan import PlannedUse
+    from stepscope.fix.saved.save_plan import PlannedRepeat, PlannedUse
 
 Held = KeptTensor | EncodedTensor | CallResult
 _NOTHING = frozenset[int]()
@@ -59,7 +60,7 @@ class FollowedPlan:
     """A plan, ready to be looked up by ordinal."""
 
     plan: SavePlan
-    repeated: dict[int, tuple[bool, ...]]
+    repeated: dict[int, PlannedRepeat]
     again: dict[int, str | None]  # a cheaper way than the operator itself
     kept: dict[int, dict[int, str | None]]  # results by operator and slot: how they are encoded
     left_at: frozenset[int]  # saved tensors at which offloaded values have left the device
@@ -71,7 +72,7 @@ class FollowedPlan:
         kept: dict[int, dict[int, str | None]] = {}
         for result in plan.results:
             kept.setdefault(result.operator, {})[result.slot] = result.encoding
-        repeated = {call.operator: call.recomputed_inputs for call in plan.repeated}
+        repeated = {call.operator: call for call in plan.repeated}
         points = [OffloadPoints.of(result.encoding) for result in plan.results]
         left_at = frozenset(one.left_at for one in points if one is not None)
         fetch_at = frozenset(one.fetch_at for one in points if one is not None)
@@ -116,6 +117,7 @@ class PassReport:
     """What one pass did; bytes are counted once a storage, without parameters."""
 
     deviation: str | None = None
+    failure: Exception | None = None  # of ours: the rest of the pass was kept
     held_bytes: int = 0
     recomputed: int = 0
     encoded: int = 0
@@ -144,6 +146,12 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         self._busy = False
         self._made_again: dict[int, _MadeAgain] = {}
         self._to_encode: dict[int, ToEncode] = {}
+        self._copies = PrivateCopies()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Else torch would run compiled functions as they are written, for good."""
+        return True
 
     # operators
 
@@ -167,6 +175,8 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             self._busy = True
             try:
                 self._follow(func, args, kwargs, result, repeats)
+            except Exception as error:  # the training goes on without us
+                self.fails(error)
             finally:
                 self._busy = False
         return result
@@ -198,14 +208,15 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         input that should be recomputed cannot be: it may be overwritten later."""
         args = repeatable_arguments(func, args)
         tensors = list(tensors_in([args, kwargs]))
-        recomputed = self._followed.repeated[self._ordinal - 1]
-        if len(tensors) != len(recomputed):
+        repeat = self._followed.repeated[self._ordinal - 1]
+        copied = repeat.copied_inputs or (None,) * len(tensors)
+        if not len(tensors) == len(repeat.recomputed_inputs) == len(copied):
             return None
         held: list[Held] = []
-        for tensor, is_again in zip(tensors, recomputed, strict=True):
-            kept = (
-                self._again(tensor) if is_again else self._encoded(tensor) or KeptTensor.of(tensor)
-            )
+        for tensor, is_again, is_copy in zip(
+            tensors, repeat.recomputed_inputs, copied, strict=True
+        ):
+            kept = self._again(tensor) if is_again else self._start(tensor, is_copy=is_copy)
             if kept is None:
                 return None
             held.append(kept)
@@ -214,9 +225,16 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         again = self._cheaper_way(func, args, result)
         if again is not None:
             template = replace(template, again=again)
-            held += [KeptTensor.of(tensor) for tensor in needed_again(func, args, result)]
+            again_from = needed_again(func, args, result)
+            held += [KeptTensor.to_start_from(tensor) for tensor in again_from]
         parents = calls_among(held)
         return RepeatableCall(template, tuple(held), (None,) * len(held), parents=parents)
+
+    def _start(self, tensor: torch.Tensor, *, is_copy: bool | None) -> Held:
+        """What a kept argument is taken from in backward."""
+        if is_copy or (is_copy is None and tensor.grad_fn is None):
+            return self._copies.of(tensor)
+        return self._encoded(tensor) or KeptTensor.to_start_from(tensor)
 
     def _cheaper_way(self, func: Any, args: Any, result: Any) -> str | None:
         """As planned; of a norm, if it gives these values to the last bit."""
@@ -265,6 +283,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         address = tensor.untyped_storage()._cdata
         self._made_again.pop(address, None)
         self._to_encode.pop(address, None)
+        self._copies.forget(tensor)
 
     # what is held
 
@@ -301,9 +320,13 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
         number, self._packed = self._packed, self._packed + 1
         self._busy = True
         try:
-            held = self._pack(number, tensor) or KeptTensor.of(tensor)
+            held = self._pack(number, tensor)
+        except Exception as error:  # the training goes on without us
+            self.fails(error)
+            held = None
         finally:
             self._busy = False
+        held = held or KeptTensor.of(tensor)
         if self._count:
             self.report.held.append(held)
         return held
@@ -338,10 +361,18 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             and use.dtype == str(tensor.dtype).removeprefix("torch.")
         )
 
+    def fails(self, error: Exception) -> None:
+        self.report.failure = error
+        self._deviates("the plan could not be carried out")
+
     def _deviates(self, why: str) -> None:
         self.report.deviation = why
+        self._forget_all()
+
+    def _forget_all(self) -> None:
         self._made_again.clear()
         self._to_encode.clear()
+        self._copies.clear()
 
     def finish(self, owned: frozenset[int] = _NOTHING) -> PassReport:
         """The pass is over; what it holds is in the graph now. `owned` storages are the model's,
@@ -352,8 +383,7 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
             self.report.deviation = f"the pass ended after {ended} of {expected} operators"
         if self._count:
             self._count_held()
-        self._made_again.clear()
-        self._to_encode.clear()
+        self._forget_all()
         return self.report
 
     def _count_held(self) -> None:

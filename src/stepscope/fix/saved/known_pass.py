@@ -20,16 +20,21 @@ from stepscope.fix.saved.time_limit import (
 from stepscope.records.figures import percent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from stepscope.fix.saved.choose import PlannedStep
     from stepscope.fix.saved.follower import PassReport
     from stepscope.fix.saved.pinned_plan import PinnedPlan
     from stepscope.fix.saved.plan_tries import Verdict
+    from stepscope.fix.saved.recorder import StepRecorder
     from stepscope.fix.saved.step_record import StepRecord
     from stepscope.fix.saved.step_watch import BackwardPeaks
     from stepscope.fix.saved.time_limit import AddedTime
     from stepscope.records.memory_targets import MemoryTarget
+
+
+_MOST_DEVIATIONS = 3  # in a row: then that plan is given up
+_MOST_FAILED_PINS = 2  # then every operator is watched
 
 
 @dataclass(slots=True)
@@ -68,6 +73,44 @@ class KnownPass:
 
     def use(self, planned: PlannedStep) -> None:
         self.planned, self.followed = planned, FollowedPlan.of(planned.plan)
+
+    def unpack_recorded(self, recorder: StepRecorder, held: Any) -> Any:
+        """Backward reads the recorded pass: what is allocated then says what a step needs."""
+        if self.peaks is not None:
+            self._read_peaks(self.peaks.reads, held.number)
+        return recorder.unpack(held)
+
+    def node_ran(self) -> None:
+        if self.peaks is not None:
+            self._read_peaks(self.peaks.node_ran)
+
+    def _read_peaks(self, read: Callable[..., None], *given: int) -> None:
+        try:
+            read(*given)
+        except Exception:  # the plan is made without them
+            self.peaks = None
+
+    def saw(self, report: PassReport, *, pinned: bool) -> Iterator[str]:
+        """A pass that followed the plan; yields what there is to say about it."""
+        if report.deviation is None:
+            self.deviations = 0
+            return
+        self.pinned = None  # the next pass pins it again
+        self.deviations += 1
+        yield f"a pass differed from the recorded one, the rest was kept: {report.deviation}"
+        if pinned and not self.counted:
+            # Some operators save other tensors when they are watched (CTC's loss does): such a plan
+            # holds in every watched pass and in no other.
+            self.failed_pins += 1
+            if self.failed_pins >= _MOST_FAILED_PINS:
+                self.must_watch = self.counted = True
+                yield "unwatched passes differ from watched ones: all operators are watched"
+        if self.deviations >= _MOST_DEVIATIONS:
+            self.given_up = True
+            yield (
+                f"{_MOST_DEVIATIONS} passes in a row differed: everything is kept from now on for "
+                "inputs of these shapes. The model's operators change from pass to pass"
+            )
 
     @property
     def is_due(self) -> bool:

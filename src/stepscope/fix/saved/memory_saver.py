@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import functools
 import sys
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from stepscope.fix.saved.choose import plan_step, without_repeating
+from stepscope.fix.saved.compiled_parts import COMPILED_PART, compiled_part, ran_compiled_code
 from stepscope.fix.saved.encodings.copy_waits import COPY_WAITS
-from stepscope.fix.saved.encodings.offload import link_of
 from stepscope.fix.saved.follower import (
     FollowedPlan,
     PassReport,
     PlanFollower,
     unpack_held,
 )
-from stepscope.fix.saved.following_costs import with_host_costs
 from stepscope.fix.saved.graph_capture import is_capturing
 from stepscope.fix.saved.known_pass import KnownPass
 from stepscope.fix.saved.module_hooks import ModuleHooks
-from stepscope.fix.saved.offload_offers import with_offload
 from stepscope.fix.saved.operators import is_plain
 from stepscope.fix.saved.pack_hook import is_following, other_hooks_are_active
-from stepscope.fix.saved.pass_key import device_of, pass_key
+from stepscope.fix.saved.pass_key import device_of, is_running, pass_key
 from stepscope.fix.saved.pin_plan import pin_plan
 from stepscope.fix.saved.pinned_follower import PinnedFollower
 from stepscope.fix.saved.pinning import PinningFollower
 from stepscope.fix.saved.promise import promise
 from stepscope.fix.saved.recorder import StepRecorder
-from stepscope.fix.saved.step_checks import check_steps
-from stepscope.fix.saved.step_record import USUALLY_DEARER
+from stepscope.fix.saved.step_checks import check_steps, completed
 from stepscope.fix.saved.step_watch import (
     FOLLOWED,
     RECORDED,
@@ -47,12 +43,9 @@ if TYPE_CHECKING:
 
     from stepscope.fix.saved.promise import SavePromise
     from stepscope.fix.saved.save_plan import SavePlan
-    from stepscope.fix.saved.step_record import StepRecord
     from stepscope.records.memory_targets import MemoryTarget
 
 _MOST_PLANS = 8  # one for each combination of input shapes
-_MOST_DEVIATIONS = 3  # in a row: then that plan is given up
-_MOST_FAILED_PINS = 2  # then every operator is watched
 _NOTHING = frozenset[int]()
 # What `_start_over` sets.
 _OF_PASSES = frozenset(
@@ -62,7 +55,8 @@ _OF_PASSES = frozenset(
 
 class MemorySaver:
     """Attached to a model. `plan` is the latest one, None before a pass was recorded; `notes` say
-    what could not be done. `remove()` leaves the model as it was."""
+    what could not be done, `ended` why nothing is done any more. `remove()` leaves the model as it
+    was."""
 
     def __init__(
         self,
@@ -75,6 +69,7 @@ class MemorySaver:
         lossy: str | None = None,
     ) -> None:
         self.notes: list[str] = []
+        self.ended: str | None = None
         self._model = model
         self._target = target
         self._dry_run = dry_run
@@ -113,13 +108,16 @@ class MemorySaver:
     @property
     def plan(self) -> SavePlan | None:
         """The latest; None before a pass was recorded."""
-        for known in self._passes.values():
-            self._make_plan(known)
+        with self._unharmed():
+            for known in self._passes.values():
+                self._make_plan(known)
         return self._latest
 
     @property
     def settled(self) -> bool:
         """Whether the plans stay as they are, for the inputs seen so far."""
+        if self.ended is not None:
+            return True
         return bool(self._passes) and all(
             known.settled or (known.followed is not None and not self._follows(known.followed))
             for known in self._passes.values()
@@ -152,6 +150,9 @@ class MemorySaver:
 
     def remove(self) -> None:
         self._end_interrupted()
+        self._detach()
+
+    def _detach(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -161,28 +162,58 @@ class MemorySaver:
     def forward(self, *inputs: Any) -> Iterator[None]:
         """Around the model and the loss, where the loss keeps much itself; `inputs` tell batches
         of different shapes apart. Call backward outside."""
-        self._begin(inputs, None)
+        with self._unharmed():
+            self._begin(inputs, None)
         try:
             yield
         except BaseException:
-            self._end(None, failed=True)
+            with self._unharmed():
+                self._end(None, failed=True)
             raise
-        self._end(None)
+        with self._unharmed():
+            self._end(None)
 
     # one pass
 
     def _enters(self, module: Any, args: Any, kwargs: Any) -> None:
         del module
         if not torch.compiler.is_compiling():
-            self._begin((args, kwargs), sys._getframe(1))
+            caller = sys._getframe(1)
+            with self._unharmed():
+                self._begin((args, kwargs), caller)
 
     def _leaves(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Torch also calls this where forward raised, while it handles the error."""
         del module, args, kwargs
         if not torch.compiler.is_compiling():
-            self._end(output, failed=sys.exc_info()[1] is not self._handled)
+            failed = sys.exc_info()[1] is not self._handled
+            with self._unharmed():
+                self._end(output, failed=failed)
+
+    @contextmanager
+    def _unharmed(self) -> Iterator[None]:
+        """A failure of ours ends the remedy, and never the training."""
+        try:
+            yield
+        except Exception as error:
+            self._stop(
+                f"save_memory failed ({type(error).__name__}: {error}): everything is kept from "
+                "now on, and the training goes on. Please report this"
+            )
+
+    def _stop(self, why: str) -> None:
+        """Nothing more is done to the model; `notes` say why."""
+        stack, self.ended = self._stack, why
+        self._note(why)
+        if stack is not None:
+            with suppress(Exception):
+                stack.close()
+        self._start_over()
+        self._detach()
 
     def _begin(self, inputs: Any, caller: Any) -> None:
+        if self.ended is not None:
+            return
         self._end_interrupted()
         self._depth += 1
         if self._depth == 1:
@@ -202,32 +233,47 @@ class MemorySaver:
                 "it. Run a few steps before the capture"
             )
             return
+        if self._watches(known) and (part := compiled_part(self._model)) is not None:
+            self._stop(COMPILED_PART.format(part=part))
+            return
         known.seen += 1
         self._watch.begins(known.key, device_of(self._model))
+        self._act(known)
+
+    def _act(self, known: KnownPass) -> None:
+        """Record the pass, or follow the plan in it."""
+        active: StepRecorder | PlanFollower
+        unpack: Any = unpack_held
         if known.followed is None and known.seen > self._plain_passes():
-            self._active = StepRecorder(
-                self._model,
-                lossy=self._lossy,
-                heavy=self._target.heavy,
-                node_ran=functools.partial(_note_node, known),
-            )
+            active = self._recorder(known)
+            unpack = functools.partial(known.unpack_recorded, active)
             self._watch.is_of(RECORDED)
         elif known.followed is not None and self._follows(known.followed):
-            self._active = self._follower(known, known.followed)
+            active = self._follower(known, known.followed)
             self._watch.is_of(FOLLOWED)
-        if self._active is not None:
-            self._current = known
-            unpack = unpack_held
-            if isinstance(self._active, StepRecorder):
-                unpack = functools.partial(self._unpack_recorded, self._active, known)
-            self._stack = ExitStack()
-            if isinstance(self._active, PinnedFollower):
-                self._stack.callback(self._active.stop)
-                self._active.start()
-                return
-            hooks = torch.autograd.graph.saved_tensors_hooks(self._active.pack, unpack)
-            self._stack.enter_context(hooks)
-            self._stack.enter_context(self._active)
+        else:
+            return
+        self._active, self._current, self._stack = active, known, ExitStack()
+        if isinstance(active, PinnedFollower):
+            self._stack.callback(active.stop)
+            active.start()
+            return
+        if isinstance(active, (StepRecorder, PinningFollower)):
+            self._stack.callback(active.detach)
+        hooks = torch.autograd.graph.saved_tensors_hooks(active.pack, unpack)
+        self._stack.enter_context(hooks)
+        self._stack.enter_context(active)
+
+    def _recorder(self, known: KnownPass) -> StepRecorder:
+        return StepRecorder(
+            self._model, lossy=self._lossy, heavy=self._target.heavy, node_ran=known.node_ran
+        )
+
+    def _watches(self, known: KnownPass) -> bool:
+        """Whether operators pass through Python now, which compiled code cannot."""
+        if known.followed is None:
+            return known.seen >= self._plain_passes()
+        return known.pinned is None or bool(known.pinned.dispatched)
 
     def _plain_passes(self) -> int:
         """Before the recorded one."""
@@ -236,7 +282,7 @@ class MemorySaver:
 
     def _end_interrupted(self) -> None:
         """Ctrl-C ends a pass without torch calling any hook."""
-        if self._caller is not None and not _is_running(self._caller):
+        if self._caller is not None and not is_running(self._caller):
             self._depth = 1
             self._end(None, failed=True)
 
@@ -249,6 +295,8 @@ class MemorySaver:
         return PinningFollower(followed, self._owned(), self._model)
 
     def _end(self, output: Any, *, failed: bool = False) -> None:
+        if self.ended is not None:
+            return
         self._depth -= 1
         if self._depth:
             return
@@ -257,20 +305,33 @@ class MemorySaver:
         if stack is None:
             return
         stack.close()
-        if isinstance(active, (StepRecorder, PinningFollower)):
-            active.detach()
-        if known is not None and not failed:
-            if isinstance(active, StepRecorder):
-                known.record = self._completed(active.finish(output), known)
-                known.peaks = BackwardPeaks(self._watch.device)
-            elif isinstance(active, PlanFollower):
-                self._end_followed(known, active)
-        if isinstance(active, PinningFollower):
-            active.forget()
+        try:
+            if known is not None and not failed:
+                self._end_whole(known, active, output)
+        finally:
+            if isinstance(active, PinningFollower):
+                active.forget()
+
+    def _end_whole(self, known: KnownPass, active: Any, output: Any) -> None:
+        if isinstance(active, PlanFollower):
+            self._end_followed(known, active)
+            return
+        if active.failure is not None:
+            raise active.failure
+        record = active.finish(output)
+        if ran_compiled_code(record):
+            self._stop(COMPILED_PART.format(part="a function that it calls"))
+            return
+        parameters = list(self._model.parameters())
+        known.record = completed(record, known.key, self._watch, self._target, parameters)
+        known.peaks = BackwardPeaks(self._watch.device)
 
     def _end_followed(self, known: KnownPass, active: PlanFollower) -> None:
         report = active.finish(_NOTHING if known.counted else self._owned())
-        self._followed(known, active, report)
+        if report.failure is not None:
+            raise report.failure
+        for note in known.saw(report, pinned=isinstance(active, PinnedFollower)):
+            self._note(note)
         if report.uncaptured:
             self._note(
                 f"a CUDA graph was captured: what is planned as "
@@ -329,55 +390,18 @@ class MemorySaver:
     def _enters_inner(self, module: Any, args: Any) -> None:
         del args
         if isinstance(self._active, PinnedFollower):
-            self._active.enter_module(module)
+            try:
+                self._active.enter_module(module)
+            except Exception as error:  # the training goes on without us
+                self._active.fails(error)
 
     def _leaves_inner(self, module: Any, args: Any, output: Any = None) -> None:
         del args
         if isinstance(self._active, PinnedFollower):
-            self._active.leave_module(module, output)
-
-    def _completed(self, record: StepRecord, known: KnownPass) -> StepRecord:
-        """With what stood around the pass, and what the host or the link to it costs."""
-        timed = self._target.max_slowdown is not None
-        record = replace(
-            with_host_costs(record) if record.on_host or timed else record,
-            surroundings=self._watch.surroundings(list(self._model.parameters())),
-            measured_step_ns=self._watch.plain_ns(known.key),
-            host_slack_ns=None if record.on_host else self._watch.host_slack_ns(known.key),
-            dearer=record.dearer if record.on_host else USUALLY_DEARER,
-        )
-        link = link_of(self._watch.device)
-        return record if link is None else with_offload(record, link.speed())
-
-    def _unpack_recorded(self, recorder: StepRecorder, known: KnownPass, held: Any) -> Any:
-        """Backward reads the recorded pass: what is allocated then says what a step needs."""
-        if known.peaks is not None:
-            known.peaks.reads(held.number)
-        return recorder.unpack(held)
-
-    def _followed(self, known: KnownPass, active: PlanFollower, report: PassReport) -> None:
-        if report.deviation is None:
-            known.deviations = 0
-            return
-        known.pinned = None  # the next pass pins it again
-        known.deviations += 1
-        self._note(f"a pass differed from the recorded one, the rest was kept: {report.deviation}")
-        if isinstance(active, PinnedFollower) and not known.counted:
-            self._watch_all_after_failed_pins(known)
-        if known.deviations >= _MOST_DEVIATIONS:
-            known.given_up = True
-            self._note(
-                f"{_MOST_DEVIATIONS} passes in a row differed: everything is kept from now on for "
-                "inputs of these shapes. The model's operators change from pass to pass"
-            )
-
-    def _watch_all_after_failed_pins(self, known: KnownPass) -> None:
-        """Some operators save other tensors when they are watched (CTC's loss does): such a plan
-        holds in every watched pass and in no other."""
-        known.failed_pins += 1
-        if known.failed_pins >= _MOST_FAILED_PINS:
-            known.must_watch = known.counted = True
-            self._note("unwatched passes differ from watched ones: all operators are watched")
+            try:
+                self._active.leave_module(module, output)
+            except Exception as error:  # the training goes on without us
+                self._active.fails(error)
 
     def _known(self, inputs: Any) -> KnownPass | None:
         key = pass_key(self._model, inputs)
@@ -422,16 +446,3 @@ class MemorySaver:
     def _note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
-
-
-def _note_node(known: KnownPass) -> None:
-    if known.peaks is not None:
-        known.peaks.node_ran()
-
-
-def _is_running(frame: Any) -> bool:
-    """Whether it is one of those that called this."""
-    current: Any = sys._getframe(1)
-    while current is not None and current is not frame:
-        current = current.f_back
-    return current is not None

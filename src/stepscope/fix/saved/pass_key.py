@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -27,3 +28,11 @@ def _shapes(inputs: Any) -> tuple[Any, ...]:
 def _autocast_state() -> tuple[Any, ...]:
     kinds = ("cpu", "cuda")
     return tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds)
+
+
+def is_running(frame: Any) -> bool:
+    """Whether it is one of those that called this."""
+    current: Any = sys._getframe(1)
+    while current is not None and current is not frame:
+        current = current.f_back
+    return current is not None

@@ -20,7 +20,6 @@ from stepscope.fix.saved.node_patterns import (
     NUMBER_OPERANDS,
     VIEW_NODES,
     NodePattern,
-    all_nodes,
     number_in,
     settled_node,
 )
@@ -36,8 +35,9 @@ from stepscope.fix.saved.pinned_plan import (
     SourceArgument,
     ValueEncoding,
 )
-from stepscope.fix.saved.replay import ArgumentPlace, CallResult, EncodedTensor
+from stepscope.fix.saved.replay import ArgumentPlace, CallResult, EncodedTensor, KeptTensor
 from stepscope.fix.saved.save_plan import ENCODE, KEEP, RECOMPUTE
+from stepscope.fix.saved.seen_pass import NotSettledError, SeenPass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,15 +53,10 @@ if TYPE_CHECKING:
     )
     from stepscope.fix.saved.replay import RepeatableCall
 
-_LONGEST_PATH = 8  # edges from a later tensor's node to the one that is to be proven
 _NEGLIGIBLE = 0.001  # of all saved bytes, where these are not few
 _FEW_BYTES = 1 << 20
 _FURTHEST = 40  # saved tensors after the one that waits for its proof
 Argument = ComputedArgument | OwnedArgument | SourceArgument
-
-
-class _NotSettledError(Exception):
-    """Nodes do not tell all about a call."""
 
 
 def pin_plan(seen: PinningFollower, *, pausing: bool = True) -> PinnedPlan:
@@ -89,76 +84,28 @@ def _uses_inside(calls: Iterable[ModuleCall], boundaries: list[ModuleBoundary]) 
     return inside
 
 
-class _SeenPass:
-    """What the pass showed, by number and by content."""
-
-    def __init__(self, seen: PinningFollower) -> None:
-        self.seen = seen
-        self.nodes = all_nodes(seen.roots.values(), seen.first)
-        self.patterns = {n: NodePattern.of(node, seen.first) for n, node in self.nodes.items()}
-        self._uses_of: defaultdict[Any, list[int]] = defaultdict(list)  # by content and maker
-        self._results_of: defaultdict[Any, list[SeenResult]] = defaultdict(list)
-        for number, use in enumerate(seen.uses):
-            if use.plain:
-                self._uses_of[use.tensor.content, use.tensor.maker].append(number)
-        for result in seen.results:
-            self._results_of[result.tensor.content, result.tensor.maker].append(result)
-
-    def pattern(self, number: int | None) -> NodePattern | None:
-        return None if number is None else self.patterns.get(number)
-
-    def source(self, tensor: SeenTensor, node: int) -> tuple[SourceKey, int | SeenResult, Geometry]:
-        """Where a kept argument of this node is seen: as a saved tensor, or a module's result."""
-        uses = self._uses_of[tensor.content, tensor.maker]
-        if tensor.maker is None:
-            for number in uses:
-                if self.seen.uses[number].nodes_before - 1 == node:
-                    geometry = self.seen.uses[number].tensor.geometry
-                    return ("use", number), number, geometry
-            raise _NotSettledError("an input without gradient that its node does not keep")
-        if uses:
-            return tensor.maker, uses[0], self.seen.uses[uses[0]].tensor.geometry
-        for result in self._results_of[tensor.content, tensor.maker]:
-            return tensor.maker, result, result.tensor.geometry
-        raise _NotSettledError("an input that is never seen")
-
-    def path(self, start: Any, target: int) -> tuple[int, ...] | None:
-        """The shortest way along edges to the target."""
-        level: list[tuple[Any, tuple[int, ...]]] = [(start, ())]
-        for _ in range(_LONGEST_PATH):
-            following = []
-            for node, path in level:
-                number = -1 if node is None else node._sequence_nr() - self.seen.first
-                if number == target:
-                    return path
-                if number > target and number in self.nodes:
-                    edges = enumerate(node.next_functions)
-                    following += [(below, (*path, place)) for place, (below, _) in edges]
-            level = following[:64]
-        return None
-
-
 class _SettledCalls:
     """Calls that nodes tell all about, and where their inputs come from."""
 
-    def __init__(self, seen_pass: _SeenPass) -> None:
+    def __init__(self, seen_pass: SeenPass) -> None:
         self._pass = seen_pass
         self.calls: dict[int, PinnedCall] = {}
         self.node_of: dict[int, int] = {}  # by id of the call
         self.slots: dict[tuple[int, int], int] = {}
         self.use_sources: dict[int, SourceKey] = {}
         self.sources: dict[SourceKey, Geometry] = {}
+        self.copied: set[SourceKey] = set()
         self.results: dict[tuple[ModuleCall, int], SourceKey] = {}
         self.nodes: set[int] = set()
         self.with_numbers: dict[int, NodePattern] = {}
         self.epsilons: list[tuple[Any, Any]] = []
 
     def add(self, call: SeenCall) -> None:
-        """Raises _NotSettledError."""
+        """Raises NotSettledError."""
         node, pattern = call.node, self._pass.pattern(call.node)
         settled = settled_node(call.call.template.operator)
         if node is None or pattern is None or settled is None or pattern.name != settled:
-            raise _NotSettledError("no node")
+            raise NotSettledError("no node")
         epsilon = self._epsilon(call)
         found: list[tuple[Argument, Geometry | None, int | SeenResult | None]] = []
         numbers = tuple(self._numbers(call, node))
@@ -200,21 +147,28 @@ class _SettledCalls:
         self, tensor: SeenTensor, held: Any, node: int
     ) -> tuple[Argument, Geometry | None, int | SeenResult | None]:
         """What the argument is had from, how it lies there, and where that is seen."""
+        is_copy = isinstance(held, KeptTensor) and not tensor.lies_in(held.tensor)
         if tensor.parameter is not None and tensor.parameter.requires_grad:
             if not isinstance(tensor.parameter, torch.nn.Parameter):
-                raise _NotSettledError("an input of the model")
+                raise NotSettledError("an input of the model")
             same = Geometry.of(tensor.parameter) == tensor.geometry
-            owned = OwnedArgument(tensor.parameter)
+            if is_copy and not same and tensor.parameter.storage_offset():
+                raise NotSettledError("a part of a weight that lies in the middle of others")
+            owned = OwnedArgument(tensor.parameter, is_copy)
             return owned, None if same else tensor.geometry, None
         made = self.node_of.get(id(held.call)) if isinstance(held, CallResult) else None
         if made is not None:
             if tensor.maker is None or tensor.maker[0] != made:
-                raise _NotSettledError("a result without gradient")
+                raise NotSettledError("a result without gradient")
             self.slots[tensor.maker] = held.slot
             return ComputedArgument(made, held.slot, tensor.geometry), None, None
         key, seen_as, geometry = self._pass.source(tensor, node)
         self.sources[key] = geometry
         same = geometry == tensor.geometry
+        if is_copy:
+            if not same:
+                raise NotSettledError("a part of what the pass did not make")
+            self.copied.add(key)
         return SourceArgument(key), None if same else tensor.geometry, seen_as
 
     def _numbers(self, call: SeenCall, node: int) -> Iterator[tuple[str, float]]:
@@ -229,7 +183,7 @@ class _SettledCalls:
             if plain_name(template.operator).rstrip("_") in NUMBER_OPERANDS:
                 number = number_in(self._pass.nodes[node], field)
             if number is None or number != argument:
-                raise _NotSettledError("a number that its node does not keep")
+                raise NotSettledError("a number that its node does not keep")
             yield field, number
 
     def _epsilon(self, call: SeenCall) -> list[tuple[Any, Any]]:
@@ -237,9 +191,9 @@ class _SettledCalls:
             return []
         module = call.modules[-1][0] if call.modules else None
         if not type(module).__module__.startswith("torch.nn.") or not hasattr(module, "eps"):
-            raise _NotSettledError("its epsilon is not a module's")
+            raise NotSettledError("its epsilon is not a module's")
         if module is None or module.eps != call.epsilon:
-            raise _NotSettledError("its epsilon is not the module's")
+            raise NotSettledError("its epsilon is not the module's")
         return [(module, module.eps)]
 
     def _views_before(self, pattern: NodePattern) -> Iterator[int]:
@@ -254,7 +208,7 @@ class _SettledCalls:
 
 class _Pinning:
     def __init__(self, seen: PinningFollower) -> None:
-        self._pass = _SeenPass(seen)
+        self._pass = SeenPass(seen)
         self._seen = seen
         self._watched: set[ModuleCall] = set()
         self._lost: set[int] = set()
@@ -263,6 +217,7 @@ class _Pinning:
         self._proofs_of_results: defaultdict[Any, list[Proof]] = defaultdict(list)
         self._proven: set[int] = set()
         self._negligible = _negligible_uses(seen)
+        self._call_of = {id(call.call): call for call in seen.calls}
 
     def plan(self) -> PinnedPlan:
         chosen = [
@@ -287,7 +242,7 @@ class _Pinning:
                     continue
                 try:
                     self._settled.add(call)
-                except _NotSettledError:
+                except NotSettledError:
                     self._watched.update(call.modules[-1:])
                     if not call.modules:
                         self._lost.add(call.ordinal)
@@ -334,7 +289,9 @@ class _Pinning:
         self, number: int, seen: SeenUse, held: CallResult, kept: PinnedUse
     ) -> PinnedUse:
         recomputed = replace(kept, action=RECOMPUTE, geometry=seen.tensor.geometry)
-        (call,) = (call for call in self._seen.calls if call.call is held.call)
+        call = self._call_of.get(id(held.call))
+        if call is None:
+            return kept
         node = self._settled.node_of.get(id(held.call))
         if node is None and self._is_watched(call):
             return recomputed
@@ -405,6 +362,7 @@ class _Pinning:
             calls=self._settled.calls,
             slots=self._settled.slots,
             sources=self._settled.sources,
+            copied=frozenset(self._settled.copied),
             results={module: tuple(wanted) for module, wanted in results.items()},
             dispatched={module: self._seen.entered[module] for module in self._watched},
             epsilons=tuple(self._settled.epsilons),

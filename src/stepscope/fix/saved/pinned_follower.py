@@ -133,6 +133,9 @@ class PinnedFollower(PlanFollower):
         except PassDiffersError as difference:
             self._deviates(str(difference))
             held = None
+        except Exception as error:  # the training goes on without us
+            self.fails(error)
+            held = None
         finally:
             self._busy = busy
         if held is None:
@@ -313,7 +316,9 @@ class PinnedFollower(PlanFollower):
         if type(argument) is ComputedArgument:
             return CallResult(self._calls[argument.call], argument.slot, argument.geometry)
         assert isinstance(argument, OwnedArgument)
-        return KeptTensor(argument.tensor, argument.tensor._version)
+        if argument.copied:
+            return self._copies.of(argument.tensor)
+        return KeptTensor.to_start_from(argument.tensor)
 
     def _add_source(self, key: SourceKey, tensor: torch.Tensor, held: Any) -> None:
         if key in self._sources:
@@ -327,6 +332,8 @@ class PinnedFollower(PlanFollower):
             raise PassDiffersError("what is recomputed from lies in memory in another way")
         if isinstance(held, PackedUse) or (isinstance(held, EncodedTensor) and not held.geometry):
             held = self._kept(tensor)  # what one consumer needs is not the value
+        if key in self._pinned.copied:
+            held = self._copies.of(tensor)
         self._sources[key] = held
         if key in self._waiting:
             self._link_waiting(self._waiting.pop(key))

@@ -39,9 +39,10 @@ class ComputedArgument:
 
 @dataclass(frozen=True, slots=True)
 class OwnedArgument:
-    """A parameter."""
+    """A parameter; small ones are copied."""
 
     tensor: torch.Tensor
+    copied: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class PinnedPlan:
     calls: dict[int, PinnedCall]
     slots: dict[tuple[int, int], int]  # of a node's results among the call's storages
     sources: dict[SourceKey, Geometry]  # what calls start from, and how it lies in memory
+    copied: frozenset[SourceKey]  # of these, those that the pass did not make
     results: dict[ModuleCall, tuple[PinnedResult, ...]]
     dispatched: dict[ModuleCall, int]
     epsilons: tuple[tuple[Any, Any], ...]  # of norm modules: not in their nodes

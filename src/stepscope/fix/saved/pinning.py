@@ -37,6 +37,9 @@ class SeenTensor:
     parameter: torch.Tensor | None
     node: Any  # the tensor's own
 
+    def lies_in(self, memory: torch.Tensor) -> bool:
+        return bool(memory.untyped_storage()._cdata == self.content[0])
+
     @classmethod
     def of(cls, tensor: torch.Tensor, first: int) -> SeenTensor:
         node, output = below_views(tensor)

@@ -40,7 +40,10 @@ def repeats(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedRe
     for number in sorted(selection.repeated):
         call = record.operators[number]
         recomputed = tuple(_action(record, selection, value) == RECOMPUTE for value in call.inputs)
-        yield PlannedRepeat(operator=number, recomputed_inputs=recomputed, again=call.again)
+        copied = tuple(record.values[value].copied for value in call.inputs)
+        yield PlannedRepeat(
+            operator=number, recomputed_inputs=recomputed, again=call.again, copied_inputs=copied
+        )
 
 
 def results(record: StepRecord, selection: ValueSelection) -> Iterator[PlannedResult]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepscope.fix.saved import encodings
@@ -30,17 +29,18 @@ from stepscope.fix.saved.operators import (
     tensors_in,
     written_tensors,
 )
+from stepscope.fix.saved.private_copies import checked_weights, copied_bytes
+from stepscope.fix.saved.recorded_values import RecordedValues
 from stepscope.fix.saved.replay import KeptTensor
 from stepscope.fix.saved.step_record import (
     HoldingOption,
     RecordedCall,
     SavedUse,
     StepRecord,
-    StepValue,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,64 +49,6 @@ class _RecordedTensor:
 
     number: int
     kept: KeptTensor
-
-
-@dataclass(slots=True)
-class _Values:
-    """Which value each storage holds now."""
-
-    owned: frozenset[int]
-    records: list[StepValue] = field(default_factory=list)
-    current: dict[int, int] = field(default_factory=dict)
-    references: list[StorageWeakRef] = field(default_factory=list)  # keep addresses unique
-
-    def of(self, tensor: torch.Tensor) -> int:
-        known = self.current.get(tensor.untyped_storage()._cdata)
-        known = self.add(tensor, None, "") if known is None else known
-        if isinstance(tensor, torch.nn.Parameter) and not self.records[known].owned:
-            self.records[known] = replace(self.records[known], owned=True)  # gathered by FSDP
-        return known
-
-    def add(self, tensor: torch.Tensor, producer: int | None, module: str) -> int:
-        storage = tensor.untyped_storage()
-        address = storage._cdata
-        before = self.current.get(address)
-        if before is None:
-            self.references.append(StorageWeakRef(storage))
-            number = len(self.references)
-        else:
-            self.records[before] = replace(self.records[before], overwritten=True)
-            number = self.records[before].storage
-        self.current[address] = len(self.records)
-        self.records.append(
-            StepValue(
-                storage=number,
-                size_bytes=storage.nbytes(),
-                shape=tuple(tensor.shape),
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                module=module,
-                producer=producer,
-                owned=address in self.owned,
-                overwritten=False,
-            )
-        )
-        return len(self.records) - 1
-
-    def need(self, values: Iterable[int]) -> None:
-        """To repeat the operator that made them."""
-        for number in values:
-            self.records[number] = replace(self.records[number], needed_again=True)
-
-    def with_options(self, options: dict[int, tuple[HoldingOption, ...]]) -> list[StepValue]:
-        return [
-            replace(record, options=options.get(number, ()))
-            for number, record in enumerate(self.records)
-        ]
-
-    def is_sharded(self, tensor: torch.Tensor) -> bool:
-        """A parameter that is only there during the pass: FSDP may free it before backward asks."""
-        unknown = isinstance(tensor, torch.nn.Parameter) and tensor.numel() > 0
-        return unknown and tensor.untyped_storage()._cdata not in self.owned
 
 
 class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
@@ -124,12 +66,14 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._heavy = heavy
         self._node_ran = node_ran
-        self._same_again: dict[int, torch.Tensor] = {}  # heavy operators: whether they repeat
-        held = [*model.parameters(), *model.buffers()]
+        self._same_again: dict[int, torch.Tensor] = {}  # by operator: whether it gave the same bits
+        self.failure: Exception | None = None  # of ours: the rest of the pass is not recorded
+        parameters = list(model.parameters())
+        held = [*parameters, *model.buffers()]
         plain = [tensor for tensor in held if is_plain(tensor)]
         owned = frozenset(tensor.untyped_storage()._cdata for tensor in plain)
         self._device = plain[0].device if plain else torch.device("cpu")
-        self._values = _Values(owned)
+        self._values = RecordedValues(owned, checked_weights(parameters))
         self._calls: list[RecordedCall] = []
         self._uses: list[SavedUse] = []
         self._noise: set[int] = set()  # values that are 0 or one constant
@@ -144,6 +88,11 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._busy = False
         self._met: list[_RecordedTensor] | None = None
         self._name_modules(model)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Else torch would run compiled functions as they are written, for good."""
+        return True
 
     # modules
 
@@ -175,7 +124,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         del types
         kwargs = kwargs or {}
-        if self._busy:
+        if self._busy or self.failure is not None:
             return func(*args, **kwargs)
         self._clock.start()
         result = func(*args, **kwargs)
@@ -183,6 +132,8 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._busy = True
         try:
             self._note(func, args, kwargs, result)
+        except Exception as error:  # the training goes on without us
+            self.failure = error
         finally:
             self._busy = False
         return result
@@ -192,7 +143,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         made = list(tensors_in(result))
         known = facts(func)
         refusal = known.refusal
-        heavy = self._heavy and known.is_product and self._repeats(func, args, kwargs, result)
+        heavy = self._heavy and known.is_product
         if heavy:
             refusal = None
         if not all(map(is_plain, [*given, *made])):
@@ -203,12 +154,22 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         for tensor in given:
             if tensor.grad_fn is not None:
                 self._nodes[id(tensor.grad_fn)] = tensor.grad_fn
-        read = tensors_in([repeatable_arguments(func, args), kwargs])
-        inputs = tuple(self._values.of(tensor) for tensor in read if is_plain(tensor))
         written = [t for t in written_tensors(func, args, kwargs) if is_plain(t)]
+        fresh = new_storages(given, made, written)
+        read = [t for t in tensors_in([repeatable_arguments(func, args), kwargs]) if is_plain(t)]
+        copied = [self._is_copied(tensor, written) for tensor in read] if refusal is None else []
+        if any(one and copied_bytes(t) is None for t, one in zip(read, copied, strict=False)):
+            refusal = "reads a part of what the pass did not make"
+        if refusal is None and fresh and not self._repeats(func, args, kwargs, result):
+            refusal = "differs when it is repeated"
+        inputs = tuple(
+            self._values.copy_of(tensor)
+            if refusal is None and copied[place]
+            else self._values.of(tensor)
+            for place, tensor in enumerate(read)
+        )
         outputs = tuple(
-            self._values.add(tensor, len(self._calls), self._module)
-            for tensor in new_storages(given, made, written)
+            self._values.add(tensor, len(self._calls), self._module) for tensor in fresh
         )
         self._find_encodings(func, args, inputs, outputs, made)
         again = None
@@ -229,18 +190,28 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             )
         )
 
+    def _is_copied(self, tensor: torch.Tensor, written: list[torch.Tensor]) -> bool:
+        """Of an argument that the operator writes to, there is no copy: it was another before."""
+        storages = {one.untyped_storage()._cdata for one in written}
+        in_place = tensor.untyped_storage()._cdata in storages
+        return not in_place and self._values.must_be_copied(tensor)
+
     def _repeats(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> bool:
         """Run it once more: libraries may choose otherwise each time. `finish` asks for the answer,
-        which comes from the device."""
-        if not isinstance(result, torch.Tensor) or not is_plain(result):
-            return False
+        which comes from the device. An operator that writes to its argument can not be tried."""
+        if facts(func).written:
+            return True
         try:
             with torch.no_grad():
-                again = func(*args, **kwargs)
-                same = same_bits(again.flatten(), result.detach().flatten())
+                again = list(tensors_in(func(*repeatable_arguments(func, args), **kwargs)))
         except torch.OutOfMemoryError:
             return False
-        self._same_again[len(self._calls)] = same
+        first = list(tensors_in(result))
+        if [_layout(one) for one in again] != [_layout(one) for one in first]:
+            return False
+        pairs = zip(again, first, strict=True)
+        same = [same_bits(one.flatten(), other.detach().flatten()) for one, other in pairs]
+        self._same_again[len(self._calls)] = torch.stack(same).all() if len(same) > 1 else same[0]
         return True
 
     def _find_encodings(
@@ -278,6 +249,15 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
     # what backward keeps
 
     def pack(self, tensor: torch.Tensor) -> _RecordedTensor:
+        kept = KeptTensor.of(tensor)
+        if self.failure is None:
+            try:
+                self._note_use(tensor)
+            except Exception as error:  # the training goes on without us
+                self.failure = error
+        return _RecordedTensor(len(self._uses) - 1, kept)
+
+    def _note_use(self, tensor: torch.Tensor) -> None:
         self._busy = True
         try:
             value = self._values.of(tensor) if is_plain(tensor) else None
@@ -293,7 +273,6 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
                     order=None,
                 )
             )
-            return _RecordedTensor(len(self._uses) - 1, KeptTensor.of(tensor))
         finally:
             self._busy = False
 
@@ -314,10 +293,7 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._nodes.clear()
         self._again.end()
         returned = [self._values.of(tensor) for tensor in tensors_in(output) if is_plain(tensor)]
-        calls = [
-            replace(call, refusal="differs when it is repeated") if self._differs(number) else call
-            for number, call in enumerate(self._timed_calls())
-        ]
+        calls = list(self._proven_calls(returned))
         return StepRecord(
             operators=tuple(calls),
             values=tuple(self._values.with_options(self._trials.options(self._uses, calls))),
@@ -327,8 +303,17 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
             launch_ns=round(median(self._clock.issued_ns)) if self._clock.issued_ns else 0,
         )
 
-    def _differs(self, number: int) -> bool:
-        return number in self._same_again and not bool(self._same_again[number])
+    def _proven_calls(self, returned: list[int]) -> Iterator[RecordedCall]:
+        """What the pass returns is the caller's, who may change it before backward: autograd allows
+        that for what it does not keep itself."""
+        unguarded = set(returned) - {use.value for use in self._uses}
+        for number, call in enumerate(self._timed_calls()):
+            if number in self._same_again and not bool(self._same_again[number]):
+                yield replace(call, refusal="differs when it is repeated")
+            elif call.refusal is None and not unguarded.isdisjoint(call.inputs):
+                yield replace(call, refusal="reads what the pass returns")
+            else:
+                yield call
 
     def _timed_calls(self) -> list[RecordedCall]:
         """Operators of one kind and size took as long as the median of them: layers are alike."""
@@ -393,6 +378,10 @@ class StepRecorder(TorchDispatchMode):  # type: ignore[misc]
         held_bytes = encodings.outcome_bytes(spec, count)
         cost_ns = self._outcome_costs.cost_ns(spec, dtype, count)
         return (HoldingOption(encoding=spec, held_bytes=held_bytes, cost_ns=cost_ns),)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.untyped_storage().nbytes()
 
 
 def _is_positive(factor: Any) -> bool:

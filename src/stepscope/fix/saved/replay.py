@@ -53,8 +53,15 @@ class KeptTensor:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> KeptTensor:
+        """As autograd itself keeps it. A leaf is held itself: whoever assigns to its `data` changes
+        what backward reads, with autograd's own way of keeping as well."""
         version = tensor._version if is_plain(tensor) else None
-        return cls(_without_history(tensor), version)
+        return cls(tensor if tensor.is_leaf else _without_history(tensor), version)
+
+    @classmethod
+    def to_start_from(cls, tensor: torch.Tensor) -> KeptTensor:
+        """Its memory of now, which an assignment to `data` leaves as it is."""
+        return cls(_without_history(tensor), tensor._version)
 
     def unpack(self) -> torch.Tensor:
         """Under hooks autograd does not check versions itself."""
@@ -71,8 +78,6 @@ class KeptTensor:
 def _without_history(tensor: torch.Tensor) -> torch.Tensor:
     """A view with the same version counter. Inside a dispatch mode torch leaves out the layer that
     shares the counter, so it is switched on; modes need not see this."""
-    if isinstance(tensor, torch.nn.Parameter):
-        return tensor  # has no history
     with _sharing_versions():
         return tensor.detach()
 

@@ -31,6 +31,9 @@ class PlannedRepeat:
     operator: int
     recomputed_inputs: tuple[bool, ...]  # of every tensor argument; the others are kept
     again: str | None = None  # a cheaper way than the operator itself
+    # Of the kept arguments, those that the pass did not make: backward starts from copies. None in
+    # plans without this entry: every argument that no differentiable operator made is copied.
+    copied_inputs: tuple[bool, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +166,7 @@ class SavePlan:
             PlannedUse(**{**use, "shape": use["shape"] and tuple(use["shape"])})
             for use in data.pop("uses")
         )
-        repeated = tuple(
-            PlannedRepeat(**{**call, "recomputed_inputs": tuple(call["recomputed_inputs"])})
-            for call in data.pop("repeated")
-        )
+        repeated = tuple(_repeat(call) for call in data.pop("repeated"))
         return cls(
             operators=tuple(data.pop("operators")),
             repeated=repeated,
@@ -177,6 +177,16 @@ class SavePlan:
             timeline=_timeline(data.pop("timeline", None)),
             **data,
         )
+
+
+def _repeat(data: dict[str, Any]) -> PlannedRepeat:
+    copied = data.get("copied_inputs")
+    return PlannedRepeat(
+        operator=data["operator"],
+        recomputed_inputs=tuple(data["recomputed_inputs"]),
+        again=data.get("again"),
+        copied_inputs=None if copied is None else tuple(copied),
+    )
 
 
 def _timeline(data: dict[str, Any] | None) -> PlanTimeline | None:

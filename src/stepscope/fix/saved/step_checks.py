@@ -7,10 +7,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stepscope.fix.saved.encodings.copy_waits import COPY_WAITS
+from stepscope.fix.saved.encodings.offload import link_of
+from stepscope.fix.saved.following_costs import with_host_costs
+from stepscope.fix.saved.offload_offers import with_offload
+from stepscope.fix.saved.step_record import USUALLY_DEARER
 from stepscope.fix.saved.time_limit import CHECKED_AFTER, added_time, latest_added_time
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    import torch
+
     from stepscope.fix.saved.known_pass import KnownPass
+    from stepscope.fix.saved.step_record import StepRecord
     from stepscope.fix.saved.step_watch import StepWatch
     from stepscope.records.memory_targets import MemoryTarget
 
@@ -45,3 +54,23 @@ def _look_again(known: KnownPass, watch: StepWatch, target: MemoryTarget) -> str
     else:
         COPY_WAITS.end()
     return said
+
+
+def completed(
+    record: StepRecord,
+    key: Hashable,
+    watch: StepWatch,
+    target: MemoryTarget,
+    parameters: list[torch.Tensor],
+) -> StepRecord:
+    """With what stood around the pass, and what the host or the link to it costs."""
+    timed = target.max_slowdown is not None
+    record = replace(
+        with_host_costs(record) if record.on_host or timed else record,
+        surroundings=watch.surroundings(parameters),
+        measured_step_ns=watch.plain_ns(key),
+        host_slack_ns=None if record.on_host else watch.host_slack_ns(key),
+        dearer=record.dearer if record.on_host else USUALLY_DEARER,
+    )
+    link = link_of(watch.device)
+    return record if link is None else with_offload(record, link.speed())

@@ -39,6 +39,7 @@ class StepValue:
     owned: bool  # by the model: a parameter or a buffer, kept anyway
     overwritten: bool  # later in the pass
     needed_again: bool = False  # to repeat the operator that made it: it is never given up
+    copied: bool = False  # a private copy of what the pass did not make, to start from
     options: tuple[HoldingOption, ...] = ()  # that hold the whole value
 
 
