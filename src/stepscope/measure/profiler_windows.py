@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from stepscope.measure.kept_windows import KeptWindows
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from stepscope.measure.schedule import PlannedWindow
     from stepscope.measure.settings import Settings
 
+# Saving what one step recorded takes a tenth of this with ten thousand operators.
+_DEAR_S = 1.0
 OTHER_THREADS = "several threads train: steps are those of the first, and the profiler stays off"
 
 
@@ -33,6 +36,9 @@ class ProfilerWindows:
         self._settings = settings
         self._saved: list[Window] = []
         self._longest = 1  # active steps of a saved window
+        self._dear = (
+            False  # the first recorded step took so long to save that it stays the only one
+        )
         self._kept: KeptWindows | None = None
         self._script_profilers: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -40,6 +46,8 @@ class ProfilerWindows:
         """Whether it runs now."""
         if self.running is not None:
             self.finish(self.running)
+        if self._dear and planned.is_plain:
+            return False
         problem = self._why_not(one_thread_trains=one_thread_trains)
         if problem:
             note("window", problem)
@@ -69,10 +77,20 @@ class ProfilerWindows:
     def finish(self, window: Window) -> None:
         """Save its trace, or keep it running while its last collectives are under way."""
         self.running = None
-        if window.finish():
+        began = perf_counter()
+        saved = window.finish()
+        took_s = perf_counter() - began
+        if saved:
             self._keep(window)
         else:
             self.running = window
+        if window.planned.is_early and took_s > _DEAR_S:
+            self._dear = True
+            note(
+                "window",
+                f"saving one recorded step took {took_s:.1f} s: it has very many operators, so no "
+                "other step was recorded (--wait 10 records three)",
+            )
 
     def _keep(self, window: Window) -> None:
         """Until its file is written; a long run has many windows."""

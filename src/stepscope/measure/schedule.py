@@ -30,6 +30,16 @@ class PlannedWindow:
     lines: bool = False  # mark the user's lines
 
     @property
+    def is_early(self) -> bool:
+        """One that later windows replace, in case the script ends before them."""
+        return self in _EARLY
+
+    @property
+    def is_plain(self) -> bool:
+        """One that is recorded without anybody asking for more than a trace."""
+        return not (self.regular or self.alone or self.asked or self.lines)
+
+    @property
     def first_active(self) -> int:
         return self.first + self.warmup
 
