@@ -156,10 +156,17 @@ def test_texts_of_any_length_stay_on_one_screen(
     long = "word " * 400
     top = replace(step.findings[0], title=long, summary=long, evidence=(long,))
     notes = tuple(Note(id=name, detail=long) for name in sorted(GRAVE))
-    advice = tuple(
-        replace(step.advice[0], verdict="faster", label=long, saved_ms=float(place))
-        for place in range(9)
+    saving = replace(
+        step.advice[0],
+        verdict="faster",
+        label=long,
+        baseline_ms=20.0,
+        predicted_ms=12.0,
+        throughput_factor=20 / 12,
+        saved_low_ms=0.1,
+        saved_high_ms=9.0,
     )
+    advice = tuple(replace(saving, saved_ms=float(place)) for place in range(9))
     worst = replace(
         step, verdict=long, why=long, next=long, findings=(top,) * 30, quality=notes, advice=advice
     )
@@ -169,6 +176,7 @@ def test_texts_of_any_length_stay_on_one_screen(
     assert "more" in text.split("findings")[1].split("what if")[0]
     assert text.count("saves") == 3
     assert "saves 8.00 ms" in text
+    assert text.count(f"--set {saving.setting}") == 3  # what can be copied never gives way
 
 
 def test_findings_that_are_cut_are_counted(
@@ -238,7 +246,7 @@ def test_where_nothing_helps_that_is_said(
 ) -> None:
     useless = tuple(replace(one, verdict="no difference", saved_ms=0.0) for one in step.advice[:1])
     printed = short(replace(step, advice=useless), capsys)
-    assert "1 change tried on this step: none saves 2% or more" in printed
+    assert "1 change tried on this step: none surely saves 2% or more" in printed
     assert "what if" not in short(replace(step, advice=()), capsys)
 
 

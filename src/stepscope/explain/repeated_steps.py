@@ -130,7 +130,8 @@ def _without_hooks(trace: Trace, calls: _OutermostCalls) -> _OutermostCalls:
     own = np.isin(thread, thread[calls.backward]) & ~calls.backward
     if own.all() or not (~own & ~calls.backward).any():
         return calls  # forward runs there, too
-    return _OutermostCalls(*(column[~own] for column in calls))
+    rows, start_ns, name, backward = calls
+    return _OutermostCalls(rows[~own], start_ns[~own], name[~own], backward[~own])
 
 
 def _signs(trace: Trace, work: Work) -> Iterator[tuple[str, Int64s]]:
