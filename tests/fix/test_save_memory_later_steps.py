@@ -12,10 +12,9 @@ from step_chains import chain
 from torch import nn
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved import step_checks
+from stepscope.fix.saved import memory_saver, step_checks
 from stepscope.fix.saved.choose import plan_step
 from stepscope.fix.saved.later_looks import FIRST_LOOK, LaterLooks
-from stepscope.fix.saved.memory_saver import MemorySaver
 from stepscope.fix.saved.plan_tries import PlanTries, Verdict
 from stepscope.fix.saved.promise import promise
 from stepscope.fix.saved.step_record import StepRecord, StepSurroundings
@@ -25,7 +24,6 @@ from stepscope.records.memory_targets import MemoryTarget
 
 if TYPE_CHECKING:
     from stepscope.fix.saved.choose import PlannedStep
-    from stepscope.fix.saved.known_pass import KnownPass
 
 MS = 10**6
 STEP_NS = 20 * MS
@@ -164,12 +162,12 @@ def trained(model: nn.Module, x: torch.Tensor, steps: int) -> list[torch.Tensor]
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans do not count the host's part; tries find 9 times a plain step, where 10 are allowed."""
-    completed = MemorySaver._completed
+    completed = memory_saver.completed
 
-    def of_a_gpu(self: MemorySaver, record: StepRecord, known: KnownPass) -> StepRecord:
-        return replace(completed(self, replace(record, on_host=False), known), on_host=False)
+    def of_a_gpu(record: StepRecord, *others: Any) -> StepRecord:
+        return replace(completed(replace(record, on_host=False), *others), on_host=False)
 
-    monkeypatch.setattr(MemorySaver, "_completed", of_a_gpu)
+    monkeypatch.setattr(memory_saver, "completed", of_a_gpu)
     monkeypatch.setattr(step_checks, "added_time", lambda *_: AddedTime(MS, 10 * MS))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -11,9 +11,8 @@ from random_nets import same_bits
 from torch import nn
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved import step_checks
+from stepscope.fix.saved import memory_saver, step_checks
 from stepscope.fix.saved.later_looks import FIRST_LOOK
-from stepscope.fix.saved.memory_saver import MemorySaver
 from stepscope.fix.saved.plan_tries import MOST_TRIES
 from stepscope.fix.saved.step_watch import FOLLOWED, PLAIN, StepWatch, stretches_ns
 from stepscope.fix.saved.time_limit import (
@@ -30,7 +29,6 @@ from stepscope.fix.saved.time_limit import (
 from stepscope.records.memory_targets import MemoryTarget
 
 if TYPE_CHECKING:
-    from stepscope.fix.saved.known_pass import KnownPass
     from stepscope.fix.saved.step_record import StepRecord
 
 
@@ -53,12 +51,12 @@ def trained(model: nn.Module, x: torch.Tensor, steps: int) -> list[torch.Tensor]
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans do not count the host's part."""
-    completed = MemorySaver._completed
+    completed = memory_saver.completed
 
-    def of_a_gpu(self: MemorySaver, record: StepRecord, known: KnownPass) -> StepRecord:
-        return replace(completed(self, replace(record, on_host=False), known), on_host=False)
+    def of_a_gpu(record: StepRecord, *others: Any) -> StepRecord:
+        return replace(completed(replace(record, on_host=False), *others), on_host=False)
 
-    monkeypatch.setattr(MemorySaver, "_completed", of_a_gpu)
+    monkeypatch.setattr(memory_saver, "completed", of_a_gpu)
 
 
 def slower_by(monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stepscope.errors import UsageError
-from stepscope.fix.saved.compiled_parts import is_compiled
+from stepscope.fix.compiled_modules import is_compiled
 from stepscope.fix.saved.compiled_saver import save_compiled
 from stepscope.fix.saved.encoding_names import LOSSY
 from stepscope.fix.saved.memory_saver import MemorySaver

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stepscope.fix.compiled_modules import is_compiled
 
 if TYPE_CHECKING:
     import torch
@@ -14,11 +16,6 @@ COMPILED_PART = (
     "save_memory(model, reduce=0.5) on that, or call save_memory on the parts that are not"
 )
 _COMPILED_NODE = "CompiledFunctionBackward"
-
-
-def is_compiled(module: Any) -> bool:
-    """Also of one whose own `compile()` was called."""
-    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
 def compiled_part(model: torch.nn.Module) -> str | None:
