@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
-from stepscope.explain.findings import NO_LOSS
+from stepscope.explain.findings import NO_LOSS, leads_all
 from stepscope.explain.spans import covers_span
 from stepscope.explain.untimed_rank import is_server_only
 from stepscope.records.explanation import called
@@ -171,7 +171,8 @@ def _step(explanation: Explanation) -> str:
         return f"{duration(budget.step_ms * 1e6)} without step marks"
     if budget.basis == "window":
         return f"a window of {milliseconds(budget.step_ms)}"
-    return f"{milliseconds(budget.step_ms)} a step, {_BASIS[budget.basis]}"
+    beside = " beside other processes" if leads_all(explanation.findings[0]) else ""
+    return f"{milliseconds(budget.step_ms)} a step, {_BASIS[budget.basis]}{beside}"
 
 
 def _where_it_went(explanation: Explanation, width: int) -> list[Text]:
