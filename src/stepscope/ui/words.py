@@ -6,12 +6,15 @@ import re
 import unicodedata
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
 from stepscope.records.step_parts import STEP_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stepscope.records.applied_remedy import RunOrigin
+    from stepscope.records.explanation import Explanation
     from stepscope.records.whole_run import StallCause
 
 # cause of a stall -> (label, what it means)
@@ -133,6 +136,18 @@ def applied_line(origin: RunOrigin | None) -> str:
     applied = [remedy.words for remedy in remedies if remedy.outcome == "applied"]
     others = [remedy.words for remedy in remedies if remedy.outcome != "applied"]
     return "; ".join([*([", ".join(applied)] if applied else []), *others])
+
+
+def failed_line(explanation: Explanation) -> str:
+    """exit code 1 after step 1,200: ValueError: bad batch (train.py:33 in main). "" for a command
+    that ended well. The steps that were seen stand in where no process told."""
+    failed = explanation.origin.failed if explanation.origin else None
+    if failed is None:
+        return ""
+    if failed.step is None and explanation.run is not None:
+        steps = max((rank.steps for rank in explanation.run.ranks), default=0)
+        failed = replace(failed, step=steps)
+    return f"the command failed: {failed.words}"
 
 
 def or_dash(value: _Value | None, words: Callable[[_Value], str]) -> str:

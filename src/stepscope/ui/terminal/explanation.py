@@ -20,7 +20,7 @@ from stepscope.ui.terminal.efficiency import efficiency_sections
 from stepscope.ui.terminal.memory import memory_sections
 from stepscope.ui.terminal.tables import SEVERITY_STYLES, answer_grid, titled_table
 from stepscope.ui.terminal.whole_run import run_sections
-from stepscope.ui.words import PARTS, applied_line, one_line, or_dash, short_kernel
+from stepscope.ui.words import PARTS, applied_line, failed_line, one_line, or_dash, short_kernel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,6 +52,8 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     if is_untimed(worst):
         return _untimed_sections(explanation, worst, top, width)
     out: list[RenderableType] = [_headline(explanation)]
+    if failed := failed_line(explanation):
+        out.append(text_line(failed, "bold red"))
     if applied := applied_line(explanation.origin):
         out.append(text_line(f"run with {applied}"))
     out += [Text(), _verdict(explanation), Text()]

@@ -25,7 +25,7 @@ from stepscope.ui.terminal.lines import FAINT, LABELS, cut, flow, labelled, wrap
 from stepscope.ui.terminal.tables import SEVERITY_STYLES
 from stepscope.ui.terminal.whole_run import run_line
 from stepscope.ui.whatif import WORTH
-from stepscope.ui.words import PARTS, applied_line, one_line, short_kernel
+from stepscope.ui.words import PARTS, applied_line, failed_line, one_line, short_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +110,9 @@ def _lines(
 ) -> list[Text]:
     width = console.width
     style = f"bold {SEVERITY_STYLES[explanation.findings[0].severity]}"
-    out = [_headline(explanation, width), *_applied(explanation, width), Text()]
+    failed = failed_line(explanation)
+    out = labelled("failed", wrapped(failed, console, _WHY_LINES, "bold red"))
+    out += [_headline(explanation, width), *_applied(explanation, width), Text()]
     out += labelled("verdict", wrapped(explanation.verdict, console, _VERDICT_LINES, style))
     out += labelled("why", wrapped(explanation.why, console, _WHY_LINES))
     out += labelled("next", wrapped(explanation.next, console, _NEXT_LINES))
