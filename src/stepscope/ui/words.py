@@ -47,6 +47,18 @@ STALLS: dict[StallCause, tuple[str, str]] = {
         "Python between two steps: logging, printing, .item().",
     ),
     "unknown": (STEP_PARTS["stall_unknown"].label, "No cause was measured in these steps."),
+    "collecting": (
+        STEP_PARTS["stall_collecting"].label,
+        "The model collected experience between two training steps.",
+    ),
+    "generating": (
+        STEP_PARTS["stall_generating"].label,
+        "The model generated samples between two training steps.",
+    ),
+    "without_gradients": (
+        STEP_PARTS["stall_without_gradients"].label,
+        "Passes without gradients ran between two training steps.",
+    ),
 }
 # id of a part -> (label, whether the device is idle then, what it means)
 PARTS = {
@@ -104,6 +116,9 @@ ACCOUNT_PARTS = {
     "first_steps": ("First steps", "Warm-up: compilation, autotuning, caches that fill."),
     "training": ("Steady training", "Training steps after the warm-up."),
     "evaluation": ("Evaluation", "The model was evaluated."),
+    "collecting": ("Collecting experience", "The model acted to collect what it learns from."),
+    "generating": ("Generating", "The model generated samples."),
+    "without_gradients": ("Without gradients", "Passes without gradients outside the steps."),
     "checkpoint": ("Checkpoints", "Checkpoints were saved."),
     "between_epochs": ("Between epochs", "From an epoch's last step to the next one's first."),
     "windows": ("Our own windows", "Steps in which stepscope's profiler or memory capture ran."),

@@ -157,8 +157,8 @@ def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     when nothing needs attention and is left out otherwise.
 
     Other programs that take many cores come before everything else: all of it was measured beside
-    them. A share of the training loop and one of the mean step have other wholes. So a share of the step
-    counts for what it is of the loop: steps take what evaluation and checkpoints leave.
+    them. A share of the training loop and one of the mean step have other wholes. So a share of the
+    step counts for what it is of the loop: steps take what evaluation and checkpoints leave.
     """
     every = tuple(findings)
     beside = (

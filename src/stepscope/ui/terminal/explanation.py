@@ -47,15 +47,19 @@ def print_explanation(
     print_path(console, "report  ", report)
 
 
+def _started_and_ended(explanation: Explanation) -> list[RenderableType]:
+    """Whether the command failed, and what the run was started with."""
+    failed, applied = failed_line(explanation), applied_line(explanation.origin)
+    lines: list[RenderableType] = [text_line(failed, "bold red")] if failed else []
+    return [*lines, text_line(f"run with {applied}")] if applied else lines
+
+
 def _sections(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
     worst = _rank_to_show(explanation)
     if is_untimed(worst):
         return _untimed_sections(explanation, worst, top, width)
     out: list[RenderableType] = [_headline(explanation)]
-    if failed := failed_line(explanation):
-        out.append(text_line(failed, "bold red"))
-    if applied := applied_line(explanation.origin):
-        out.append(text_line(f"run with {applied}"))
+    out += _started_and_ended(explanation)
     out += [Text(), _verdict(explanation), Text()]
     out += [budget_bar(explanation.budget, width), _legend(explanation.budget, width), Text()]
     if explanation.run is not None:
