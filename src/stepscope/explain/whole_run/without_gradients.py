@@ -76,11 +76,12 @@ def _find_kind(
     stacks: Sequence[tuple[Place, ...]], inside: Sequence[int], training: Sequence[int]
 ) -> tuple[StallCause, tuple[Place, ...]]:
     """And the lines that ran in the functions which tell it, the commonest first."""
+    total = sum(inside)
+    here, elsewhere = _function_counts(stacks, inside), _function_counts(stacks, training)
     common = {
-        (frame.file, frame.function)
-        for stack, count in zip(stacks, training, strict=True)
-        if count
-        for frame in stack
+        function
+        for function, count in elsewhere.items()
+        if 2 * count * total >= here[function] * sum(training)
     }
     kinds: Counter[StallCause] = Counter()
     lines: dict[StallCause, Counter[Place]] = {}
@@ -94,13 +95,23 @@ def _find_kind(
             kind, place = found
             kinds[kind] += count
             lines.setdefault(kind, Counter())[place] += count
-    total = sum(inside)
     for kind, count in kinds.most_common(1):
         if count >= _LEAST_NAMED * total:
             return kind, tuple(place for place, _ in lines[kind].most_common(3))
     if loading >= _LEAST_LOADING * total:
         return "evaluation", ()
     return "without_gradients", ()
+
+
+def _function_counts(
+    stacks: Sequence[tuple[Place, ...]], counts: Sequence[int]
+) -> Counter[tuple[str, str]]:
+    """Samples with each function; a function that calls itself counts once."""
+    functions: Counter[tuple[str, str]] = Counter()
+    for stack, count in zip(stacks, counts, strict=True):
+        for function in {(frame.file, frame.function) for frame in stack}:
+            functions[function] += count
+    return functions
 
 
 def kind_of_stack(frames: Sequence[Place]) -> tuple[StallCause, Place] | None:
