@@ -58,10 +58,11 @@ def name_time_without_gradients(run: RankRun, samples: StackSamples, steps: Step
     spent = steps.phases_ns.get("evaluation")
     if spent is None or not spent.any():
         return run
-    inside = spent >= _MOSTLY * steps.wall_ns
-    inside = inside if inside.any() else spent > 0
-    chosen = np.isin(samples.number, steps.number[inside])
-    if int(chosen.sum()) < FEWEST_SAMPLES:
+    for inside in (spent >= _MOSTLY * steps.wall_ns, spent > 0):
+        chosen = np.isin(samples.number, steps.number[inside])
+        if int(chosen.sum()) >= FEWEST_SAMPLES:
+            break
+    else:
         return run
     without = np.isin(samples.number, steps.number[spent == 0])
     kind, places = _find_kind(
