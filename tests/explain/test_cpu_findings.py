@@ -10,7 +10,7 @@ from benches import analyse
 from stepscope import explain_rank
 from stepscope.explain.cpu_use import measure_cpu_use
 from stepscope.explain.explain_rank import explain_analysis
-from stepscope.explain.findings import slow_products, thread_oversubscription
+from stepscope.explain.findings import BESIDE_OTHERS, slow_products, thread_oversubscription
 from stepscope.explain.machine_load import free_threads, idle_cores
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.replay.cpu_overhead import event_cost_ns
@@ -126,17 +126,60 @@ def test_idle_cores_are_those_that_nobody_kept_busy() -> None:
 # Findings: when each appears, and when it must not.
 
 
+WAITING = counters(
+    waiting_ns=21 * SECOND, training_waiting_ns=6 * SECOND, involuntary=5000,
+    user_ns=40 * SECOND, busy_ns=40 * SECOND, job_ns=40 * SECOND,
+)  # fmt: skip
+
+
 def test_threads_that_wait_for_cores_are_too_many(read: Read) -> None:
     trace = read(steps([SMALL] * 50, stall=200), device=None)
-    rank = explained(trace, load_of(CROWDED, threads=4))
+    rank = explained(trace, load_of(WAITING, threads=8))
     finding = sure(rank, "thread-oversubscription")
     assert rank.findings[0] is finding
     assert finding.share >= 0.6
     assert finding.severity == "high"
-    assert "6.80 threads compete for 4 cores" in finding.summary
-    assert finding.evidence[0] == "4 threads on 4 cores; other processes keep 2.80 busy"
-    assert "OMP_NUM_THREADS=1" in finding.remedies[0].summary
+    assert "8 threads of this job share 4 cores" in finding.summary
+    assert finding.evidence[0] == "8 threads on 4 cores"
+    assert "OMP_NUM_THREADS=4" in finding.remedies[0].summary
+    assert [remedy.id for remedy in finding.remedies] == ["threads"]  # one rank: nothing to pin
     assert "healthy" not in {each.id for each in rank.findings}
+
+
+def test_where_threads_fit_the_cores_other_programs_are_the_cause(read: Read) -> None:
+    trace = read(steps([SMALL] * 50, stall=200), device=None)
+    rank = explained(trace, load_of(CROWDED, threads=4))
+    assert found(rank, "thread-oversubscription") is None
+    assert rank.findings[0].id == "other-processes"
+    assert rank.findings[0].severity == "high"
+
+
+def test_a_tenth_of_the_cores_makes_everything_doubtful(read: Read) -> None:
+    """Nobody waits, yet caches and clocks are shared: it is said first, and of all the rest."""
+    trace = read(steps([SMALL] * 300), device=None)
+    busy = counters(busy_ns=14 * SECOND)
+    rank = explained(trace, load_of(busy))
+    first, second, *_ = rank.findings
+    assert first.id == "other-processes"
+    assert first.severity == "high"
+    assert "0.400 of 4 cores busy during the steps" in first.summary
+    assert second.evidence[-1] == BESIDE_OTHERS
+    assert BESIDE_OTHERS not in first.evidence
+    offered = [remedy.id for finding in rank.findings for remedy in finding.remedies]
+    assert "batch" not in offered
+    assert "batch" in [
+        remedy.id
+        for finding in explained(trace, load_of(counters(busy_ns=13 * SECOND))).findings
+        for remedy in finding.remedies
+    ]
+
+
+def test_a_quota_does_not_make_other_containers_take_its_cores(read: Read) -> None:
+    """Six of 64 cores are busy with others: no tenth, and 4 cores of quota are free."""
+    load = load_of(counters(busy_ns=70 * SECOND), cores=64, quota_cores=4.0)
+    rank = explained(read(steps([LARGE]), device=None), load)
+    assert found(rank, "other-processes") is None
+    assert free_threads(load) == 4
 
 
 def test_ranks_that_each_start_a_thread_for_every_core_are_too_many(read: Read) -> None:
@@ -170,11 +213,12 @@ def test_a_quota_that_stops_the_job_is_named(read: Read) -> None:
         load_of(None, threads=4),
         load_of(counters(), threads=4),  # nobody waits
         load_of(CROWDED, threads=4, cores=64),  # cores enough
+        load_of(WAITING, threads=4),  # a core for each
         load_of(CROWDED, threads=1),  # one thread cannot wait for another
         load_of(CROWDED, threads=1, local_ranks=4),  # a core for each rank: others are the cause
         # The others of four threads do nothing: operators are too small to share.
         load_of(counters(waiting_ns=6 * SECOND, training_waiting_ns=6 * SECOND,
-                         busy_ns=40 * SECOND), threads=4),
+                         busy_ns=40 * SECOND, job_ns=40 * SECOND), threads=8),
         # Too short to be counted in hundredths of a second.
         load_of(counters(wall_ns=SECOND // 50), threads=8),
     ],
@@ -187,8 +231,8 @@ def test_threads_are_not_accused_without_evidence(read: Read, load: HostLoad | N
 def test_without_waits_many_switches_are_the_evidence(read: Read) -> None:
     told = {"waiting_ns": None, "training_waiting_ns": None, "busy_ns": 40 * SECOND}
     trace = read(steps([LARGE], count=8, stall=60_000), device=None)
-    often = load_of(counters(**told, involuntary=10_000), threads=4)
-    seldom = load_of(counters(**told, involuntary=10), threads=4)
+    often = load_of(counters(**told, involuntary=10_000), threads=8)
+    seldom = load_of(counters(**told, involuntary=10), threads=8)
     assert thread_oversubscription.MANY_SWITCHES == 50
     assert found(explained(trace, often), "thread-oversubscription")
     assert found(explained(trace, seldom), "thread-oversubscription") is None
@@ -206,7 +250,7 @@ def test_other_programs_that_take_the_cores_are_named(read: Read) -> None:
 @pytest.mark.parametrize(
     "plain",
     [
-        counters(busy_ns=38 * SECOND),  # they are busy, but nobody waits
+        counters(busy_ns=13 * SECOND),  # they are busy, but not much, and nobody waits
         counters(waiting_ns=6 * SECOND, training_waiting_ns=6 * SECOND),  # nobody else is there
         counters(busy_ns=None, waiting_ns=6 * SECOND, training_waiting_ns=6 * SECOND),
     ],

@@ -67,6 +67,31 @@ def test_breaks_and_recompiles_are_read_from_dynamo(tmp_path: Path) -> None:
     assert all(one.seconds is not None and one.seconds >= 0 for one in here)
 
 
+def test_torchs_own_function_around_the_users_is_the_users_line(tmp_path: Path) -> None:
+    """A container has no forward of its own file: dynamo compiles a function of torch's."""
+    log = CompilerLog()
+    compiled = torch.compile(torch.nn.Sequential(torch.nn.ReLU()), backend="eager", dynamic=False)
+    handler = torch._dynamo.callback.callback_handler
+
+    # No frame of this file, as capture has none outside its own folder.
+    begins = eval("lambda args: log.begins(args.compile_id)", {"log": log})
+    handler.register_start_callback(begins)
+    try:
+        for length in (3, 5):
+            compiled(torch.ones(length))  # called
+            log.look()
+    finally:
+        handler.remove_start_callback(begins)
+        torch._dynamo.reset()
+    log.write(tmp_path)
+    record, _ = read_compiler_record(tmp_path)
+    assert record is not None
+    (again,) = [one for one in record.compilations if one.again]
+    assert again.place is not None
+    assert (Path(again.place.file).name, again.place.line) == (HERE, line_of("# called"))
+    assert again.function == "test_torchs_own_function_around_the_users_is_the_users_line"
+
+
 def test_graphs_keep_their_text_and_their_key(tmp_path: Path) -> None:
     log = CompilerLog()
     graph = SimpleNamespace(

@@ -107,6 +107,15 @@ def test_programs_outside_the_job_are_summed_by_name(
     assert plain_of(load)["others"] == [{"name": "make", "cores": 0.5}]
 
 
+@LINUX
+def test_a_worker_that_has_ended_is_still_the_jobs() -> None:
+    """A loader's workers live for an epoch: what they used is not that of other programs."""
+    before = machine.counters(several=False)["job_ns"]
+    burn = "import time\nwhile time.process_time() < 0.25: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    assert machine.counters(several=False)["job_ns"] - before >= 200_000_000
+
+
 def test_ranks_of_one_parent_are_counted_though_their_group_ends_first(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from stepscope.records.host_load import HostLoad, PlainSteps
 
 DISTURBED = 0.10  # of the step without a core
+MANY_TAKEN = 0.10  # of the cores, by others: every time is measured beside them
 HELPERS = 0.3  # of the training thread's wait: below this, operators run on that thread only
 _ALONE = 1.1  # cores that a single-threaded process keeps busy, with its helper threads
 LEAST_WALL_NS = 100_000_000  # the system counts in hundredths of a second
@@ -29,12 +30,27 @@ def lost_to_others(plain: PlainSteps) -> float:
     return (plain.other_cores or 0.0) + plain.stolen_cores
 
 
+def taken_by_others(load: HostLoad) -> float:
+    """The share of the cores that others kept busy. A quota limits the job alone: others are
+    compared with the cores that the job may run on."""
+    cores = load.cores or load.room
+    if not cores or load.plain is None or load.plain.wall_ns < LEAST_WALL_NS:
+        return 0.0
+    return lost_to_others(load.plain) / cores
+
+
+def is_beside_others(use: CpuUse | None) -> bool:
+    """Whether other programs took so many cores that every time of the step is doubtful."""
+    return use is not None and use.load is not None and taken_by_others(use.load) >= MANY_TAKEN
+
+
 def free_threads(load: HostLoad) -> int:
     """Threads per rank so that each has a core; at least one."""
     room = load.room or 1.0
     others = lost_to_others(load.plain) if load.plain and load.plain.wall_ns else 0.0
+    free = min(room, (load.cores or room) - others)
     # A core that is half free deserves a thread.
-    return max(1, math.floor((room - others) / max(1, load.local_ranks or 1) + 0.5))
+    return max(1, math.floor(free / max(1, load.local_ranks or 1) + 0.5))
 
 
 def idle_cores(load: HostLoad, plain: PlainSteps) -> float | None:

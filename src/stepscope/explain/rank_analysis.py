@@ -92,8 +92,10 @@ class RankAnalysis:
         if self.inputs.samples is None:
             return run
         from stepscope.explain.whole_run.stall_stacks import add_stall_stacks
+        from stepscope.explain.whole_run.without_gradients import name_time_without_gradients
 
-        return add_stall_stacks(run, self.inputs.samples)
+        run = add_stall_stacks(run, self.inputs.samples)
+        return name_time_without_gradients(run, self.inputs.samples, self.inputs.steps)
 
     @cached_property
     def measured(self) -> MeasuredSteps | None:

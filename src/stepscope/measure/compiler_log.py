@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import os
 import sys
 import threading
 import zlib
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 MOST_TEXT_BYTES = 8 << 20  # of one graph, packed; larger ones are named without their text
 MOST_GRAPHS = 4096
 _MOST_REASON, _MOST_FRAMES = 2000, 8
+_DEEPEST = 200  # frames between a compilation and the script's own line
 _LONGEST_WAIT_S = 1.0  # a forked process may have inherited a lock that nobody will release
 # What is kept of dynamo's own record of a compilation; a version may lack some.
 _FIELDS = (
@@ -63,6 +65,7 @@ class CompilerLog:
         self._lines: list[dict[str, Any]] = []
         self._graphs = 0
         self._last_compilation: Any = None
+        self._callers: dict[str, list[Any]] = {}  # by compilation: the line that made it compile
         self._breaks_seen = 0
         self._looking = threading.Lock()
         self._captures_graphs = True
@@ -71,6 +74,13 @@ class CompilerLog:
     def attach(self) -> None:
         self._captures.attach()
         when_imported("torch._inductor.output_code", self._watch_graphs)
+
+    @never_raise
+    def begins(self, compile_id: str | None) -> None:
+        """In the thread that compiles: who called what is compiled now. Dynamo may compile a
+        function of torch's own around it, which says nothing to the user."""
+        if compile_id is not None and (caller := _outside_torch()) is not None:
+            self._callers.setdefault(compile_id, caller)
 
     def look(self, compile_id: str | None = None) -> None:
         """Take what dynamo has recorded since the last look; `compile_id` has just ended."""
@@ -109,6 +119,8 @@ class CompilerLog:
         for one in recorded[seen[-1] + 1 if seen else 0 :]:
             fields = {name: _plain(getattr(one, name, None)) for name in _FIELDS}
             known = {name: value for name, value in fields.items() if value is not None}
+            if (caller := self._callers.get(str(known.get("compile_id")))) is not None:
+                known["caller"] = caller
             self._lines.append({"what": "compilation", **known})
         self._last_compilation = recorded[-1] if recorded else None
 
@@ -171,6 +183,21 @@ class CompilerLog:
             self._captures_graphs = self._captures.is_wanted = False
             self._lines = [line for line in self._lines if line["what"] != "graph"]
         return self
+
+
+def _outside_torch() -> list[Any] | None:
+    """File, line and function of the innermost frame that is neither torch's nor ours."""
+    torch = os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep  # noqa: PTH120
+    ours = os.path.dirname(__file__) + os.sep  # noqa: PTH120
+    frame = sys._getframe(1)
+    for _ in range(_DEEPEST):
+        code = frame.f_code
+        if not code.co_filename.startswith((torch, ours, "<")):
+            return [code.co_filename, frame.f_lineno, code.co_qualname]
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
 
 
 def _why_not_graphed(graph: Any) -> str | None:

@@ -22,6 +22,7 @@ from stepscope.measure.dynamo import (
     untraced,
 )
 from stepscope.measure.graph_steps import watch_graph_steps
+from stepscope.measure.leaving import watch_leaving
 from stepscope.measure.loader_hooks import watch_data_loaders
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.rare_phases import watch_rare_phases
@@ -47,6 +48,7 @@ def install(session: Session) -> None:
     _watch_process_groups(session)
     _watch_profilers(session)
     watch_rare_phases(session)
+    watch_leaving(session)
     if session.settings.step_on == "forward" or session.settings.nvtx:
         _watch_modules(session)
 

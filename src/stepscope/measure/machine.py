@@ -100,7 +100,8 @@ def _own_waits() -> Counts:
 
 
 def _machine_use() -> Counts:
-    """Busy time of the cores that this process may use, whoever used them."""
+    """Busy time of the cores that this process may use, whichever program used them. Interrupts
+    belong to no program: they may be the job's own network traffic."""
     try:
         lines = (_PROC / "stat").read_text().splitlines()
         usable = {f"cpu{core}" for core in os.sched_getaffinity(0)}
@@ -109,7 +110,7 @@ def _machine_use() -> Counts:
     except (OSError, ValueError, AttributeError):
         return {"busy_ns": None, "stolen_ns": None}
     tick_ns = _tick_ns()
-    busy = sum(sum(row[:3]) + sum(row[5:7]) for row in fields)
+    busy = sum(sum(row[:3]) for row in fields)
     return {"busy_ns": busy * tick_ns, "stolen_ns": sum(row[7] for row in fields) * tick_ns}
 
 
@@ -136,7 +137,8 @@ def _processes() -> dict[int, RunningProcess] | None:
         with contextlib.suppress(OSError, ValueError, IndexError):
             head, _, rest = (_PROC / pid / "stat").read_text(errors="replace").rpartition(")")
             fields = rest.split()
-            cpu = (int(fields[11]) + int(fields[12])) * tick_ns
+            # With that of children that have ended: a loader's workers live for an epoch.
+            cpu = sum(map(int, fields[11:15])) * tick_ns
             running[int(pid)] = RunningProcess(head.partition("(")[2], int(fields[1]), cpu)
     return running or None
 

@@ -10,17 +10,19 @@ import os
 import sys
 from pathlib import Path
 from time import time  # a script may replace that of the module
+from typing import Any
 
 from stepscope.measure.never_raise import never_raise
 from stepscope.measure.writer import append_lines
 from stepscope.records.host_names import processes_file, this_host
 
 STARTED, TORCH, BACKWARD, STEP = "started", "torch", "backward", "step"
+FAILED = "failed"  # an exception ended the process
 _LONGEST = 400  # characters of a command line
 
 
 @never_raise
-def record(folder: str, event: str) -> None:
+def record(folder: str, event: str, **facts: Any) -> None:
     """One line, in one write: many processes share the file."""
     line = {
         "event": event,
@@ -28,6 +30,7 @@ def record(folder: str, event: str) -> None:
         "host": this_host(),
         "unix": time(),
         "command": " ".join(sys.orig_argv)[:_LONGEST],
+        **facts,
     }
     file = processes_file(Path(folder), this_host())
     try:

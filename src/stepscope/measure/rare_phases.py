@@ -147,8 +147,9 @@ def _watch_compiler(session: Session, module: Any) -> None:
     handler = module.callback_handler
     before = 0
 
-    def begins(*_args: Any) -> None:
+    def begins(*args: Any) -> None:
         nonlocal before
+        session.compiler.begins(getattr(args[0], "compile_id", None) if args else None)
         if get_ident() == session.thread:
             before = _graphs_compiled()
             notes.append((ENTER, perf_counter_ns(), "compile"))

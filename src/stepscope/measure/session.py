@@ -127,8 +127,7 @@ class Session:
 
     def first_pass_begins(self) -> bool:
         """The thread that runs backward first trains; a trainer may start one for it."""
-        is_first = not (self._closed or self.number or self.in_backward)
-        if is_first and self._claim.take():
+        if not (self._closed or self.number or self.in_backward) and self._claim.take():
             self.thread = get_ident()
             self.start_up.backward_begins()
         return get_ident() == self.thread
@@ -229,8 +228,7 @@ class Session:
     def _is_training_thread(self) -> bool:
         """Whether this is the first thread that trains; remember whether others train too."""
         here = get_ident()
-        is_open = not self.number and not self.passes_ended and not self._closed
-        if is_open and self._claim.take():
+        if not (self.number or self.passes_ended or self._closed) and self._claim.take():
             self.thread = here
         if here != self.thread and not self._closed:
             self._alone = False
@@ -415,8 +413,8 @@ class Session:
         self._rank_file.write(status, progress, surroundings)
 
     @never_raise
-    def close(self) -> None:
-        """At exit; further calls do nothing."""
+    def close(self, *, at_once: bool = False) -> None:
+        """At exit; further calls do nothing. `at_once`: a window that runs is given up."""
         if self._closed or os.getpid() != self._pid:
             return
         self._end_last_step()
@@ -426,7 +424,8 @@ class Session:
         self._special.abandon()
         if self._parts is not None:
             self._parts.close(self.number)  # before the window, whose stop may wait
-        self._windows.close(self.number)
+        if not at_once:
+            self._windows.close(self.number)
         self._describe("finished")
 
     @never_raise

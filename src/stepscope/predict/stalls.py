@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.records.figures import milliseconds
-from stepscope.records.whole_run import STALL_CAUSES
+from stepscope.records.whole_run import STALL_CAUSES, WITHOUT_GRADIENTS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NORMAL_95 = 1.96  # standard deviations on each side hold 95%
 # The script stalls for these at the same step on every worker.
-_BY_THE_SCRIPT = frozenset({"evaluation", "checkpoint", "compile"})
+_BY_THE_SCRIPT = frozenset({*WITHOUT_GRADIENTS, "checkpoint", "compile"})
 # Half of what independent stalls add, one standard deviation: they may partly coincide.
 _COINCIDENCE_DOUBT = 0.5
 _WORK_DOUBT = 0.25  # of what a change makes of longer steps' work: other layers, another gain

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from stepscope.records.failed_command import FailedCommand  # noqa: TC001  (decoded at run time)
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -53,11 +55,13 @@ _UNAPPLIED: dict[Outcome, str] = {
 
 
 class RunOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run was started: its command, the folder it was started in, and its remedies."""
+    """How a run was started: its command, the folder it was started in, and its remedies; and how
+    it ended, if it failed."""
 
     command: tuple[str, ...] = ()
     folder: str | None = None  # the working folder
     remedies: tuple[RunRemedy, ...] = ()
+    failed: FailedCommand | None = None
 
 
 def join_ranks(asked: Sequence[str], by_rank: Iterable[Sequence[AppliedRemedy]]) -> list[RunRemedy]:

@@ -115,6 +115,19 @@ EVALUATE_LESS = _add(
     "evaluate-less",
     "evaluate less often, on fewer batches or with larger ones, under torch.inference_mode()",
 )
+MORE_ENVIRONMENTS = _add(
+    "more-environments",
+    "step several environments at once, so that one forward pass acts for all of them, under "
+    "torch.inference_mode()",
+)
+GENERATE_LESS = _add(
+    "generate-less",
+    "generate less often, fewer samples or larger batches of them, under torch.inference_mode()",
+)
+INFERENCE_MODE = _add(
+    "inference-mode",
+    "run passes without gradients under torch.inference_mode(), on larger batches or less often",
+)
 ASYNC_CHECKPOINT = _add(
     "async-checkpoint",
     "save with torch.distributed.checkpoint.async_save: training goes on while files are written",

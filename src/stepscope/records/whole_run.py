@@ -30,8 +30,20 @@ StallCause = Literal[
     "operating_system",  # no core was free, or pages came from disk
     "logging",  # Python between two steps: logging, printing, .item()
     "unknown",
+    # Time without gradients that is no evaluation.
+    "collecting",  # experience, in reinforcement learning
+    "generating",
+    "without_gradients",  # it is not known what for
 ]
 STALL_CAUSES: tuple[StallCause, ...] = get_args(StallCause)
+
+# What a script may do without gradients between two steps; the account has one of them.
+WITHOUT_GRADIENTS: tuple[StallCause, ...] = (
+    "evaluation",
+    "collecting",
+    "generating",
+    "without_gradients",
+)
 
 # Where the wall time of a command went.
 ACCOUNT = (

@@ -37,6 +37,7 @@ _GUARD = re.compile(r"^(?:\d+/\d+:\s*)?(?P<guard>.*?)(?:\s{2,}#.*|\s+#\s.*)?$")
 _STACK_LINE = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)$', re.M)
 # In brackets is a line of torch's own: `# (_dynamo/output_graph.py:3375 in remove_graphargs)`.
 _COMMENT_LINE = re.compile(r"#\s(?P<file>[^\s(]\S*):(?P<line>\d+) in (?P<function>\S+)\s*$", re.M)
+_TORCH = re.compile(r"(site|dist)-packages[/\\]torch[/\\]|[/\\]torch[/\\]_\w+[/\\]")
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(?P<function>.+)_at_\d+$")
 
 
@@ -56,6 +57,7 @@ class _CompilerLine(msgspec.Struct, frozen=True, kw_only=True):
     co_name: str | None = None
     co_filename: str | None = None
     co_firstlineno: _LineNumber | None = None
+    caller: tuple[str, _LineNumber, str] | None = None
     is_forward: bool | None = None
     start_time_us: _Microseconds | None = None
     duration_us: _Microseconds | None = None
@@ -118,17 +120,13 @@ def _unpacked(text: str | None, oddities: Oddities) -> str:
 def _compilation(row: _CompilerLine) -> Compilation:
     failed = row.fail_reason or row.fail_type
     place = None
-    if row.co_filename:
-        place = Place(
-            file=row.co_filename, line=row.co_firstlineno or 0, function=plain_name(row.co_name)
-        )
-    elif row.fail_user_frame_filename:
-        line = row.fail_user_frame_lineno or 0
-        place = Place(file=row.fail_user_frame_filename, line=line)
+    function, place = plain_name(row.co_name) or None, _place(row)
+    if row.caller is not None and _is_torchs(row):
+        function = row.caller[2]
     guard, guard_place = _guard(row.recompile_reason)
     return Compilation(
         region=row.compile_id,
-        function=plain_name(row.co_name) or None,
+        function=function,
         place=place or guard_place,
         seconds=_seconds(row),
         began_unix_s=row.start_time
@@ -142,6 +140,26 @@ def _compilation(row: _CompilerLine) -> Compilation:
         guard_place=guard_place,
         failed=failed.split("\n", 1)[0] if failed else None,
     )
+
+
+def _place(row: _CompilerLine) -> Place | None:
+    """Dynamo may compile a function of torch's own around the user's: then the user's line that
+    called it."""
+    if _is_torchs(row):
+        if row.caller is None:
+            return None
+        file, line, function = row.caller
+        return Place(file=file, line=line, function=function)
+    if row.co_filename:
+        name = plain_name(row.co_name)
+        return Place(file=row.co_filename, line=row.co_firstlineno or 0, function=name)
+    if row.fail_user_frame_filename:
+        return Place(file=row.fail_user_frame_filename, line=row.fail_user_frame_lineno or 0)
+    return None
+
+
+def _is_torchs(row: _CompilerLine) -> bool:
+    return _TORCH.search(row.co_filename or "") is not None
 
 
 def _seconds(row: _CompilerLine) -> float | None:

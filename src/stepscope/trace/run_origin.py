@@ -10,6 +10,7 @@ import msgspec
 
 from stepscope.records.applied_remedy import AppliedRemedy, RunOrigin, join_ranks
 from stepscope.trace.decode import Oddities
+from stepscope.trace.failures import find_failure
 from stepscope.trace.rank_facts import decode_facts, folder_rank
 from stepscope.trace.remote import is_url
 from stepscope.trace.side_files import read_record
@@ -28,6 +29,7 @@ class _RunStart(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str] | None = None
     folder: str | None = None
     remedies: list[str] | None = None
+    exit_code: int | None = None  # once it has ended
 
 
 def read_origin(run: Path, ranks: Iterable[Path] = ()) -> RunOrigin | None:
@@ -41,7 +43,10 @@ def read_origin(run: Path, ranks: Iterable[Path] = ()) -> RunOrigin | None:
         return None
     start = start or _RunStart()
     return RunOrigin(
-        command=tuple(start.command or ()), folder=start.folder, remedies=tuple(remedies)
+        command=tuple(start.command or ()),
+        folder=start.folder,
+        remedies=tuple(remedies),
+        failed=find_failure(run, start.exit_code),
     )
 
 

@@ -236,22 +236,24 @@ def _ended_ranks(run: _RunFile, ranks: Sequence[_RankFile]) -> Note | None:
     which = "its rank" if len(ranks) == 1 else f"{unclosed} of {len(ranks)} ranks"
     return Note(
         id="not-closed",
-        detail=f"{which} did not close: the command ended with {exit_code_words(run.exit_code)}",
+        detail=f"about the last second of steps is missing: {which} left without closing Python "
+        f"({exit_code_words(run.exit_code)})",
     )
 
 
 def exit_code_words(code: int) -> str:
     """SIGTERM (exit code 143), exit code 1."""
-    name = _signal_name(code)
+    name = signal_name(code)
     return f"{name} (exit code {code})" if name else f"exit code {code}"
 
 
 def was_killed(code: int) -> bool:
     """Whether a shell gives this exit code to a command that a signal ended."""
-    return _signal_name(code) is not None
+    return signal_name(code) is not None
 
 
-def _signal_name(code: int) -> str | None:
+def signal_name(code: int) -> str | None:
+    """The signal that ended a command, by its exit code."""
     try:
         return signal.Signals(code - 128).name
     except ValueError:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from stepscope.explain.hosts import ranks_by_host
 from stepscope.explain.rank_steps import own_ms
 from stepscope.explain.untimed_rank import is_untimed
+from stepscope.records.failed_command import failed_json
 from stepscope.records.job import Clock
 from stepscope.ui.together import together_json
 
@@ -61,6 +62,7 @@ def _run(run: WholeRun | None, origin: RunOrigin | None) -> dict[str, Any] | Non
     started = {
         "command": list(origin.command) if origin and origin.command else None,
         "remedies": to_builtins(origin.remedies) if origin else [],
+        "failed": failed_json(origin.failed) if origin else None,
     }
     if run is None:
         empty: dict[str, Any] = {"account": None, "ranks": [], "spread": None}

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepscope.errors import StepscopeError
+from stepscope.explain.machine_load import is_beside_others
 from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
 from stepscope.records.figures import (
@@ -275,6 +276,10 @@ def adjusted(prediction: Prediction, history: Sequence[TrackedPromise]) -> Predi
         predicted_ms=ms,
         low_ms=low,
         high_ms=high,
+        # What decides the step, and its parts, are told in the same base as its length.
+        host_ms=prediction.host_ms * ms / raw,
+        device_ms=prediction.device_ms * ms / raw,
+        stall_ms=prediction.stall_ms * ms / raw,
         throughput_factor=prediction.throughput_factor * raw / ms,
         speedup_low=_stretch(prediction.speedup_low, prediction.speedup, stretch) * raw / ms,
         speedup_high=_stretch(prediction.speedup_high, prediction.speedup, stretch) * raw / ms,
@@ -304,11 +309,14 @@ def usual(bench: Bench) -> list[Setting]:
     """
     context = bench.context
     several = bool(context.job or context.trace.collectives)
+    # What a larger batch takes on cores of one's own cannot be told from steps beside others.
+    alone = not is_beside_others(context.cpu)
     return [
         Setting(name=whatif.name, value=value)
         for whatif in WHATIFS.values()
         for value in whatif.usual
         if (several or not whatif.for_several_ranks)
+        and (alone or whatif.name != "batch")
         and (context.stalls_ns or not whatif.needs_every_step)
         and (context.memory or value not in whatif.saves_memory)
     ]

@@ -6,12 +6,15 @@ import re
 import unicodedata
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec.structs import replace
+
 from stepscope.records.step_parts import STEP_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stepscope.records.applied_remedy import RunOrigin
+    from stepscope.records.explanation import Explanation
     from stepscope.records.whole_run import StallCause
 
 # cause of a stall -> (label, what it means)
@@ -44,6 +47,18 @@ STALLS: dict[StallCause, tuple[str, str]] = {
         "Python between two steps: logging, printing, .item().",
     ),
     "unknown": (STEP_PARTS["stall_unknown"].label, "No cause was measured in these steps."),
+    "collecting": (
+        STEP_PARTS["stall_collecting"].label,
+        "The model collected experience between two training steps.",
+    ),
+    "generating": (
+        STEP_PARTS["stall_generating"].label,
+        "The model generated samples between two training steps.",
+    ),
+    "without_gradients": (
+        STEP_PARTS["stall_without_gradients"].label,
+        "Passes without gradients ran between two training steps.",
+    ),
 }
 # id of a part -> (label, whether the device is idle then, what it means)
 PARTS = {
@@ -101,6 +116,9 @@ ACCOUNT_PARTS = {
     "first_steps": ("First steps", "Warm-up: compilation, autotuning, caches that fill."),
     "training": ("Steady training", "Training steps after the warm-up."),
     "evaluation": ("Evaluation", "The model was evaluated."),
+    "collecting": ("Collecting experience", "The model acted to collect what it learns from."),
+    "generating": ("Generating", "The model generated samples."),
+    "without_gradients": ("Without gradients", "Passes without gradients outside the steps."),
     "checkpoint": ("Checkpoints", "Checkpoints were saved."),
     "between_epochs": ("Between epochs", "From an epoch's last step to the next one's first."),
     "windows": ("Our own windows", "Steps in which stepscope's profiler or memory capture ran."),
@@ -133,6 +151,18 @@ def applied_line(origin: RunOrigin | None) -> str:
     applied = [remedy.words for remedy in remedies if remedy.outcome == "applied"]
     others = [remedy.words for remedy in remedies if remedy.outcome != "applied"]
     return "; ".join([*([", ".join(applied)] if applied else []), *others])
+
+
+def failed_line(explanation: Explanation) -> str:
+    """exit code 1 after step 1,200: ValueError: bad batch (train.py:33 in main). "" for a command
+    that ended well. The steps that were seen stand in where no process told."""
+    failed = explanation.origin.failed if explanation.origin else None
+    if failed is None:
+        return ""
+    if failed.step is None and explanation.run is not None:
+        steps = max((rank.steps for rank in explanation.run.ranks), default=0)
+        failed = replace(failed, step=steps)
+    return f"the command failed: {failed.words}"
 
 
 def or_dash(value: _Value | None, words: Callable[[_Value], str]) -> str:

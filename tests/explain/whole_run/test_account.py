@@ -65,6 +65,24 @@ def test_every_millisecond_of_a_command_has_its_place() -> None:
     assert account.wall_ms == sum(part.ms for part in account.parts)
 
 
+def test_what_a_script_does_in_a_recorded_step_is_not_ours() -> None:
+    steps = columns(
+        [100, 10, 90, 80, 10, 70],
+        starts_ms=0,
+        first=True,
+        window=[1, 2, 4, 5],
+        compile=[60, 0, 80, 70, 0, 50],
+        evaluation=[0, 0, 0, 0, 4, 0],
+    )
+    account = account_for(steps, 3, times(0, 360, first_batch_ns=1))
+    sums = ms(account.parts)
+    assert sums["windows"] == 10 + 10 + 6 + 20
+    assert sums["evaluation"] == 4
+    assert ms(part(account, "first_steps").parts)["compile"] == 60 + 80
+    assert ms(part(account, "training").parts)["compile"] == 70 + 50
+    assert account.wall_ms == sum(part.ms for part in account.parts)
+
+
 def test_evaluation_after_the_last_step_is_no_shut_down() -> None:
     steps = columns([100, 10, 10], first=True)
     known = times(0, 500, first_batch_ns=1, after_last_ns={"evaluation": 300 * MS})

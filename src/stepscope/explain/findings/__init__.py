@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.findings.evidence import JobEvidence, NcclEvidence
 from stepscope.records.explanation import SEVERITIES
-from stepscope.records.remedies import COMPILE, CUDA_GRAPHS, REDUCE_OVERHEAD
+from stepscope.records.remedies import BATCH, COMPILE, CUDA_GRAPHS, REDUCE_OVERHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -86,6 +86,8 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
 
 HEALTHY, UNKNOWN = "healthy", "unknown-work"
 NO_LOSS = (HEALTHY, UNKNOWN)  # verdicts of a step in which nothing was found
+OTHERS = "other-processes"  # high: all that is said was measured beside them
+BESIDE_OTHERS = "measured beside other processes, which make it longer"
 
 
 def load_rules(scope: Scope) -> list[FindingRule]:
@@ -97,7 +99,22 @@ def find_in_rank(evidence: RankEvidence) -> tuple[Finding, ...]:
     """Findings about one rank's step."""
     findings = _apply("rank", evidence)
     pointless = _list_pointless(evidence)
+    if any(map(leads_all, findings)):
+        # How long a larger batch takes on cores of one's own cannot be told from these times.
+        pointless = {*pointless, BATCH.id}
+        findings = [_beside_others(finding) for finding in findings]
     return sort_findings(_without(finding, pointless) for finding in findings)
+
+
+def leads_all(finding: Finding) -> bool:
+    """Other programs take so many cores that every time of the step is doubtful."""
+    return finding.id == OTHERS and finding.severity == "high"
+
+
+def _beside_others(finding: Finding) -> Finding:
+    if finding.id == OTHERS:
+        return finding
+    return replace(finding, evidence=(*finding.evidence, BESIDE_OTHERS))
 
 
 def _list_pointless(evidence: RankEvidence) -> set[str]:
@@ -139,8 +156,9 @@ def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Most severe first, then the largest share. `healthy`, or `unknown-work` in its place, leads
     when nothing needs attention and is left out otherwise.
 
-    A share of the training loop and one of the mean step have other wholes. So a share of the step
-    counts for what it is of the loop: steps take what evaluation and checkpoints leave.
+    Other programs that take many cores come before everything else: all of it was measured beside
+    them. A share of the training loop and one of the mean step have other wholes. So a share of the
+    step counts for what it is of the loop: steps take what evaluation and checkpoints leave.
     """
     every = tuple(findings)
     beside = (
@@ -148,9 +166,10 @@ def sort_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     )
     training = max(0.0, 1 - sum(beside))
 
-    def rank(finding: Finding) -> tuple[int, bool, float]:
+    def rank(finding: Finding) -> tuple[bool, int, bool, float]:
         share = finding.share * (training if finding.of == "step" else 1.0)
-        return SEVERITIES.index(finding.severity), finding.of != "work", -share
+        by_severity = SEVERITIES.index(finding.severity)
+        return not leads_all(finding), by_severity, finding.of != "work", -share
 
     in_order = sorted(every, key=rank)
     if any(needs_attention(finding) for finding in in_order):

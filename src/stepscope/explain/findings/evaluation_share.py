@@ -1,22 +1,43 @@
-"""Evaluation takes much of the run."""
+"""Evaluation, or other time without gradients, takes much of the run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.explain.findings.evidence import from_run
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import beside_steps, wanted_work_severity
+from stepscope.explain.findings.run_words import account_part, beside_steps, wanted_work_severity
 from stepscope.records import remedies
 from stepscope.records.figures import percent
+from stepscope.records.whole_run import WITHOUT_GRADIENTS
 
 if TYPE_CHECKING:
-    from stepscope.records.whole_run import RankRun
+    from stepscope.records.remedies import KnownRemedy
+    from stepscope.records.whole_run import RankRun, StallCause
+
+
+class _Words(NamedTuple):
+    title: str
+    subject: str
+    remedies: tuple[KnownRemedy, ...]
+
+
+_WORDS: dict[StallCause, _Words] = {
+    "evaluation": _Words("Evaluation", "evaluation takes", (remedies.EVALUATE_LESS,)),
+    "collecting": _Words(
+        "Collecting experience", "collecting experience takes", (remedies.MORE_ENVIRONMENTS,)
+    ),
+    "generating": _Words("Generating", "generating samples takes", (remedies.GENERATE_LESS,)),
+    "without_gradients": _Words(
+        "Without gradients", "passes without gradients take", (remedies.INFERENCE_MODE,)
+    ),
+}
 
 
 def find_in(run: RankRun) -> Finding | None:
-    """Evaluation inside steps and between epochs, as a share of the training loop."""
-    work = beside_steps(run, "evaluation")
+    """Time without gradients inside steps and between epochs, as a share of the training loop."""
+    kind = _kind(run)
+    work, words = beside_steps(run, kind), _WORDS[kind]
     severity = wanted_work_severity(work.share)
     if severity is None:
         return None
@@ -24,11 +45,23 @@ def find_in(run: RankRun) -> Finding | None:
         share=work.share,
         of="run",
         severity=severity,
-        summary=f"evaluation takes {percent(work.share)} of the training loop{work.how_often}.",
+        title=words.title,
+        summary=f"{words.subject} {percent(work.share)} of the training loop{work.how_often}.",
         evidence=work.evidence,
         where=work.where,
-        remedies=(remedies.EVALUATE_LESS.offer(),),
+        remedies=tuple(remedy.offer() for remedy in words.remedies),
     )
+
+
+def _kind(run: RankRun) -> StallCause:
+    """What the run did without gradients: one of them, all the time."""
+    stalls = {stall.cause for stall in run.stalls}
+    others = (
+        kind
+        for kind in WITHOUT_GRADIENTS[1:]
+        if kind in stalls or account_part(run, kind) is not None
+    )
+    return next(others, "evaluation")
 
 
 RULE = FindingRule(id="evaluation-share", title="Evaluation", find=from_run(find_in))

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.machine_load import looked, lost_to_others, threads_take_part
+from stepscope.explain.machine_load import (
+    is_beside_others,
+    looked,
+    lost_to_others,
+    threads_take_part,
+)
 from stepscope.records import remedies
 from stepscope.records.figures import percent, significant
 from stepscope.records.words import counted
@@ -20,19 +25,23 @@ _LEAST_CORES = 0.2
 
 
 def find(evidence: RankEvidence) -> Finding | None:
-    """Other processes keep cores busy while the training thread waits for one."""
+    """Other processes take a tenth of the cores, or some while the training thread waits for one.
+    A tenth makes every other time doubtful: then this finding leads."""
     load, plain = looked(evidence.cpu)
-    if load is None or plain is None or plain.waiting_share is None:
+    if load is None or plain is None:
         return None
-    others = lost_to_others(plain)
-    cores = f"{load.room:g}" if load.room else "the"
-    share = plain.waiting_share
-    if others < _LEAST_CORES or share < LOW:
+    others, share = lost_to_others(plain), plain.waiting_share or 0.0
+    leads = is_beside_others(evidence.cpu)
+    if not leads and (others < _LEAST_CORES or share < LOW):
         return None
+    cores = load.cores or load.room
+    busy = f"other processes keep {significant(others)} of {f'{cores:g}' if cores else 'the'} cores"
+    waits = f"the training thread waits for a core for {percent(share)} of the step: {busy} busy."
+    beside = f"{busy} busy during the steps: every time is measured beside them."
     return RULE.finding(
         share=share,
-        summary=f"the training thread waits for a core for {percent(share)} of the step: other "
-        f"processes keep {significant(others)} of {cores} cores busy.",
+        severity="high" if leads else None,
+        summary=waits if share >= LOW else beside,
         evidence=tuple(_list_evidence(evidence, plain)),
         remedies=(
             remedies.IDLE_MACHINE.offer(),
@@ -42,10 +51,11 @@ def find(evidence: RankEvidence) -> Finding | None:
 
 
 def _list_evidence(evidence: RankEvidence, plain: PlainSteps) -> Iterator[str]:
-    yield (
-        f"ready to run but without a core: {evidence.step_ms(plain.waiting_share or 0.0)} "
-        f"({counted(plain.steps, 'step')} without the profiler)"
-    )
+    if plain.waiting_share is not None:
+        yield (
+            f"ready to run but without a core: {evidence.step_ms(plain.waiting_share)} "
+            f"({counted(plain.steps, 'step')} without the profiler)"
+        )
     if plain.others:
         named = ", ".join(f"{other.name} {significant(other.cores)}" for other in plain.others)
         yield f"cores used by programs that still ran at the end: {named}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.explain.findings.evidence import LOW, MEDIUM
 from stepscope.records.figures import duration, milliseconds, percent
+from stepscope.records.whole_run import WITHOUT_GRADIENTS
 from stepscope.records.words import counted, ordinal
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ _MOST_NUMBERS = 4
 _LEAST_WANTED, _MUCH_WANTED = 0.05, 0.25  # of the training loop
 _HOUR_MS = 3.6e6
 _ONCE = "it came once: only a longer run shows whether it comes again"
-_LOOP = ("training", "evaluation", "checkpoint", "between_epochs", "outside")  # of the account
+# Of the account.
+_LOOP = ("training", *WITHOUT_GRADIENTS, "checkpoint", "between_epochs", "outside")
 
 
 def costly_stall(run: RankRun, *causes: StallCause) -> Stall | None:
@@ -117,7 +119,7 @@ class BesideSteps(NamedTuple):
     where: tuple[Place, ...]
 
 
-def beside_steps(run: RankRun, name: Literal["evaluation", "checkpoint"]) -> BesideSteps:
+def beside_steps(run: RankRun, name: StallCause) -> BesideSteps:
     """From the account; without one, from what the steps and the time between epochs show."""
     stall = next((stall for stall in run.stalls if stall.cause == name), None)
     part = account_part(run, name)

@@ -23,23 +23,21 @@ _MARGIN = 0.25  # cores: a machine is never completely idle
 
 
 def find(evidence: RankEvidence) -> Finding | None:
-    """The job's threads and other processes need more cores than exist, and threads waited."""
+    """The job has more threads than cores, and threads waited. Where its threads fit, others are
+    the cause (other_processes.py)."""
     use = evidence.cpu
     load, plain = looked(use)
     if use is None or load is None or plain is None or load.room is None:
         return None
-    wanted = load.job_threads + lost_to_others(plain)
-    if load.job_threads < 2 or wanted <= load.room + _MARGIN:
+    if load.job_threads <= load.room + _MARGIN:
         return None
-    if load.threads == 1 and load.job_threads <= load.room:
-        return None  # one thread per rank and a core for each: other processes are the cause
     share = _measure_loss(evidence, use, plain)
     if share < LOW or not _have_waited(load, plain):
         return None
     fitting = free_threads(load)
     return RULE.finding(
         share=share,
-        summary=f"{significant(wanted)} threads compete for {load.room:g} cores: for "
+        summary=f"{load.job_threads} threads of this job share {load.room:g} cores: for "
         f"{percent(share)} of the step threads wait for a core, or for each other.",
         evidence=tuple(_list_evidence(evidence, use, load, plain)),
         remedies=_offer(load, fitting),
@@ -98,16 +96,16 @@ def _list_evidence(
 
 
 def _offer(load: HostLoad, fitting: int) -> tuple[Remedy, ...]:
-    pinned = remedies.PIN_RANKS.offer()
+    pinned = (remedies.PIN_RANKS.offer(),) if (load.local_ranks or 1) > 1 else ()
     if load.threads == 1:
-        return (remedies.FEWER_RANKS.offer(), pinned)
+        return (remedies.FEWER_RANKS.offer(), *pinned)
     number = fitting if fitting < load.threads else max(1, load.threads // 2)
     return (
         remedies.THREADS.offer(
             f"set OMP_NUM_THREADS={number} (or torch.set_num_threads({number})): one thread for "
             "each free core"
         ),
-        pinned,
+        *pinned,
     )
 
 

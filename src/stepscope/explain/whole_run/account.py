@@ -118,28 +118,33 @@ def _stretch(part: AccountPart, count: int, wall: float) -> AccountPart:
 
 
 def _add_steps(ledger: _Ledger, steps: StepColumns, warm_up: int) -> None:
-    """All steps but the first, which belongs to start-up in part."""
+    """All steps but the first, which belongs to start-up in part. What the script would have done
+    without us is never a window's: it may evaluate or compile in a step that we record."""
     place = np.arange(len(steps))
     ours = (steps.window | steps.memory) & (place > 0)
     plain = ~ours & (place > 0)
-    warm = plain & (place < warm_up)
+    warm = place < warm_up
     steady = plain & ~warm
     special = np.zeros(len(steps), np.int64)
     for name in _OWN_PARTS:
         if (column := steps.phases_ns.get(name)) is not None:
-            ledger.add(name, int(column[plain].sum()))
+            ledger.add(name, int(column[place > 0].sum()))
             special += column
     rest = steps.wall_ns - special
-    ledger.add("windows", int(steps.wall_ns[ours].sum()) + _time_between(steps, ours))
-    compiling = steps.phases_ns.get("compile")
-    compiling_ns = int(compiling[warm].sum()) if compiling is not None else 0
-    ledger.add_compiling("first_steps", int(rest[warm].sum()), compiling_ns)
+    compiling = steps.phases_ns.get("compile", np.zeros(len(steps), np.int64))
+    in_windows = int((rest - compiling)[ours].sum()) + _time_between(steps, ours)
+    ledger.add("windows", in_windows)
+    compiling_ns = int(compiling[warm & (place > 0)].sum())
+    warming_ns = int(rest[warm & plain].sum()) + int(compiling[warm & ours].sum())
+    ledger.add_compiling("first_steps", warming_ns, compiling_ns)
     training = {
         phase: int(steps.phases_ns[phase][steady].sum())
         for phase in TRAINING_PHASES
         if phase in steps.phases_ns
     }
     unphased = int(rest[steady].sum()) - sum(training.values())
+    if "compile" in training:
+        training["compile"] += int(compiling[ours & ~warm].sum())
     ledger.divide("training", {**training, "other": training.get("other", 0) + unphased})
 
 

@@ -409,6 +409,8 @@ def _conclude(
     explain: bool,
 ) -> Explanation | None:
     """Report and explain; nothing here may change the command's exit code."""
+    from stepscope.trace.failures import find_failure
+
     folder = run.folder
     try:
         if not ranks:
@@ -419,6 +421,8 @@ def _conclude(
             say(words)
         if explain and any(layout.TRACE in rank["captured"] for rank in ranks):
             return _explain(folder)
+        if (failed := find_failure(folder, code)) is not None:
+            say(f"the command failed: {failed.words}")
     except StepscopeError as error:
         say(str(error))
     except Exception as error:

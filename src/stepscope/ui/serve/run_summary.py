@@ -17,6 +17,7 @@ from stepscope.errors import StepscopeError, UnreadableInputError
 from stepscope.records.limits import Ranks  # noqa: TC001  (decoded at run time)
 from stepscope.records.words import plural
 from stepscope.trace.decode import Oddities
+from stepscope.trace.failures import find_failure
 from stepscope.trace.regular_files import may_exist, read_start
 from stepscope.trace.run_state import RUN, run_notes
 from stepscope.trace.side_files import read_record
@@ -123,7 +124,8 @@ def _state(folder: Path, run: _RunJson) -> tuple[str, str | None]:
     if "still-running" in notes:
         return RUNNING, None
     if run.exit_code:
-        return FAILED, f"the command ended with exit code {run.exit_code}"
+        failed = find_failure(folder, run.exit_code)
+        return FAILED, short_text(f"the command failed: {failed.words}") if failed else None
     if "not-closed" in notes:
         return OPEN, short_text(notes["not-closed"])
     return FINISHED, None

@@ -20,7 +20,7 @@ from stepscope.ui.terminal.efficiency import efficiency_sections
 from stepscope.ui.terminal.memory import memory_sections
 from stepscope.ui.terminal.tables import SEVERITY_STYLES, answer_grid, titled_table
 from stepscope.ui.terminal.whole_run import run_sections
-from stepscope.ui.words import PARTS, applied_line, one_line, or_dash, short_kernel
+from stepscope.ui.words import PARTS, applied_line, failed_line, one_line, or_dash, short_kernel
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,13 +47,19 @@ def print_explanation(
     print_path(console, "report  ", report)
 
 
+def _started_and_ended(explanation: Explanation) -> list[RenderableType]:
+    """Whether the command failed, and what the run was started with."""
+    failed, applied = failed_line(explanation), applied_line(explanation.origin)
+    lines: list[RenderableType] = [text_line(failed, "bold red")] if failed else []
+    return [*lines, text_line(f"run with {applied}")] if applied else lines
+
+
 def _sections(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
     worst = _rank_to_show(explanation)
     if is_untimed(worst):
         return _untimed_sections(explanation, worst, top, width)
     out: list[RenderableType] = [_headline(explanation)]
-    if applied := applied_line(explanation.origin):
-        out.append(text_line(f"run with {applied}"))
+    out += _started_and_ended(explanation)
     out += [Text(), _verdict(explanation), Text()]
     out += [budget_bar(explanation.budget, width), _legend(explanation.budget, width), Text()]
     if explanation.run is not None:

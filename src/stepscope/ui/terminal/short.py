@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.text import Text
 
-from stepscope.explain.findings import NO_LOSS
+from stepscope.explain.findings import NO_LOSS, leads_all
 from stepscope.explain.spans import covers_span
 from stepscope.explain.untimed_rank import is_server_only
 from stepscope.records.explanation import called
@@ -25,7 +25,7 @@ from stepscope.ui.terminal.lines import FAINT, LABELS, cut, flow, labelled, wrap
 from stepscope.ui.terminal.tables import SEVERITY_STYLES
 from stepscope.ui.terminal.whole_run import run_line
 from stepscope.ui.whatif import WORTH
-from stepscope.ui.words import PARTS, applied_line, one_line, short_kernel
+from stepscope.ui.words import PARTS, applied_line, failed_line, one_line, short_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -110,7 +110,9 @@ def _lines(
 ) -> list[Text]:
     width = console.width
     style = f"bold {SEVERITY_STYLES[explanation.findings[0].severity]}"
-    out = [_headline(explanation, width), *_applied(explanation, width), Text()]
+    failed = failed_line(explanation)
+    out = labelled("failed", wrapped(failed, console, _WHY_LINES, "bold red"))
+    out += [_headline(explanation, width), *_applied(explanation, width), Text()]
     out += labelled("verdict", wrapped(explanation.verdict, console, _VERDICT_LINES, style))
     out += labelled("why", wrapped(explanation.why, console, _WHY_LINES))
     out += labelled("next", wrapped(explanation.next, console, _NEXT_LINES))
@@ -171,7 +173,8 @@ def _step(explanation: Explanation) -> str:
         return f"{duration(budget.step_ms * 1e6)} without step marks"
     if budget.basis == "window":
         return f"a window of {milliseconds(budget.step_ms)}"
-    return f"{milliseconds(budget.step_ms)} a step, {_BASIS[budget.basis]}"
+    beside = " beside other processes" if leads_all(explanation.findings[0]) else ""
+    return f"{milliseconds(budget.step_ms)} a step, {_BASIS[budget.basis]}{beside}"
 
 
 def _where_it_went(explanation: Explanation, width: int) -> list[Text]:

@@ -21,8 +21,8 @@ _HEIGHTS = "▁▂▃▄▅▆▇█"
 # The full height stands for this many typical steps, at least and at most.
 _LOWEST_TOP, _HIGHEST_TOP = 3.0, 6.0
 # For terminals without colours: data, evaluation, checkpoint, gc, recompile, allocator, waits for
-# ranks, operating system, logging, unknown.
-LETTERS = dict(zip(STALL_CAUSES, "decgrawolu", strict=True))
+# ranks, operating system, logging, unknown, collecting, generating, without gradients.
+LETTERS = dict(zip(STALL_CAUSES, "decgrawolutnf", strict=True))
 _NO_STALL = "·"
 
 

@@ -8,6 +8,9 @@ import { SHARED } from "./shared.js";
 const SHAPES = {
   data: "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0Z", // circle
   evaluation: "M-3.7-3.7H3.7V3.7H-3.7Z", // square
+  collecting: "M-3.7-3.7H3.7V3.7H-3.7Z", // square
+  generating: "M-3.7-3.7H3.7V3.7H-3.7Z", // square
+  without_gradients: "M-3.7-3.7H3.7V3.7H-3.7Z", // square
   checkpoint: "M0-5.2L5.2 0L0 5.2L-5.2 0Z", // diamond
   gc: "M0-4.8L5 4H-5Z", // triangle
   compile: "M0 4.8L5-4H-5Z", // triangle, upside down

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.ui.html.pane import Pane, ReportData
-from stepscope.ui.words import applied_line
+from stepscope.ui.words import applied_line, failed_line
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation
 
 
-def first_words(report: ReportData) -> tuple[Explanation, str]:
-    return report.explanation, applied_line(report.explanation.origin)
+def first_words(report: ReportData) -> tuple[Explanation, str, str]:
+    explanation = report.explanation
+    return explanation, applied_line(explanation.origin), failed_line(explanation)
 
 
 PANE = Pane(id="verdict", title="Verdict", order=10, view=first_words)

@@ -1,0 +1,66 @@
+"""Time without gradients is evaluation only where the sampled stacks do not say otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stepscope.explain.findings.evaluation_share import find_in
+from stepscope.explain.whole_run.rank_run import explain_run
+from stepscope.explain.whole_run.without_gradients import name_time_without_gradients
+from stepscope.records.place import Place
+from stepscope.records.run_times import RunTimes
+from stepscope.records.stack_samples import StackSamples
+
+from .columns import MS, columns
+
+MAIN = Place(file="/home/me/train.py", line=90, function="main")
+LOADER = Place(file="/x/site-packages/torch/utils/data/dataloader.py", line=7, function="__next__")
+
+
+def own(function: str, file: str = "/home/me/train.py") -> Place:
+    return Place(file=file, line=5, function=function)
+
+
+@pytest.mark.parametrize(
+    ("inner", "kind"),
+    [
+        ([own("validate")], "evaluation"),
+        ([own("Trainer.evaluation_loop"), own("ToyEnv.step")], "evaluation"),
+        ([LOADER], "evaluation"),
+        ([own("PPO.collect_rollouts"), own("Policy.forward")], "collecting"),
+        ([own("ToyEnv.step")], "collecting"),
+        ([own("step", "/x/site-packages/gymnasium/core.py")], "collecting"),
+        ([own("sample_action")], "collecting"),
+        ([own("GaussianDiffusion.p_sample")], "generating"),
+        ([own("generate")], "generating"),
+        ([own("forward")], "without_gradients"),
+        ([], "without_gradients"),
+    ],
+)
+def test_the_functions_that_ran_say_what_it_was(inner: list[Place], kind: str) -> None:
+    spent = [40 if step % 10 == 9 else 0 for step in range(100)]
+    steps = columns([10 + away for away in spent], evaluation=spent)
+    numbers = [step for step in range(100) for _ in range(5 if spent[step] else 1)]
+    samples = StackSamples(
+        stacks=((MAIN, *inner), (MAIN, own("learn"))),
+        number=np.array(numbers, np.int64),
+        stack=np.array([0 if spent[step] else 1 for step in numbers], np.int64),
+    )
+    times = RunTimes(began_ns=0, ended_ns=int(steps.end_unix_ns[-1]) + MS)
+    run = name_time_without_gradients(explain_run(steps, times=times), samples, steps)
+    assert run.account is not None
+    assert [part.id for part in run.account.parts if part.ms > 300] == ["training", kind]
+    assert run.account.wall_ms == pytest.approx(sum(part.ms for part in run.account.parts))
+    assert kind in {stall.cause for stall in run.stalls}
+    finding = find_in(run)
+    assert finding is not None
+    assert ("valuation" in finding.title + finding.summary) is (kind == "evaluation")
+
+
+def test_without_samples_a_model_in_evaluation_mode_evaluates() -> None:
+    steps = columns([10, 10, 10, 50], evaluation=[0, 0, 0, 40])
+    nothing = np.array([], np.int64)
+    samples = StackSamples(stacks=(), number=nothing, stack=nothing)
+    run = explain_run(steps)
+    assert name_time_without_gradients(run, samples, steps) is run
