@@ -238,7 +238,7 @@ def _save(question: Question, out: Path, saved: dict[str, Any]) -> None:
 def _line(question: Question, saved: dict[str, Any]) -> str:
     cells = ", ".join(
         f"{name} {median(r['mean_ms'] for r in results):.3g} ms"
-        for name, results in saved["measured"].items()
+        for name, results in saved.get("measured", {}).items()
         if results
     )
     return f"{question.name}: {saved['explained']['verdict']}\n    {cells}"

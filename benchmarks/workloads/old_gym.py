@@ -5,7 +5,9 @@ from typing import Any
 import gymnasium
 from gymnasium import spaces
 
-__all__ = ["make", "spaces"]
+__all__ = ["Env", "make", "spaces"]
+
+Env = gymnasium.Env
 
 
 class _OldCalls:
