@@ -6,9 +6,12 @@ import re
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 LIST = Path(__file__).with_name("field.toml")
+
+
+AnyScript = TypeVar("AnyScript", bound="Script")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +49,20 @@ class Script:
         return int(numbers[-1]) + 1 - self.counted_from if numbers else None
 
 
-def read_scripts(path: Path = LIST) -> list[Script]:
-    """Every row; an error names the row that is wrong."""
+def read_scripts(path: Path = LIST, kind: type[AnyScript] = Script) -> list[AnyScript]:
+    """Every row as a `kind` of script; an error names the row that is wrong."""
     try:
         rows = tomllib.loads(path.read_text())["script"]
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
         raise SystemExit(f"{path}: not a list of [[script]] rows: {error}") from None
-    scripts = [_script(path, number, row) for number, row in enumerate(rows, 1)]
+    scripts = [_script(path, number, row, kind) for number, row in enumerate(rows, 1)]
     names = [script.name for script in scripts]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise SystemExit(f"{path}: two rows are called {', '.join(twice)}")
     return scripts
 
 
-def choose(scripts: list[Script], only: list[str] | None) -> list[Script]:
+def choose(scripts: list[AnyScript], only: list[str] | None) -> list[AnyScript]:
     """The named rows, in the file's order."""
     if unknown := sorted(set(only or ()) - {script.name for script in scripts}):
         known = ", ".join(script.name for script in scripts)
@@ -67,12 +70,12 @@ def choose(scripts: list[Script], only: list[str] | None) -> list[Script]:
     return [script for script in scripts if not only or script.name in only]
 
 
-def _script(path: Path, number: int, row: dict[str, Any]) -> Script:
+def _script(path: Path, number: int, row: dict[str, Any], kind: type[AnyScript]) -> AnyScript:
     where = f"{path}, row {number} ({row.get('name', 'no name')})"
-    if unknown := sorted(row.keys() - {f.name for f in fields(Script)}):
+    if unknown := sorted(row.keys() - {f.name for f in fields(kind)}):
         raise SystemExit(f"{where}: unknown key {', '.join(unknown)}")
     row = {**row, "options": tuple(row.get("options", ()))}
     try:
-        return Script(**row)
+        return kind(**row)
     except TypeError as error:
         raise SystemExit(f"{where}: {error}") from None

@@ -64,14 +64,14 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ended:
+class Ended:
     code: int | None  # None: stopped at the time limit
     wall_s: float
     out: str
     err: str
 
 
-class _NoTrialError(Exception):
+class NoTrialError(Exception):
     """Why a script could not be tried."""
 
 
@@ -82,60 +82,60 @@ def try_script(script: Script, folder: Path, work: Path, *, again: bool = False)
     """
     home = work / script.name
     try:
-        if missing := _missing(script, folder):
-            raise _NoTrialError(f"not there: {missing}")
+        if missing := missing_file(script, folder):
+            raise NoTrialError(f"not there: {missing}")
         bare = (_bare_before(script, home) if again else None) or _bare(script, folder, home)
         if bare.code is None:
-            raise _NoTrialError(f"bare, it ran over {script.timeout_s:.0f} s")
+            raise NoTrialError(f"bare, it ran over {script.timeout_s:.0f} s")
         if bare.code:
-            raise _NoTrialError(f"fails without stepscope: {_why(bare)}")
+            raise NoTrialError(f"fails without stepscope: {why_failed(bare)}")
         captured = _captured(script, folder, home)
-    except _NoTrialError as problem:
+    except NoTrialError as problem:
         return Trial(name=script.name, problem=str(problem))
     return _trial(script, bare, captured, home)
 
 
-def _bare(script: Script, folder: Path, home: Path) -> _Ended:
+def _bare(script: Script, folder: Path, home: Path) -> Ended:
     shutil.rmtree(home, ignore_errors=True)
     (home / "counts").mkdir(parents=True)
-    _prepare(script, folder, home / "bare")
+    prepare(script, folder, home / "bare")
     words = shlex.split(script.command)
     counts = {"FIELD_COUNTS": str(home / "counts")}
-    bare = _run(script, words, folder, home / "bare", first=COUNTER, **counts)
+    bare = run_copy(script, words, folder, home / "bare", first=COUNTER, **counts)
     saved = {"row": repr(script), "ended": asdict(bare)}
     (home / "bare.json").write_text(json.dumps(saved))
     return bare
 
 
-def _bare_before(script: Script, home: Path) -> _Ended | None:
+def _bare_before(script: Script, home: Path) -> Ended | None:
     saved = _json(home / "bare.json")
     if saved.get("row") != repr(script) or saved["ended"]["code"] != 0:
         return None
-    return _Ended(**saved["ended"])
+    return Ended(**saved["ended"])
 
 
-def _captured(script: Script, folder: Path, home: Path) -> _Ended:
+def _captured(script: Script, folder: Path, home: Path) -> Ended:
     for leftover in ("captured", "run"):
         shutil.rmtree(home / leftover, ignore_errors=True)
-    _prepare(script, folder, home / "captured")
+    prepare(script, folder, home / "captured")
     ours = [sys.executable, "-m", "stepscope", "run", "--out", str(home / "run")]
     words = [*ours, *script.options, "--", *shlex.split(script.command)]
-    return _run(script, words, folder, home / "captured")
+    return run_copy(script, words, folder, home / "captured")
 
 
-def _why(ended: _Ended) -> str:
+def why_failed(ended: Ended) -> str:
     """The last error of a Python process, even if a launcher prints more after it."""
     errors = re.findall(r"(?m)^(?:\[rank\d+\]: )?(\w+Error: .+)$", ended.err)
     return str(errors[-1]) if errors else last_line(ended.err) or f"exit code {ended.code}"
 
 
-def _missing(script: Script, folder: Path) -> Path | None:
+def missing_file(script: Script, folder: Path) -> Path | None:
     home = folder / script.repository
     needed = [home / script.path, *(folder / "data" / name for name in script.data.values())]
     return next((path for path in needed if not path.exists()), None)
 
 
-def _prepare(script: Script, folder: Path, place: Path) -> None:
+def prepare(script: Script, folder: Path, place: Path) -> None:
     """A copy to run in, with its data and its edits."""
     home = place / "home"
     shutil.copytree(folder / script.repository / script.copied, home)
@@ -150,16 +150,16 @@ def _prepare(script: Script, folder: Path, place: Path) -> None:
         text = (home / file).read_text()
         for old, new in changes:
             if old not in text:
-                raise _NoTrialError(f"{file} has changed: it no longer says {old!r}")
+                raise NoTrialError(f"{file} has changed: it no longer says {old!r}")
             text = text.replace(old, new)
         (home / file).write_text(text)
     if script.before:
-        first = _run(script, shlex.split(script.before), folder, place)
+        first = run_copy(script, shlex.split(script.before), folder, place)
         if first.code:
-            raise _NoTrialError(f"{script.before} fails: {_why(first)}")
+            raise NoTrialError(f"{script.before} fails: {why_failed(first)}")
 
 
-def _run(
+def run_copy(
     script: Script,
     words: list[str],
     folder: Path,
@@ -167,7 +167,7 @@ def _run(
     *,
     first: Path | None = None,
     **changes: str,
-) -> _Ended:
+) -> Ended:
     """Run one command in its copy; its output is kept next to the copy."""
     path = [first, script.env.get("PYTHONPATH"), os.environ.get("PYTHONPATH"), folder / "site"]
     changed: dict[str, str | None] = {
@@ -190,7 +190,7 @@ def _run(
         )
         code = _wait(child, script.timeout_s)
     wall_s = time.perf_counter() - began
-    return _Ended(code=code, wall_s=wall_s, out=_text(out), err=_text(err))
+    return Ended(code=code, wall_s=wall_s, out=_text(out), err=_text(err))
 
 
 def _wait(child: subprocess.Popen[bytes], timeout_s: float) -> int | None:
@@ -206,11 +206,11 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace")
 
 
-def _trial(script: Script, bare: _Ended, captured: _Ended, home: Path) -> Trial:
+def _trial(script: Script, bare: Ended, captured: Ended, home: Path) -> Trial:
     run = home / "run"
     ranks = _json(run / "run.json").get("ranks", [])
     traces = sum("trace.json.gz" in rank.get("captured", ()) for rank in ranks)
-    answer = _explained(run) if traces else {}
+    answer = explained(run) if traces else {}
     counted = _counted(home / "counts")
     return Trial(
         name=script.name,
@@ -245,15 +245,20 @@ def _counted(counts: Path) -> list[tuple[int, float | None]]:
 
 
 def _steps_of(log: str) -> tuple[int, float | None]:
-    calls = [tuple(map(int, line.split())) for line in log.splitlines()]
-    times = Counter(number for _, number in calls)
-    busiest = max(times, key=lambda number: (number >= 0, times[number]))
-    at = [time_ns for time_ns, number in calls if number == busiest]
+    at = step_times(log)
     gaps = [later - earlier for earlier, later in pairwise(at)]
     return len(at), median(gaps) / 1e6 if gaps else None
 
 
-def _same(script: Script, bare: _Ended, captured: _Ended) -> bool | None:
+def step_times(log: str) -> list[int]:
+    """When the busiest optimizer stepped, in ns; without an optimizer, when a backward pass ran."""
+    calls = [tuple(map(int, line.split())) for line in log.splitlines()]
+    times = Counter(number for _, number in calls)
+    busiest = max(times, key=lambda number: (number >= 0, times[number]))
+    return [time_ns for time_ns, number in calls if number == busiest]
+
+
+def _same(script: Script, bare: Ended, captured: Ended) -> bool | None:
     """Whether both runs printed the same losses (ranks in any order); None without losses."""
     if not script.same:
         return None
@@ -268,7 +273,7 @@ def _without_ours(err: str) -> str:
     return "\n".join(line for line in lines if not line.startswith("stepscope: "))
 
 
-def _explained(run: Path) -> dict[str, Any]:
+def explained(run: Path) -> dict[str, Any]:
     words = [sys.executable, "-m", "stepscope", "explain", "--json", str(run)]
     answer = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     (run.parent / "explain.json").write_text(answer.stdout)
