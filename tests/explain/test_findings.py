@@ -118,6 +118,7 @@ def test_every_file_of_the_room_declares_the_finding_it_is_named_after() -> None
         "evidence",
         "rule",
         "run_words",
+        "loader_words",
     }
     listed = [name for names in FINDINGS.values() for name in names]
     assert sorted(listed) == sorted(files)

@@ -146,7 +146,8 @@ def _soft_max(*bounds_ns: float) -> float:
     largest = max(bounds_ns)
     if largest <= 0:
         return 0.0
-    return largest * sum((ns / largest) ** _SHARPNESS for ns in bounds_ns) ** (1 / _SHARPNESS)
+    total: float = sum((ns / largest) ** _SHARPNESS for ns in bounds_ns)
+    return largest * math.pow(total, 1 / _SHARPNESS)
 
 
 def _epoch_ns(costs: LoaderCosts, workers: int, steady_ns: float) -> float:

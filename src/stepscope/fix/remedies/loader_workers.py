@@ -9,6 +9,7 @@ that draws none gives the same batches in the same order.
 from __future__ import annotations
 
 import multiprocessing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stepscope.fix.declaration import Effect, Fix
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from stepscope.fix.building import Made
     from stepscope.fix.proposal import Proposal, Script
     from stepscope.fix.training_process import TrainingProcess
-    from stepscope.records.script_facts import ScriptFacts
+    from stepscope.records.script_facts import Built, ScriptFacts
 
 _PER_CORE = 2  # workers that wait for files or a network leave cores free
 # The DataLoader's arguments that mean nothing, or raise, without workers.
@@ -88,10 +89,12 @@ def patch(script: Script, value: str) -> Proposal:
         return proposal
     for argument, none in (("persistent_workers", "False"), ("prefetch_factor", "None")):
         if any(argument in built.given for built in training_loaders(script.facts)):
-            proposal += patch_loaders(
-                script, argument, none, lambda built, name=argument: name in built.given
-            )
+            proposal += patch_loaders(script, argument, none, partial(_gives, argument))
     return proposal
+
+
+def _gives(argument: str, built: Built) -> bool:
+    return argument in built.given
 
 
 FIX = Fix(
