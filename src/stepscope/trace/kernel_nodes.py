@@ -114,12 +114,12 @@ class _Join:
             waiting[one.name][node] = None
         for number, call in enumerate(self._code.calls):
             candidates = waiting.get(call.operator or "", {})
-            node = self._best_fit(call, candidates)
-            if node is None:
+            fitting = self._best_fit(call, candidates)
+            if fitting is None:
                 continue
-            del candidates[node]
-            self._library[number] = node
-            self._by_library.add(node)
+            del candidates[fitting]
+            self._library[number] = fitting
+            self._by_library.add(fitting)
             for name in call.writes:
                 self._node_of.setdefault(name, node)
             for name, operand in zip(call.reads, self._inputs[node], strict=False):

@@ -30,7 +30,7 @@ class _Waiter:
             return None
         self.is_over = True
         try:
-            finder = _attach(self.path)
+            finder = _attach(self.path)  # type: ignore[no-untyped-call]
         except Exception:
             return None
         return finder.find_spec(name, path, target)

@@ -40,6 +40,9 @@ _VERDICT_LINES, _WHY_LINES, _NEXT_LINES, _LEGEND_LINES = 3, 2, 2, 2
 _MOST_FINDINGS, _FEWEST_FINDINGS = 4, 2
 _MOST_WHATIFS = 3
 _VISIBLE = 0.005  # of the step
+_OVERLAPS = 1.0  # of the step: more than that cannot be disjoint
+# What a share that is not one of the step is a share of.
+_WHOLES = {"memory": "memory", "work": "the ranks' work", "run": "the run"}
 # Notes that make the answer doubtful.
 GRAVE = frozenset(
     {
@@ -250,6 +253,8 @@ def _findings(explanation: Explanation, width: int, most: int) -> list[Text]:
     several = len(explanation.ranks) > 1
     findings = [finding for finding in explanation.findings if finding.id not in NO_LOSS]
     shown = findings if len(findings) <= most else findings[: most - 1]
+    # The one that leads, then shares of a step, the largest first, then shares of other things.
+    shown = [*shown[:1], *sorted(shown[1:], key=lambda one: (not _is_of_step(one), -one.share))]
     rows = [
         _finding(
             finding,
@@ -259,19 +264,28 @@ def _findings(explanation: Explanation, width: int, most: int) -> list[Text]:
         )
         for finding in shown
     ]
-    if len(shown) < len(findings):
-        rows.append(Text(f"{len(findings) - len(shown)} more", style=FAINT))
-    return rows
+    more = f"{len(findings) - len(shown)} more" if len(shown) < len(findings) else ""
+    of_step = [finding.share for finding in shown if _is_of_step(finding)]
+    if len(of_step) > 1 and sum(of_step) > _OVERLAPS:
+        own = "each rank's own step" if several else "the step"
+        more = f"{more}; " * bool(more) + f"shares of {own}: they overlap, and do not add up"
+    return [*rows, Text(cut(more, width - LABELS), style=FAINT)] if more else rows
+
+
+def _is_of_step(finding: Finding) -> bool:
+    return finding.of in ("step", "trace")
 
 
 def _finding(finding: Finding, width: int, *, leads: bool, whose: str) -> Text:
-    """Share and title, then the line of code or what to do, if there is room.
+    """Share of the step and title, then the line of code or what to do, if there is room. A share
+    of something else stands behind the title.
 
     The first lines already say what to do about the leading finding.
     """
-    share = percent(finding.share) if finding.share >= _VISIBLE else ""
+    known = percent(finding.share) if finding.share >= _VISIBLE else ""
+    share = known if _is_of_step(finding) else ""
     whose = f" ({whose})" if whose and finding.rank is not None else ""
-    of = f", share of {finding.of}" if share and finding.of not in ("step", "trace") else ""
+    of = f", {known} of {_WHOLES[finding.of]}" if known and not _is_of_step(finding) else ""
     row = Text(f"{share:>4}  ")
     row.append(cut(f"{finding.title}{whose}{of}", width - 6), SEVERITY_STYLES[finding.severity])
     about = [words for place in finding.where[:1] for words in _place_words(place)]
