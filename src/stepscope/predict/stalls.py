@@ -29,7 +29,7 @@ _COINCIDENCE_DOUBT = 0.5
 _WORK_DOUBT = 0.25  # of what a change makes of longer steps' work: other layers, another gain
 _LEAST_NAMED = 0.01  # of all stalls: a smaller part is not named
 # The script does this every so many steps, often once for so many samples.
-PER_SAMPLES = ("evaluation", "checkpoint")
+PER_SAMPLES = (*WITHOUT_GRADIENTS, "checkpoint")
 _PER_PASS = ("data", "gc", "allocator", "operating_system", "unknown")
 
 
