@@ -44,4 +44,6 @@ def test_a_part_has_one_colour_and_one_name_everywhere(name: str) -> None:
 def test_every_part_has_a_character_of_its_own() -> None:
     assert set(PARTS) == set(STEP_PARTS) == set(FILLS)
     assert len(set(FILLS.values())) == len(FILLS)
-    assert [id for id in FILLS if id.startswith("stall_")] == [f"stall_{c}" for c in STALL_CAUSES]
+    assert [part for part in FILLS if part.startswith("stall_")] == [
+        f"stall_{c}" for c in STALL_CAUSES
+    ]
