@@ -88,7 +88,7 @@ def test_a_loader_with_workers_may_be_tried_without() -> None:
 @pytest.mark.slow
 def test_without_workers_their_other_arguments_go_too(tmp_path: Path) -> None:
     with_workers = LOADED.replace(
-        "shuffle=True)", "shuffle=True, num_workers=1, persistent_workers=True, timeout=60)"
+        "shuffle=True)", "shuffle=True, num_workers=1, prefetch_factor=4, timeout=60)"
     )
     plain = run_injected(tmp_path, with_workers, steps=8)
     run = run_injected(tmp_path, with_workers, "loader-workers=0", steps=8)
