@@ -17,6 +17,7 @@ from stepscope.measure.writer import append_lines
 from stepscope.records.host_names import processes_file, this_host
 
 STARTED, TORCH, BACKWARD, STEP = "started", "torch", "backward", "step"
+FORKED = "forked"  # a process forked from a watched one trains: it is not captured
 FAILED = "failed"  # an exception ended the process
 _LONGEST = 400  # characters of a command line
 

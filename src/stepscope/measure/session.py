@@ -105,6 +105,7 @@ class Session:
         self._skipped = 0
         self._closed = False
         self._due = self._next_due(0)
+        self._in_fork = False  # in a forked child that has not run backward so far
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
 
@@ -127,6 +128,9 @@ class Session:
 
     def first_pass_begins(self) -> bool:
         """The thread that runs backward first trains; a trainer may start one for it."""
+        if self._in_fork:
+            self._in_fork = False
+            processes.record(self.settings.folder, processes.FORKED)
         if not (self._closed or self.number or self.in_backward) and self._claim.take():
             self.thread = get_ident()
             self.start_up.backward_begins()
@@ -439,8 +443,8 @@ class Session:
             self._step_ends(last=True)
 
     def _forked(self) -> None:
-        """In a forked child, which does not train: capture nothing."""
-        self._closed = True
+        """In a forked child: capture nothing, but say so if it trains."""
+        self._closed = self._in_fork = True
         self.thread = 0
         self._windows.running = None
         self._special.forget()

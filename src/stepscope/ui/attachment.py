@@ -20,7 +20,7 @@ import msgspec
 
 from stepscope.errors import UnreadableInputError
 from stepscope.measure import folder as layout
-from stepscope.measure.processes import BACKWARD, STARTED, STEP, TORCH
+from stepscope.measure.processes import BACKWARD, FORKED, STARTED, STEP, TORCH
 from stepscope.measure.schedule import Schedule
 from stepscope.records.host_names import processes_files
 from stepscope.records.limits import StepNumber  # noqa: TC001  (decoded at run time)
@@ -157,6 +157,12 @@ def why_nothing(folder: Path, settings: Settings, command: Sequence[str], code: 
     """Why no training step was seen, and what to do about it."""
     events = count_events(folder)
     failed = f"the command failed (exit code {code})" if code else ""
+    if events[FORKED] and not events[BACKWARD]:
+        return (
+            "the training runs in processes that the script forks after it has imported torch, and "
+            "these are not captured: start them with "
+            'torch.multiprocessing.get_context("spawn"), or with torchrun'
+        )
     if events[BACKWARD]:
         if failed:
             return f"{failed} before a training step ended"
