@@ -117,7 +117,7 @@ def test_input_files_are_opened_in_one_place_only() -> None:
         r"(?<![\w.])open\(|\.open\(|read_bytes|read_text|np\.(?:load|fromfile|memmap)"
         r"|fdopen"
     )
-    writes = re.compile(r'open\([^)]*"w|open\(os\.devnull|fdopen\([^)]*"w')
+    writes = re.compile(r'open\([^)]*"[wxa]|open\(os\.devnull|fdopen\([^)]*"w')
     ours = re.compile(r'files\("stepscope\.|Path\(__file__\)')
     own = (
         "regular_files.py",

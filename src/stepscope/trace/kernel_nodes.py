@@ -121,8 +121,8 @@ class _Join:
             self._library[number] = fitting
             self._by_library.add(fitting)
             for name in call.writes:
-                self._node_of.setdefault(name, node)
-            for name, operand in zip(call.reads, self._inputs[node], strict=False):
+                self._node_of.setdefault(name, fitting)
+            for name, operand in zip(call.reads, self._inputs[fitting], strict=False):
                 if operand in self._operators:
                     self._node_of.setdefault(name, operand)
 
