@@ -28,9 +28,6 @@ STEP_PARTS = {
     "idle_other": StepPart("Other idle", "#c5cad2", "white"),
     "stall_data": StepPart("Data stalls", "#c2417c", "magenta"),
     "stall_evaluation": StepPart("Evaluation", "#7a5cc9", "medium_purple"),
-    "stall_collecting": StepPart("Collecting", "#7a5cc9", "medium_purple"),
-    "stall_generating": StepPart("Generating", "#7a5cc9", "medium_purple"),
-    "stall_without_gradients": StepPart("No gradients", "#7a5cc9", "medium_purple"),
     "stall_checkpoint": StepPart("Checkpoints", "#b58900", "dark_goldenrod"),
     "stall_gc": StepPart("GC pauses", "#4c9a5b", "green"),
     "stall_compile": StepPart("Compilation", "#0b98b0", "dark_cyan"),
@@ -39,4 +36,7 @@ STEP_PARTS = {
     "stall_operating_system": StepPart("System stalls", "#4b5563", "bright_black"),
     "stall_logging": StepPart("Logging", "#8f8a26", "yellow4"),
     "stall_unknown": StepPart("Other stalls", "#8a93a0", "white"),
+    "stall_collecting": StepPart("Collecting", "#7a5cc9", "medium_purple"),
+    "stall_generating": StepPart("Generating", "#7a5cc9", "medium_purple"),
+    "stall_without_gradients": StepPart("No gradients", "#7a5cc9", "medium_purple"),
 }
