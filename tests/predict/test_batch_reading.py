@@ -48,6 +48,13 @@ def test_the_nodes_of_a_graph_are_no_batch(reading: Any) -> None:
     assert "picks rows of a table of 20,000" in found.doubt
 
 
+def test_one_whole_graph_is_told_from_batches_of_graphs(reading: Any) -> None:
+    picks = ("aten::index_select", [[20_000, 64], [], [90_000]])
+    assert reading(LINEAR, picks, ("aten::index_select", [[20_000, 7], [], [90_000]])).one_graph
+    other_step = ("aten::index_select", [[18_500, 64], [], [81_000]])
+    assert not reading(LINEAR, picks, other_step).one_graph
+
+
 def test_packed_sequences_are_no_batch(reading: Any) -> None:
     assert "packed" in reading(LINEAR, ("aten::_pack_padded_sequence", [[20, 8, 16], [8]])).doubt
 
@@ -62,6 +69,14 @@ def test_embeddings_of_two_batches_disagree(reading: Any) -> None:
         ("aten::embedding", [[100, 16], [4, 128]]), ("aten::embedding", [[100, 16], [6, 20]])
     )
     assert "embeddings read batches of 4, 6" in found.doubt
+
+
+def test_positions_that_are_read_once_for_all_samples_are_no_other_batch(reading: Any) -> None:
+    words = ("aten::embedding", [[100, 16], [16, 128]])
+    positions = ("aten::embedding", [[512, 16], [1, 128]])
+    for order in ((words, positions), (positions, words)):
+        found = reading(*order)
+        assert (found.size, found.doubt) == (16, "")
 
 
 def test_a_convolution_without_a_batch_is_doubted(reading: Any) -> None:

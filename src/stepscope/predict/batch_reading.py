@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PACKED = lazy_pattern(r"^aten::(_pack_padded_sequence|_nested_\w+)$|varlen")
 # Graph nets read rows of a table of nodes by index, and add rows into it.
 _BY_ROW = lazy_pattern(
-    r"^(aten|torch_scatter|torch_sparse)::(index_select|index_add|scatter|gather)"
+    r"^(aten|torch_scatter|torch_sparse)::(index_select|index_add|scatter|gather|_sparse_mm)"
 )
 _LOSSES = (
     *("aten::cross_entropy_loss", "aten::nll_loss_nd", "aten::nll_loss", "aten::mse_loss"),
@@ -32,6 +32,7 @@ class BatchReading(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     read_from: str
     doubt: str = ""  # why it may not be the number of samples
+    one_graph: bool = False  # every step reads the same table of nodes: there may be no batch
 
 
 def read_batch(trace: Trace, step: StepCalls | None) -> BatchReading | None:
@@ -41,7 +42,22 @@ def read_batch(trace: Trace, step: StepCalls | None) -> BatchReading | None:
         return None
     size, read_from = batch
     doubt = _doubt_first(step, size) or _doubt_others(trace, step, size)
-    return BatchReading(size=size, read_from=read_from, doubt=doubt)
+    graph = bool(doubt) and _reads_one_graph(trace, step, size)
+    return BatchReading(size=size, read_from=read_from, doubt=doubt, one_graph=graph)
+
+
+def _reads_one_graph(trace: Trace, step: StepCalls, size: int) -> bool:
+    """Whether all tables that rows are picked from are as long as the input, in every step: those
+    of batches of graphs differ from step to step."""
+    first = _first_fed(step, size)
+    if first is None or first.name != "aten::linear" or len(first.dims(0)) != 2:
+        return False
+    tables = {
+        shapes[0][0]
+        for _, shapes in _shapes_of(trace, lambda name: bool(_BY_ROW.search(name)))
+        if shapes[0] and len(shapes) > 1
+    }
+    return tables == {size}
 
 
 def _doubt_first(step: StepCalls, size: int) -> str:
@@ -61,6 +77,8 @@ def _doubt_others(trace: Trace, step: StepCalls, size: int) -> str:
         for call in step.calls
         if call.name == "aten::embedding" and len(call.dims(1)) > 1 and not _is_table(call.dims(1))
     }
+    if len(embeddings) > 1:
+        embeddings.discard((1,))  # positions, read once for all samples
     if len(embeddings) > 1:
         sizes = ", ".join(str(dims[0]) for dims in sorted(embeddings))
         return f"its inputs disagree: embeddings read batches of {sizes}"

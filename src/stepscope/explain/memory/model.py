@@ -192,11 +192,17 @@ def find_batch(step: StepCalls) -> tuple[int, str] | None:
     for call in step.calls:
         embeds = call.name == "aten::embedding"
         dims = call.dims(1 if embeds else 0) if call.name in FED else []
-        if embeds and len(dims) < 2:
-            continue  # positions, most likely
+        if embeds and (len(dims) < 2 or (dims[0] == 1 and _is_fed_more(step))):
+            continue  # positions, most likely: read once for all samples
         if dims and dims[0] > 0:
             return dims[0], f"the first {call.name}, whose input is {dims}"
     return None
+
+
+def _is_fed_more(step: StepCalls) -> bool:
+    """Whether another embedding reads several samples."""
+    others = (call.dims(1) for call in step.calls if call.name == "aten::embedding")
+    return any(len(dims) > 1 and dims[0] > 1 for dims in others)
 
 
 def find_transformer(step: StepCalls) -> Transformer | None:

@@ -20,8 +20,14 @@ _FACTOR = re.compile(r"^x(\d+(?:\.\d+)?)$")
 
 
 def apply(context: StepContext, value: str) -> Outcome:
-    """Refuses a number of samples if the trace's own batch is not known."""
+    """Refuses a number of samples if the trace's own batch is not known, and a whole graph."""
     factor = batch_factor(context, value)
+    reading = context.batch_reading
+    if reading is not None and reading.one_graph:
+        raise Refused(
+            f"batch={value}: every step reads the same {reading.size:,} rows: this may be one "
+            "whole graph, which has no batch"
+        )
     outcome = grow_batch(context, factor)
     said = (*outcome.assumptions, *why_unsure(context, context.grown * factor))
     return replace(outcome, assumptions=said)
