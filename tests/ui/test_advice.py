@@ -191,6 +191,18 @@ def test_a_change_whose_gain_nobody_predicted_only_may_help(explained: Explanati
     )
 
 
+def test_a_change_that_probably_pays_comes_before_one_that_nobody_can_predict(
+    explained: Explanation,
+) -> None:
+    plain = replace(explained, findings=(offering("data", "high", "prefetch", "loader-workers"),))
+    probable = replace(advised("loader-workers=4", 9.0), saved_low_ms=-0.5, saved_high_ms=14.0)
+    after = add_advice(plain, seen_by(plain, probable))
+    words = "try num_workers=4 of the DataLoader (may change the step by -14.0 to +0.500 ms)"
+    assert after.next == words
+    doubtful = replace(probable, saved_low_ms=-5.0)
+    assert add_advice(plain, seen_by(plain, doubtful)).next.startswith("do prefetch")
+
+
 def test_a_cause_that_leads_is_as_severe_as_what_it_causes() -> None:
     cause = replace(offering("recompiles", "low", "mark-dynamic"), share=0.4)
     symptom = offering("host-bound", "high", "compile")

@@ -20,7 +20,7 @@ from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
 from stepscope.records.explanation import Advice
 from stepscope.records.figures import percent, trimmed
 from stepscope.records.quality import Note
-from stepscope.ui.headline import known_saving, with_headline
+from stepscope.ui.headline import known_saving, may_pay, with_headline
 from stepscope.ui.whatif import (
     WORTH,
     judge,
@@ -243,12 +243,13 @@ def _with_number(remedy: Remedy, by_setting: dict[str, Advice]) -> Remedy:
 
 
 def _value_words(best: Advice) -> str:
-    """Of a remedy whose value is predicted: the value, where it surely saves time."""
+    """Of a remedy whose value is predicted: the value, where it saves time, if not surely."""
     name, _, value = best.setting.partition("=")
-    if name != "loader-workers" or best.gain.low_ms <= 0:
+    if name != "loader-workers" or not may_pay(best.gain):
         return ""
     none = ": the training thread makes its batches" if value == "0" else ""
-    return f"set num_workers={value} of the DataLoader{none}"
+    verb = "set" if best.gain.is_sure else "try"
+    return f"{verb} num_workers={value} of the DataLoader{none}"
 
 
 def not_helping(advice: Iterable[Advice]) -> list[str]:

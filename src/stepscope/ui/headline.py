@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _BEFORE_ALL = ("not-training-together", "gloo-on-device")
 _MOOT_WHEN_HIGH = "other-processes"  # every time is too long, and so is every saving
 _MUCH_LARGER = 1 / 3  # the saving, over what the leading finding loses
+_HARDLY = 0.05  # of the step
 _SAME_STEP = 0.02  # ranks of one job differ by less: then the job's step is named
 _MOST_OTHERS = 2
 
@@ -62,6 +63,11 @@ def _choose(explanation: Explanation, top: Finding) -> tuple[Remedy | None, str]
     unpredicted = [remedy for remedy in remedies if remedy.gain is None and remedy.tried is None]
     if sure and (not unpredicted or known_saving(sure[0]) >= _least_saving(explanation, top)):
         return sure[0], f"{_how_to(sure[0], top)} ({_promise(explanation, sure[0])})"
+    least = _least_saving(explanation, top)
+    for remedy in sorted(remedies, key=known_saving, reverse=True):
+        gain = remedy.gain if remedy.tried is None else None
+        if gain is not None and gain.saved_ms >= least and may_pay(gain):
+            return remedy, f"{_how_to(remedy, top)} ({gain.sentence()})"
     if unpredicted:
         return unpredicted[0], unpredicted[0].summary + _doubt(unpredicted[0])
     if sure:
@@ -75,6 +81,12 @@ def _choose(explanation: Explanation, top: Finding) -> tuple[Remedy | None, str]
 
 def _in_vain(remedy: Remedy) -> bool:
     return remedy.tried is not None and not remedy.tried.kept
+
+
+def may_pay(gain: PredictedGain) -> bool:
+    """The interval reaches hardly beyond the present step: a change to try, if not a promise."""
+    worth = gain.saved_ms >= WORTH * gain.step_ms
+    return worth and gain.is_known and gain.low_ms > -_HARDLY * gain.step_ms
 
 
 def _surely_helps(remedy: Remedy) -> bool:
