@@ -27,7 +27,7 @@ _FAILED = "failed"
 _MOST_HOSTS = 64
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True):
+class _ProcessLine(msgspec.Struct, frozen=True, kw_only=True):
     """What a process wrote when an exception ended it."""
 
     event: str = ""
@@ -44,7 +44,7 @@ def find_failure(run: Path, exit_code: int | None) -> FailedCommand | None:
     """None for a command that ended well, or has not ended."""
     if not exit_code:
         return None
-    first = min(_exceptions(run), key=lambda line: line.unix, default=_Line())
+    first = min(_exceptions(run), key=lambda line: line.unix, default=_ProcessLine())
     place = None
     if first.file:
         place = Place(file=first.file, line=first.line or 0, function=first.function or "")
@@ -58,11 +58,11 @@ def find_failure(run: Path, exit_code: int | None) -> FailedCommand | None:
     )
 
 
-def _exceptions(run: Path) -> Iterator[_Line]:
+def _exceptions(run: Path) -> Iterator[_ProcessLine]:
     for file in processes_files(run, _MOST_HOSTS):
         with contextlib.suppress(UnreadableInputError):
             for line in LineFile(file):
                 with contextlib.suppress(NotJsonError):
-                    found = decode(line.text, _Line)
+                    found = decode(line.text, _ProcessLine)
                     if found.event == _FAILED:
                         yield found

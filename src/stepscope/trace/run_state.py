@@ -236,8 +236,8 @@ def _ended_ranks(run: _RunFile, ranks: Sequence[_RankFile]) -> Note | None:
     which = "its rank" if len(ranks) == 1 else f"{unclosed} of {len(ranks)} ranks"
     return Note(
         id="not-closed",
-        detail=f"about the last second of steps is missing: {which} left without closing Python "
-        f"({exit_code_words(run.exit_code)})",
+        detail=f"{which} did not close: the process left without closing Python "
+        f"({exit_code_words(run.exit_code)}), so about the last second of steps is missing",
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COLOURS = {name: part.ansi for name, part in STEP_PARTS.items()}
 # A character for each part, for terminals without colours.
-FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ▤▦◧◨◫▧▨▩▥◆◇●○", strict=True))
+FILLS = dict(zip(COLOURS, "█▓▒╳≡░▪·─ ▤▦▧▨▩▥◆◇●○◧◨◫", strict=True))
 
 
 def draw_bar(parts: Sequence[tuple[float, str, str]], width: int) -> Text:
