@@ -16,6 +16,7 @@ import torch
 
 from stepscope.explain.explain_job import explain_job
 from stepscope.measure.compiler_log import CompilerLog
+from stepscope.records.place import Place
 from stepscope.trace.compiler_file import COMPILER, read_compiler_record
 
 HERE = Path(__file__).name
@@ -68,28 +69,39 @@ def test_breaks_and_recompiles_are_read_from_dynamo(tmp_path: Path) -> None:
 
 
 def test_torchs_own_function_around_the_users_is_the_users_line(tmp_path: Path) -> None:
-    """A container has no forward of its own file: dynamo compiles a function of torch's."""
-    log = CompilerLog()
-    compiled = torch.compile(torch.nn.Sequential(torch.nn.ReLU()), backend="eager", dynamic=False)
-    handler = torch._dynamo.callback.callback_handler
-
-    # No frame of this file, as capture has none outside its own folder.
-    begins = eval("lambda args: log.begins(args.compile_id)", {"log": log})
-    handler.register_start_callback(begins)
-    try:
-        for length in (3, 5):
-            compiled(torch.ones(length))  # called
-            log.look()
-    finally:
-        handler.remove_start_callback(begins)
-        torch._dynamo.reset()
-    log.write(tmp_path)
-    record, _ = read_compiler_record(tmp_path)
+    """Of a container that is compiled itself, dynamo compiles a function of torch's."""
+    torchs = "/x/site-packages/torch/_dynamo/external_utils.py"
+    row = {
+        "what": "compilation", "compile_id": "0/1", "co_name": "inner", "co_filename": torchs,
+        "co_firstlineno": 67, "caller": ["/home/me/train.py", 9, "main"],
+    }  # fmt: skip
+    users = {**row, "co_name": "forward", "co_filename": "/home/me/torch/model.py"}
+    unknown = {name: value for name, value in row.items() if name != "caller"}
+    lines = "".join(json.dumps(line) + "\n" for line in (row, users, unknown))
+    (tmp_path / COMPILER).write_text(lines)
+    record, notes = read_compiler_record(tmp_path)
+    assert notes == ()
     assert record is not None
+<<<<<<< HEAD
     here = "test_torchs_own_function_around_the_users_is_the_users_line"
     (again,) = [one for one in record.compilations if one.again and one.function == here]
     assert again.place is not None
     assert (Path(again.place.file).name, again.place.line) == (HERE, line_of("# called"))
+=======
+    first, second, third = record.compilations
+    assert first.place == Place(file="/home/me/train.py", line=9, function="main")
+    assert first.function == "main"
+    assert second.place == Place(file="/home/me/torch/model.py", line=67, function="forward")
+    assert third.place is None
+
+
+def test_who_compiles_is_the_innermost_frame_outside_torch() -> None:
+    log = CompilerLog()
+    log.begins("0/1")  # began
+    ((file, line, function),) = log._callers.values()
+    assert (Path(file).name, line) == (HERE, line_of("# began"))
+    assert function == "test_who_compiles_is_the_innermost_frame_outside_torch"
+>>>>>>> w/words
 
 
 def test_graphs_keep_their_text_and_their_key(tmp_path: Path) -> None:
