@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import re
-import tempfile
 from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
@@ -43,6 +42,8 @@ def deepspeed_variables(settings: Settings, environment: Mapping[str, str]) -> d
 
     OSError, UnreadableInputError or UnicodeDecodeError if that fails.
     """
+    import tempfile
+
     text = "".join([*_users_lines(environment), *_own_lines(settings, environment)])
     handle, name = tempfile.mkstemp(prefix="stepscope-deepspeed-", suffix=".env")
     atexit.register(Path(name).unlink, missing_ok=True)
