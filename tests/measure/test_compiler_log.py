@@ -82,12 +82,6 @@ def test_torchs_own_function_around_the_users_is_the_users_line(tmp_path: Path) 
     record, notes = read_compiler_record(tmp_path)
     assert notes == ()
     assert record is not None
-<<<<<<< HEAD
-    here = "test_torchs_own_function_around_the_users_is_the_users_line"
-    (again,) = [one for one in record.compilations if one.again and one.function == here]
-    assert again.place is not None
-    assert (Path(again.place.file).name, again.place.line) == (HERE, line_of("# called"))
-=======
     first, second, third = record.compilations
     assert first.place == Place(file="/home/me/train.py", line=9, function="main")
     assert first.function == "main"
@@ -101,7 +95,6 @@ def test_who_compiles_is_the_innermost_frame_outside_torch() -> None:
     ((file, line, function),) = log._callers.values()
     assert (Path(file).name, line) == (HERE, line_of("# began"))
     assert function == "test_who_compiles_is_the_innermost_frame_outside_torch"
->>>>>>> w/words
 
 
 def test_graphs_keep_their_text_and_their_key(tmp_path: Path) -> None:
