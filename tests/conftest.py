@@ -79,6 +79,7 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test reads or fills the user's cache, nor uses the user's calibrations and promises."""
     folder = tmp_path / "stepscope-cache"
     monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(folder))
+    monkeypatch.delenv("COLUMNS", raising=False)  # a test says how wide its terminal is
     monkeypatch.setenv("STEPSCOPE_PROFILES", str(tmp_path / "stepscope-profiles"))
     monkeypatch.setenv("STEPSCOPE_RECORD", str(tmp_path / "stepscope-record"))
     monkeypatch.setenv("STEPSCOPE_LIBRARY", str(tmp_path / "stepscope-library"))

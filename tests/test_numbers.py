@@ -25,6 +25,7 @@ NO_NUMBERS = set(
     re.findall(
         r"\w+",
         """
+    also collecting exception failed generating headline signal without_gradients
     a_path above aligned assumptions at at_end b b_path backend baseline_from batch_from below
     beside bound bytes_source category cause changed comparison config contention decides
     delivery description detail device doubt dtype dtypes evidence explain fastest file finding fits

@@ -40,6 +40,7 @@ _VALUES = {
     "remove": ("aten::mm", "conv"),
     "scale": ("gemm:0.5",),
     "workers": ("1", "2", "64", "8:strong"),
+    "loader-workers": ("0", "2", "8"),
     "zero": ("1", "3"),
     "bucket-mb": ("1", "25"),
     "bandwidth": ("2", "0.1"),

@@ -60,7 +60,7 @@ def test_after_a_step_that_took_long_to_save_no_other_is_recorded(
     clock[1] = 5.0
     assert recorded(ProfilerWindows(Settings(folder="x")), plan) == [2]
     ((_, words),) = said
-    assert "saving one recorded step took 5.0 s" in words
+    assert "saving one recorded step took 5.00 s" in words
 
 
 def test_windows_that_were_asked_for_are_recorded_however_long_they_take(

@@ -74,7 +74,7 @@ def test_it_grows_with_the_samples_though_its_blocks_do_not(tmp_path: Path) -> N
     outcome = WHATIFS["batch"].apply(bench_of(tmp_path).context, "x2")
     layer, samples = (outcome.context.graph.tasks.dur_ns / 1e3).tolist()
     assert (layer, samples) == pytest.approx((LAYER_US, 2 + 2 * (SAMPLES_US - 2)))
-    assert outcome.doubt == pytest.approx(0.4 * samples / (layer + samples))
+    assert outcome.doubt == pytest.approx(0.4 * samples / (layer + samples), rel=0.02)
 
 
 def test_in_another_dtype_it_takes_between_one_block_at_peak_and_now(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.records.process_identity import is_alive
+from stepscope.ui import own_python
 from stepscope.ui.serve.live import verdict_now
 from stepscope.ui.serve.live.verdict_now import VerdictChild
 
@@ -28,7 +29,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
     program = folder / "program"
     program.write_text(f"#!{sys.executable}\n{script}\n")
     program.chmod(0o755)
-    monkeypatch.setattr(verdict_now.sys, "executable", str(program))
+    monkeypatch.setattr(own_python.sys, "executable", str(program))
 
 
 def wait_for_verdict(child: VerdictChild) -> None:

@@ -14,6 +14,7 @@ from stepscope.measure.kept_windows import KeptWindows
 from stepscope.measure.never_raise import note
 from stepscope.measure.schedule import regular_distance
 from stepscope.measure.window import Window
+from stepscope.records.figures import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,8 +89,8 @@ class ProfilerWindows:
             self._dear = True
             note(
                 "window",
-                f"saving one recorded step took {took_s:.1f} s: it has very many operators, so no "
-                "other step was recorded (--wait 10 records three)",
+                f"saving one recorded step took {duration(1e9 * took_s)}: it has very many "
+                "operators, so no other step was recorded (--wait 10 records three)",
             )
 
     def _keep(self, window: Window) -> None:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stepscope.ui.words import one_line
-
 if TYPE_CHECKING:
     from typing import NoReturn
 
@@ -22,6 +20,8 @@ def say(message: str, *more: str) -> None:
 
     A closed stderr is no failure of the caller.
     """
+    from stepscope.ui.words import one_line  # --help needs none of it
+
     text = "\n  ".join((f"stepscope: {one_line(message)}", *map(one_line, more)))
     try:
         click.echo(text, err=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from stepscope.records.explanation import Budget
 from stepscope.records.words import sentence
-from stepscope.ui.html import render as render_module
 from stepscope.ui.html.picture import draw_rank
 from stepscope.ui.html.report import write_report
 
@@ -81,7 +81,7 @@ def test_a_failed_write_leaves_the_old_report_alone(rank, picture, report, tmp_p
     def fail(self, target):
         raise OSError("disk full")
 
-    monkeypatch.setattr(render_module.Path, "replace", fail)
+    monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         write_report(report(rank), [picture], path)
     assert path.read_text() == "before"

@@ -28,6 +28,7 @@ from stepscope.ui.html.panes.efficiency import MOST_RANKS, efficiency_view
 from stepscope.ui.html.report import write_report
 from stepscope.ui.html.roofline import LEAST_TIME, draw_roofline
 from stepscope.ui.terminal.efficiency import efficiency_sections
+from stepscope.ui.words import PARTS
 
 PEAK, SLOPE = 100e12, 1e12  # a device of 100 TFLOP/s in bf16 and 1 TB/s: they meet at 100
 
@@ -129,15 +130,13 @@ def test_falls_from_the_peak_to_mfu_are_as_worked_out_by_hand(rank) -> None:
 
 
 @given(
-    st.lists(st.floats(0.01, 1), min_size=20, max_size=20),
+    st.lists(st.floats(0.01, 1), min_size=len(PARTS), max_size=len(PARTS)),
     st.floats(0, 1),
     st.lists(st.tuples(st.floats(0, 2e7), st.booleans(), st.booleans()), max_size=5),
 )
 def test_falls_and_mfu_always_add_up_to_one(
     parts: list[float], of_compute: float, times: list[tuple[float, bool, bool]]
 ) -> None:
-    from stepscope.ui.words import PARTS
-
     shares = [part / sum(parts) for part in parts]
     mfu = of_compute * shares[list(PARTS).index("compute")]
     made = [

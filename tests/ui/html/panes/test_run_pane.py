@@ -13,6 +13,7 @@ from stepscope.records.job import HostClock
 from stepscope.records.whole_run import (
     ACCOUNT,
     STALL_CAUSES,
+    WITHOUT_GRADIENTS,
     AccountPart,
     RankRun,
     RunAccount,
@@ -277,7 +278,8 @@ def test_ranks_have_bars_of_their_own_only_where_they_differ_much():
 
 def test_every_cause_and_part_has_words_and_colours():
     assert list(STALLS) == list(STALL_CAUSES)
-    assert list(ACCOUNT_PARTS) == list(ACCOUNT)
+    assert [name for name in ACCOUNT_PARTS if name in ACCOUNT] == list(ACCOUNT)
+    assert set(ACCOUNT_PARTS) == {*ACCOUNT, *WITHOUT_GRADIENTS}
     light, dark = read_page_file("report.css").split(':root[data-theme="dark"] {')
     for cause in STALL_CAUSES:
         assert f"stall_{cause}" in PARTS
