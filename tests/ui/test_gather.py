@@ -270,8 +270,6 @@ def test_urls_of_fsspec_are_sources(
     assert [source.source for source in found.sources] == urls
     assert answer(tmp_path / "all") == answer(one)
     assert gather(urls, tmp_path / "all").copied.files == 0
-    known = Path(os.environ["HOME"]) / ".ssh" / "known_hosts"
-    assert len(known.read_text().splitlines()) == 1  # remembered the first time
     assert gather(["memory://job/node*"], tmp_path / "glob").ranks == (0, 1)
     assert gather(["memory://job"], tmp_path / "folder").ranks == (0, 1)
     mixed = [parts[0].as_uri(), urls[1]]
