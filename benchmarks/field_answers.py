@@ -5,7 +5,9 @@ python benchmarks/field_answers.py FOLDER --out OUT --table
 
 FOLDER is the one of field.py, with the data of field_more_data.py; field_more.toml lists the
 scripts. Each runs once under `stepscope run`, then bare: as it is and with each change, in turns.
-OUT gets one JSON file a script; what is there already is not measured again.
+With --next, what `next` advises is tried with `stepscope run --with` where stepscope can apply it.
+OUT gets one JSON file a script; what is there already is not measured again, and with --again only
+stepscope is asked again.
 """
 
 from __future__ import annotations
@@ -24,7 +26,15 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from field_scripts import Script, choose, read_scripts
-from field_trial import COUNTER, NoTrialError, prepare, run_copy, step_times, why_failed
+from field_trial import (
+    COUNTER,
+    NoTrialError,
+    epoch_times,
+    prepare,
+    run_copy,
+    step_times,
+    why_failed,
+)
 from process import environment
 
 if TYPE_CHECKING:
@@ -34,6 +44,7 @@ if TYPE_CHECKING:
 
 LIST = Path(__file__).with_name("field_more.toml")
 LOADER_WORKERS = (0, 1, 2, 4)
+OURS = (sys.executable, "-m", "stepscope")
 AS_IT_IS = "as it is"
 TWICE = "twice the batch"
 _FIRST_STEPS = 0.1  # of the steps, and at least five, are left out as the start
@@ -66,8 +77,17 @@ def main() -> None:
         return
     prefix = shlex.split(chosen.prefix)
     for question in questions:
+        if chosen.again:
+            _forget_what_was_said(question, out)
         try:
-            answer(question, chosen.folder.absolute(), out, rounds=chosen.rounds, prefix=prefix)
+            answer(
+                question,
+                chosen.folder.absolute(),
+                out,
+                rounds=chosen.rounds,
+                prefix=prefix,
+                tries_next=chosen.next,
+            )
         except NoTrialError as problem:
             print(f"{question.name}: {problem}", flush=True)
         else:
@@ -82,18 +102,34 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--list", type=Path, default=LIST, help="the list of scripts")
     parser.add_argument("--rounds", type=int, default=2, help="bare runs of each change")
     parser.add_argument("--prefix", default="", help="a command that starts every run, as `nice`")
+    parser.add_argument("--next", action="store_true", help="try what `next` advises, too")
+    parser.add_argument(
+        "--again", action="store_true", help="explain the runs again, keep the times"
+    )
     parser.add_argument("--table", action="store_true", help="print the saved answers as a table")
     return parser.parse_args()
 
 
 def answer(
-    question: Question, folder: Path, out: Path, *, rounds: int, prefix: Sequence[str]
+    question: Question,
+    folder: Path,
+    out: Path,
+    *,
+    rounds: int,
+    prefix: Sequence[str],
+    tries_next: bool,
 ) -> None:
     """Ask stepscope and measure; every run's result is saved as soon as it is there."""
     saved = _saved(question, out)
     place = out / question.name
+    if "captured" not in saved:
+        saved["captured"] = _capture(question, folder, place, prefix)
+        _save(question, out, saved)
     if "explained" not in saved:
-        saved["explained"] = _ask(question, folder, place, prefix)
+        saved["explained"] = _ask(question, place)
+        _save(question, out, saved)
+    if tries_next and "next_tried" not in saved:
+        saved["next_tried"] = _try_next(question, saved["explained"], folder, place, prefix)
         _save(question, out, saved)
     changes = variants(question)
     measured = saved.setdefault("measured", {})
@@ -117,6 +153,9 @@ def variants(question: Question) -> dict[str, Change]:
                 [place, old, new.replace("{workers}", str(number))]
                 for place, old, new in question.workers
             ]
+        for name, change in list(changes.items()):  # as many as there are
+            if change and all(old == new for _, old, new in change):
+                del changes[name]
     return changes | question.tries
 
 
@@ -136,25 +175,31 @@ def changed_script(question: Question, change: Change) -> Question:
     return replace(question, command=command, env=env, edits=edits)
 
 
-def _ask(question: Question, folder: Path, place: Path, prefix: Sequence[str]) -> dict[str, Any]:
-    """Run the script under stepscope, and keep what stepscope says of the run."""
+def _capture(
+    question: Question, folder: Path, place: Path, prefix: Sequence[str]
+) -> dict[str, Any]:
+    """Run the script under stepscope; its run folder stays."""
     shutil.rmtree(place, ignore_errors=True)
     prepare(question, folder, place / "captured")
-    run = place / "run"
-    ours = [sys.executable, "-m", "stepscope"]
-    command = shlex.split(question.command)
-    words = [*prefix, *ours, "run", "--out", str(run), *question.options, "--", *command]
+    words = [*prefix, *OURS, "run", "--out", str(place / "run"), *question.options, "--"]
+    words += shlex.split(question.command)
     ended = _finished(run_copy(question, words, folder, place / "captured"))
-    said = _json_of([*ours, "explain", "--json", str(run)])
+    ranks = json.loads((place / "run" / "run.json").read_text()).get("ranks", [])
+    return {"wall_s": ended.wall_s, "steps": [rank.get("steps") for rank in ranks]}
+
+
+def _ask(question: Question, place: Path) -> dict[str, Any]:
+    """What stepscope says of the run."""
+    run = place / "run"
+    said = _json_of([*OURS, "explain", "--json", str(run)])
     (place / "explain.json").write_text(json.dumps(said))
     text = subprocess.run(
-        [*ours, "explain", str(run)],
+        [*OURS, "explain", str(run)],
         env=environment(COLUMNS="120"),
         capture_output=True,
         text=True,
         check=False,
     )
-    ranks = json.loads((run / "run.json").read_text()).get("ranks", [])
     asked = ["batch=x2", *(f"loader-workers={n}" for n in LOADER_WORKERS if question.workers)]
     return {
         "verdict": said.get("verdict"),
@@ -163,14 +208,41 @@ def _ask(question: Question, folder: Path, place: Path, prefix: Sequence[str]) -
         "findings": said.get("findings", []),
         "step_ms": (said.get("budget") or {}).get("step_ms"),
         "screen": text.stdout.splitlines()[:40],
-        "wall_s": ended.wall_s,
-        "steps": [rank.get("steps") for rank in ranks],
-        "whatif": {change: _predicted(ours, run, change) for change in asked},
+        "whatif": {change: _predicted(run, change) for change in asked},
     }
 
 
-def _predicted(ours: Sequence[str], run: Path, change: str) -> dict[str, Any]:
-    return _json_of([*ours, "whatif", str(run), "--set", change, "--json"])
+def _try_next(
+    question: Question, said: dict[str, Any], folder: Path, place: Path, prefix: Sequence[str]
+) -> dict[str, Any] | None:
+    """The step with what `next` advises, under stepscope as the step before; None where a person
+    has to make the change."""
+    from stepscope.fix.remedies import FIXES
+
+    remedy = (said.get("headline") or {}).get("remedy")
+    if remedy not in FIXES:
+        return None
+    shutil.rmtree(place / "with", ignore_errors=True)
+    shutil.rmtree(place / "changed", ignore_errors=True)
+    prepare(question, folder, place / "changed")
+    words = [*prefix, *OURS, "run", "--with", remedy, "--no-explain", "--out", str(place / "with")]
+    words += [*question.options, "--", *shlex.split(question.command)]
+    ended = run_copy(question, words, folder, place / "changed")
+    changed = _json_of([*OURS, "explain", "--json", str(place / "with")])
+    step_ms = (changed.get("budget") or {}).get("step_ms")
+    problem = None if ended.code == 0 and step_ms else why_failed(ended)
+    return {"remedy": remedy, "step_ms": step_ms, "before_ms": said["step_ms"], "problem": problem}
+
+
+def _forget_what_was_said(question: Question, out: Path) -> None:
+    saved = _saved(question, out)
+    if saved.pop("explained", None):
+        saved.pop("next_tried", None)
+        _save(question, out, saved)
+
+
+def _predicted(run: Path, change: str) -> dict[str, Any]:
+    return _json_of([*OURS, "whatif", str(run), "--set", change, "--json"])
 
 
 def _json_of(words: Sequence[str]) -> dict[str, Any]:
@@ -194,25 +266,36 @@ def _measure(
     words = [*prefix, *shlex.split(question.command)]
     counts = {"FIELD_COUNTS": str(home / "counts")}
     ended = _finished(run_copy(question, words, folder, home, first=COUNTER, **counts))
-    processes = [step_times(path.read_text()) for path in sorted((home / "counts").iterdir())]
-    rows = [row for times in processes if (row := _step_row(times))]
+    logs = [path.read_text() for path in sorted((home / "counts").iterdir())]
+    rows = [row for log in logs if (row := _step_row(step_times(log), epoch_times(log)))]
     if not rows:
         raise NoTrialError("no process made ten steps")
     return {
         "steps": [row["steps"] for row in rows],
         "mean_ms": fmean(row["mean_ms"] for row in rows),
+        "within_ms": fmean(row["within_ms"] for row in rows),
         "median_ms": fmean(row["median_ms"] for row in rows),
         "wall_s": ended.wall_s,
     }
 
 
-def _step_row(times: Sequence[int]) -> dict[str, Any] | None:
-    """Mean and median of one process's steps; None if there are too few."""
+def _step_row(times: Sequence[int], epochs: Sequence[int]) -> dict[str, Any] | None:
+    """Mean, median, and the mean within epochs of a process's steps; None with too few steps."""
     if len(times) < 10:
         return None
-    gaps = [(later - earlier) / 1e6 for earlier, later in pairwise(times)]
-    gaps = gaps[max(5, round(_FIRST_STEPS * len(gaps))) :]
-    return {"steps": len(times), "mean_ms": fmean(gaps), "median_ms": median(gaps)}
+    kept = list(pairwise(times))[max(5, round(_FIRST_STEPS * len(times))) :]
+    gaps = [(later - earlier) / 1e6 for earlier, later in kept]
+    within = [
+        gap
+        for gap, (earlier, later) in zip(gaps, kept, strict=True)
+        if not any(earlier < began < later for began in epochs)
+    ]
+    return {
+        "steps": len(times),
+        "mean_ms": fmean(gaps),
+        "within_ms": fmean(within or gaps),
+        "median_ms": median(gaps),
+    }
 
 
 def _finished(ended: Ended) -> Ended:

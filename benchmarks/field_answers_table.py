@@ -62,7 +62,7 @@ def _row(question: Question, saved: dict[str, Any], judged: dict[str, str]) -> s
 
 def batch_gain(saved: dict[str, Any]) -> dict[str, Any] | None:
     """Samples per second with twice the batch, against one; None if not measured."""
-    measured = ratio(saved, TWICE)
+    measured = ratio(saved, TWICE, "within_ms")  # a step's samples: no pauses between epochs
     if measured is None:
         return None
     said = _said(saved, "batch=x2")
@@ -86,16 +86,16 @@ def loader_rows(saved: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def ratio(saved: dict[str, Any], name: str) -> float | None:
+def ratio(saved: dict[str, Any], name: str, of: str = "mean_ms") -> float | None:
     """The mean step with a change, as a factor of the mean step without it."""
     measured = saved.get("measured", {})
     if not measured.get(AS_IT_IS) or not measured.get(name):
         return None
-    return _step(measured[name]) / _step(measured[AS_IT_IS])
+    return _step(measured[name], of) / _step(measured[AS_IT_IS], of)
 
 
-def _step(results: Sequence[dict[str, Any]]) -> float:
-    return median(result["mean_ms"] for result in results)
+def _step(results: Sequence[dict[str, Any]], of: str) -> float:
+    return median(result[of] for result in results)
 
 
 def _said(saved: dict[str, Any], change: str) -> tuple[float, float, float] | None:

@@ -23,6 +23,7 @@ from process import environment, last_line
 if TYPE_CHECKING:
     from field_scripts import Script
 
+_EPOCH = -2  # as the counter writes it
 COUNTER = Path(__file__).parent / "workloads" / "counter"
 
 
@@ -252,10 +253,20 @@ def _steps_of(log: str) -> tuple[int, float | None]:
 
 def step_times(log: str) -> list[int]:
     """When the busiest optimizer stepped, in ns; without an optimizer, when a backward pass ran."""
-    calls = [tuple(map(int, line.split())) for line in log.splitlines()]
+    calls = [call for call in _calls(log) if call[1] != _EPOCH]
     times = Counter(number for _, number in calls)
-    busiest = max(times, key=lambda number: (number >= 0, times[number]))
+    busiest = max(times, key=lambda number: (number >= 0, times[number]), default=None)
     return [time_ns for time_ns, number in calls if number == busiest]
+
+
+def epoch_times(log: str) -> list[int]:
+    """When a data loader began an epoch, in ns: more than one step lies between two steps then."""
+    return [time_ns for time_ns, number in _calls(log) if number == _EPOCH]
+
+
+def _calls(log: str) -> list[tuple[int, int]]:
+    rows = (line.split() for line in log.splitlines())
+    return [(int(time_ns), int(number)) for time_ns, number in rows]
 
 
 def _same(script: Script, bare: Ended, captured: Ended) -> bool | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from benches import analyse
@@ -17,8 +18,10 @@ from stepscope.explain.replay.cpu_overhead import event_cost_ns
 from stepscope.explain.threading_gain import speedup
 from stepscope.explain.verdict import judge
 from stepscope.records.job import RankFolder
+from stepscope.records.place import Place
 from stepscope.records.profile import Profile
 from stepscope.records.rank_inputs import RankInputs
+from stepscope.records.stack_samples import StackSamples
 
 from .build import kernel, op, step
 from .cpu_steps import CROWDED, LARGE, SECOND, SLOW, SMALL, counters, load_of, steps
@@ -430,7 +433,12 @@ def test_a_thread_that_sleeps_is_not_busy_with_python(
     assert mostly_idle(read, load, measured).title == title
 
 
-def mostly_idle(read: Read, load: HostLoad | None, measured: StepColumns) -> Finding:
+def mostly_idle(
+    read: Read,
+    load: HostLoad | None,
+    measured: StepColumns,
+    samples: StackSamples | None = None,
+) -> Finding:
     """Of steps whose operators run for a fifth of the time."""
     events = [
         event
@@ -441,7 +449,10 @@ def mostly_idle(read: Read, load: HostLoad | None, measured: StepColumns) -> Fin
         )
     ]
     inputs = RankInputs(
-        trace=read(events, device=None), folder=RankFolder(load=load), steps=measured
+        trace=read(events, device=None),
+        folder=RankFolder(load=load),
+        steps=measured,
+        samples=samples,
     )
     return sure(explain_analysis(RankAnalysis(inputs)), "host-bound")
 
@@ -453,3 +464,29 @@ def test_nobody_is_called_busy_before_the_run_has_said_how_long_it_slept(read: R
     busy = load_of(counters(user_ns=10 * SECOND, system_ns=0))
     ended = mostly_idle(read, busy, columns([100.0] * 100, data=[0.0] * 100))
     assert ended.summary.endswith("Python is busy between them.")
+
+
+@pytest.mark.parametrize(
+    ("outside", "remedies"),
+    [(60, ["own-python", "compile", "batch"]), (40, ["compile", "batch"])],
+    ids=["most of it", "some of it"],
+)
+def test_python_outside_the_model_is_named_before_a_change_that_does_not_reach_it(
+    read: Read, outside: int, remedies: list[str]
+) -> None:
+    """No operator runs for 80% of the step: with 60 of 100 samples outside the model at least 50%
+    of the step are, with 40 of them it may be 30%."""
+    sample = Place(file="/home/me/dqn.py", line=38, function="ReplayBuffer.sample")
+    model = Place(file="/x/torch/nn/modules/module.py", line=1, function="Module._call_impl")
+    samples = StackSamples(
+        stacks=((sample,), (sample, model)),
+        number=np.arange(100),
+        stack=np.where(np.arange(100) < outside, 0, 1),
+    )
+    busy = load_of(counters(user_ns=10 * SECOND, system_ns=0))
+    measured = columns([100.0] * 100, data=[0.0] * 100)
+    finding = mostly_idle(read, busy, measured, samples)
+    assert [remedy.id for remedy in finding.remedies] == remedies
+    assert f"{outside}% in ReplayBuffer.sample (dqn.py:38)" in " ".join(finding.evidence)
+    assert finding.where == (sample,)
+    assert finding.summary.endswith(", much of it in ReplayBuffer.sample (dqn.py:38).")

@@ -95,3 +95,28 @@ def test_samples_are_saved_now_and_then_for_a_job_that_is_killed(
         busy_place(0.1)
     sampler.close()
     assert saved[-1]["steps"]["number"] == [3] * saved[-1]["samples"]
+
+
+def test_a_short_run_gets_its_samples_from_the_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The budget alone gives a few samples in half a second; before the windows it is kept to."""
+    monkeypatch.setattr(sampling, "BUDGET", 1e-5)
+    step = 0
+    sampler = Sampler(threading.get_ident(), 200, lambda: step, closely_from=20)
+    busy_place(0.5)
+    before = sampler.samples
+    step = 20
+    gives_up = time.monotonic() + 30
+    while sampler.samples < before + 20 and time.monotonic() < gives_up:
+        busy_place(0.2)
+    sampler.close()
+    assert before <= 5
+    assert sampler.samples >= before + 20
+
+
+def test_the_credit_is_spent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "BUDGET", 1e-5)
+    monkeypatch.setattr(sampling, "CREDIT_S", 5 * sampling.DISTURBANCE_S)
+    sampler = Sampler(threading.get_ident(), 200)
+    busy_place(1.0)
+    sampler.close()
+    assert sampler.samples <= 8

@@ -10,7 +10,7 @@ import pytest
 from benches import bench_for
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.batch_loops import count_layer_runs
+from stepscope.predict.batch_loops import count_layer_runs, find_calls_of_samples
 from stepscope.predict.whatifs import WHATIFS, parse_setting
 from stepscope.ui.whatif import gain_of
 
@@ -128,3 +128,64 @@ def test_a_step_that_loops_over_a_layer_may_grow_by_calls_or_by_rows(tmp_path: P
     assert prediction.low_ms < 1.1 * prediction.baseline_ms
     assert prediction.high_ms > 1.7 * prediction.baseline_ms
     assert "100 times" in " ".join(prediction.assumptions)
+
+
+BATCH, FLOATS = 16, {"dtypes": ["float", "float"]}
+
+
+def on_cpu(folder: Path, calls: list[tuple[str, Any, float, float]], *, wide: int = 0) -> Bench:
+    """A layer of 16 samples, then these calls: name, shapes, time, and Python before it. A table
+    gets `wide` rows more in each step."""
+    events: list[dict[str, Any]] = []
+    at = 0.0
+    for number in range(3):
+        began = at
+        inside: list[dict[str, Any]] = []
+        layer = ("aten::linear", [[BATCH, 64], [64, 64]], 100.0, 10.0)
+        for name, shapes, dur, gap in (layer, *calls):
+            shapes = [[size + wide * number if size == 999 else size for size in s] for s in shapes]
+            at += gap
+            inside += op(name, start=at, dur=dur, shapes=shapes, sequence=number, **FLOATS)
+            at += dur
+        linked = {"sequence": number, "forward_thread": MAIN, "thread": AUTOGRAD}
+        engine = "autograd::engine::evaluate_function: LinearBackward0"
+        inside += op(engine, start=at + 10, dur=60, **linked)
+        inside += op(
+            "torch::autograd::AccumulateGrad", start=at + 80, dur=5, thread=AUTOGRAD,
+            shapes=[[64, 64]], dtypes=["float"],
+        )  # fmt: skip
+        at += 100
+        events += [*step(number, start=began, dur=at - began), *inside]
+    return bench_for(read_trace(write(folder / "cpu.json", events)))
+
+
+def grown(bench: Bench) -> list[float]:
+    """Time before each call and in it, with twice the batch over with one."""
+    before = bench.context.graph.calls
+    after = WHATIFS["batch"].apply(bench.context, "x2").context.graph.calls
+    ratios: list[float] = (
+        (after.call_ns + after.gap_ns) / (before.call_ns + before.gap_ns)
+    ).tolist()
+    return ratios
+
+
+def test_a_loop_over_samples_makes_twice_the_calls(tmp_path: Path) -> None:
+    """Each sample is taken out of the batch, with Python before it."""
+    bench = on_cpu(tmp_path, [("aten::select", [[BATCH, 2]], 5.0, 50.0)] * BATCH)
+    assert int(find_calls_of_samples(bench.context).sum()) == BATCH
+    assert grown(bench)[1 : 1 + BATCH] == pytest.approx([2.0] * BATCH, rel=0.02)
+
+
+@pytest.mark.parametrize("count", [BATCH - 1, BATCH + 1])
+def test_calls_that_do_not_come_as_often_as_samples_are_no_loop_over_them(
+    tmp_path: Path, count: int
+) -> None:
+    bench = on_cpu(tmp_path, [("aten::select", [[BATCH, 2]], 5.0, 50.0)] * count)
+    assert not find_calls_of_samples(bench.context).any()
+
+
+def test_a_table_that_every_step_reads_whole_does_not_grow(tmp_path: Path) -> None:
+    """As the graph of a recommender; a batch of graphs has other rows in every step."""
+    table = [("aten::mm", [[999, 999], [999, 8]], 2000.0, 10.0)]
+    assert grown(on_cpu(tmp_path, table))[1] < 1.1
+    assert grown(on_cpu(tmp_path, table, wide=7))[1] > 1.7

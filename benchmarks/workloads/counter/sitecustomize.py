@@ -1,8 +1,9 @@
 """Count a script's steps without stepscope: put on PYTHONPATH of the bare run by field.py.
 
 Every process that trains writes one file into $FIELD_COUNTS, a line at each call: the time, and the
-number of the optimizer that steps, or -1 for a backward pass. A process that is killed, or ends by
-os._exit, has counted too. torch is imported at once: nobody's import order matters here.
+number of the optimizer that steps, -1 for a backward pass, or -2 where a data loader begins an
+epoch. A process that is killed, or ends by os._exit, has counted too. torch is imported at once:
+nobody's import order matters here.
 """
 
 import os
@@ -13,7 +14,7 @@ from functools import wraps
 from time import perf_counter_ns
 from typing import Any
 
-BACKWARD = -1
+BACKWARD, EPOCH = -1, -2
 
 
 class _Calls:
@@ -22,10 +23,9 @@ class _Calls:
     def __init__(self) -> None:
         self.pid = 0
 
-    def add(self, optimizer: Any = None) -> None:
+    def add(self, optimizer: Any = None, number: int = BACKWARD) -> None:
         if self.pid != os.getpid():  # a forked child counts for itself
             self._start()
-        number = BACKWARD
         if optimizer is not None:
             number = self.numbers.setdefault(optimizer, len(self.numbers))
         os.write(self.file, f"{perf_counter_ns()} {number}\n".encode())
@@ -58,6 +58,15 @@ def _count(calls: _Calls) -> None:
         calls.add()
         return backward(*args, **kwargs)
 
+    loader = torch.utils.data.DataLoader
+    begins = loader.__iter__
+
+    @wraps(begins)
+    def counted_epoch(self: Any) -> Any:
+        calls.add(number=EPOCH)
+        return begins(self)
+
+    loader.__iter__ = counted_epoch  # type: ignore[method-assign]
     torch.optim.Optimizer.profile_hook_step = staticmethod(counted_step)
     torch.autograd.backward = counted_backward
 

@@ -91,11 +91,18 @@ class RankAnalysis:
         run = replace(run, loader=self.inputs.loader)
         if self.inputs.samples is None:
             return run
+        from stepscope.explain.whole_run.own_python import find_own_python
         from stepscope.explain.whole_run.stall_stacks import add_stall_stacks
-        from stepscope.explain.whole_run.without_gradients import name_time_without_gradients
+        from stepscope.explain.whole_run.without_gradients import (
+            name_time_without_gradients,
+            name_unknown_stalls,
+        )
 
-        run = add_stall_stacks(run, self.inputs.samples)
-        return name_time_without_gradients(run, self.inputs.samples, self.inputs.steps)
+        samples = self.inputs.samples
+        run = name_unknown_stalls(add_stall_stacks(run, samples), samples)
+        own = find_own_python(samples, run.series) if run.series else None
+        run = replace(run, own_python=own)
+        return name_time_without_gradients(run, samples, self.inputs.steps)
 
     @cached_property
     def measured(self) -> MeasuredSteps | None:

@@ -92,13 +92,23 @@ def _is_library(file: str) -> bool:
 
 @never_raise
 def watch_leaving(session: Session) -> None:
-    """Keep the exception that ends the process. os._exit ends it without exit handlers: write the
-    last steps before. A forked child leaves as it would: its steps are the parent's."""
-    original, pid = os._exit, os.getpid()
+    """Keep the exception that ends the process, and the steps before os._exit."""
+    pid = os.getpid()
 
     def ends() -> None:
         if os.getpid() == pid:
             record_exception(session.settings.folder, session.number)
+
+    atexit.register(ends)
+    when_detached(lambda: atexit.unregister(ends))
+    watch_exit(session)
+
+
+@never_raise
+def watch_exit(session: Session) -> None:
+    """os._exit ends a process without exit handlers: write the last steps before. A child that is
+    forked later leaves as it would: its steps are this process's."""
+    original, pid = os._exit, os.getpid()
 
     @functools.wraps(original)
     def _exit(*args: Any, **kwargs: Any) -> Any:
@@ -108,8 +118,6 @@ def watch_leaving(session: Session) -> None:
         finally:
             original(*args, **kwargs)
 
-    atexit.register(ends)
-    when_detached(lambda: atexit.unregister(ends))
     replace(os, "_exit", _exit)
 
 

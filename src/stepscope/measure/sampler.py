@@ -3,7 +3,8 @@
 A daemon thread samples one thread's stack several times a second. It counts its own processor time
 and the disturbance of each wake-up, and slows down to stay under BUDGET of the time. Samples fall
 on round times of the wall clock: a job waits for whichever rank is disturbed, so ranks that are
-disturbed together lose that time once, not one after the other.
+disturbed together lose that time once, not one after the other. After the windows it may spend
+CREDIT_S at its full rate, once: a run of a few seconds would otherwise have too few samples.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
 BUDGET = 0.001
 # When no core is free, a sample also costs the training two switches and some of its caches.
 DISTURBANCE_S = 30e-6
+CREDIT_S = 0.03
 DEEPEST = 96
 MOST_STACKS = 5000
 MOST_SAMPLES = 200_000  # that keep the number of their step
 FIRST_SAVE_S, MOST_SAVE_S = 30.0, 1800.0  # ever more rarely
 
+# Libraries of environments: a script that has loaded one does reinforcement learning.
+ENVIRONMENTS = ("gym", "gymnasium", "pettingzoo", "envpool", "dm_control", "procgen", "brax")
 # For every frame, innermost first: the identity of its code and the instruction. Files, lines and
 # names are looked up once, at the end: hashing a code object hashes everything in it.
 Stack = tuple[int, ...]
@@ -68,11 +72,15 @@ class SampledSteps:
 class Sampler:
     """Counts stacks until stopped; paused while the profiler runs."""
 
-    def __init__(self, thread: int, hz: float, step: Callable[[], int] = lambda: 0) -> None:
-        """`step` says which step runs now."""
+    def __init__(
+        self, thread: int, hz: float, step: Callable[[], int] = lambda: 0, *, closely_from: int = 0
+    ) -> None:
+        """`step` says which step runs now; from step `closely_from` on the credit is spent."""
         self._thread_id = thread
         self._interval = 1.0 / hz
         self._step = step
+        self._closely_from = closely_from
+        self._credit_s = CREDIT_S
         self._numbers: dict[Stack, int] = {}
         self._counts: list[int] = []  # by the stack's number
         self._sampled_steps = SampledSteps()
@@ -115,6 +123,7 @@ class Sampler:
             "samples": self.samples,
             "not_kept": self.missed,
             "watched_s": self._watched_s,
+            "environments": [name for name in ENVIRONMENTS if name in sys.modules],
             "cost_s": self._cost_s,
             "stacks": [
                 {"count": count, "frames": [list(frame) for frame in stack]}
@@ -146,13 +155,20 @@ class Sampler:
                 self._cost_s += cost
                 self._watched_s += now - began
                 usual = cost if not usual else usual + (cost - usual) / 8
-                interval = _affordable(self._interval, usual + DISTURBANCE_S)
+                interval = self._next_interval(cost, usual)
             if now >= save_at:  # a job that is killed keeps these
                 self.save(self._content())
                 until_next = min(2 * until_next, MOST_SAVE_S)
                 now, used = perf_counter(), thread_time()
                 save_at = now + until_next
             began, spent = now, used
+
+    def _next_interval(self, cost_s: float, usual_s: float) -> float:
+        """Full rate while the credit lasts, else what the budget allows."""
+        if self._credit_s > 0 and self._step() >= self._closely_from:
+            self._credit_s -= cost_s + DISTURBANCE_S
+            return self._interval
+        return _affordable(self._interval, usual_s + DISTURBANCE_S)
 
     def _sample(self) -> None:
         frame = sys._current_frames().get(self._thread_id)
@@ -192,9 +208,11 @@ class Sampler:
         return tuple(frames)
 
 
-def start_sampler(thread: int, hz: float, step: Callable[[], int]) -> Sampler | None:
+def start_sampler(
+    thread: int, hz: float, step: Callable[[], int], closely_from: int
+) -> Sampler | None:
     """None where no samples are wanted."""
-    return Sampler(thread, hz, step) if hz > 0 else None
+    return Sampler(thread, hz, step, closely_from=closely_from) if hz > 0 else None
 
 
 def _affordable(interval: float, cost_s: float) -> float:

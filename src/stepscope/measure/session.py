@@ -24,6 +24,7 @@ from stepscope.measure.comms import Comms
 from stepscope.measure.compiler_log import CompilerLog
 from stepscope.measure.forked import end_without_destructors
 from stepscope.measure.host_load import HostLoadMeter
+from stepscope.measure.leaving import watch_exit
 from stepscope.measure.loaders import Loaders
 from stepscope.measure.never_raise import never_raise, note
 from stepscope.measure.optimizers import (
@@ -129,8 +130,7 @@ class Session:
     def first_pass_begins(self) -> bool:
         """The thread that runs backward first trains; a trainer may start one for it."""
         if self._in_fork:
-            self._in_fork = False
-            processes.record(self.settings.folder, processes.FORKED)
+            self._trains_in_fork()
         if not (self._closed or self.number or self.in_backward) and self._claim.take():
             self.thread = get_ident()
             self.start_up.backward_begins()
@@ -376,7 +376,7 @@ class Session:
         steps = LineWriter(tail, self.notes, lines, StepPacking(tail), flush_s=pause_s)
         self._meter = StepMeter()
         hz = self.settings.sample_hz if choice.traced else 0.0
-        sampler = start_sampler(self.thread, hz, lambda: self.number)
+        sampler = start_sampler(self.thread, hz, lambda: self.number, self._schedule.last_due)
         requests = WindowRequests(self, self._schedule, folder.parent, pause_s)
         compiler = self.compiler.of_rank(traced=choice.traced)
         self._parts = RankParts(folder, steps, sampler, requests, compiler)
@@ -443,10 +443,31 @@ class Session:
             self._step_ends(last=True)
 
     def _forked(self) -> None:
-        """In a forked child: capture nothing, but say so if it trains."""
-        self._closed = self._in_fork = True
+        """In a forked child. Of a parent that has trained, capture nothing, but say so if the child
+        trains too: the parent's threads and profiler are not here. Else it may become a rank."""
+        has_trained = bool(self.number or self.passes_ended or self.in_backward)
+        self._in_fork = True
         self.thread = 0
         self._windows.running = None
         self._special.forget()
         if self._windows.ever_started:
             end_without_destructors()
+        if has_trained or self._closed or self.trial is not None:
+            self._closed = True
+            return
+        self._pid = os.getpid()
+        self._claim = TrainingClaim()
+        self.notes.clear()
+
+    @never_raise
+    def _trains_in_fork(self) -> None:
+        """The first backward pass of a forked child."""
+        self._in_fork = False
+        if self._closed:
+            processes.record(self.settings.folder, processes.FORKED)
+            return
+        processes.record(self.settings.folder, processes.TORCH)
+        # multiprocessing's children leave by os._exit: no exit handler runs.
+        if util := sys.modules.get("multiprocessing.util"):
+            util.Finalize(None, self.close, exitpriority=0)
+        watch_exit(self)

@@ -1,14 +1,16 @@
 """Steps that loop: one size cannot tell whether a larger batch makes calls larger or more.
 
 A loop over samples, tasks, observations or micro-batches runs the same layers many times in a step.
-So does a loop over time. Twice the batch may then leave Python's time as it is, or double it.
+So does a loop over time. Twice the batch may then leave Python's time as it is, or double it. Calls
+that come as often as the batch has samples, without a side of its length, are made once a sample:
+they grow. The script's own lines outside the model may hold such loops without any call.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -18,9 +20,13 @@ from stepscope.explain.call_tree import distinct_counts, distinct_places
 from stepscope.explain.memory.model import FED
 from stepscope.explain.replay.graph import Phase
 from stepscope.explain.replay.schedule import step_ns
+from stepscope.predict.by_text import by_text
 from stepscope.predict.stalls import NORMAL_95
+from stepscope.records.figures import milliseconds
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from stepscope.explain.replay.graph import Flags, StepGraph
     from stepscope.predict.step_context import StepContext
 
@@ -29,6 +35,13 @@ MANY_RUNS = 4  # of a layer in a step; a pair of twins or a discriminator runs t
 # (data moves on the same thread, allocations and transfers are larger).
 _UNSEEN = 0.05
 _HALVINGS = 6  # of what may grow, to find the middle
+_LEAST_OWN = 0.03  # of the step
+# A batch. Layers come as often as a smaller one has samples, and any table may be a multiple of it.
+LEAST_TELLING = 8
+# They take a sample, or a number, out of a batch.
+_ONE_SAMPLE = frozenset(
+    f"aten::{name}" for name in ("select", "item", "_local_scalar_dense", "is_nonzero")
+)
 _LAYERS = (*FED, "aten::addmm")
 
 
@@ -56,7 +69,7 @@ def count_layer_runs(context: StepContext) -> float:
     return max((count / layers[weights] for weights, count in runs.items()), default=1.0)
 
 
-def _weights_of(shapes: str, layers: Counter[tuple[int, ...]]) -> tuple[int, ...] | None:
+def _weights_of(shapes: str, layers: Container[tuple[int, ...]]) -> tuple[int, ...] | None:
     """The parameter among a layer's inputs; addmm takes it transposed."""
     for dims in msgspec.json.decode(shapes):
         if len(dims) < 2 or not isinstance(dims[0], int):
@@ -77,29 +90,115 @@ class GrownLoops(msgspec.Struct, frozen=True, kw_only=True):
 
 def allow_for_loops(context: StepContext, grown: StepGraph, factor: float) -> GrownLoops:
     """Where the step loops, halfway (on a logarithmic scale) to a step whose loops all grow."""
+    each_sample = find_calls_of_samples(context)
+    grown = _repeat(context.graph, grown, each_sample, factor)
     least = step_ns(grown)
     updates = _updates(grown)
     most = step_ns(_scale(grown, ~updates, _most_growth(context, grown, factor)))
     unseen = _UNSEEN * max(0.0, most / least - 1.0)
     runs = count_layer_runs(context)
     micro_batches = context.calls.micro_batches if context.calls else 1
-    if max(runs, micro_batches) < MANY_RUNS or most <= least or factor <= 1.0:
+    if most <= least or factor <= 1.0:
         return GrownLoops(graph=grown, doubt=unseen)
+    if max(runs, micro_batches) >= MANY_RUNS:
+        times = f"{max(runs, micro_batches):,.0f}"
+        words = (
+            f"the step runs the same layers {times} times: whether a larger batch means larger "
+            "calls or more of them is not known, so the interval holds both"
+        )
+    else:
+        may_grow_ns = _own_python_ns(context, each_sample) * (factor - 1.0)
+        if may_grow_ns < _LEAST_OWN * least:
+            return GrownLoops(graph=grown, doubt=unseen)
+        most = min(most, least + may_grow_ns)
+        words = (
+            f"{milliseconds(may_grow_ns / (factor - 1.0) / 1e6)} of Python outside the model may "
+            "grow with the batch or not: the interval holds both"
+        )
+    return GrownLoops(
+        graph=_stretch(context, grown, math.sqrt(least * most), factor),
+        doubt=math.hypot(unseen, math.log(most / least) / 2 / NORMAL_95),
+        assumption=words,
+    )
+
+
+def _stretch(context: StepContext, grown: StepGraph, wanted_ns: float, factor: float) -> StepGraph:
+    """The host's time outside the optimizer grows until the step is as long as wanted."""
+    whole = _most_growth(context, grown, factor) - 1
     middle, low, high = grown, 0.0, 1.0
     for _ in range(_HALVINGS):
         part = (low + high) / 2
-        middle = _scale(grown, ~updates, 1 + part * (_most_growth(context, grown, factor) - 1))
-        if step_ns(middle) < math.sqrt(least * most):
+        middle = _scale(grown, ~_updates(grown), 1 + part * whole)
+        if step_ns(middle) < wanted_ns:
             low = part
         else:
             high = part
-    times = f"{max(runs, micro_batches):,.0f}"
-    return GrownLoops(
-        graph=middle,
-        doubt=math.log(most / least) / 2 / NORMAL_95,
-        assumption=f"the step runs the same layers {times} times: whether a larger batch means "
-        "larger calls or more of them is not known, so the interval holds both",
+    return middle
+
+
+def find_calls_of_samples(context: StepContext) -> Flags:
+    """Calls that the step makes once, or so many times, for each sample of its batch."""
+    calls, host = context.graph.calls, context.trace.host
+    batch = context.batch
+    of_samples = np.zeros(len(calls), np.bool_)
+    if not batch or batch < LEAST_TELLING or not len(host):
+        return of_samples
+    known = (calls.row >= 0) & (calls.phase != Phase.OPTIMIZER)
+    rows = np.maximum(calls.row, 0)
+    kinds = host.name[rows].astype(np.int64) * len(context.trace.strings) + host.shapes[rows]
+    _, kind, counts = np.unique(kinds[known], return_inverse=True, return_counts=True)
+    of_samples[known] = counts[kind] % batch == 0
+    chosen = np.where(known, rows, -1)
+    picks = by_text(context.trace, host.name, chosen, _ONE_SAMPLE.__contains__, False)
+    parameters = set(context.parameters.shapes) if context.parameters else set()
+
+    def is_of_one(shapes: str) -> bool:
+        """Neither the whole batch nor weights, which as many layers may have."""
+        return not has_batch(shapes, batch) and _weights_of(shapes, parameters) is None
+
+    picks |= by_text(context.trace, host.shapes, chosen, is_of_one, False)
+    of_samples &= picks
+    return of_samples
+
+
+def has_batch(shapes: str, batch: int) -> bool:
+    """Whether a tensor has a side that is a multiple of the batch."""
+    return _holds_multiple(msgspec.json.decode(shapes), batch)
+
+
+def _holds_multiple(dims: Any, batch: int) -> bool:
+    if isinstance(dims, int):
+        return dims > 0 and dims % batch == 0
+    return any(_holds_multiple(one, batch) for one in dims)
+
+
+def _repeat(before: StepGraph, grown: StepGraph, chosen: Flags, factor: float) -> StepGraph:
+    """These calls come `factor` times as often: all their time, and the time before each, grows."""
+    if not chosen.any():
+        return grown
+    calls, tasks = grown.calls, grown.tasks
+    call_ns = np.where(chosen, before.calls.call_ns * factor, calls.call_ns)
+    gap_ns = np.where(chosen, before.calls.gap_ns * factor, calls.gap_ns)
+    dur_ns = np.where(chosen[tasks.call], before.tasks.dur_ns * factor, tasks.dur_ns)
+    return replace(
+        grown,
+        calls=replace(calls, call_ns=call_ns, gap_ns=gap_ns),
+        tasks=replace(tasks, dur_ns=dur_ns),
     )
+
+
+def _own_python_ns(context: StepContext, each_sample: Flags) -> float:
+    """Python's time outside the model that no call shows to grow. Where the sampled stacks do not
+    tell, half of all time between calls. Lines of a device's step may only wait for it."""
+    if not context.on_host:
+        return 0.0
+    calls = context.graph.calls
+    between = float(calls.gap_ns[~_updates(context.graph) & ~each_sample].sum())
+    run = context.analysis.run
+    if run is None or run.own_python is None:
+        return between / 2
+    own = run.own_python.share * step_ns(context.graph)
+    return min(between, max(0.0, own - float(calls.gap_ns[each_sample].sum())))
 
 
 def _updates(graph: StepGraph) -> Flags:

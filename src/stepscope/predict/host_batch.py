@@ -13,8 +13,11 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from stepscope.explain.call_tree import Levels
 from stepscope.explain.replay.graph import Phase
+from stepscope.explain.steps import step_of
 from stepscope.explain.work import DATA_LOADING, rows_named
+from stepscope.predict.batch_loops import LEAST_TELLING, has_batch
 from stepscope.predict.by_text import by_text
 from stepscope.predict.outcome import Refused
 from stepscope.records.trace import ABSENT, HostKind
@@ -25,7 +28,9 @@ if TYPE_CHECKING:
 
 # Of what the batch changes, one standard deviation; measured by benchmarks/batch_slider.py.
 HOST_SPREAD = 0.2
-FIXED_NS = 5_000.0  # of every call: dispatch and allocation
+# Of every operator, also of those that an operator calls: dispatch and allocation. Predictions for
+# benchmarks/field_more.toml are equally good with 2 to 5 µs.
+FIXED_NS = 3_000.0
 # FLOPs for which a byte of weights is read and repacked, on a CPU.
 FLOPS_PER_BYTE = 16.0
 _PRODUCTS = frozenset({"aten::linear", "aten::addmm", "aten::mm", "aten::matmul"})
@@ -40,11 +45,21 @@ def grow_on_host(context: StepContext, factor: float) -> tuple[StepGraph, int]:
     if not growing.any():
         raise Refused("batch: no operator's shapes depend on the batch")
     calls = graph.calls
-    fixed = FIXED_NS + _fixed_share(context) * np.maximum(calls.call_ns - FIXED_NS, 0.0)
+    dispatch = FIXED_NS * _count_operators(context)
+    fixed = dispatch + _fixed_share(context) * np.maximum(calls.call_ns - dispatch, 0.0)
     fixed = np.minimum(fixed, calls.call_ns)
     call_ns = np.where(growing, fixed + (calls.call_ns - fixed) * factor, calls.call_ns)
     gap_ns = _grow_loading(context, factor)
     return replace(graph, calls=replace(calls, call_ns=call_ns, gap_ns=gap_ns)), int(growing.sum())
+
+
+def _count_operators(context: StepContext) -> Floats:
+    """Of each call: itself and those that it calls; the nodes of backward call several."""
+    host, rows = context.trace.host, context.graph.calls.row
+    if not len(host):
+        return np.ones(len(rows))
+    inside = Levels.of(host.parent).inclusive(np.ones(len(host), np.int64))
+    return np.where(rows >= 0, inside[np.maximum(rows, 0)], 1).astype(np.float64)
 
 
 def _find_growing(context: StepContext) -> Flags:
@@ -64,7 +79,37 @@ def _find_growing(context: StepContext) -> Flags:
     rows = np.where(in_pass, calls.row, ABSENT)
     growing: Flags = in_pass & by_text(trace, trace.host.shapes, rows, has_samples, True)
     growing &= by_text(trace, trace.host.name, rows, may_grow, True)
-    return growing
+    return growing & ~_same_in_every_step(context, rows)
+
+
+def _same_in_every_step(context: StepContext, rows: Ints) -> Flags:
+    """Calls without a side of the batch's length, whose shapes every traced step has: tables that
+    each step reads whole, as the graph of a recommender. A batch of graphs has no such side either,
+    but its shapes differ from step to step."""
+    batch, trace = context.batch, context.trace
+    if not batch or batch < LEAST_TELLING:
+        return np.zeros(len(rows), np.bool_)
+
+    without: Flags = ~by_text(
+        trace, trace.host.shapes, rows, lambda shapes: has_batch(shapes, batch), True
+    )
+    steady = _steady_shapes(context)
+    shapes = trace.host.shapes[np.maximum(rows, 0)]
+    return without & (rows >= 0) & (shapes >= 0) & steady[np.maximum(shapes, 0)]
+
+
+def _steady_shapes(context: StepContext) -> Flags:
+    """By the text of a call's shapes: whether every traced step has calls with them."""
+    host, steps = context.trace.host, context.steps.steps
+    steady = np.zeros(len(context.trace.strings), np.bool_)
+    number = step_of(steps, host.start_ns)
+    known = (number >= 0) & (host.shapes >= 0)
+    if len(steps) < 2 or not known.any():
+        return steady
+    pairs = np.unique(host.shapes[known].astype(np.int64) * len(steps) + number[known])
+    shapes, seen = np.unique(pairs // len(steps), return_counts=True)
+    steady[shapes[seen == len(steps)]] = True
+    return steady
 
 
 def _is_shape(dims: list[Any]) -> bool:
@@ -97,14 +142,16 @@ def weights_share(shapes: str) -> float:
 
 
 def _grow_loading(context: StepContext, factor: float) -> Floats:
-    """A batch is collated sample by sample: the wait for it, before the first call, grows."""
+    """A batch is collated sample by sample: the wait for it grows. It is the longest time without a
+    call in forward: loaders make calls of their own before it."""
     calls, host = context.graph.calls, context.trace.host
     gaps = calls.gap_ns.copy()
     named = host.kind <= HostKind.ANNOTATION
     loading = rows_named(context.trace, host, named, DATA_LOADING.search)
     steps = max(1, len(context.steps.steps))
     loading_ns = float(host.dur_ns[loading].sum()) / steps
-    first = np.flatnonzero((calls.phase == Phase.FORWARD) & (calls.row >= 0))
-    if len(first) and loading_ns:
-        gaps[first[0]] += min(loading_ns, gaps[first[0]]) * (factor - 1)
+    forward = np.flatnonzero((calls.phase == Phase.FORWARD) & (calls.row >= 0))
+    if len(forward) and loading_ns:
+        waits = forward[np.argmax(gaps[forward])]
+        gaps[waits] += min(loading_ns, gaps[waits]) * (factor - 1)
     return gaps

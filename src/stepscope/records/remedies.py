@@ -55,6 +55,13 @@ NO_SYNC = _add(
     "no-sync", "keep values on the device and read them every N steps; copy with non_blocking=True"
 )
 
+OWN_PYTHON = _add(
+    "own-python",
+    "spend less time outside the model: vectorise loops over samples, keep lists out of the step",
+)
+
+LOOK_AT_LINE = _add("look-at-line", "look at the line that takes longer than before")
+
 # Pauses of the training thread
 GC_FREEZE = _add(
     "gc-freeze",

@@ -19,6 +19,7 @@ class StackSamples(msgspec.Struct, frozen=True, kw_only=True):
     stacks: tuple[tuple[Place, ...], ...]  # each once, its outermost frame first
     number: NDArray[np.int64]  # of the step that ran
     stack: NDArray[np.int64]  # index into stacks
+    environments: tuple[str, ...] = ()  # libraries of environments that the script has loaded
 
 
 class StackShare(msgspec.Struct, frozen=True, kw_only=True):

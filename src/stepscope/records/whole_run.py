@@ -103,6 +103,7 @@ class LevelChange(msgspec.Struct, frozen=True, kw_only=True):
     after_ms: float
     # How much more a typical step spends in each phase; CORE_WAIT lies inside these.
     more_ms: dict[str, float] = {}
+    where: tuple[Place, ...] = ()  # lines that take longer since then, by sampled stacks
 
     @property
     def factor(self) -> float:
@@ -171,6 +172,25 @@ class StepSeries(msgspec.Struct, frozen=True, kw_only=True):
     unknown_ns: NDArray[np.float64] | None = None  # of that, what nobody measured
 
 
+class StepLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the user's and its share of a typical step, by sampled stacks."""
+
+    place: Place
+    share: float
+    package: str = ""  # whose code it called then; empty: its own
+
+
+class OwnPython(msgspec.Struct, frozen=True, kw_only=True):
+    """What a typical step does outside models, backward passes and optimizers: the user's own code
+    and other libraries. Changes to the model do not reach it."""
+
+    share: float  # of a typical step
+    low: float  # 95% interval, from the number of samples
+    high: float
+    samples: int  # in typical steps
+    lines: tuple[StepLine, ...] = ()  # the costliest first
+
+
 class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's steps, from the first to the last."""
 
@@ -190,6 +210,7 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True):
     series: StepSeries | None = None
     loader: LoaderUse | None = None  # that feeds the training; None: not captured
     stacks: tuple[StackDifference, ...] = ()  # by cause of stalls; not in the JSON
+    own_python: OwnPython | None = None  # None: too few samples
     notes: tuple[str, ...] = ()
 
 

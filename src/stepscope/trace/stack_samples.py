@@ -35,6 +35,7 @@ class _SampledStepColumns(msgspec.Struct, frozen=True):
 
 class _SamplesFile(msgspec.Struct, frozen=True):
     stacks: list[_SampledStack] = []
+    environments: list[str] = []
     steps: _SampledStepColumns | None = None  # older captures do not know the steps
 
 
@@ -53,4 +54,7 @@ def read_stack_samples(folder: Path) -> tuple[StackSamples | None, tuple[Note, .
         tuple(Place(file=name, line=line, function=function) for name, line, function in one.frames)
         for one in file.stacks
     )
-    return StackSamples(stacks=stacks, number=number, stack=stack), oddities.notes
+    samples = StackSamples(
+        stacks=stacks, number=number, stack=stack, environments=tuple(file.environments)
+    )
+    return samples, oddities.notes

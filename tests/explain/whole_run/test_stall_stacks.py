@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from stepscope.explain.whole_run.stall_stacks import (
 )
 from stepscope.records.place import Place
 from stepscope.records.stack_samples import StackSamples
-from stepscope.records.whole_run import STALL_CAUSES, StepSeries
+from stepscope.records.whole_run import STALL_CAUSES, LevelChange, StepSeries
 
 from .runs import run, stall
 
@@ -26,11 +27,19 @@ STACKS = ((MAIN, FORWARD, LINEAR), (MAIN, SAVE, WRITE), (MAIN, SAVE), (LINEAR,))
 
 
 def counts(stalled: list[int], typical: list[int], steps: int = 10) -> StackCounts:
-    """Ten stalled steps among ninety typical ones."""
+    """Ten stalled steps among ninety typical ones; every sample stands for 1 ms."""
     return StackCounts(
         stalled=np.array(stalled), typical=np.array(typical),
         stalled_steps=steps, typical_steps=90,
+        stalled_ms=sum(stalled) / steps, typical_ms=sum(typical) / 90,
     )  # fmt: skip
+
+
+def test_samples_that_come_more_often_in_one_kind_of_step_change_no_time() -> None:
+    """Looked at ten times as often, typical steps of 3 ms still take 3 ms in forward."""
+    few, many = counts([30, 50, 10, 0], [270, 0, 0, 0]), counts([30, 50, 10, 0], [2700, 0, 0, 0])
+    assert find_places(STACKS, msgspec.structs.replace(many, typical_ms=3.0)) == (SAVE,)
+    assert find_places(STACKS, few) == (SAVE,)
 
 
 def test_the_users_line_that_only_runs_in_stalled_steps_is_named() -> None:
@@ -88,6 +97,22 @@ def test_a_stall_gets_the_lines_that_ran_in_it() -> None:
     assert [one.where for one in after.stalls] == [(SAVE,), ()]
     assert [one.cause for one in after.stacks] == ["logging"]
     assert add_stall_stacks(run(stall("gc")), samples) == run(stall("gc"))
+
+
+def test_a_rise_gets_the_lines_that_take_longer_since_then() -> None:
+    """From step 51 on, images take half of every step; a level that falls has no such lines."""
+    number = np.repeat(np.arange(1, 101), 4)
+    stack = np.where((number > 51) & (np.arange(400) % 2 == 0), 1, 0)
+    flat = series({})
+    steps_ns = np.where(flat.number > 51, 2 * 10**7, 10**7)
+    steps = msgspec.structs.replace(flat, step_ns=steps_ns, window=np.zeros(100, np.bool_))
+    rise = LevelChange(step=52, low=52, high=52, before_ms=10.0, after_ms=20.0)
+    fall = LevelChange(step=52, low=52, high=52, before_ms=20.0, after_ms=10.0)
+    samples = StackSamples(stacks=STACKS, number=number, stack=stack)
+    after = add_stall_stacks(run(series=steps, changes=(rise,)), samples)
+    assert after.changes[0].where == (SAVE,)
+    after = add_stall_stacks(run(series=steps, changes=(fall,)), samples)
+    assert after.changes[0].where == ()
 
 
 def test_a_run_without_steps_has_no_differences() -> None:

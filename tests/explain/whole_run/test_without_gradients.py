@@ -7,7 +7,10 @@ import pytest
 
 from stepscope.explain.findings.evaluation_share import find_in
 from stepscope.explain.whole_run.rank_run import explain_run
-from stepscope.explain.whole_run.without_gradients import name_time_without_gradients
+from stepscope.explain.whole_run.without_gradients import (
+    name_time_without_gradients,
+    name_unknown_stalls,
+)
 from stepscope.records.place import Place
 from stepscope.records.run_times import RunTimes
 from stepscope.records.stack_samples import StackSamples
@@ -64,3 +67,66 @@ def test_without_samples_a_model_in_evaluation_mode_evaluates() -> None:
     samples = StackSamples(stacks=(), number=nothing, stack=nothing)
     run = explain_run(steps)
     assert name_time_without_gradients(run, samples, steps) is run
+
+
+GYM = Place(file="/x/site-packages/gymnasium/core.py", line=7, function="Wrapper.step")
+ROLLOUT = Place(file="/home/me/train.py", line=12, function="main")
+
+
+@pytest.mark.parametrize(
+    ("stack", "kind", "where"),
+    [
+        ((MAIN, own("collect")), "collecting", own("collect")),
+        ((ROLLOUT, GYM), "collecting", ROLLOUT),
+        ((MAIN, own("validate")), "evaluation", own("validate")),
+        ((MAIN, own("plot")), "unknown", None),
+    ],
+)
+def test_long_steps_with_gradients_are_named_by_what_only_they_run(
+    stack: tuple[Place, ...], kind: str, where: Place | None
+) -> None:
+    steps = columns([50 if step % 10 == 9 else 10 for step in range(100)])
+    numbers = [step for step in range(100) for _ in range(5 if step % 10 == 9 else 1)]
+    seen = [number % 10 == 9 and place % 2 for place, number in enumerate(numbers)]
+    samples = StackSamples(
+        stacks=(stack, (MAIN, own("learn"))),
+        number=np.array(numbers, np.int64),
+        stack=np.where(seen, 0, 1),
+    )
+    run = name_unknown_stalls(explain_run(steps), samples)
+    (stall,) = run.stalls
+    assert stall.cause == kind
+    assert where is None or stall.where[0] == where
+    finding = find_in(run)
+    if kind == "collecting":
+        assert finding is not None
+        assert finding.title == "Collecting experience"
+        assert finding.summary.endswith(": 40.0 ms every 10 steps.")
+
+
+CALL = Place(file="/x/site-packages/torch/nn/modules/module.py", line=1, function="_call_impl")
+ACTS = Place(file="/home/me/train.py", line=98, function="main")
+
+
+@pytest.mark.parametrize(
+    ("environments", "typical", "kind"),
+    [
+        (("gymnasium",), own("learn"), "collecting"),
+        ((), own("learn"), "unknown"),  # what acts then is not known
+        (("gymnasium",), CALL, "unknown"),  # typical steps run the model as much
+    ],
+)
+def test_with_a_quick_environment_steps_that_only_run_the_model_collect(
+    environments: tuple[str, ...], typical: Place, kind: str
+) -> None:
+    steps = columns([50 if step % 10 == 9 else 10 for step in range(100)])
+    numbers = [step for step in range(100) for _ in range(5 if step % 10 == 9 else 1)]
+    samples = StackSamples(
+        stacks=((ACTS, CALL), (MAIN, typical)),
+        number=np.array(numbers, np.int64),
+        stack=np.where(np.array(numbers) % 10 == 9, 0, 1),
+        environments=environments,
+    )
+    (stall,) = name_unknown_stalls(explain_run(steps), samples).stalls
+    assert stall.cause == kind
+    assert kind == "unknown" or stall.where == (ACTS,)

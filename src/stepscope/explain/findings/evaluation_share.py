@@ -1,4 +1,4 @@
-"""Evaluation, or other time without gradients, takes much of the run."""
+"""Evaluation, or other work beside the training, takes much of the run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.explain.findings.evidence import from_run
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import account_part, beside_steps, wanted_work_severity
+from stepscope.explain.findings.run_words import beside_steps, wanted_work_severity
 from stepscope.records import remedies
 from stepscope.records.figures import percent
 from stepscope.records.whole_run import WITHOUT_GRADIENTS
@@ -35,9 +35,12 @@ _WORDS: dict[StallCause, _Words] = {
 
 
 def find_in(run: RankRun) -> Finding | None:
-    """Time without gradients inside steps and between epochs, as a share of the training loop."""
-    kind = _kind(run)
-    work, words = beside_steps(run, kind), _WORDS[kind]
+    """Work beside the training inside steps and between epochs, as a share of the training loop."""
+    kind, work = max(
+        ((kind, beside_steps(run, kind)) for kind in WITHOUT_GRADIENTS),
+        key=lambda each: each[1].share,
+    )
+    words = _WORDS[kind]
     severity = wanted_work_severity(work.share)
     if severity is None:
         return None
@@ -51,17 +54,6 @@ def find_in(run: RankRun) -> Finding | None:
         where=work.where,
         remedies=tuple(remedy.offer() for remedy in words.remedies),
     )
-
-
-def _kind(run: RankRun) -> StallCause:
-    """What the run did without gradients: one of them, all the time."""
-    stalls = {stall.cause for stall in run.stalls}
-    others = (
-        kind
-        for kind in WITHOUT_GRADIENTS[1:]
-        if kind in stalls or account_part(run, kind) is not None
-    )
-    return next(others, "evaluation")
 
 
 RULE = FindingRule(id="evaluation-share", title="Evaluation", find=from_run(find_in))

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Remedy
+    from stepscope.records.explanation import Place, Remedy
     from stepscope.records.host_load import PlainSteps
-    from stepscope.records.whole_run import StepTimes
+    from stepscope.records.whole_run import OwnPython, StepLine, StepTimes
 
+_MUCH = 0.5  # of the time without operators
 _OPERATORS, _PYTHON = GAP_CAUSES.index("operators"), GAP_CAUSES.index("python")
 
 
@@ -36,7 +37,8 @@ def find(evidence: RankEvidence) -> Finding | None:
             "training thread sleeps then is known when the run ends."
         )
     elif evidence.on_host:
-        summary = f"no operator runs for {percent(share)} of the step: Python is busy between them."
+        summary = f"no operator runs for {percent(share)} of the step: Python is busy between them"
+        summary += _mostly_where(evidence, share)
     else:
         summary = (
             f"the {evidence.device} has nothing queued for {percent(share)} of the step: "
@@ -47,8 +49,41 @@ def find(evidence: RankEvidence) -> Finding | None:
         share=share,
         summary=summary,
         evidence=tuple(_list_evidence(evidence)),
-        where=places(evidence, (_OPERATORS, _PYTHON)),
-        remedies=_offer(evidence),
+        where=_own_places(evidence) or places(evidence, (_OPERATORS, _PYTHON)),
+        remedies=_offer(evidence, share),
+    )
+
+
+def _own_python(evidence: RankEvidence) -> OwnPython | None:
+    """What runs outside the model; None where it is not known, and for steps of a device: there
+    such lines may wait for it."""
+    return evidence.run.own_python if evidence.on_host and evidence.run is not None else None
+
+
+def _own_places(evidence: RankEvidence) -> tuple[Place, ...]:
+    own = _own_python(evidence)
+    return tuple(line.place for line in own.lines) if own is not None else ()
+
+
+def _mostly_where(evidence: RankEvidence, share: float) -> str:
+    """The line that alone may be much of it."""
+    own = _own_python(evidence)
+    line = own.lines[0] if own is not None and own.lines else None
+    return f", much of it in {_line_words(line)}." if line and line.share >= _MUCH * share else "."
+
+
+def _line_words(line: StepLine) -> str:
+    return line.place.words + (f", inside {line.package}" if line.package else "")
+
+
+def _list_own_python(evidence: RankEvidence) -> Iterator[str]:
+    own = _own_python(evidence)
+    if own is None:
+        return
+    lines = ", ".join(f"{percent(line.share)} in {_line_words(line)}" for line in own.lines)
+    yield (
+        f"outside the model, by {own.samples:,} sampled stacks: {percent(own.share)} of a typical "
+        f"step ({percent(own.low)} to {percent(own.high)}){': ' if lines else ''}{lines}"
     )
 
 
@@ -106,6 +141,7 @@ def _list_evidence(evidence: RankEvidence) -> Iterator[str]:
             f"the launch queue is empty for {percent(launches.queue_empty_share)} of the time "
             f"(mean length {significant(launches.queue_mean or 0.0)}, longest {launches.queue_max})"
         )
+    yield from _list_own_python(evidence)
     yield _describe_basis(evidence)
 
 
@@ -123,9 +159,10 @@ def _describe_basis(evidence: RankEvidence) -> str:
     )
 
 
-def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
+def _offer(evidence: RankEvidence, share: float) -> tuple[Remedy, ...]:
     if evidence.on_host:
         return (
+            *_offer_own_python(evidence, share),
             remedies.COMPILE.offer("use torch.compile: it fuses operators and removes Python"),
             remedies.BATCH.offer("use a larger batch: each operator does more work per call"),
         )
@@ -135,6 +172,18 @@ def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
         remedies.COMPILE.offer(),
         remedies.BATCH.offer("use a larger batch: longer kernels at the same launch cost"),
         remedies.FUSED_OPTIMIZER.offer("use a fused optimizer: it saves hundreds of launches"),
+    )
+
+
+def _offer_own_python(evidence: RankEvidence, share: float) -> Iterator[Remedy]:
+    """Where much of the time lies outside the model, changing the model does not help."""
+    own = _own_python(evidence)
+    if own is None or not own.lines or own.low < _MUCH * share:
+        return
+    line = own.lines[0]
+    yield remedies.OWN_PYTHON.offer(
+        f"spend less in {_line_words(line)}: {percent(line.share)} of the step, outside the model, "
+        "where torch.compile does not reach"
     )
 
 

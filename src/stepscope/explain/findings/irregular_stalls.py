@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.evidence import LOW, from_run
-from stepscope.explain.findings.periodic_stall import CAUSES
+from stepscope.explain.findings.periodic_stall import CAUSES, offer_for_line
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.findings.run_words import (
     cost_lines,
@@ -40,7 +40,7 @@ def find_in(run: RankRun) -> Finding | None:
         summary=f"{takes} {typical_wait(stall)} longer{why}.",
         evidence=cost_lines(stall, run),
         where=stall.where,
-        remedies=_offer(stall.cause),
+        remedies=(*offer_for_line(stall), *_offer(stall.cause)),
     )
 
 

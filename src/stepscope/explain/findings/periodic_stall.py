@@ -12,6 +12,7 @@ from stepscope.explain.findings.run_words import (
     typical_wait,
     where_words,
 )
+from stepscope.explain.whole_run.stall_stacks import is_library_frame
 from stepscope.records import remedies
 
 if TYPE_CHECKING:
@@ -55,7 +56,17 @@ def find_in(run: RankRun, longer_work_ns: float = 0.0) -> Finding | None:
     )
 
 
+def offer_for_line(stall: Stall) -> tuple[Remedy, ...]:
+    """Where the sampled stacks name a line, nothing has to be recorded first."""
+    place = next((place for place in stall.where if not is_library_frame(place)), None)
+    if place is None or stall.cause == "operating_system":
+        return ()
+    return (remedies.LESS_OFTEN.offer(f"run {place.words} less often, or make it cheaper"),)
+
+
 def _offer(stall: Stall) -> tuple[Remedy, ...]:
+    if by_line := offer_for_line(stall):
+        return (*by_line, remedies.ON_STALL.offer())
     if stall.cause == "logging":
         return (
             remedies.LESS_OFTEN.offer(

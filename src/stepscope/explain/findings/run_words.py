@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.explain.findings.evidence import LOW, MEDIUM
@@ -56,8 +55,7 @@ def where_words(stall: Stall) -> str:
     """The line that ran in most of these stalls: `, in log_images (train.py:40)`."""
     if not stall.where:
         return ""
-    place = stall.where[0]
-    return f", in {place.function} ({PurePath(place.file).name}:{place.line})"
+    return f", in {stall.where[0].words}"
 
 
 def cost_lines(stall: Stall, run: RankRun) -> tuple[str, ...]:

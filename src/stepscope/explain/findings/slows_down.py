@@ -12,7 +12,7 @@ from stepscope.records.figures import factor, milliseconds, percent
 from stepscope.records.whole_run import CORE_WAIT
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Remedy
+    from stepscope.records.explanation import Place, Remedy
     from stepscope.records.whole_run import LevelChange, RankRun, Trend
 
 _AS_BEFORE = 0.05  # a last level this near to the best one is back to normal
@@ -49,6 +49,7 @@ def find_in(run: RankRun) -> Finding | None:
         severity=severity(max(worst.share, worst.last)),
         summary=f"{worst.summary}.",
         evidence=(*worst.evidence, *(other.summary for other in others)),
+        where=_where(run),
         remedies=_offer(run),
     )
 
@@ -56,13 +57,26 @@ def find_in(run: RankRun) -> Finding | None:
 def _offer(run: RankRun) -> tuple[Remedy, ...]:
     rises = [change for change in run.changes if change.factor > 1]
     crowded = any(_main_cause(change) == CORE_WAIT for change in rises)
+    lines = _where(run)
     return (
         *((remedies.IDLE_MACHINE.offer(),) if crowded else ()),
+        *((remedies.LOOK_AT_LINE.offer(_look_at(lines[0])),) if lines and not crowded else ()),
         remedies.LATE_WINDOW.offer(),
         remedies.CHECK_HOST.offer(
             "look for a device that throttles, other processes, and lists or logs that grow"
         ),
     )
+
+
+def _where(run: RankRun) -> tuple[Place, ...]:
+    """The lines of the largest rise."""
+    rises = [change for change in run.changes if change.factor > 1]
+    rise = max(rises, key=lambda change: change.after_ms - change.before_ms, default=None)
+    return rise.where if rise is not None else ()
+
+
+def _look_at(place: Place) -> str:
+    return f"look at {place.words}: since then it takes longer, or runs more often"
 
 
 def _main_cause(change: LevelChange) -> str | None:

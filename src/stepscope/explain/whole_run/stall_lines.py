@@ -75,6 +75,8 @@ def _counts_of(difference: StackDifference) -> StackCounts:
         typical=np.rint(typical * difference.typical_samples).astype(np.int64),
         stalled_steps=difference.stalled_steps,
         typical_steps=difference.typical_steps,
+        stalled_ms=difference.stalled_ms,
+        typical_ms=difference.typical_ms,
     )
 
 

@@ -1,13 +1,16 @@
 """Which lines run in stalled steps more often than in typical ones.
 
-The sampler looks at round times of the clock, so a line's samples per step are the time that it
-takes in a step. What a line has more of in stalled steps is its part of the stall. Each stack
-counts for one line: the innermost one of the user's own code, else the innermost one.
+The sampler looks at round times of the clock, so a line's share of the samples in some steps is its
+share of their time: with their mean length it becomes a time per step. (Samples per step would not
+do: the sampler looks more closely early in a run.) What a line takes longer in stalled steps is its
+part of the stall. Each stack counts for one line: the innermost one of the user's own code, else
+the innermost one.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
     from stepscope.records.place import Place
     from stepscope.records.stack_samples import StackSamples
-    from stepscope.records.whole_run import RankRun, StallCause, StepSeries
+    from stepscope.records.whole_run import LevelChange, RankRun, StallCause, StepSeries
 
     Ints = NDArray[np.int64]
 
@@ -43,6 +46,8 @@ class StackCounts(msgspec.Struct, frozen=True, kw_only=True):
     typical: Ints
     stalled_steps: int
     typical_steps: int
+    stalled_ms: float  # the mean of these steps
+    typical_ms: float
 
 
 def add_stall_stacks(run: RankRun, samples: StackSamples) -> RankRun:
@@ -54,7 +59,39 @@ def add_stall_stacks(run: RankRun, samples: StackSamples) -> RankRun:
         replace(stall, where=compared[stall.cause][0]) if stall.cause in compared else stall
         for stall in run.stalls
     )
-    return replace(run, stalls=stalls, stacks=tuple(stacks for _, stacks in compared.values()))
+    return replace(
+        run,
+        stalls=stalls,
+        stacks=tuple(stacks for _, stacks in compared.values()),
+        changes=_add_lines_of_changes(run, samples, run.series),
+    )
+
+
+def _add_lines_of_changes(
+    run: RankRun, samples: StackSamples, series: StepSeries
+) -> tuple[LevelChange, ...]:
+    """Where typical steps take longer from some step on: the lines that do."""
+    typical = _kinds_of_steps(series) == _TYPICAL
+    edges = [0, *(change.step for change in run.changes), sys.maxsize]
+    changed = []
+    for change, (first, middle, end) in zip(
+        run.changes, zip(edges, edges[1:], edges[2:], strict=False), strict=True
+    ):
+        if change.factor > 1:
+            before = typical & (series.number >= first) & (series.number < middle)
+            after = typical & (series.number >= middle) & (series.number < end)
+            counts = StackCounts(
+                stalled=_count(samples, np.isin(samples.number, series.number[after])),
+                typical=_count(samples, np.isin(samples.number, series.number[before])),
+                stalled_steps=int(after.sum()),
+                typical_steps=int(before.sum()),
+                stalled_ms=_mean_ms(series, after),
+                typical_ms=_mean_ms(series, before),
+            )
+            if counts.typical.sum() >= FEWEST_SAMPLES:
+                change = replace(change, where=find_places(samples.stacks, counts))
+        changed.append(change)
+    return tuple(changed)
 
 
 def compare_stacks(
@@ -74,15 +111,17 @@ def compare_stacks(
             typical=_count(samples, kind_of == _TYPICAL),
             stalled_steps=int((kinds == index).sum()),
             typical_steps=int((kinds == _TYPICAL).sum()),
+            stalled_ms=_mean_ms(series, kinds == index),
+            typical_ms=_mean_ms(series, kinds == _TYPICAL),
         )
         if counts.stalled.sum() >= FEWEST_SAMPLES and counts.typical_steps:
-            difference = replace(
-                describe_difference(cause, samples.stacks, counts),
-                stalled_ms=float(series.step_ns[kinds == index].mean()) / 1e6,
-                typical_ms=float(series.step_ns[kinds == _TYPICAL].mean()) / 1e6,
-            )
+            difference = describe_difference(cause, samples.stacks, counts)
             compared[cause] = (find_places(samples.stacks, counts), difference)
     return compared
+
+
+def _mean_ms(series: StepSeries, chosen: NDArray[np.bool_]) -> float:
+    return float(series.step_ns[chosen].mean()) / 1e6 if chosen.any() else 0.0
 
 
 def find_places(stacks: tuple[tuple[Place, ...], ...], counts: StackCounts) -> tuple[Place, ...]:
@@ -110,7 +149,7 @@ def _by_function(lines: dict[Place, list[int]], counts: StackCounts) -> dict[Pla
 
 def _costly_places(places: dict[Place, list[int]], counts: StackCounts) -> tuple[Place, ...]:
     more = {place: _take_more(counts, rows) for place, rows in places.items()}
-    whole = max(sum(more.values()), _per_step(counts, list(range(len(counts.stalled)))))
+    whole = max(sum(more.values()), counts.stalled_ms - counts.typical_ms)
     costly = [place for place, extra in more.items() if extra and extra >= _LEAST_PART * whole]
     costly.sort(key=lambda place: (is_library_frame(place), -more[place]))
     own = [place for place in costly if not is_library_frame(place)]
@@ -131,6 +170,8 @@ def describe_difference(
         typical_steps=counts.typical_steps,
         stalled_samples=int(counts.stalled.sum()),
         typical_samples=int(counts.typical.sum()),
+        stalled_ms=counts.stalled_ms,
+        typical_ms=counts.typical_ms,
         stacks=tuple(
             StackShare(frames=stacks[row], stalled=float(stalled[row]), typical=float(typical[row]))
             for row in rows[:MOST_STACKS]
@@ -151,20 +192,14 @@ def _count(samples: StackSamples, chosen: NDArray[np.bool_]) -> Ints:
 
 
 def _take_more(counts: StackCounts, rows: list[int]) -> float:
-    """Samples per step that these stacks have more of in stalled steps; 0 where chance may be
-    the reason."""
+    """Milliseconds that these stacks take longer in a stalled step; 0 where chance may be the
+    reason."""
     stalled, typical = int(counts.stalled[rows].sum()), int(counts.typical[rows].sum())
-    more = _per_step(counts, rows)
-    error = math.hypot(
-        math.sqrt(stalled) / max(1, counts.stalled_steps),
-        math.sqrt(typical) / max(1, counts.typical_steps),
-    )
+    in_stalled = counts.stalled_ms / max(1, int(counts.stalled.sum()))  # that a sample stands for
+    in_typical = counts.typical_ms / max(1, int(counts.typical.sum()))
+    more = stalled * in_stalled - typical * in_typical
+    error = math.hypot(math.sqrt(stalled) * in_stalled, math.sqrt(typical) * in_typical)
     return more if stalled >= FEWEST_SAMPLES and more > _SURE * error else 0.0
-
-
-def _per_step(counts: StackCounts, rows: list[int]) -> float:
-    stalled = int(counts.stalled[rows].sum()) / max(1, counts.stalled_steps)
-    return stalled - int(counts.typical[rows].sum()) / max(1, counts.typical_steps)
 
 
 def line_of(frames: tuple[Place, ...]) -> Place:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +20,9 @@ from stepscope.explain.whole_run.stall_stacks import is_library_frame
 from stepscope.records.whole_run import STALL_CAUSES, WITHOUT_GRADIENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
+
+    from numpy.typing import NDArray
 
     from stepscope.records.place import Place
     from stepscope.records.stack_samples import StackSamples
@@ -29,7 +32,11 @@ if TYPE_CHECKING:
 FEWEST_SAMPLES = 4
 _MOSTLY = 0.5  # of a step: its samples are those of the time without gradients
 _LEAST_NAMED = 0.25  # of these samples: functions that say what it was
-_LEAST_LOADING = 0.02  # of these samples: a loader was read
+# Of the samples of stalled steps: what only they do plays in an environment. Most of the time a
+# policy's forward pass runs, whose functions are called anything.
+_LEAST_IN_ENVIRONMENT, _FEWEST_IN_ENVIRONMENT = 0.03, 2
+_MORE = 1.2  # times as much of such a step, against typical ones
+_LEAST_LOADING = 0.05  # of these samples: a loader was read
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 # Words in the names of functions, the surest first.
 _EVALUATES = (
@@ -50,6 +57,7 @@ _NAMES: tuple[tuple[StallCause, frozenset[str]], ...] = (
     ("generating", frozenset(_GENERATES.split())),
 )
 _ENVIRONMENT = re.compile(r"[/\\](gym|gymnasium|pettingzoo|envpool|dm_control|procgen)[/\\]")
+_MODULE = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py$")
 _LOADER = re.compile(r"[/\\]torch[/\\]utils[/\\]data[/\\]")
 
 
@@ -65,18 +73,85 @@ def name_time_without_gradients(run: RankRun, samples: StackSamples, steps: Step
     else:
         return run
     without = np.isin(samples.number, steps.number[spent == 0])
-    kind, places = _find_kind(
-        samples.stacks,
-        np.bincount(samples.stack[chosen], minlength=len(samples.stacks)).tolist(),
-        np.bincount(samples.stack[without], minlength=len(samples.stacks)).tolist(),
-    )
+    named = _find_kind(samples, chosen, without)
+    kind, places = named or (_without_name(samples, chosen), ())
     return run if kind == "evaluation" else _renamed(run, kind, places)
 
 
+def _without_name(samples: StackSamples, chosen: NDArray[np.bool_]) -> StallCause:
+    """A model in evaluation mode that reads a data loader evaluates."""
+    loads = [any(map(_gives_batch, stack)) for stack in samples.stacks]
+    loading = np.array(loads, np.bool_)[samples.stack[chosen]]
+    return "evaluation" if loading.mean() >= _LEAST_LOADING else "without_gradients"
+
+
+def _gives_batch(frame: Place) -> bool:
+    """Not where a loader only begins an epoch."""
+    return frame.function.endswith("__next__") and bool(_LOADER.search(frame.file))
+
+
+def name_unknown_stalls(run: RankRun, samples: StackSamples) -> RankRun:
+    """The run, with a name for what some steps do with gradients that no backward pass uses: a
+    policy acts in an environment, for example."""
+    series = run.series
+    if series is None or all(stall.cause != "unknown" for stall in run.stalls):
+        return run
+    unknown = STALL_CAUSES.index("unknown")
+    seen = ~series.window & (np.arange(len(series.number)) >= series.warm_up)
+    inside = np.isin(samples.number, series.number[seen & (series.cause == unknown)])
+    typical = np.isin(samples.number, series.number[seen & (series.cause < 0)])
+    if typical.sum() < FEWEST_SAMPLES:
+        return run
+    named = _find_kind(samples, inside, typical, gradients=True)
+    named = named or _find_acting(samples, inside, typical)
+    if named is None:
+        return run
+    kind, places = named
+    cause = series.cause.copy()
+    cause[cause == unknown] = STALL_CAUSES.index(kind)
+    stalls = tuple(_rename_stall(stall, "unknown", kind, places) for stall in run.stalls)
+    return replace(run, stalls=stalls, series=replace(series, cause=cause))
+
+
+def _find_acting(
+    samples: StackSamples, chosen: NDArray[np.bool_], others: NDArray[np.bool_]
+) -> tuple[StallCause, tuple[Place, ...]] | None:
+    """In a script that has loaded an environment: steps that run the model's forward pass for a
+    larger share of their time than typical ones. The policy acts, in environments so quick that no
+    sample falls into them."""
+    if not samples.environments:
+        return None
+    callers = [_caller_of_model(stack) for stack in samples.stacks]
+    inside = Counter(callers[row] for row in samples.stack[chosen].tolist())
+    training = Counter(callers[row] for row in samples.stack[others].tolist())
+    share = 1 - inside.pop(None, 0) / max(1, int(chosen.sum()))
+    usual = 1 - training.pop(None, 0) / max(1, int(others.sum()))
+    if inside.total() < FEWEST_SAMPLES or share < max(_LEAST_NAMED, _MORE * usual):
+        return None
+    new = {place: count for place, count in inside.items() if place not in training}
+    return "collecting", tuple(sorted(new, key=lambda place: -inside[place]))[:3]
+
+
+def _caller_of_model(stack: tuple[Place, ...]) -> Place | None:
+    """The user's line that calls a module from outside; None where no module's forward runs."""
+    for outer, frame in pairwise(stack):
+        if _MODULE.search(frame.file):
+            return outer
+    return None
+
+
 def _find_kind(
-    stacks: Sequence[tuple[Place, ...]], inside: Sequence[int], training: Sequence[int]
-) -> tuple[StallCause, tuple[Place, ...]]:
-    """And the lines that ran in the functions which tell it, the commonest first."""
+    samples: StackSamples,
+    chosen: NDArray[np.bool_],
+    others: NDArray[np.bool_],
+    *,
+    gradients: bool = False,
+) -> tuple[StallCause, tuple[Place, ...]] | None:
+    """What the chosen samples do that the others do less, and the lines of the functions which
+    tell it, the commonest first. With gradients a step also trains, so less of it has to tell."""
+    stacks = samples.stacks
+    inside = np.bincount(samples.stack[chosen], minlength=len(stacks)).tolist()
+    training = np.bincount(samples.stack[others], minlength=len(stacks)).tolist()
     total = sum(inside)
     here, elsewhere = _function_counts(stacks, inside), _function_counts(stacks, training)
     common = {
@@ -86,22 +161,17 @@ def _find_kind(
     }
     kinds: Counter[StallCause] = Counter()
     lines: dict[StallCause, Counter[Place]] = {}
-    loading = 0
     for stack, count in zip(stacks, inside, strict=True):
-        if not count:
-            continue
-        loading += count * any(_LOADER.search(frame.file) for frame in stack)
-        own = [frame for frame in stack if (frame.file, frame.function) not in common]
-        if (found := kind_of_stack(own)) is not None:
-            kind, place = found
+        if count and (named := kind_of_stack(stack, common)) is not None:
+            kind, place = named
             kinds[kind] += count
             lines.setdefault(kind, Counter())[place] += count
     for kind, count in kinds.most_common(1):
-        if count >= _LEAST_NAMED * total:
+        plays = kind == "collecting" and gradients
+        fewest = _FEWEST_IN_ENVIRONMENT if plays else FEWEST_SAMPLES
+        if count >= max(fewest, (_LEAST_IN_ENVIRONMENT if plays else _LEAST_NAMED) * total):
             return kind, tuple(place for place, _ in lines[kind].most_common(3))
-    if loading >= _LEAST_LOADING * total:
-        return "evaluation", ()
-    return "without_gradients", ()
+    return None
 
 
 def _function_counts(
@@ -115,13 +185,23 @@ def _function_counts(
     return functions
 
 
-def kind_of_stack(frames: Sequence[Place]) -> tuple[StallCause, Place] | None:
-    """By the outermost function whose name tells: an evaluation may play episodes, too."""
+def kind_of_stack(
+    frames: Sequence[Place], common: Collection[tuple[str, str]] = ()
+) -> tuple[StallCause, Place] | None:
+    """By the outermost function whose name tells, without `common` ones: an evaluation may play
+    episodes, too. The place is a line of the user's, where there is one."""
+    caller: Place | None = None
     for frame in frames:
-        if _ENVIRONMENT.search(frame.file) or _is_environments_step(frame):
+        if (frame.file, frame.function) in common:
+            caller = caller if is_library_frame(frame) else frame
+            continue
+        if _ENVIRONMENT.search(frame.file):
+            return "collecting", caller or frame
+        if _is_environments_step(frame):
             return "collecting", frame
         if is_library_frame(frame):
             continue
+        caller = frame
         words = {word.lower() for word in _WORD.findall(frame.function.rpartition(".")[2])}
         for kind, names in _NAMES:
             if words & names:
@@ -136,7 +216,7 @@ def _is_environments_step(frame: Place) -> bool:
 
 
 def _renamed(run: RankRun, kind: StallCause, places: tuple[Place, ...]) -> RankRun:
-    stalls = tuple(_rename_stall(stall, kind, places) for stall in run.stalls)
+    stalls = tuple(_rename_stall(stall, "evaluation", kind, places) for stall in run.stalls)
     account, series = run.account, run.series
     if account is not None:
         parts = tuple(_rename_part(part, kind) for part in account.parts)
@@ -149,8 +229,10 @@ def _renamed(run: RankRun, kind: StallCause, places: tuple[Place, ...]) -> RankR
     return replace(run, stalls=stalls, account=account, series=series)
 
 
-def _rename_stall(stall: Stall, kind: StallCause, places: tuple[Place, ...]) -> Stall:
-    if stall.cause != "evaluation":
+def _rename_stall(
+    stall: Stall, old: StallCause, kind: StallCause, places: tuple[Place, ...]
+) -> Stall:
+    if stall.cause != old:
         return stall
     return replace(stall, cause=kind, where=places or stall.where)
 

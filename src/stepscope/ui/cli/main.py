@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from types import ModuleType
 
 from stepscope.errors import StepscopeError
 from stepscope.ui.job_environment import without_blas_threads
@@ -16,7 +15,6 @@ from stepscope.ui.job_environment import without_blas_threads
 def main() -> None:
     """Run a verb; every error becomes one message and an exit code."""
     without_blas_threads()
-    _leave_out_numpys_docstrings()
     import click
 
     from stepscope.ui.cli.verbs import cli
@@ -46,10 +44,3 @@ def main() -> None:
             "set STEPSCOPE_DEBUG=1 to see where, and please report it",
         )
         sys.exit(1)
-
-
-def _leave_out_numpys_docstrings() -> None:
-    """They are modules of their own so that they can be left out; a verb has no use for them, and
-    they take a fifth of numpy's import."""
-    for name in ("numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars"):
-        sys.modules.setdefault(name, ModuleType(name))

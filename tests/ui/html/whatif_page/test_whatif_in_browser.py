@@ -256,11 +256,14 @@ def test_more_workers_than_samples_are_not_known_and_the_curves_stay(page: Any) 
 
 
 def test_moving_a_control_moves_no_other(page: Any) -> None:
-    """Numbers change, what stands where does not."""
-    where = """() => [...document.querySelectorAll('[data-wi] form *:not(output), [data-wi] h3')]
-        .filter((part) => part.offsetParent)
-        .map((part) => part.getBoundingClientRect())
-        .map((box) => [box.x, box.y + scrollY])"""
+    """Numbers change, what stands where in the section does not."""
+    where = """() => {
+        const top = document.querySelector('[data-wi]').getBoundingClientRect().y;
+        return [...document.querySelectorAll('[data-wi] form *:not(output), [data-wi] h3')]
+            .filter((part) => part.offsetParent)
+            .map((part) => part.getBoundingClientRect())
+            .map((box) => [box.x, box.y - top]);
+    }"""
     before = page.evaluate(where)
     for place in (1, 4, 6):
         page.locator("#wi-workers").fill(str(place))
