@@ -237,7 +237,6 @@ def _try_next(
 def _forget_what_was_said(question: Question, out: Path) -> None:
     saved = _saved(question, out)
     if saved.pop("explained", None):
-        saved.pop("next_tried", None)
         _save(question, out, saved)
 
 

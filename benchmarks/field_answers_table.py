@@ -6,6 +6,7 @@ field_truth.toml has a table for each script, with `truth`, `next` and `how`.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from statistics import fmean, median
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 TRUTH = Path(__file__).with_name("field_truth.toml")
 AS_IT_IS, TWICE = "as it is", "twice the batch"
+_NOT = "not checked"
 _SAME = 0.03  # steps this close count as equally long
 
 _HEAD = (
@@ -82,7 +84,9 @@ def loader_rows(saved: dict[str, Any]) -> list[dict[str, Any]]:
         measured = ratio(saved, f"{number} loader workers")
         if measured is not None:
             said = _said(saved, f"loader-workers={number}")
-            rows.append({"workers": number, "said": said and said[0], "measured": measured})
+            step, low, high = said or (None, 0.0, math.inf)
+            row = {"workers": number, "said": step, "low": low, "high": high}
+            rows.append({**row, "measured": measured})
     return rows
 
 
@@ -114,12 +118,21 @@ def _summary(saved: Sequence[dict[str, Any]], judged: Sequence[dict[str, str]]) 
     rows = [row for one in saved for row in loader_rows(one) if row["said"] is not None]
     signs = [_sign(row["said"]) * _sign(row["measured"]) >= 0 for row in rows]
     errors = [abs(row["said"] / row["measured"] - 1) for row in rows]
-    counts = {kind: [row[kind] for row in judged if row.get(kind)] for kind in ("truth", "next")}
+    sure = [
+        (row, sign)
+        for row, sign in zip(rows, signs, strict=True)
+        if row["low"] > 1 or row["high"] < 1
+    ]
+    counts = {
+        kind: [row[kind] for row in judged if row.get(kind, _NOT) != _NOT]
+        for kind in ("truth", "next")
+    }
     return [
         f"- {len(saved)} scripts",
         f"- twice the batch: {sum(answered)} of {len(answered)} inside the interval,"
         f" {inside.count(None)} not answered",
-        f"- loader workers: {sum(signs)} of {len(signs)} signs right"
+        f"- loader workers: {sum(signs)} of {len(signs)} signs right,"
+        f" {sum(sign for _, sign in sure)} of {len(sure)} where the interval is on one side"
         + (f", {fmean(errors):.0%} mean error" if errors else ""),
         f"- headlines judged: {len(counts['truth'])}, true: {_yes(counts['truth'])}",
         f"- `next` tried: {len(counts['next'])}, better or said as may: {_yes(counts['next'])}",
@@ -132,7 +145,7 @@ def _sign(factor: float) -> int:
 
 
 def _yes(words: Sequence[str]) -> int:
-    return sum(word.startswith("yes") for word in words)
+    return sum(word.startswith(("yes", "said as may")) for word in words)
 
 
 def _factor(value: float | None) -> str:

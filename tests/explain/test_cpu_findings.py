@@ -468,7 +468,7 @@ def test_nobody_is_called_busy_before_the_run_has_said_how_long_it_slept(read: R
 
 @pytest.mark.parametrize(
     ("outside", "remedies"),
-    [(60, ["own-python", "compile", "batch"]), (40, ["compile", "batch"])],
+    [(60, ["own-python", "batch"]), (40, ["batch"])],
     ids=["most of it", "some of it"],
 )
 def test_python_outside_the_model_is_named_before_a_change_that_does_not_reach_it(

@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from stepscope.explain.budget import mean_budget, stretched
-from stepscope.explain.findings import NO_LOSS, find_in_job, find_in_together, sort_findings
+from stepscope.explain.findings import (
+    NO_LOSS,
+    find_in_job,
+    find_in_together,
+    host_bound,
+    sort_findings,
+)
 from stepscope.explain.spans import tell_span
 from stepscope.records.explanation import SEVERITIES, Explanation, Headline, called
-from stepscope.records.remedies import BATCH
+from stepscope.records.remedies import BATCH, OWN_PYTHON
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from stepscope.records.together_summary import TogetherSummary
     from stepscope.records.whole_run import RankRun, WholeRun
 
-_OF_SMALL_BATCHES = ("small-batch",)
+_OF_SMALL_BATCHES = ("small-batch", "dispatch-bound")
 # A cause, and the findings that may be its symptoms.
 _CAUSES = {
     "straggler": ("exposed-communication", "data-loading", "host-bound", "pipeline-bubble"),
@@ -59,8 +65,11 @@ def judge(
     if job is not None and job.run_arrivals is not None:
         from stepscope.explain.collective_waits import explain_waits
         from stepscope.explain.whole_run.arrival_matrix import waits_by_step
+        from stepscope.explain.window_waits import without_window_waits
 
-        ranks = explain_waits(ranks, waits_by_step(job.run_arrivals), job.run_arrivals.error_ns)
+        waits, error_ns = waits_by_step(job.run_arrivals), job.run_arrivals.error_ns
+        ranks = explain_waits(ranks, waits, error_ns)
+        ranks = without_window_waits(ranks, waits, error_ns)
         budget = mean_budget(ranks)
     of_server = find_in_together(together) if together else ()
     findings = _merge(ranks, (*job_findings, *(nccl.findings if nccl else ()), *of_server))
@@ -90,8 +99,11 @@ def judge(
 
 def leading_remedies(finding: Finding) -> tuple[Remedy, ...]:
     """Those that treat the finding's cause. A larger batch makes every fixed cost smaller, whatever
-    causes it: it treats only a batch that is too small."""
-    if finding.id in _OF_SMALL_BATCHES:
+    causes it: it treats only steps that have too little to do. On a CPU that is what Python between
+    operators means, unless its line is known."""
+    ids = {remedy.id for remedy in finding.remedies}
+    small = finding.id in _OF_SMALL_BATCHES or finding.title == host_bound.ON_CPU
+    if small and OWN_PYTHON.id not in ids:
         return finding.remedies
     return tuple(remedy for remedy in finding.remedies if remedy.id != BATCH.id)
 

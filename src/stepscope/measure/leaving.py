@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import sysconfig
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stepscope.measure import processes
 from stepscope.measure.attached import replace, when_detached
@@ -23,7 +23,7 @@ from stepscope.measure.writer import started_thread
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from stepscope.measure.session import Session
+    from stepscope.measure.settings import Settings
 
 LAST_WAIT_S = 0.5  # before os._exit
 _LONGEST = 300  # characters of a message
@@ -37,6 +37,15 @@ _LIBRARIES = tuple(
 )
 
 Line = tuple[str, int, str]  # file, line, function
+
+
+class LeavingSession(Protocol):
+    """What is needed of a session when its process leaves."""
+
+    settings: Settings
+    number: int  # of the running step
+
+    def close(self, *, at_once: bool = False) -> None: ...
 
 
 @never_raise
@@ -91,7 +100,7 @@ def _is_library(file: str) -> bool:
 
 
 @never_raise
-def watch_leaving(session: Session) -> None:
+def watch_leaving(session: LeavingSession) -> None:
     """Keep the exception that ends the process, and the steps before os._exit."""
     pid = os.getpid()
 
@@ -105,7 +114,7 @@ def watch_leaving(session: Session) -> None:
 
 
 @never_raise
-def watch_exit(session: Session) -> None:
+def watch_exit(session: LeavingSession) -> None:
     """os._exit ends a process without exit handlers: write the last steps before. A child that is
     forked later leaves as it would: its steps are this process's."""
     original, pid = os._exit, os.getpid()
@@ -122,7 +131,7 @@ def watch_exit(session: Session) -> None:
 
 
 @never_raise
-def _write_rest(session: Session) -> None:
+def _write_rest(session: LeavingSession) -> None:
     """For half a second at most. The profiler would have to be stopped by the thread that started
     it: a window that runs is given up."""
     close = functools.partial(session.close, at_once=True)

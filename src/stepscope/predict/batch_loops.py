@@ -20,9 +20,11 @@ from stepscope.explain.call_tree import distinct_counts, distinct_places
 from stepscope.explain.memory.model import FED
 from stepscope.explain.replay.graph import Phase
 from stepscope.explain.replay.schedule import step_ns
+from stepscope.explain.work import DATA_LOADING, rows_named
 from stepscope.predict.by_text import by_text
 from stepscope.predict.stalls import NORMAL_95
 from stepscope.records.figures import milliseconds
+from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -34,6 +36,8 @@ MANY_RUNS = 4  # of a layer in a step; a pair of twins or a discriminator runs t
 # One standard deviation: the part of the host's fixed time that may grow although no shape shows it
 # (data moves on the same thread, allocations and transfers are larger).
 _UNSEEN = 0.05
+# The same on a CPU, by benchmarks/field_more.toml: 44 public scripts with twice their batch.
+_UNSEEN_ON_CPU = 0.25
 _HALVINGS = 6  # of what may grow, to find the middle
 _LEAST_OWN = 0.03  # of the step
 # A batch. Layers come as often as a smaller one has samples, and any table may be a multiple of it.
@@ -95,7 +99,8 @@ def allow_for_loops(context: StepContext, grown: StepGraph, factor: float) -> Gr
     least = step_ns(grown)
     updates = _updates(grown)
     most = step_ns(_scale(grown, ~updates, _most_growth(context, grown, factor)))
-    unseen = _UNSEEN * max(0.0, most / least - 1.0)
+    part = _UNSEEN_ON_CPU if context.on_host else _UNSEEN
+    unseen = part * max(0.0, most / least - 1.0)
     runs = count_layer_runs(context)
     micro_batches = context.calls.micro_batches if context.calls else 1
     if most <= least or factor <= 1.0:
@@ -107,13 +112,14 @@ def allow_for_loops(context: StepContext, grown: StepGraph, factor: float) -> Gr
             "calls or more of them is not known, so the interval holds both"
         )
     else:
-        may_grow_ns = _own_python_ns(context, each_sample) * (factor - 1.0)
+        may_grow_ns = _own_python_ns(context, each_sample) + wait_for_workers_ns(context)
+        may_grow_ns *= factor - 1.0
         if may_grow_ns < _LEAST_OWN * least:
             return GrownLoops(graph=grown, doubt=unseen)
         most = min(most, least + may_grow_ns)
         words = (
-            f"{milliseconds(may_grow_ns / (factor - 1.0) / 1e6)} of Python outside the model may "
-            "grow with the batch or not: the interval holds both"
+            f"{milliseconds(may_grow_ns / (factor - 1.0) / 1e6)} of Python outside the model, or "
+            "of waiting for workers, may grow with the batch or not: the interval holds both"
         )
     return GrownLoops(
         graph=_stretch(context, grown, math.sqrt(least * most), factor),
@@ -185,6 +191,17 @@ def _repeat(before: StepGraph, grown: StepGraph, chosen: Flags, factor: float) -
         calls=replace(calls, call_ns=call_ns, gap_ns=gap_ns),
         tasks=replace(tasks, dur_ns=dur_ns),
     )
+
+
+def wait_for_workers_ns(context: StepContext) -> float:
+    """Of a step on a CPU: handing a batch over takes a time of its own, however large it is."""
+    run = context.analysis.run
+    if not context.on_host or run is None or run.loader is None or not run.loader.workers:
+        return 0.0
+    host = context.trace.host
+    named = host.kind <= HostKind.ANNOTATION
+    loading = rows_named(context.trace, host, named, DATA_LOADING.search)
+    return float(host.dur_ns[loading].sum()) / max(1, len(context.steps.steps))
 
 
 def _own_python_ns(context: StepContext, each_sample: Flags) -> float:

@@ -10,6 +10,7 @@ import msgspec
 from stepscope.records.figures import factor, interval, milliseconds, signed
 
 _SAME_SAMPLES = 1e-6
+_WIDE = 3.0  # times its low end
 
 
 class PredictedGain(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +60,14 @@ class PredictedGain(msgspec.Struct, frozen=True, kw_only=True):
         if not self.is_sure:
             return gain
         verb, _, amount = gain.partition(" ")
+        if self._is_wide():
+            amount = ends.strip("()")
         return f"{verb} {amount.removesuffix(' ms')} of {of or milliseconds(self.step_ms)}"
+
+    def _is_wide(self) -> bool:
+        """The middle of such an interval would promise too much."""
+        least, most = sorted((abs(self.low_ms), abs(self.high_ms)))
+        return most > _WIDE * least
 
     def _throughput(self) -> tuple[str, str]:
         middle, low, high = (

@@ -37,9 +37,6 @@ def find(evidence: RankEvidence) -> Finding | None:
             *_describe_unknown(use),
         ),
         remedies=(
-            remedies.COMPILE.offer(
-                "use torch.compile: it fuses operators, so there are fewer to call"
-            ),
             remedies.BATCH.offer("use a larger batch: each operator does more work per call"),
             remedies.FUSED_OPTIMIZER.offer(
                 "create the optimizer with fused=True: one operator updates all parameters"

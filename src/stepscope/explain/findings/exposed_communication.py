@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.evidence import LOW, RankEvidence
+from msgspec.structs import replace
+
+from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies, strategies
 from stepscope.records.figures import milliseconds, percent, size
@@ -59,7 +61,7 @@ def find(evidence: RankEvidence) -> Finding | None:
     overlap = evidence.whole.overlap  # as the facts about the rank have it
     return RULE.finding(
         share=share,
-        summary=f"{percent(share)} of the step is communication during which nothing computes.",
+        summary=_summary(share),
         evidence=(
             f"not hidden by compute: {evidence.budget_ms('exposed_comm')}",
             f"{percent(overlap)} of communication overlaps compute"
@@ -70,6 +72,25 @@ def find(evidence: RankEvidence) -> Finding | None:
         ),
         remedies=_offer(evidence),
     )
+
+
+def with_share(finding: Finding, share: float, step_ms: float) -> Finding:
+    """The finding for a plain step: in the recorded ones the rank waited longer."""
+    step = f"{milliseconds(share * step_ms)} of the {milliseconds(step_ms)} step"
+    return replace(
+        finding,
+        share=share,
+        severity=severity(share),
+        summary=_summary(share),
+        evidence=(
+            f"not hidden by compute: {step}",
+            "in the recorded steps the rank waited longer, for a rank that the profiler slowed more",
+        ),
+    )
+
+
+def _summary(share: float) -> str:
+    return f"{percent(share)} of the step is communication during which nothing computes."
 
 
 def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:

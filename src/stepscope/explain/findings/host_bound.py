@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stepscope.records.host_load import PlainSteps
     from stepscope.records.whole_run import OwnPython, StepLine, StepTimes
 
+ON_CPU = "Python between operators"  # the title on a CPU
 _MUCH = 0.5  # of the time without operators
 _OPERATORS, _PYTHON = GAP_CAUSES.index("operators"), GAP_CAUSES.index("python")
 
@@ -45,7 +46,7 @@ def find(evidence: RankEvidence) -> Finding | None:
             "the host launches work too slowly."
         )
     return RULE.finding(
-        title="Python between operators" if evidence.on_host else "",
+        title=ON_CPU if evidence.on_host else "",
         share=share,
         summary=summary,
         evidence=tuple(_list_evidence(evidence)),
@@ -161,9 +162,9 @@ def _describe_basis(evidence: RankEvidence) -> str:
 
 def _offer(evidence: RankEvidence, share: float) -> tuple[Remedy, ...]:
     if evidence.on_host:
+        # No torch.compile: of eight public trainings (15 to 46% Python) it made none faster.
         return (
             *_offer_own_python(evidence, share),
-            remedies.COMPILE.offer("use torch.compile: it fuses operators and removes Python"),
             remedies.BATCH.offer("use a larger batch: each operator does more work per call"),
         )
     return (

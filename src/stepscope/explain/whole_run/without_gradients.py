@@ -167,8 +167,8 @@ def _find_kind(
             kinds[kind] += count
             lines.setdefault(kind, Counter())[place] += count
     for kind, count in kinds.most_common(1):
-        plays = kind == "collecting" and gradients
-        fewest = _FEWEST_IN_ENVIRONMENT if plays else FEWEST_SAMPLES
+        plays = kind == "collecting" and (gradients or bool(samples.environments))
+        fewest = _FEWEST_IN_ENVIRONMENT if plays else FEWEST_SAMPLES if gradients else 1
         if count >= max(fewest, (_LEAST_IN_ENVIRONMENT if plays else _LEAST_NAMED) * total):
             return kind, tuple(place for place, _ in lines[kind].most_common(3))
     return None
