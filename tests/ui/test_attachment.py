@@ -88,6 +88,7 @@ def train(model):
     for _ in range(3):
         model(torch.randn(8, 4)).mean().backward()
 if __name__ == "__main__":
+    torch.nn.Linear(4, 1)(torch.randn(8, 4)).mean().backward()  # the parent has trained before
     process = mp.get_context("fork").Process(target=train, args=(torch.nn.Linear(4, 1),))
     process.start()
     process.join()

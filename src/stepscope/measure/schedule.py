@@ -111,7 +111,7 @@ class Schedule:
     @property
     def last_due(self) -> int:
         """The first step after everything that is planned once."""
-        return max(*(window.last for window in self.windows), *self.memory_steps) + 1
+        return max([-1, *(window.last for window in self.windows), *self.memory_steps]) + 1
 
     def opens(self, step: int) -> PlannedWindow | None:
         """The window whose first step this is."""

@@ -172,7 +172,7 @@ class StepSeries(msgspec.Struct, frozen=True, kw_only=True):
     unknown_ns: NDArray[np.float64] | None = None  # of that, what nobody measured
 
 
-class StepLine(msgspec.Struct, frozen=True, kw_only=True):
+class OwnLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line of the user's and its share of a typical step, by sampled stacks."""
 
     place: Place
@@ -188,7 +188,7 @@ class OwnPython(msgspec.Struct, frozen=True, kw_only=True):
     low: float  # 95% interval, from the number of samples
     high: float
     samples: int  # in typical steps
-    lines: tuple[StepLine, ...] = ()  # the costliest first
+    lines: tuple[OwnLine, ...] = ()  # the costliest first
 
 
 class RankRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -157,10 +157,10 @@ def why_nothing(folder: Path, settings: Settings, command: Sequence[str], code: 
     """Why no training step was seen, and what to do about it."""
     events = count_events(folder)
     failed = f"the command failed (exit code {code})" if code else ""
-    if events[FORKED] and not events[BACKWARD]:
+    if events[FORKED]:
         return (
-            "the training runs in processes that the script forks after it has imported torch, and "
-            "these are not captured: start them with "
+            "the training runs in processes that the script forks after it has run backward passes "
+            "itself, and these are not captured: start them before, or with "
             'torch.multiprocessing.get_context("spawn"), or with torchrun'
         )
     if events[BACKWARD]:

@@ -84,7 +84,7 @@ def with_share(finding: Finding, share: float, step_ms: float) -> Finding:
         summary=_summary(share),
         evidence=(
             f"not hidden by compute: {step}",
-            "in the recorded steps the rank waited longer, for a rank that the profiler slowed more",
+            "in the recorded steps it waited longer, for a rank that the profiler slowed more",
         ),
     )
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.records.explanation import Place, Remedy
     from stepscope.records.host_load import PlainSteps
-    from stepscope.records.whole_run import OwnPython, StepLine, StepTimes
+    from stepscope.records.whole_run import OwnPython, OwnLine, StepTimes
 
 ON_CPU = "Python between operators"  # the title on a CPU
 _MUCH = 0.5  # of the time without operators
@@ -73,7 +73,7 @@ def _mostly_where(evidence: RankEvidence, share: float) -> str:
     return f", much of it in {_line_words(line)}." if line and line.share >= _MUCH * share else "."
 
 
-def _line_words(line: StepLine) -> str:
+def _line_words(line: OwnLine) -> str:
     return line.place.words + (f", inside {line.package}" if line.package else "")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.whole_run.stall_stacks import is_library_frame, line_of
-from stepscope.records.whole_run import OwnPython, StepLine
+from stepscope.records.whole_run import OwnPython, OwnLine
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +51,7 @@ def find_own_python(samples: StackSamples, series: StepSeries) -> OwnPython | No
     share = lines.total() / total
     doubt = _NORMAL_95 * math.sqrt((share * (1 - share) + 1 / total) / total)
     named = (
-        StepLine(place=place, share=count / total, package=package)
+        OwnLine(place=place, share=count / total, package=package)
         for (place, package), count in lines.most_common(_MOST_LINES)
         if count >= _LEAST_SHARE * total
     )
