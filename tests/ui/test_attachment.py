@@ -82,28 +82,11 @@ def test_options_of_the_script_are_not_pythons() -> None:
     assert isolating_option(("torchrun", "--nproc-per-node=2", "train.py")) is None
 
 
-FORKS = """
-import torch, torch.multiprocessing as mp
-def train(model):
-    for _ in range(3):
-        model(torch.randn(8, 4)).mean().backward()
-if __name__ == "__main__":
-    torch.nn.Linear(4, 1)(torch.randn(8, 4)).mean().backward()  # the parent has trained before
-    process = mp.get_context("fork").Process(target=train, args=(torch.nn.Linear(4, 1),))
-    process.start()
-    process.join()
-"""
-
-
 def test_a_training_in_forked_processes_is_named_and_told_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "forks.py").write_text(FORKS)
-    run = subprocess.run(
-        [sys.executable, "-m", "stepscope", "run", "--", sys.executable, "forks.py"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    assert "the training runs in processes that the script forks" in run.stderr
-    assert 'get_context("spawn")' in run.stderr
+    """Of a parent that has trained itself: others are captured."""
+    found = why(tmp_path, 0, "started", "torch", "backward", "forked")
+    assert "the training runs in processes that the script forks" in found
+    assert 'get_context("spawn")' in found
 
 
 def test_backward_passes_without_a_step_name_the_flags(tmp_path: Path) -> None:

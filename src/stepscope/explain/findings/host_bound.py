@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.records.explanation import Place, Remedy
     from stepscope.records.host_load import PlainSteps
-    from stepscope.records.whole_run import OwnPython, OwnLine, StepTimes
+    from stepscope.records.whole_run import OwnLine, OwnPython, StepTimes
 
 ON_CPU = "Python between operators"  # the title on a CPU
 _MUCH = 0.5  # of the time without operators

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.whole_run.stall_stacks import is_library_frame, line_of
-from stepscope.records.whole_run import OwnPython, OwnLine
+from stepscope.records.whole_run import OwnLine, OwnPython
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
