@@ -2,8 +2,8 @@
 
 A loop over samples, tasks, observations or micro-batches runs the same layers many times in a step.
 So does a loop over time. Twice the batch may then leave Python's time as it is, or double it. Calls
-that come as often as the batch has samples, without a side of its length, are made once a sample:
-they grow. The script's own lines outside the model may hold such loops without any call.
+that take one sample out of the batch, as often as it has samples, grow. The script's own lines
+outside the model may hold such loops without any call.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ from stepscope.records.figures import milliseconds
 from stepscope.records.trace import HostKind
 
 if TYPE_CHECKING:
-    from collections.abc import Container
-
     from stepscope.explain.replay.graph import Flags, StepGraph
     from stepscope.predict.step_context import StepContext
 
@@ -40,8 +38,8 @@ _UNSEEN = 0.05
 _UNSEEN_ON_CPU = 0.25
 _HALVINGS = 6  # of what may grow, to find the middle
 _LEAST_OWN = 0.03  # of the step
-# A batch. Layers come as often as a smaller one has samples, and any table may be a multiple of it.
-LEAST_TELLING = 8
+LEAST_TELLING = 8  # a batch: any table may be a multiple of a smaller one
+_LEAST_LOOPED = 16  # a batch: layers come as often as a smaller one has samples
 # They take a sample, or a number, out of a batch.
 _ONE_SAMPLE = frozenset(
     f"aten::{name}" for name in ("select", "item", "_local_scalar_dense", "is_nonzero")
@@ -73,7 +71,7 @@ def count_layer_runs(context: StepContext) -> float:
     return max((count / layers[weights] for weights, count in runs.items()), default=1.0)
 
 
-def _weights_of(shapes: str, layers: Container[tuple[int, ...]]) -> tuple[int, ...] | None:
+def _weights_of(shapes: str, layers: Counter[tuple[int, ...]]) -> tuple[int, ...] | None:
     """The parameter among a layer's inputs; addmm takes it transposed."""
     for dims in msgspec.json.decode(shapes):
         if len(dims) < 2 or not isinstance(dims[0], int):
@@ -143,11 +141,12 @@ def _stretch(context: StepContext, grown: StepGraph, wanted_ns: float, factor: f
 
 
 def find_calls_of_samples(context: StepContext) -> Flags:
-    """Calls that the step makes once, or so many times, for each sample of its batch."""
+    """Calls that take a sample out of the batch, made once or so many times for each. Other calls
+    may come as often only because the model has as many layers."""
     calls, host = context.graph.calls, context.trace.host
     batch = context.batch
     of_samples = np.zeros(len(calls), np.bool_)
-    if not batch or batch < LEAST_TELLING or not len(host):
+    if not batch or batch < _LEAST_LOOPED or not len(host):
         return of_samples
     known = (calls.row >= 0) & (calls.phase != Phase.OPTIMIZER)
     rows = np.maximum(calls.row, 0)
@@ -155,15 +154,7 @@ def find_calls_of_samples(context: StepContext) -> Flags:
     _, kind, counts = np.unique(kinds[known], return_inverse=True, return_counts=True)
     of_samples[known] = counts[kind] % batch == 0
     chosen = np.where(known, rows, -1)
-    picks = by_text(context.trace, host.name, chosen, _ONE_SAMPLE.__contains__, False)
-    parameters = set(context.parameters.shapes) if context.parameters else set()
-
-    def is_of_one(shapes: str) -> bool:
-        """Neither the whole batch nor weights, which as many layers may have."""
-        return not has_batch(shapes, batch) and _weights_of(shapes, parameters) is None
-
-    picks |= by_text(context.trace, host.shapes, chosen, is_of_one, False)
-    of_samples &= picks
+    of_samples &= by_text(context.trace, host.name, chosen, _ONE_SAMPLE.__contains__, False)
     return of_samples
 
 
