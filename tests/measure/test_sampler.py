@@ -120,3 +120,28 @@ def test_the_credit_is_spent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     busy_place(1.0)
     sampler.close()
     assert sampler.samples <= 8
+
+
+def deep(levels: int, seconds: float) -> None:
+    if levels:
+        deep(levels - 1, seconds)
+    else:
+        busy_place(seconds)
+
+
+def users_code(seconds: float) -> None:
+    deep(300, seconds)
+
+
+def test_a_deep_stack_keeps_the_users_outermost_frames() -> None:
+    """The compiler's stacks have hundreds of frames below the line that calls it."""
+    thread = threading.Thread(target=users_code, args=(1.0,))
+    thread.start()
+    assert thread.ident is not None
+    sampler = Sampler(thread.ident, 200)
+    thread.join()
+    stacks = [stack["frames"] for stack in sampler.close()["stacks"]]
+    names = [frame[2] for frame in max(stacks, key=len)]
+    assert len(names) <= sampling.DEEPEST
+    assert "users_code" in names
+    assert names.count("deep") > 10

@@ -27,7 +27,8 @@ BUDGET = 0.001
 # When no core is free, a sample also costs the training two switches and some of its caches.
 DISTURBANCE_S = 30e-6
 CREDIT_S = 0.03
-DEEPEST = 96
+DEEPEST, OUTERMOST = 96, 32  # frames that are kept; of a deeper stack the user's are the outermost
+_DEEPEST_WALK = 1000
 MOST_STACKS = 5000
 MOST_SAMPLES = 200_000  # that keep the number of their step
 FIRST_SAVE_S, MOST_SAVE_S = 30.0, 1800.0  # ever more rarely
@@ -174,7 +175,7 @@ class Sampler:
         frame = sys._current_frames().get(self._thread_id)
         codes = self._codes
         places: list[int] = []
-        while frame is not None and len(places) < 2 * DEEPEST:
+        while frame is not None and len(places) < 2 * _DEEPEST_WALK:
             code = frame.f_code
             place = id(code)
             codes[place] = code
@@ -182,6 +183,8 @@ class Sampler:
             frame = frame.f_back
         if not places:
             return
+        if len(places) > 2 * DEEPEST:
+            places = places[: 2 * (DEEPEST - OUTERMOST)] + places[-2 * OUTERMOST :]
         self.samples += 1
         number = self._number(tuple(places))
         if number is None:

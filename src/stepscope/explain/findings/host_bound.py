@@ -117,17 +117,30 @@ def _asleep_in_steady_steps(plain: PlainSteps, times: StepTimes) -> float:
 
 
 def _find_asleep(evidence: RankEvidence, share: float, asleep: float) -> Finding:
+    """The line that sleeps is one outside the model."""
+    own = _own_python(evidence)
+    line = own.lines[0] if own is not None and own.lines else None
+    lines = (line,) if line is not None and line.share >= _MUCH * asleep else ()
     return RULE.finding(
         title="Training thread sleeps",
         share=share,
         summary=f"no operator runs for {percent(share)} of the step, and for {percent(asleep)} the "
-        "training thread sleeps: it waits for something outside PyTorch.",
+        "training thread sleeps: it waits for something outside PyTorch"
+        + "".join(f", in {_line_words(line)}" for line in lines)
+        + ".",
         evidence=(
             f"neither running nor waiting for a core: {evidence.step_ms(asleep)}",
             *_list_evidence(evidence),
         ),
-        where=places(evidence, (_OPERATORS, _PYTHON)),
-        remedies=(remedies.WAIT_ELSEWHERE.offer(),),
+        where=_own_places(evidence) or places(evidence, (_OPERATORS, _PYTHON)),
+        remedies=(
+            remedies.WAIT_ELSEWHERE.offer(
+                f"let another thread or DataLoader workers wait ahead of time for what "
+                f"{line.place.short} waits for"
+                if lines and line is not None
+                else ""
+            ),
+        ),
     )
 
 

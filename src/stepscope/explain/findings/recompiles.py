@@ -12,6 +12,7 @@ from stepscope.explain.findings.run_words import (
     stalling_steps,
     typical_wait,
 )
+from stepscope.explain.whole_run.stall_stacks import is_library_frame
 from stepscope.records import remedies
 from stepscope.records.figures import duration
 from stepscope.records.words import counted
@@ -45,9 +46,14 @@ def find_in(run: RankRun | None, compiled: CompiledWork | None = None) -> Findin
         share=stall.share,
         summary=f"{compiles} again, for {typical_wait(stall)}.",
         evidence=(*cost_lines(stall, run), *_guard_lines(again)),
-        where=_places(again) or stall.where,
+        where=_own(_places(again)) or _own(stall.where) or _places(again) or stall.where,
         remedies=_offer(again),
     )
+
+
+def _own(places: tuple[Place, ...]) -> tuple[Place, ...]:
+    """The user's lines: of a plain nn.Module torch compiles a wrapper of its own."""
+    return tuple(place for place in places if not is_library_frame(place))
 
 
 def _in_any_step(run: RankRun | None, again: Sequence[Recompiled]) -> Finding | None:
