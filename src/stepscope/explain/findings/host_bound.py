@@ -66,11 +66,16 @@ def _own_places(evidence: RankEvidence) -> tuple[Place, ...]:
     return tuple(line.place for line in own.lines) if own is not None else ()
 
 
-def _mostly_where(evidence: RankEvidence, share: float) -> str:
-    """The line that alone may be much of it."""
+def _main_line(evidence: RankEvidence, share: float) -> OwnLine | None:
+    """The line that alone may be much of this share of the step."""
     own = _own_python(evidence)
     line = own.lines[0] if own is not None and own.lines else None
-    return f", much of it in {_line_words(line)}." if line and line.share >= _MUCH * share else "."
+    return line if line is not None and line.share >= _MUCH * share else None
+
+
+def _mostly_where(evidence: RankEvidence, share: float) -> str:
+    line = _main_line(evidence, share)
+    return f", much of it in {_line_words(line)}." if line else "."
 
 
 def _line_words(line: OwnLine) -> str:
@@ -118,16 +123,13 @@ def _asleep_in_steady_steps(plain: PlainSteps, times: StepTimes) -> float:
 
 def _find_asleep(evidence: RankEvidence, share: float, asleep: float) -> Finding:
     """The line that sleeps is one outside the model."""
-    own = _own_python(evidence)
-    line = own.lines[0] if own is not None and own.lines else None
-    lines = (line,) if line is not None and line.share >= _MUCH * asleep else ()
+    line = _main_line(evidence, asleep)
     return RULE.finding(
         title="Training thread sleeps",
         share=share,
         summary=f"no operator runs for {percent(share)} of the step, and for {percent(asleep)} the "
         "training thread sleeps: it waits for something outside PyTorch"
-        + "".join(f", in {_line_words(line)}" for line in lines)
-        + ".",
+        f"{f', in {_line_words(line)}' if line else ''}.",
         evidence=(
             f"neither running nor waiting for a core: {evidence.step_ms(asleep)}",
             *_list_evidence(evidence),
@@ -137,7 +139,7 @@ def _find_asleep(evidence: RankEvidence, share: float, asleep: float) -> Finding
             remedies.WAIT_ELSEWHERE.offer(
                 f"let another thread or DataLoader workers wait ahead of time for what "
                 f"{line.place.short} waits for"
-                if lines and line is not None
+                if line
                 else ""
             ),
         ),

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.whole_run.stall_stacks import is_library_frame, line_of
+from stepscope.explain.whole_run.stall_stacks import (
+    TYPICAL,
+    is_library_frame,
+    kinds_of_steps,
+    line_of,
+)
 from stepscope.records.whole_run import OwnLine, OwnPython
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from stepscope.records.place import Place
     from stepscope.records.stack_samples import StackSamples
     from stepscope.records.whole_run import StepSeries
@@ -39,7 +42,7 @@ _PACKAGE = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\.]+)")
 
 def find_own_python(samples: StackSamples, series: StepSeries) -> OwnPython | None:
     """None with too few samples in typical steps."""
-    chosen = np.isin(samples.number, series.number[_typical_steps(series)])
+    chosen = np.isin(samples.number, series.number[kinds_of_steps(series) == TYPICAL])
     total = int(chosen.sum())
     if total < FEWEST_SAMPLES:
         return None
@@ -82,9 +85,3 @@ def _line_and_package(stack: tuple[Place, ...]) -> tuple[Place, str]:
     inner = stack[len(stack) - stack[::-1].index(line) :]
     packages = (match[1] for frame in inner if (match := _PACKAGE.search(frame.file)))
     return line, next(packages, "")
-
-
-def _typical_steps(series: StepSeries) -> NDArray[np.bool_]:
-    seen = ~series.window & (np.arange(len(series.number)) >= series.warm_up)
-    typical: NDArray[np.bool_] = seen & (series.cause < 0)
-    return typical

@@ -35,7 +35,7 @@ _SURE = 2.0  # standard errors
 _LEAST_PART = 0.10  # of what stalled steps take longer
 _MOST_PLACES = 3
 MOST_STACKS = 200
-_TYPICAL = -1
+TYPICAL = -1
 _LEFT_OUT = -2  # warm-up, windows, steps that were not seen
 
 
@@ -71,7 +71,7 @@ def _add_lines_of_changes(
     run: RankRun, samples: StackSamples, series: StepSeries
 ) -> tuple[LevelChange, ...]:
     """Where typical steps take longer from some step on: the lines that do."""
-    typical = _kinds_of_steps(series) == _TYPICAL
+    typical = kinds_of_steps(series) == TYPICAL
     edges = [0, *(change.step for change in run.changes), sys.maxsize]
     changed = []
     for change, (first, middle, end) in zip(
@@ -98,7 +98,7 @@ def compare_stacks(
     samples: StackSamples, series: StepSeries
 ) -> dict[StallCause, tuple[tuple[Place, ...], StackDifference]]:
     """For each cause of stalls with enough samples: lines that run more, and all stacks."""
-    kinds = _kinds_of_steps(series)
+    kinds = kinds_of_steps(series)
     place = np.searchsorted(series.number, samples.number)
     known = np.minimum(place, len(series.number) - 1) if len(kinds) else place
     kind_of = np.full(len(samples.number), _LEFT_OUT)
@@ -108,11 +108,11 @@ def compare_stacks(
     for index, cause in enumerate(STALL_CAUSES):
         counts = StackCounts(
             stalled=_count(samples, kind_of == index),
-            typical=_count(samples, kind_of == _TYPICAL),
+            typical=_count(samples, kind_of == TYPICAL),
             stalled_steps=int((kinds == index).sum()),
-            typical_steps=int((kinds == _TYPICAL).sum()),
+            typical_steps=int((kinds == TYPICAL).sum()),
             stalled_ms=_mean_ms(series, kinds == index),
-            typical_ms=_mean_ms(series, kinds == _TYPICAL),
+            typical_ms=_mean_ms(series, kinds == TYPICAL),
         )
         if counts.stalled.sum() >= FEWEST_SAMPLES and counts.typical_steps:
             difference = describe_difference(cause, samples.stacks, counts)
@@ -179,7 +179,7 @@ def describe_difference(
     )
 
 
-def _kinds_of_steps(series: StepSeries) -> NDArray[np.int64]:
+def kinds_of_steps(series: StepSeries) -> NDArray[np.int64]:
     """The cause of each step's stall, or typical, or left out."""
     kinds = series.cause.astype(np.int64)
     kinds[series.window] = _LEFT_OUT

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.whole_run.stall_stacks import is_library_frame
+from stepscope.explain.whole_run.stall_stacks import TYPICAL, is_library_frame, kinds_of_steps
 from stepscope.records.whole_run import STALL_CAUSES, WITHOUT_GRADIENTS
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ def name_unknown_stalls(run: RankRun, samples: StackSamples) -> RankRun:
     if series is None or all(stall.cause != "unknown" for stall in run.stalls):
         return run
     unknown = STALL_CAUSES.index("unknown")
-    seen = ~series.window & (np.arange(len(series.number)) >= series.warm_up)
-    inside = np.isin(samples.number, series.number[seen & (series.cause == unknown)])
-    typical = np.isin(samples.number, series.number[seen & (series.cause < 0)])
+    kinds = kinds_of_steps(series)
+    inside = np.isin(samples.number, series.number[kinds == unknown])
+    typical = np.isin(samples.number, series.number[kinds == TYPICAL])
     if typical.sum() < FEWEST_SAMPLES:
         return run
     named = _find_kind(samples, inside, typical, gradients=True)
