@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 FRESH := .venv-wheel
+DOCS := .venv-docs
 # A pinned torch keeps gigabytes of CUDA packages away from machines without a GPU.
 TORCH ?= torch==2.13.0
 SHARED_TRACES ?= ../shared/traces
 # Code is compiled once, not by each of the hundreds of processes that the tests start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types imports page tests test-slow test-launchers launchers fuzz trainers loggers torch-versions format wheel bench \
+.PHONY: help demo test lint types imports page tests test-slow test-launchers launchers fuzz trainers loggers torch-versions format package release docs docs-serve docs-version pages pictures bench \
 	bench-capture bench-predict bench-tune vscode clean
 
 help:
@@ -23,7 +24,11 @@ help:
 	@echo "make trainers  install accelerate, transformers, lightning; test capture with them"
 	@echo "make loggers  install TensorBoard, MLflow and Weights & Biases; test logging with them"
 	@echo "make torch-versions  older versions of torch, each in its own environment: compiled trainings under capture"
-	@echo "make wheel   build the wheel, install it into a new environment, try it there"
+	@echo "make docs    build the site of the docs; broken links are errors (docs-serve shows it)"
+	@echo "make pages   write the reference pages that are made from the code"
+	@echo "make pictures  draw the README's pictures again"
+	@echo "make package  build wheel and sdist, check both, try the wheel in a new environment"
+	@echo "make release VERSION=1.2.3  check everything and tag it"
 	@echo "make bench   speed and memory against HolisticTraceAnalysis"
 	@echo "make bench-capture   what capture costs: paired runs with and without it"
 	@echo "make bench-predict   predictions against what was measured on an H200"
@@ -38,8 +43,8 @@ demo: $(VENV)/installed
 test: $(VENV)/installed lint types imports page tests
 
 lint: $(VENV)/installed
-	$(BIN)/ruff check src tests benchmarks docs/learn/scripts
-	$(BIN)/ruff format --check src tests benchmarks docs/learn/scripts
+	$(BIN)/ruff check src tests benchmarks docs/learn/scripts docs/generate docs/pictures.py
+	$(BIN)/ruff format --check src tests benchmarks docs/learn/scripts docs/generate docs/pictures.py
 
 types: $(VENV)/installed
 	$(BIN)/mypy
@@ -101,19 +106,58 @@ torch-versions:
 		|| exit 1; done
 
 format: $(VENV)/installed
-	$(BIN)/ruff check --fix src tests benchmarks docs/learn/scripts
-	$(BIN)/ruff format src tests benchmarks docs/learn/scripts
+	$(BIN)/ruff check --fix src tests benchmarks docs/learn/scripts docs/generate docs/pictures.py
+	$(BIN)/ruff format src tests benchmarks docs/learn/scripts docs/generate docs/pictures.py
 
-# What is missing in the wheel is missing here: nothing of this folder is on the path.
-wheel:
+# What is missing in the wheel is missing here: nothing of this folder is on the path. The sdist is
+# checked by building the wheel from it.
+package:
 	rm -rf dist $(FRESH)
-	$(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv $(FRESH)
+	$(FRESH)/bin/pip install -q --disable-pip-version-check build twine
+	$(FRESH)/bin/python -m build --outdir dist . > /dev/null
+	$(FRESH)/bin/twine check --strict dist/*
+	rm -rf $(FRESH)
 	$(PYTHON) -m venv $(FRESH)
 	$(FRESH)/bin/pip install -q --disable-pip-version-check dist/stepscope-*.whl
+	$(FRESH)/bin/python -c "import importlib.util as found; assert not found.find_spec('torch')"
 	cd dist && ../$(FRESH)/bin/stepscope --help > /dev/null
-	cd dist && ../$(FRESH)/bin/stepscope explain ../tests/golden/h200-resnet18 --no-cache \
-		--html report.html
-	cd dist && test -s report.html && ls stepscope-*.whl
+	cd dist && ../$(FRESH)/bin/stepscope explain ../tests/golden/h200-resnet18 --no-cache --html report.html
+	cd dist && test -s report.html && rm report.html
+	cd dist && ../$(FRESH)/bin/stepscope why host-bound | head -3
+	cd dist && ../$(FRESH)/bin/stepscope completion bash | grep -q complete
+	ls dist
+
+# Everything that a release needs, then its tag: pushing the tag publishes it (.github/workflows/release.yml).
+release:
+	@test -n "$(VERSION)" || { echo "make release VERSION=1.2.3"; exit 2; }
+	@git diff --quiet HEAD || { echo "release: uncommitted changes"; exit 1; }
+	@grep -q '^version = "$(VERSION)"$$' pyproject.toml || { echo "release: pyproject.toml has another version"; exit 1; }
+	@grep -q '^__version__ = "$(VERSION)"$$' src/stepscope/__init__.py || { echo "release: stepscope.__version__ differs"; exit 1; }
+	@grep -q '^version: $(VERSION)$$' CITATION.cff || { echo "release: CITATION.cff has another version"; exit 1; }
+	@grep -q '^## $(VERSION)' CHANGELOG.md || { echo "release: CHANGELOG.md has no entry"; exit 1; }
+	$(MAKE) test package docs
+	git tag -a v$(VERSION) -m "stepscope $(VERSION)"
+	@echo "tagged v$(VERSION): git push origin v$(VERSION) publishes it"
+
+# The site. Pages and pictures that are made from code are made first by `make pages`.
+docs: $(DOCS)/installed
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(DOCS)/bin/mkdocs build --strict --quiet --site-dir build/site
+	@echo "build/site/index.html"
+
+docs-serve: $(DOCS)/installed
+	$(DOCS)/bin/mkdocs serve
+
+docs-version: $(DOCS)/installed
+	@test -n "$(VERSION)" || { echo "make docs-version VERSION=1.2.3"; exit 2; }
+	PATH="$(abspath $(DOCS)/bin):$$PATH" mike deploy --push --update-aliases $(VERSION) latest
+
+# Reference pages from the code, then the README's pictures (these need Chromium).
+pages: $(VENV)/installed
+	$(BIN)/python docs/generate
+
+pictures: $(VENV)/installed
+	$(BIN)/python docs/pictures.py
 
 bench: $(VENV)/installed $(PEERS)/installed
 	$(BIN)/python benchmarks/startup.py
@@ -141,10 +185,16 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test]"
 	touch $@
 
+$(DOCS)/installed: pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install -q --disable-pip-version-check \
+		$$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	touch $@
+
 $(PEERS)/installed:
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/pip install -q --disable-pip-version-check HolisticTraceAnalysis==0.5.0
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(FRESH) node_modules editors/vscode/node_modules editors/vscode/out editors/vscode/dist dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(FRESH) $(DOCS) build node_modules editors/vscode/node_modules editors/vscode/out editors/vscode/dist dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

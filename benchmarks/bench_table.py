@@ -1,7 +1,7 @@
 """The suite in five ways of training, in one table, and what was once observed of such workloads.
 
     python benchmarks/bench_table.py [NAMES] [--size small] [--at-once 6] [--out DIR]
-        [--promises DIR] > docs/bench-results.md
+        [--promises DIR] > TABLE.md                 the tables of docs/records/bench.md
 
 Each workload trains in fp32 as it is, with tf32, with bf16, with bf16 and a fused optimizer, and
 with those two compiled. Each is captured and explained as `stepscope bench` does it. --promises is

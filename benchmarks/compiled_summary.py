@@ -1,4 +1,4 @@
-"""The rows of compiled_table.py as docs/efficiency.md has them: one line for each way of a model.
+"""The rows of compiled_table.py as docs/records/efficiency.md has them: a line per way of a model.
 
     python benchmarks/compiled_summary.py rows.json [OLDER.json ...]
 

@@ -3,7 +3,7 @@
     PYTHONPATH=src python3 benchmarks/compiled_table.py --save rows.json [--seconds 400] \
         [--at-once 6] [--only gpt2,bert] [--ways eager,default] [--precisions bf16] [--tiny]
     python3 benchmarks/compiled_table.py --save rows.json --print
-    python3 benchmarks/compiled_summary.py rows.json        as docs/efficiency.md has them
+    python3 benchmarks/compiled_summary.py rows.json        as docs/records/efficiency.md has them
 
 Each row is one training, run under `stepscope run`; several start and compile beside each other,
 and each has the device alone from its first optimizer step to its last. It times each of its steps

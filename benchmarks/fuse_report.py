@@ -91,7 +91,7 @@ def plot(results: list[Result]) -> str:
     for power in range(right + 1):
         x = _x(2**power, right)
         body.append(f'<text x="{x:.1f}" y="{_HIGH - 8}" text-anchor="middle">{2**power}</text>')
-    body.append(f'<text x="{_WIDE - 122}" y="{_HIGH - 8}">models in the array</text>')
+    body.append(f'<text x="{_WIDE - 122}" y="{_HIGH - 8}">fused models</text>')
     keys = [(case, dtype) for case in _in_order(fused, "case") for dtype in ("bf16", "fp32")]
     for place, (case, dtype) in enumerate(keys):
         best: dict[int, float] = {}

@@ -2,7 +2,7 @@
 
     python benchmarks/fuse_table.py --check                       is it the same training here?
     python benchmarks/fuse_table.py --save cells.json --seconds 600
-    python benchmarks/fuse_table.py --save cells.json --print [--svg docs/fuse.svg]
+    python benchmarks/fuse_table.py --save cells.json --print [--svg docs/images/fuse.svg]
     python benchmarks/fuse_table.py --profile --only resnet-18 --models 32 --ways fused+graph
 
 Each cell is one training in one way with B models, timed in blocks that take turns with one model

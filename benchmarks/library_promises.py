@@ -1,7 +1,7 @@
 """Promises about library models, written down before anything is measured, then measured.
 
     PYTHONPATH=src python3 benchmarks/library_promises.py --seconds 500 --save promises.json
-        [--models llama,swin] [--at-once 3] [--tiny] [--docs docs/accuracy.md]
+        [--models llama,swin] [--at-once 3] [--tiny] [--docs docs/records/predictions.md]
 
 Each model trains in fp32 eager under `stepscope run`. From its folder come two promises for each
 change: without operator times, and with those that `probe` measured. Only then another process

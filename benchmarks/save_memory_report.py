@@ -1,6 +1,6 @@
 """The table of save_memory_table.py in Markdown, and memory against time as a picture.
 
-python benchmarks/save_memory_report.py rows.json [--svg docs/save-memory.svg]
+python benchmarks/save_memory_report.py rows.json [--svg docs/images/save-memory.svg]
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def main() -> None:
 def markdown(rows: list[Row]) -> str:
     """One row for each training and way; ratios are against eager."""
     lines = [
-        "| training | way | kept | | peak | | step | | promised peak | promised step |",
+        "| training | way | saved | | peak | | step | | predicted peak | predicted step |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for model, ways in _by_model(rows).items():
         eager = ways.get("eager", {})
         for way, row in ways.items():
-            lines.append(f"| {model} | {way} | {' | '.join(_cells(row, eager))} |")
+            lines.append(f"| {model} | {_label(way)} | {' | '.join(_cells(row, eager))} |")
     return "\n".join([*lines, *_twice(rows)])
 
 
@@ -144,8 +144,13 @@ def _legend(shown: set[str]) -> list[str]:
     for number, (way, colour) in enumerate(ways):
         x, y = _LEFT + number % 5 * 185, 16 + number // 5 * 18
         parts.append(f'<circle cx="{x}" cy="{y - 4}" r="5" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 10}" y="{y}">{way}</text>')
+        parts.append(f'<text x="{x + 10}" y="{y}">{_label(way)}</text>')
     return parts
+
+
+def _label(way: str) -> str:
+    """Return the name that readers see: rows call plans of save_memory "ours"."""
+    return way.replace("ours", "plan")
 
 
 def _panel(model: str, ways: dict[str, Row], x: float, y: float) -> list[str]:
@@ -180,7 +185,7 @@ def _panel(model: str, ways: dict[str, Row], x: float, y: float) -> list[str]:
     ]
     for way, (time, peak) in points.items():
         colour = _COLOURS.get(way, "#999")
-        words = f"{way}: step {time:.3f}, {kind} {peak:.3f} of eager's"
+        words = f"{_label(way)}: step {time:.3f}, {kind} {peak:.3f} of eager's"
         parts.append(
             f'<circle cx="{across(time)}" cy="{up(peak)}" r="6" fill="{colour}" stroke="#fff">'
             f"<title>{words}</title></circle>"

@@ -2,7 +2,7 @@
 
     python benchmarks/scan_table.py --save cells.json [--seconds 300] [--steps 1024,4096] \
         [--batch 16,1] [--size 20,64]
-    python benchmarks/scan_table.py --save cells.json --print [--svg docs/scan.svg]
+    python benchmarks/scan_table.py --save cells.json --print [--svg docs/images/scan.svg]
     python benchmarks/scan_table.py --save cells.json --recommend [--seconds 60]
     python benchmarks/scan_table.py --launches [--steps 4096] [--batch 16] [--size 20]
 

@@ -45,7 +45,7 @@ def test_each_thing_takes_two_files_and_a_test() -> None:
         "what-if",
         "trace format",
         "pane of the report",
-        "remedy",
+        "change",
     }
     for heading, blocks in sections().items():
         new = [path for language, path, _ in blocks if language != "diff"]

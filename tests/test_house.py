@@ -68,18 +68,18 @@ def test_exit_codes_are_the_documented_ones() -> None:
         "SlowerError": 5,
     }
     for code in {0, *codes.values()}:
-        assert f"| {code} |" in (ROOT / "docs/json.md").read_text()
+        assert f"|{code}|" in (ROOT / "docs/reference/json.md").read_text()
 
 
-def test_readme_tree_names_every_room_and_nothing_else() -> None:
-    tree = (ROOT / "README.md").read_text().split("src/stepscope/\n")[1].split("tests/")[0]
-    in_readme = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.strip()}
+def test_the_printed_tree_names_every_folder_and_nothing_else() -> None:
+    tree = (ROOT / "CONTRIBUTING.md").read_text().split("src/stepscope/\n")[1].split("tests/")[0]
+    printed = {line.split()[0].rstrip("/") for line in tree.splitlines() if line.strip()}
     on_disk = {
         entry.name
         for entry in SOURCE.iterdir()
         if not entry.name.startswith("__pyc") and entry.name != "py.typed"
     }
-    assert in_readme == on_disk
+    assert printed == on_disk
 
 
 def test_every_finding_has_a_page_in_the_agreed_shape() -> None:
@@ -96,7 +96,8 @@ def test_every_finding_has_a_page_in_the_agreed_shape() -> None:
 def test_every_verb_has_a_page_and_a_file() -> None:
     for verb in VERBS:
         assert (SOURCE / f"ui/cli/{verb}.py").exists()
-        assert (ROOT / f"docs/{verb}.md").read_text().startswith(f"# stepscope {verb}\n")
+        page = ROOT / f"docs/reference/cli/{verb}.md"
+        assert page.read_text().startswith(f"# stepscope {verb}\n")
 
 
 def test_every_note_id_is_documented() -> None:
@@ -106,7 +107,7 @@ def test_every_note_id_is_documented() -> None:
         for name in re.findall(r'Note\(\s*id="([a-z-]+)"', file.read_text())
     }
     assert written
-    documented = (ROOT / "docs/formats.md").read_text()
+    documented = (ROOT / "docs/reference/formats.md").read_text()
     assert {name for name in written if f"`{name}`" not in documented} == set()
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stepscope.trace.read import read_trace
     from stepscope.ui.api import compare, explain, whatif, write_report
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "NotCapturedError",

@@ -26,7 +26,7 @@ class UsageError(StepscopeError):
 
 
 class UnreadableInputError(StepscopeError):
-    """An input file is missing, not permitted, or holds nothing we can read."""
+    """An input file is missing, not permitted, or holds nothing readable."""
 
     exit_code = 3
 

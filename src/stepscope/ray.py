@@ -80,8 +80,8 @@ class RayCapture:
         if not ranks:
             say(
                 "nothing was captured: no worker ended a training step with this runtime_env. "
-                "Give it to ray.init, RunConfig(worker_runtime_env=...) or the actors that train; "
-                "nodes must have stepscope at the same path and share the disk of the run folder"
+                "Pass it to ray.init, RunConfig(worker_runtime_env=...) or the actors that train. "
+                "All nodes need stepscope at the same path, and the run folder on a shared disk"
             )
 
     def __enter__(self) -> Self:

@@ -91,7 +91,7 @@ def test_one_saved_run_is_compared_with_several_of_now() -> None:
     [
         ({"size": "small"}, "size small, the base tiny"),
         ({"ranks": 2}, "ranks 2, the base 1"),
-        ({"remedies": ("bf16",)}, "with bf16, the base with no remedy"),
+        ({"remedies": ("bf16",)}, "with bf16, the base with no change"),
         ({"settings": {"batch": 8}}, "batch 8, the base unknown"),
         ({"name": "dlrm"}, "the base has no such workload"),
         ({"status": "failed", "why": "out of memory"}, "failed: out of memory"),
@@ -143,7 +143,7 @@ def test_a_machine_that_changed_more_than_the_step_is_said() -> None:
     assert change.verdict == "slower"  # nothing is corrected
     assert change.machine_changed
     assert change.pace_change == pytest.approx(0.1)
-    assert "fixed arithmetic takes 10.0% longer" in change.notes[0]
+    assert "takes 10.0% longer for fixed arithmetic" in change.notes[0]
     more = only_change(base, row(times(1.2), calibration_ms=slow))
     assert more.notes == ()
     assert not more.machine_changed

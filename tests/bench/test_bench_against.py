@@ -52,7 +52,7 @@ def test_nothing_to_compare_is_no_silent_success(invoke: Any) -> None:
     other = results(row(), machine=replace(MACHINE, cores=4))
     done = invoke(other, "--fail-on-slower", "3%")
     assert isinstance(done.exception, NotCapturedError)
-    assert "note  ncf is not comparable: another machine: cores 4, the base's 8" in done.stdout
+    assert "note  ncf cannot be compared: another machine: cores 4, the base's 8" in done.stdout
     assert invoke(other).exception is None
 
 
@@ -75,8 +75,8 @@ def test_an_alarm_without_a_base_is_refused() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "is not what stepscope bench --save writes"),
-        ('{"schema": 1}', "is not what stepscope bench --save writes"),
+        ("{", "was not written by stepscope bench --save"),
+        ('{"schema": 1}', "was not written by stepscope bench --save"),
         (msgspec.json.encode(results(row(), schema=9)).decode(), "has schema 9"),
         (msgspec.json.encode(results(row((0.0, 1.0)))).decode(), "has a run that takes no time"),
     ],
@@ -124,7 +124,7 @@ def test_a_step_that_capture_saw_as_two_is_one(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (("gpt2", "--set=colour=3"), "gpt2 no longer has the setting 'colour'"),
-        (("gpt2", "--size=huge"), "is no run of a workload"),
+        (("gpt2", "--size=huge"), "is not a run of a workload"),
     ],
 )
 def test_a_run_of_something_else_is_no_base(

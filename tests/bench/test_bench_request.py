@@ -56,7 +56,7 @@ def test_extras_run_by_name_or_with_all() -> None:
     ("request_", "words"),
     [
         (BenchRequest(names=("broken",)), "cannot be loaded"),
-        (BenchRequest(names=("plain",), size="paper"), "no size paper; it has tiny"),
+        (BenchRequest(names=("plain",), size="paper"), "no size paper. It has tiny"),
         (BenchRequest(names=("plain",), changes={"batsh": "4"}), "did you mean batch"),
         (BenchRequest(names=("plain",), changes={"batch": "many"}), "such as 4"),
         (BenchRequest(names=("plain",), changes={"shape": "2"}), "cannot be changed"),

@@ -102,7 +102,7 @@ def test_a_workload_that_raises_is_said_and_the_others_go_on(home: Path) -> None
     assert quick["peak_bytes"]
     assert quick["verdict"]
     assert quick["flops"] == 2 * 32 * 16 * 2
-    assert "not the suite's own settings: steps=24" in results["broken_rules"]
+    assert "these are not the suite's own settings: steps=24" in results["broken_rules"]
     assert json.loads((home / "runs/bench.json").read_text()) == results
     with (home / "table.csv").open() as file:
         rows = list(csv.DictReader(file))

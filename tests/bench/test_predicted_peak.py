@@ -194,7 +194,7 @@ def test_an_operator_too_large_to_try_is_noted() -> None:
     needs = MeasuredNeeds(meter_on_host, most_bytes=16)
     with FakeTensorMode(), MemoryLedger("cpu", needs):
         nn.functional.conv2d(torch.rand(4, 3, 16, 16), torch.rand(8, 3, 3, 3))
-    assert needs.notes == {"workspace of aten::convolution not known: too large to try"}
+    assert needs.notes == {"workspace of aten::convolution is unknown: too large to try"}
 
 
 def test_a_gpu_hands_out_blocks_of_512_bytes() -> None:
@@ -212,9 +212,9 @@ def _task(**changes: str) -> BenchTask:
 
 def test_the_refusal_says_what_is_needed_what_is_free_and_what_fits() -> None:
     peak = PredictedPeak(peak_bytes=96_000_000_000, free_bytes=80_000_000_000, device="cuda")
-    assert fits.too_large(peak).startswith("needs about 96.0 GB on the GPU, 80.0 GB are free; not")
+    assert fits.too_large(peak).startswith("needs about 96.0 GB on the GPU, 80.0 GB are free. Even")
     smaller = PredictedPeak(peak_bytes=2, free_bytes=1, ranks=2, fitting_batch=24)
-    assert fits.too_large(smaller).endswith("--set batch=24 would fit")
+    assert fits.too_large(smaller).endswith("--set batch=24 fits")
     assert "for each of 2 ranks" in fits.too_large(smaller)
 
 

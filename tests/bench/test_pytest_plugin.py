@@ -15,7 +15,7 @@ from stepscope.verify.step_rounds import rounds_change, summarise_rounds, time_s
 
 pytest_plugins = ["pytester"]
 PLUGIN = "stepscope.ui.pytest_plugin"
-DOCS = Path(__file__).parents[2] / "docs/pytest.md"
+DOCS = Path(__file__).parents[2] / "docs/how-to/ci.md"
 BUSY = "import time\n\ndef busy(ms):\n    end = time.perf_counter() + ms / 1e3\n"
 BUSY += "    while time.perf_counter() < end:\n        pass\n\n"
 
@@ -44,8 +44,9 @@ def test_a_step_over_its_budget_fails_with_what_was_measured(pytester: pytest.Py
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
         [
-            "the step takes * ms (* to * ms in 95 of 100 cases; 5 rounds of * step*): surely more "
-            "than its budget of 0.500 ms",
+            "the step takes * ms (95% interval * to * ms; 5 rounds of * step*): the whole "
+            "interval is over "
+            "the budget of 0.500 ms",
             "It was measured 3 times: *",
             "To accept it, raise ms in @pytest.mark.stepscope_budget of test_step.py::test_step",
         ]
@@ -75,7 +76,7 @@ def test_the_baseline_is_saved_compared_and_accepted(pytester: pytest.Pytester) 
     test = with_fixture("over_baseline='3000%', baseline='steps.json'", 1)
     missing = run(pytester, test)
     missing.assert_outcomes(failed=1)
-    missing.stdout.fnmatch_lines(["*steps.json has no step of this test: save one with pytest *"])
+    missing.stdout.fnmatch_lines(["*steps.json has no step for this test: save one with pytest *"])
     run(pytester, test, "--stepscope-save").assert_outcomes(passed=1)
     run(pytester, test).assert_outcomes(passed=1)
     change_saved(pytester, rounds_ms=[0.001, 0.0011, 0.001, 0.0009, 0.001])
@@ -83,7 +84,8 @@ def test_the_baseline_is_saved_compared_and_accepted(pytester: pytest.Pytester) 
     slower.assert_outcomes(failed=1)
     slower.stdout.fnmatch_lines(
         [
-            "the step takes *against the baseline's * ms, surely more than the 3000% that are *",
+            "the step takes *against the baseline's * ms. The whole interval is over the "
+            "3000% allowed*",
             "To accept it as the new baseline: pytest --stepscope-save test_step.py::test_step",
         ]
     )
@@ -104,7 +106,7 @@ def test_a_baseline_of_another_machine_is_not_compared(pytester: pytest.Pytester
     change_saved(pytester, processor="another")
     result = run(pytester, test, "-rs")
     result.assert_outcomes(skipped=1)
-    result.stdout.fnmatch_lines(["*the baseline is of another machine: processor *"])
+    result.stdout.fnmatch_lines(["*the baseline is from another machine: processor *"])
 
 
 def test_a_damaged_baseline_is_said_in_one_line(pytester: pytest.Pytester) -> None:
@@ -122,7 +124,7 @@ def test_a_damaged_baseline_is_said_in_one_line(pytester: pytest.Pytester) -> No
         ("ms=1, over_baseline='5%'", "takes either ms, or over_baseline and baseline"),
         ("over_baseline='5%'", "takes either ms, or over_baseline and baseline"),
         ("over_baseline='five', baseline='b'", "over_baseline='five': write '5%' or 0.05"),
-        ("12.5, seconds=3", "fail if the training step surely takes longer"),
+        ("12.5, seconds=3", "fail if the training step takes longer"),
     ],
 )
 def test_a_budget_that_means_nothing_is_refused(

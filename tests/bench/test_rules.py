@@ -86,17 +86,17 @@ def made_row(runs: int, **changes: Any) -> WorkloadResult:
 def test_few_runs_changed_settings_and_a_busy_machine_are_broken_rules() -> None:
     machine = BenchMachine(host="a", processor="b", cores=4, load=2.0)
     broken = broken_rules([made_row(5), made_row(1)], machine, changed=["batch=4"])
-    assert [words.split(":")[0] for words in broken] == [
-        "only 1 run of each workload",
-        "not the suite's own settings",
-        "the machine was busy when it began",
+    assert [words.split(":")[0].split(". ")[0] for words in broken] == [
+        "only 1 run of each workload, but a claim needs 5 (--runs)",
+        "these are not the suite's own settings",
+        "the machine was busy at the start",
     ]
 
 
 def test_a_training_that_misses_its_target_has_no_speed_to_claim() -> None:
     row = made_row(5, remedies=("bf16",), target_reached=False)
     assert broken_rules([row], None) == (
-        "the speed of gpt2+bf16 is no claim: it missed its target loss",
+        "the speed of gpt2+bf16 is not a claim, because it missed its target loss",
     )
 
 

@@ -139,7 +139,7 @@ def test_a_run_that_cannot_be_opened_leaves_the_study_without_predictions() -> N
         raise NotCapturedError("no trace")
 
     (study,) = with_studies(results(row(8), row(16)), open_run).scaling
-    assert study.notes == ("nothing is predicted: no trace",)
+    assert study.notes == ("there is no prediction: no trace",)
     (study,) = with_studies(
         results(row(8, samples_per_s=None, status="failed"), row(16)), open_run
     ).scaling

@@ -28,7 +28,7 @@ def check(text: str) -> BenchTask:
     "text", ["batch=0", "batch=-3", "batch=2.5", "layers=-1", "lr=nan", "lr=inf", "lr=-0.1"]
 )
 def test_impossible_values_are_refused_with_the_usual_one(text: str) -> None:
-    with pytest.raises(UsageError, match=r"--set .*: one wants a value such as"):
+    with pytest.raises(UsageError, match=r"--set .*: one needs a value such as"):
         check(text)
 
 

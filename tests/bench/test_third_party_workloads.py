@@ -15,7 +15,7 @@ from stepscope.bench import catalogue
 from stepscope.errors import UsageError
 
 EXAMPLE = Path(__file__).parent / "example_package"
-DOCS = Path(__file__).parents[2] / "docs/extending-workloads.md"
+DOCS = Path(__file__).parents[2] / "docs/how-to/own-workloads.md"
 
 
 def install(folder: Path, package: str, entries: str, module: str | None = None) -> None:
@@ -49,9 +49,12 @@ def test_the_example_package_is_found_and_loaded(site: Path) -> None:
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise OSError('no disk')", "OSError: no disk"),
         ("OTHER = 1", "AttributeError"),
-        ("WORKLOAD = 3", "is no stepscope.bench.workload.TrainingWorkload"),
-        ("NAME = 'other'", "it calls itself other: the entry point must have the same name"),
-        ("SIZES = {'huge': {'batch': 1}}", "its sizes are huge: there are tiny, small, paper"),
+        ("WORKLOAD = 3", "is not a stepscope.bench.workload.TrainingWorkload"),
+        ("NAME = 'other'", "it calls itself other, but the entry point must have the same name"),
+        (
+            "SIZES = {'huge': {'batch': 1}}",
+            "its sizes are huge. Possible sizes are tiny, small, paper",
+        ),
         ("SIZES = {'tiny': {}}", "size tiny has no batch"),
         ("SIZES = {'tiny': {'batch': 1}}", "size tiny has no target"),
     ],
@@ -85,7 +88,8 @@ def test_nobody_replaces_a_workload_of_the_suite(site: Path) -> None:
     install(site, "thief", "gpt2 = thief:WORKLOAD", "WORKLOAD = 3")
     assert catalogue.load("gpt2").name == "gpt2"
     assert catalogue.problems() == (
-        "package thief declares a workload gpt2, which is one of the suite's: the suite's is run",
+        "package thief declares a workload gpt2, which is also one of the suite's. The "
+        "suite's is run",
     )
 
 

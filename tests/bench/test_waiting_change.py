@@ -73,7 +73,7 @@ def test_a_wait_that_is_gone_makes_the_step_faster() -> None:
     change = only_change(taken_apart(RESTLESS, SLEEPS), taken_apart(RESTLESS))
     assert change.verdict == "faster"
     assert change.decided_by == "waiting"
-    assert "of the step less" in parts_words(change)
+    assert "waits less, by" in parts_words(change)
 
 
 def test_restless_computing_alone_is_no_alarm() -> None:
@@ -164,7 +164,10 @@ def test_the_time_that_others_had_the_cores_is_no_change() -> None:
     assert change.verdict == "no difference seen"
     assert change.change == pytest.approx(0.0, abs=1e-9)
     (note,) = against_notes(comparison)
-    assert "other programs had the cores for 67% of the step, and for 0% when" in note
+    assert (
+        "other programs used the cores for 67% of the step. When the base was measured, it was 0%"
+        in note
+    )
     assert against_answer(comparison).next.startswith("nothing to do")
 
 
@@ -241,7 +244,7 @@ def test_both_kinds_of_change_hold_together() -> None:
 
 def test_the_words_say_which_part_changed() -> None:
     change = only_change(taken_apart(), taken_apart(BASE_MS, SLEEPS))
-    assert parts_words(change).startswith("waits 5.0% of the step longer (+3.4% to +6.6%); ")
+    assert parts_words(change).startswith("waits longer, by 5.0% of the step (+3.4% to +6.6%); ")
     assert "computing: no difference seen (" in parts_words(change)
     assert moved_words(change) == "waiting +0.500 ms"
     comparison = compare_results(
@@ -249,9 +252,9 @@ def test_the_words_say_which_part_changed() -> None:
     )
     answer = against_answer(comparison)
     assert answer.verdict == "slower: ncf +4.8%; 1 workload compared"
-    assert answer.why.startswith("ncf waits 4.8% of the step longer (")
+    assert answer.why.startswith("ncf waits longer, by 4.8% of the step (")
     same = compare_results(results(taken_apart()), results(taken_apart()), "base.json")
-    assert against_answer(same).why.endswith("; a wait of 2.2% of the step too")
+    assert against_answer(same).why.endswith(", and a wait of 2.2% of the step")
 
 
 def test_a_wait_ends_the_bench_with_code_5(invoke: Any) -> None:

@@ -90,4 +90,4 @@ def test_a_tiny_model_on_a_cpu_goes_all_the_way_and_is_not_tried_again(tmp_path:
     rows = json.loads(file.read_text())
     assert [one["mode"] for one in rows] == ["default", "reduce-overhead"]
     assert all(one["measured_ms"] > 0 for one in rows)
-    assert all("no accelerator" in one["refused"][0] for one in rows)
+    assert all("no GPU" in one["refused"][0] for one in rows)

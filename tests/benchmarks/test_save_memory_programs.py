@@ -56,7 +56,7 @@ def test_one_command_prints_the_table_and_draws_the_picture(tmp_path: Path, on_g
     assert "RuntimeError: no compiler" in printed
     titles = [e.text for e in ElementTree.parse(picture).iter() if e.tag.endswith("title")]
     kind = "peak" if on_gpu else "kept"
-    assert f"ours 5%: step 1.040, {kind} 0.500 of eager's" in titles
+    assert f"plan 5%: step 1.040, {kind} 0.500 of eager's" in titles
     assert len(titles) == 2
 
 

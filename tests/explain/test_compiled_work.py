@@ -259,7 +259,7 @@ def test_breaks_without_a_cost_are_named_after_the_others(read: Read) -> None:
     rank = explain_analysis(analysed(read, record, *marks, *steps))
     (finding,) = [finding for finding in rank.findings if finding.id == "graph-breaks"]
     assert [place.line for place in finding.where] == [7, 9]
-    assert finding.summary.startswith("1 line ")
+    assert finding.summary.startswith("torch.compile cannot trace 1 line, ")
     assert finding.evidence[1] == "train.py:9 in forward: cost not known; Tensor.item()"
 
 

@@ -320,7 +320,7 @@ def test_products_far_below_calibrates_roof_are_slow(read: Read) -> None:
 
 def test_without_a_calibration_the_traces_best_product_is_the_roof(read: Read) -> None:
     finding = sure(explained(read(steps([LARGE, SLOW]), device=None)), "slow-products")
-    assert "13.4 GFLOP/s of 107 GFLOP/s (the best product of this trace)" in finding.summary
+    assert "13.4 GFLOP/s of 107 GFLOP/s (the best matmul of this trace)" in finding.summary
 
 
 def test_a_plain_loop_is_named() -> None:
@@ -356,7 +356,7 @@ def test_denormal_values_and_slow_operators_are_denormals(read: Read) -> None:
     )
     assert finding.share > 0.9
     assert finding.severity == "medium"  # how much of it they cost is not known
-    assert "20% of sampled" in finding.summary
+    assert "20% of the sampled" in finding.summary
     assert finding.remedies[0].id == "flush-denormal"
 
 
@@ -391,7 +391,7 @@ def test_healthy_says_what_was_checked_and_how_near_the_roof_it_is(read: Read) -
     )
     finding = sure(rank, "healthy")
     assert finding.evidence[0].startswith("checked: data loading, ")
-    for word in ("threads", "other processes", "speed of matrix products", "denormal numbers"):
+    for word in ("threads", "other processes", "speed of matmuls", "denormal numbers"):
         assert word in finding.evidence[0]
     assert "of 120 GFLOP/s (measured by calibrate)" in finding.evidence[0]
     assert not any(line.startswith("not known") for line in finding.evidence)
@@ -463,7 +463,7 @@ def test_nobody_is_called_busy_before_the_run_has_said_how_long_it_slept(read: R
     assert "busy or the training thread sleeps" in live.summary
     busy = load_of(counters(user_ns=10 * SECOND, system_ns=0))
     ended = mostly_idle(read, busy, columns([100.0] * 100, data=[0.0] * 100))
-    assert ended.summary.endswith("Python is busy between them.")
+    assert ended.summary.endswith("because Python is busy between operators.")
 
 
 @pytest.mark.parametrize(
@@ -489,4 +489,4 @@ def test_python_outside_the_model_is_named_before_a_change_that_does_not_reach_i
     assert [remedy.id for remedy in finding.remedies] == remedies
     assert f"{outside}% in ReplayBuffer.sample (dqn.py:38)" in " ".join(finding.evidence)
     assert finding.where == (sample,)
-    assert finding.summary.endswith(", much of it in ReplayBuffer.sample (dqn.py:38).")
+    assert finding.summary.endswith(" Much of that is in ReplayBuffer.sample (dqn.py:38).")

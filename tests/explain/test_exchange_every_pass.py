@@ -79,21 +79,21 @@ def test_all_but_the_last_exchange_of_a_step_is_lost(read: Read) -> None:
     """60 of 300 µs are exposed, 30 of them in the first pass."""
     finding = found(read, steps("pass", "pass", "update"))
     assert finding is not None
-    assert finding.title == "Gradients are exchanged in every backward pass"
+    assert finding.title == "Gradients exchanged every pass"
     assert finding.summary == (
-        "10% of the step is communication of the first 1 of 2 backward passes, during which "
-        "nothing computes."
+        "10% of the step goes into exchanging gradients in the first of 2 backward passes. "
+        "One exchange after the last pass is enough."
     )
     assert finding.share == pytest.approx(30 / STEP)
     assert finding.severity == "medium"
     assert finding.evidence == (
-        "not hidden by compute in passes before the last: 0.0300 ms of the 0.300 ms step",
-        "2 all-reduces in a step of 2 passes, where 1 would do",
+        "exposed time before the last pass: 0.0300 ms of the 0.300 ms step",
+        "2 all-reduces in a step of 2 passes, where 1 would be enough",
         "8.00 MB are exchanged in a step instead of 4.00 MB",
     )
     (remedy,) = finding.remedies
     assert remedy.id == "sync-once"
-    assert "the first 1 pass of a step" in remedy.summary
+    assert "the first pass of a step" in remedy.summary
 
 
 def test_the_line_that_calls_the_model_is_named_where_stacks_were_recorded(read: Read) -> None:

@@ -81,7 +81,7 @@ def test_a_job_is_not_healthy_while_one_ranks_work_is_not_known(tmp_path: Path) 
     found = explain_job(tmp_path)
     assert found.findings[0].id == "unknown-work"
     assert "healthy" not in {finding.id for finding in found.findings}
-    assert found.verdict.startswith("Not known")
+    assert found.verdict.startswith("Unknown work")
     assert found.next
 
 
@@ -114,7 +114,7 @@ def test_the_rank_that_others_wait_for_gives_the_verdict(tmp_path: Path) -> None
         ("straggler", 1),
         ("exposed-communication", 0),
     ]
-    assert "(rank 1): rank 1 takes" in found.verdict
+    assert "(rank 1): Rank 1 takes" in found.verdict
 
 
 @pytest.mark.parametrize(

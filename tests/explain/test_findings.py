@@ -210,4 +210,4 @@ def test_average_times_in_the_evidence_cover_the_whole_trace(explained: Explain)
     assert rank.budget.basis == "cycles"
     lines = finding(rank, "launch-bound").evidence
     # 60 kernels of 4 µs; from 0 to 594 µs one begins every 9.9 µs
-    assert any("runs 4.00 µs on average; one starts every 9.90 µs" in line for line in lines)
+    assert any("runs 4.00 µs on average, and one starts every 9.90 µs" in line for line in lines)

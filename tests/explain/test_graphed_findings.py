@@ -158,7 +158,7 @@ def test_a_graph_that_was_to_be_replayed_is_named_with_the_reason(read: Read) ->
         RankAnalysis(RankInputs(trace=read(compiled_steps(20)), compiler=record))
     )
     found = next(f for f in rank.findings if f.id == "graphs-skipped")
-    assert "1 compiled graph of 1 is not replayed" in found.summary
+    assert "1 of 1 compiled graph is not replayed" in found.summary
     assert why in found.evidence[0]
 
 

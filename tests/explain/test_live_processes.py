@@ -49,6 +49,6 @@ def test_ranks_that_only_sum_their_loss_do_not_train_together(tmp_path: Path) ->
     found = explained(tmp_path, "apart.py", *TWO_RANKS)
     assert found.findings[0].id == "not-training-together"
     assert found.verdict.startswith(
-        "These ranks do not train together: the 2 ranks exchange no gradients"
+        "Ranks do not train together: The 2 ranks exchange no gradients"
     )
     assert found.why == "a step exchanges 4 B, but 263 kB of parameters are trained"

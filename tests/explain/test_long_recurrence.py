@@ -117,7 +117,7 @@ def finding(path: Path) -> Finding | None:
 def test_a_real_rnn_on_the_cpu(tmp_path: Path) -> None:
     found = finding(recorded(tmp_path / "trace.json", layers(nn.RNN(3, SIZE))))
     assert found is not None
-    assert "backward through 130 steps of a plain RNN (tanh)" in found.summary
+    assert "backward pass through 130 steps of a plain RNN (tanh)" in found.summary
     assert found.share > 0.3
     remedies = {remedy.id: remedy for remedy in found.remedies}
     assert set(remedies) == {"truncate-backward", "scan-backward"}
@@ -203,7 +203,7 @@ def test_the_what_if_prefers_what_was_measured_on_the_device(
     path = write(tmp_path / "t.json", cudnn(4096, 8_500), device="NVIDIA H200")
     prediction = stepscope.whatif(path, "scan")
     assert prediction.predicted_ms == pytest.approx(10 - 9.5 / 2, abs=0.3)
-    assert any("measured on this device" in each for each in prediction.assumptions)
+    assert any("measured on this GPU" in each for each in prediction.assumptions)
 
 
 def test_the_what_if_of_an_lstm_rests_on_what_was_measured(
@@ -220,7 +220,7 @@ def test_the_what_if_of_an_lstm_rests_on_what_was_measured(
 @pytest.mark.parametrize(
     ("events", "why"),
     [
-        (("lstm", 4, 4096, 8_500), "of an LSTM or a GRU takes is not known"),
+        (("lstm", 4, 4096, 8_500), "of a scan of an LSTM or a GRU of this shape is unknown"),
         (("rnn_tanh", 1, 100, 8_500), "no recurrence of 128 steps"),
     ],
 )

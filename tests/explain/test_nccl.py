@@ -133,7 +133,7 @@ def test_sockets_within_a_machine_are_grave(tmp_path: Path) -> None:
     job = Job(tmp_path, ("n1", "n1")).link("NET/Socket/0", (0, 1), (1, 0))
     finding = job.findings()["nccl-socket-fallback"]
     assert finding.severity == "high"
-    assert "ranks on one machine" in finding.summary
+    assert "Ranks on one machine" in finding.summary
     assert finding.remedies[0].id == "one-machine"
 
 
@@ -217,7 +217,7 @@ def test_a_communicator_that_never_came_up_makes_warnings_graver(golden: Path) -
     assert summary is not None
     (finding,) = summary.findings
     assert (finding.id, finding.severity) == ("nccl-warnings", "medium")
-    assert "never finished its initialisation" in finding.summary
+    assert "never finished its initialization" in finding.summary
 
 
 def test_every_finding_has_a_page_and_no_made_up_share(job: Job) -> None:

@@ -47,7 +47,7 @@ def test_ranks_that_exchange_nothing_do_not_train_together() -> None:
     assert finding is not None
     assert (finding.id, finding.severity, finding.share) == ("not-training-together", "high", 0.5)
     assert finding.of == "work"
-    assert "each trains a model of its own." in finding.summary
+    assert "each trains its own model." in finding.summary
     assert finding.evidence[0] == "a step exchanges 0 B, but 547 kB of parameters are trained"
     assert finding.remedies[0].id == "wrap-model"
 
@@ -91,8 +91,8 @@ def test_calls_outside_the_recorded_steps_leave_a_doubt() -> None:
     ("shared", "severity", "words"),
     [
         (True, "none", "2 processes train one model in shared memory"),
-        (False, "low", "they share no parameters"),
-        (None, "low", "whether they share parameters is not known"),
+        (False, "low", "They share no parameters"),
+        (None, "low", "Whether they share parameters is not known"),
     ],
 )
 def test_processes_without_a_group_are_told_in_other_words(

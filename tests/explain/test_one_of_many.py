@@ -48,7 +48,7 @@ def test_runs_of_the_same_script_with_other_arguments(tmp_path: Path) -> None:
     paths = [run(tmp_path, f"run-{rate}", "--lr", rate) for rate in ("0.1", "0.2", "0.3")]
     found = finding(paths[0])
     assert found is not None
-    assert "2 runs of train.py with other arguments" in found.summary
+    assert "2 more runs of train.py with other arguments" in found.summary
     assert found.severity == "high"
     remedies = {remedy.id: remedy for remedy in found.remedies}
     assert set(remedies) == {"fuse", "cuda-graphs"}
@@ -58,7 +58,7 @@ def test_runs_of_the_same_script_with_other_arguments(tmp_path: Path) -> None:
 def test_arguments_of_a_search_are_a_hint_without_a_promise(tmp_path: Path) -> None:
     found = finding(run(tmp_path, "only", "--seed=3", "--lr", "0.1"))
     assert found is not None
-    assert "may be one of many (it has --seed); if so" in found.summary
+    assert "Its options are those of a search: --seed." in found.summary
     assert (found.severity, found.remedies) == ("low", ())
 
 
@@ -84,7 +84,7 @@ def test_numbers_in_names_count_and_places_do_not(tmp_path: Path) -> None:
     ]
     found = finding(runs[0])
     assert found is not None
-    assert "1 run of train.py" in found.summary
+    assert "1 more run of train.py" in found.summary
 
 
 def test_another_number_of_weights_is_another_model(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def test_copies_of_weights_are_no_steps(explained: Explain) -> None:
 def test_a_span_is_told_as_one_and_predicts_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "span.json", start_up(0), forward(0, *LAYERS))
     found = stepscope.explain(path, cache=False)
-    assert found.verdict.startswith("No training steps found: the trace has no step marks, and cov")
+    assert found.verdict.startswith("No training steps found: The trace has no step marks. It cov")
     assert "100 ms" in found.verdict
     assert "prof.step()" in found.next
     assert "stepscope run" in found.next

@@ -143,7 +143,7 @@ def test_own_times_of_a_synchronous_run_are_steps_without_waits() -> None:
 def test_a_bound_pays_with_transient_stragglers(tmp_path) -> None:
     explanation = stepscope.explain(write_run(tmp_path / "r", transient(), mode="bounded", bound=3))
     assert explanation.verdict.startswith("Parameter server: bounded:3 pays")
-    assert "the straggler is transient" in explanation.why
+    assert "Slow steps come to different workers" in explanation.why
     assert "staleness-does-not-pay" not in {finding.id for finding in explanation.findings}
 
 
@@ -151,8 +151,8 @@ def test_a_bound_does_not_pay_with_a_persistent_straggler(tmp_path) -> None:
     run = write_run(tmp_path / "r", PERSISTENT, mode="bounded", bound=3)
     explanation = stepscope.explain(run)
     assert explanation.findings[0].id == "staleness-does-not-pay"
-    assert "the straggler is persistent: worker 0 takes 2.6 times" in explanation.verdict
-    assert "bounded staleness only delays the wait" in explanation.verdict
+    assert "Worker 0 is slow at every step: it takes 2.6 times" in explanation.verdict
+    assert "Bounded staleness only delays the wait" in explanation.verdict
     assert explanation.findings[0].evidence[-1] == "waited for: worker 0 (100%)"
 
 
@@ -174,7 +174,7 @@ def test_equal_workers_need_no_staleness(tmp_path) -> None:
     run = write_run(tmp_path / "r", [[20, 20, 20]] * 30, mode="eventual", bound=None)
     summary = summary_of(run)
     assert summary.verdict == "does not pay"
-    assert "workers take equally long" in summary.why
+    assert "Workers take equally long" in summary.why
     run = write_run(tmp_path / "s", [[20, 20, 20]] * 30)
     assert "barrier-waits" not in {finding.id for finding in stepscope.explain(run).findings}
 
@@ -198,7 +198,7 @@ def test_one_worker_waits_for_nobody(tmp_path) -> None:
         None,
         None,
     )
-    with pytest.raises(NotCapturedError, match="one worker waits for nobody"):
+    with pytest.raises(NotCapturedError, match="one worker, which waits for nobody"):
         stepscope.whatif(run, consistency="bounded:3")
 
 
@@ -324,7 +324,7 @@ def test_whatif_lists_the_usual_ones_and_takes_nothing_else(tmp_path) -> None:
     assert tried["consistency=bounded:10"] == pytest.approx(1.0, abs=0.02)
     done = CliRunner().invoke(whatif_command, [str(run)], standalone_mode=False)
     assert "one change at a time" in done.output
-    with pytest.raises(UsageError, match="only its consistency can be changed"):
+    with pytest.raises(UsageError, match="Only its consistency can be changed"):
         stepscope.whatif(run, "precision=bf16")
 
 

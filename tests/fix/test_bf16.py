@@ -88,15 +88,15 @@ def test_forward_and_backward_in_one_statement_are_left_to_the_user(tmp_path: Pa
         (ScriptFacts(device="cpu", bf16=True, dtypes=("float32",)), None),
         (ScriptFacts(device="cuda", bf16=True, dtypes=("float32",)), None),
         (ScriptFacts(device="cuda", bf16=None, dtypes=("float32",)), None),
-        (ScriptFacts(device="cpu", bf16=False), "this CPU has no instructions for bf16 products"),
-        (ScriptFacts(device="cuda", bf16=False), "this GPU has no instructions for bf16 products"),
-        (ScriptFacts(autocast="float16"), "the script has autocast of its own (float16)"),
+        (ScriptFacts(device="cpu", bf16=False), "this CPU has no instructions for bf16 matmuls"),
+        (ScriptFacts(device="cuda", bf16=False), "this GPU has no instructions for bf16 matmuls"),
+        (ScriptFacts(autocast="float16"), "the script uses autocast itself (float16)"),
         (ScriptFacts(dtypes=("bfloat16",)), "no parameter is fp32"),
         (
             ScriptFacts(
                 built=(Built(kind="scaler", type="GradScaler", options={}, given=(), frames=()),)
             ),
-            "the script has a GradScaler of its own: bf16 needs none",
+            "the script has its own GradScaler, which bf16 does not need",
         ),
     ],
 )

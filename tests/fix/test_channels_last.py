@@ -59,7 +59,7 @@ CONVOLVING = {"Conv2d": 2, "BatchNorm2d": 1}
         ),
         (
             ScriptFacts(modules={"Conv2d": 1, "Conv3d": 1}, image_inputs=True),
-            "the models have convolutions of images and of volumes: no format fits both",
+            "the models have convolutions of images and of volumes, and no format fits both",
         ),
     ],
 )

@@ -80,7 +80,7 @@ def test_the_line_stands_before_training(tmp_path: Path, script: str, lines: lis
 
 
 def test_an_unknown_mode_is_an_error_of_use() -> None:
-    with pytest.raises(UsageError, match="compile does not take 'fastest'"):
+    with pytest.raises(UsageError, match="compile does not take the value 'fastest'"):
         choose("compile=fastest")
 
 
@@ -97,14 +97,14 @@ def test_with_the_whole_compiler(tmp_path: Path) -> None:
         (
             ScriptFacts(roots=("Net",)),
             "reduce-overhead",
-            "it captures CUDA graphs: it needs a CUDA device",
+            "it captures CUDA graphs, so it needs a CUDA device",
         ),
         (
             ScriptFacts(roots=("Net",), compiled=True),
             "default",
             "the script compiles its model already",
         ),
-        (ScriptFacts(), "default", "no call of a model was seen"),
+        (ScriptFacts(), "default", "stepscope saw no call of a model"),
         (
             ScriptFacts(roots=("Net",), no_compiler="triton is not installed"),
             "default",

@@ -83,12 +83,15 @@ def test_a_smaller_first_bucket_and_a_static_graph_only_change_the_buckets(tmp_p
 @pytest.mark.slow
 def test_a_hook_of_the_script_and_a_changing_graph_are_left_alone(tmp_path: Path) -> None:
     run = run_injected(tmp_path, BRANCHES, "compress-gradients", ranks=2)
-    own = "the script registers a communication hook of its own"
+    own = "the script registers its own communication hook"
     assert run.refused == {"compress-gradients": own}
     assert run.did == {"compress-gradients": []}
     assert run.facts.graph_changes is True
     assert run.facts.buffers == 3
-    assert why_not("static-graph", run.facts) == "the parameters that a step leaves unused change"
+    assert (
+        why_not("static-graph", run.facts)
+        == "the set of unused parameters changes from step to step"
+    )
     assert why_not("no-buffer-broadcast", run.facts) is None
 
 
@@ -133,7 +136,7 @@ def test_a_ddp_that_a_library_builds_is_left_to_the_user() -> None:
 def test_they_need_ddp_on_several_ranks(name: str) -> None:
     fitting = replace(facts_of(), buffers=2)
     assert why_not(name, fitting) is None
-    assert why_not(name, replace(fitting, world_size=1)) == "one rank alone exchanges no gradients"
+    assert why_not(name, replace(fitting, world_size=1)) == "a single rank exchanges no gradients"
     assert why_not(name, replace(fitting, built=())) == (
         "no model is wrapped in DistributedDataParallel"
     )
@@ -147,7 +150,7 @@ def test_they_need_ddp_on_several_ranks(name: str) -> None:
         ("bucket-mb=25", facts_of(bucket_cap_mb=25), "25 MiB already"),
         ("bucket-mb=200", facts_of(bucket_cap_mb=100), "as many buckets"),
         ("bucket-mb=50", facts_of(bucket_cap_mb_list=[1, 2]), "its own size"),
-        ("first-bucket-mb=4", facts_of(bucket_cap_mb=25), "use bucket-mb"),
+        ("first-bucket-mb=4", facts_of(bucket_cap_mb=25), "Use bucket-mb"),
         ("first-bucket-mb=1", facts_of(), "already"),
         ("first-bucket-mb=4", replace(facts_of(), parameter_bytes=MIB), "fit into the first"),
         ("bucket-view", facts_of(gradient_as_bucket_view=True), "already"),

@@ -110,5 +110,5 @@ def test_the_report_names_sizes_times_and_the_call_for_next_time() -> None:
     assert "a step takes 3.00 ms instead of 6.00 ms" in text
     assert "a bucket costs 1.00 µs, then 500 MB/s" in text
     assert text.count("... 8 more") == 2
-    assert "tried 256 KiB, then 512 KiB (1 bucket): promised 2.00 ms a step" in text
+    assert "tried 256 KiB, then 512 KiB (1 bucket): predicted 2.00 ms per step" in text
     assert "set_buckets(ddp, cap_bytes=524288, first_bytes=262144)" in text

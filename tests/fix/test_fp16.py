@@ -83,7 +83,7 @@ def test_a_scaler_of_the_script_is_refused(tmp_path: Path) -> None:
         "for step", 'own = torch.amp.GradScaler("cpu", enabled=False)\nfor step', 1
     )
     run = _unchanged(tmp_path, script)
-    assert run.refused == {"fp16": "the script has a GradScaler of its own"}
+    assert run.refused == {"fp16": "the script has its own GradScaler"}
 
 
 @pytest.mark.slow
@@ -145,11 +145,11 @@ def test_half_a_patch_is_none(tmp_path: Path) -> None:
         (ScriptFacts(device="cpu", built=(OPTIMIZER,)), "it needs a CUDA device"),
         (
             ScriptFacts(device="cuda", built=(OPTIMIZER, SCALER)),
-            "the script has a GradScaler of its own",
+            "the script has its own GradScaler",
         ),
         (
             ScriptFacts(device="cuda", built=(OPTIMIZER, OPTIMIZER)),
-            "it needs one torch optimizer: there are 2",
+            "it needs one torch optimizer, but the script has 2",
         ),
         (
             ScriptFacts(device="cuda", built=(OPTIMIZER,), closure=True),
@@ -157,7 +157,7 @@ def test_half_a_patch_is_none(tmp_path: Path) -> None:
         ),
         (
             ScriptFacts(device="cuda", built=(OPTIMIZER,), dtypes=("float16", "float32")),
-            "parameters are fp16: their gradients cannot be unscaled",
+            "parameters are fp16, so their gradients cannot be unscaled",
         ),
         (
             ScriptFacts(device="cuda", built=(OPTIMIZER,), modules={"FSDPLinear": 1}),

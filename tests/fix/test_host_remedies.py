@@ -23,7 +23,7 @@ def test_objects_are_frozen_bit_for_bit_the_same(tmp_path: Path) -> None:
     plain = run_injected(tmp_path, TRAINING)
     assert plain.facts.collects
     run = run_injected(tmp_path, TRAINING, "gc-freeze")
-    assert run.did["gc-freeze"] == ["froze what existed after 5 steps"]
+    assert run.did["gc-freeze"] == ["froze all objects that existed after 5 steps"]
     assert run.losses == plain.losses
     assert not run.facts.collects
     assert FIXES["gc-freeze"].fits(run.facts, "") is not None

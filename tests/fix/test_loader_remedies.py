@@ -100,7 +100,7 @@ def test_workers_may_turn_out_to_change_nothing() -> None:
     fix = FIXES["loader-workers"]
     assert (fix.effect, fix.may_be) == (Effect.RANDOM, Effect.BIT_IDENTICAL)
     assert choose("loader-workers=3").value == "3"
-    with pytest.raises(UsageError, match="does not take 'many'"):
+    with pytest.raises(UsageError, match="does not take the value 'many'"):
         choose("loader-workers=many")
 
 

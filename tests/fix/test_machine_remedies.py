@@ -115,7 +115,7 @@ def test_an_allocator_that_was_not_loaded_is_refused(tmp_path: Path) -> None:
     if "cpu-allocator=jemalloc" in run.refused:
         assert "install" in run.refused["cpu-allocator=jemalloc"]
     else:
-        assert "host memory comes from jemalloc" in run.did["cpu-allocator=jemalloc"]
+        assert "CPU memory comes from jemalloc" in run.did["cpu-allocator=jemalloc"]
 
 
 DENORMAL = TRAINING.replace(

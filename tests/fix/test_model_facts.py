@@ -96,4 +96,4 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("CC", raising=False)
     why = model_facts([Model()])["no_compiler"]
-    assert why == "torch.compile needs a C++ compiler, and there is none"
+    assert why == "torch.compile needs a C++ compiler, and none is installed"

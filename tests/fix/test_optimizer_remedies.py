@@ -50,7 +50,7 @@ def test_what_can_be_fused() -> None:
 
 def test_foreach_is_offered_where_it_is_not_the_default() -> None:
     assert why("foreach-optimizer", optimizer()) is None
-    assert "by itself" in str(why("foreach-optimizer", optimizer(), device="cuda"))
+    assert "already uses foreach" in str(why("foreach-optimizer", optimizer(), device="cuda"))
     assert why("foreach-optimizer", optimizer(foreach=False), device="cuda") is None
     assert "already" in str(why("foreach-optimizer", optimizer(foreach=True)))
     assert "fused" in str(why("foreach-optimizer", optimizer(fused=True)))
@@ -160,7 +160,7 @@ def test_a_subclass_with_an_update_of_its_own_is_left_alone(tmp_path: Path) -> N
     """A GradScaler would take it for one that unscales gradients itself."""
     script = SCALED.replace(f"optimizer = {ADAMW}", OWN_STEP)
     run = run_injected(tmp_path, script, "fused-optimizer")
-    assert run.refused["fused-optimizer"] == "Signed has an update of its own"
+    assert run.refused["fused-optimizer"] == "Signed has its own update"
     assert run.losses == run_injected(tmp_path, script).losses
 
 

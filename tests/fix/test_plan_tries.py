@@ -147,7 +147,7 @@ def test_everything_is_kept_only_if_the_cheapest_useful_plan_is_too_slow() -> No
     hopeless = tried(0.05, Machine(host=200.0, slack_ns=0.0))
     assert hopeless.verdict.gave_up
     assert not hopeless.verdict.planned.plan.changes_something()
-    assert "everything is kept from now on" in (hopeless.verdict.said or "")
+    assert "everything stays saved" in (hopeless.verdict.said or "")
     assert "5.0% are allowed" in (hopeless.verdict.said or "")
 
 
@@ -223,10 +223,10 @@ def test_where_the_device_waited_for_offloaded_values_none_are_next_time() -> No
     verdict = tries.judge(record, first, added)
     assert not verdict.planned.offloads
     assert verdict.planned.plan.changes_something()
-    assert "as the device waited 4.00 ms a step for offloaded values" in (verdict.said or "")
+    assert "because the GPU waited 4.00 ms per step for offloaded values" in (verdict.said or "")
     assert verdict.planned.load.device_ns >= 0.8 * first.load.device_ns
     host = PlanTries(target).judge(record, first, replace(added, waited_ns=1 * MS))
-    assert "as the host cannot keep up" in (host.said or "")
+    assert "because the CPU cannot keep up" in (host.said or "")
     assert host.record.may_offload
 
 
@@ -322,7 +322,7 @@ def test_the_first_plan_asks_no_more_of_the_host_than_its_slack_and_the_limit(
 def test_what_holds_a_plan_back_is_said() -> None:
     target = MemoryTarget(max_slowdown=0.3)
     record = replace(blocks(), launch_ns=1 * MS, host_slack_ns=0)
-    assert "would cost the host more time than it has" in plan_step(record, target).plan.notes[0]
+    assert "would need more CPU time than is free" in plan_step(record, target).plan.notes[0]
 
 
 def test_where_the_slack_was_too_small_a_plan_that_fits_is_made_again() -> None:

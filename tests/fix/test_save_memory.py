@@ -403,7 +403,7 @@ def test_dry_run_makes_the_plan_and_changes_nothing() -> None:
     saver = assert_exact(seq2seq, steps, dry_run=True)
     plan = with_plan(saver)
     assert saver.held_bytes is None
-    assert str(plan).startswith("Backward keeps ")
+    assert str(plan).startswith("Backward needs ")
     assert "recompute" in str(plan)
     assert "tanh" in str(plan)
 

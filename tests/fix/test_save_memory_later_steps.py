@@ -132,7 +132,7 @@ def test_where_a_smaller_plan_is_no_faster_the_larger_one_stays_for_good() -> No
     assert ended.decided
     assert ended.planned is first
     assert ended.for_good
-    assert "something else takes longer" in (ended.said or "")
+    assert "Something else takes longer" in (ended.said or "")
 
 
 def test_a_smaller_plan_that_is_faster_but_too_slow_is_made_smaller() -> None:

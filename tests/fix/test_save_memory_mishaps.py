@@ -209,4 +209,4 @@ def test_a_target_that_leaves_no_time_is_said_to_be_the_reason() -> None:
     trained(model, x, 2)
     assert saver.plan is not None
     (note,) = [note for note in saver.plan.notes if "worth it" in note]
-    assert note.startswith("Nothing is worth it within 0% of a step: ")
+    assert note.startswith("Nothing is worth it within 0% of a step. ")

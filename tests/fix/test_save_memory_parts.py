@@ -113,7 +113,7 @@ def test_following_a_plan_counts_as_time() -> None:
 def test_nothing_cheap_is_said() -> None:
     record = chain([0, 100, 40], ["heavy", "heavy"], [1, 2])
     plan = make_plan(record, MemoryTarget())
-    assert plan.verdict() == "Backward keeps 140 B; nothing is changed."
+    assert plan.verdict() == "Backward needs 140 B. Nothing is changed."
     assert plan.notes == ("Nothing here is cheap to recompute or compresses exactly.",)
     assert backward_memory(record, ValueSelection()).saved_bytes == 0
 

@@ -42,8 +42,8 @@ for step in range(12):
     ("facts", "words"),
     [
         (ScriptFacts(roots=("Net",), compiled=True), "the compiler already frees"),
-        (ScriptFacts(roots=("Net",), checkpointed=True), "checkpoints its blocks already"),
-        (ScriptFacts(), "no call of a model was seen"),
+        (ScriptFacts(roots=("Net",), checkpointed=True), "already checkpoints its blocks"),
+        (ScriptFacts(), "stepscope saw no call of a model"),
     ],
 )
 def test_where_it_does_not_fit(facts: ScriptFacts, words: str) -> None:
@@ -96,7 +96,7 @@ def test_losses_are_the_same_to_the_bit(tmp_path: Path) -> None:
     patched = run_patched(tmp_path, SCRIPT, "save-memory=max", steps=10)
     assert plain.losses == injected.losses == patched.losses
     (told,) = injected.did["save-memory=max"]
-    assert told.startswith("Backward keeps ")
+    assert told.startswith("Backward needs ")
     assert "save_memory(model, warmup=3)" in patched.source
     saving, _ = read_saving(next(injected.folder.glob("**/rank-00000")))
     assert saving is not None

@@ -103,7 +103,7 @@ def test_a_slow_plan_is_made_again_until_the_tries_are_used_up(
     assert "planned again" in saver.notes[0]
     assert not saver.settled
     rest = trained(model, x, steps - CHECKED_AFTER - 2)
-    assert "everything is kept from now on" in saver.notes[-1]
+    assert "everything stays saved" in saver.notes[-1]
     assert saver.settled
     assert saver.plan is not None
     assert not saver.plan.changes_something()

@@ -85,7 +85,7 @@ def gpu_facts(*recurrent: tuple[str, int]) -> ScriptFacts:
         (ScriptFacts(modules={"RNN": 1, "Linear": 2}, roots=("Net",)), None),
         (ScriptFacts(modules={"LSTMCell": 1}, roots=("Net",)), "no module is an nn.RNN, nn.GRU or"),
         (ScriptFacts(modules={"RNN": 1}, roots=("RNN",)), "calls an nn.RNN itself"),
-        (ScriptFacts(modules={"GRU": 1}, roots=("GRU",)), "build a stepscope.fix.scan.ScanGRU"),
+        (ScriptFacts(modules={"GRU": 1}, roots=("GRU",)), "Build a stepscope.fix.scan.ScanGRU"),
         (ScriptFacts(modules={"RNN": 1}, roots=("Net",), compiled=True), "before torch.compile"),
         (gpu_facts(("LSTM", 64)), "cuDNN is faster than a scan"),
         (gpu_facts(("RNN", 129), ("LSTM", 33)), "cuDNN is faster than a scan"),

@@ -181,7 +181,7 @@ def test_a_parameter_without_gradient_is_not_sent() -> None:
 
 @pytest.mark.parametrize("text", ["fp8", "top-k", "top-k:0", "top-k:2", ""])
 def test_unknown_compression_is_an_error(text: str) -> None:
-    with pytest.raises(UsageError, match="use None"):
+    with pytest.raises(UsageError, match="Use None"):
         Compression.parse(text)
 
 
@@ -202,7 +202,7 @@ def test_a_recipe_keeps_groups_and_their_settings() -> None:
 
 def test_an_optimizer_of_another_model_is_an_error() -> None:
     model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    with pytest.raises(UsageError, match="2 tensors that are no parameters of the model"):
+    with pytest.raises(UsageError, match="2 tensors that are not parameters of the model"):
         make_recipe(torch.optim.SGD(other.parameters(), lr=1), dict(model.named_parameters()))
 
 
@@ -345,7 +345,7 @@ def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(tmp_path: Pat
     with pytest.raises(UnreadableInputError, match="saved for another model"):
         load_cut(cut, others)
     (cut / "shard-0000.pt").write_bytes(b"nothing")
-    with pytest.raises(UnreadableInputError, match="is no checkpoint of a shard"):
+    with pytest.raises(UnreadableInputError, match="is not a checkpoint of a shard"):
         load_cut(cut, layouts)
 
 
@@ -377,7 +377,7 @@ def test_a_folder_that_cannot_be_written_stops_nobody(tmp_path: Path, capsys) ->
     blocked.write_text("")
     log = EventLog(str(blocked), "coordinator.jsonl")
     log.write(CheckpointCut(cut=1, counts={}, at_unix_ns=1, took_ns=2, size_bytes=3))
-    assert "events of the parameter server are not written" in capsys.readouterr().err
+    assert "events of the parameter server cannot be written" in capsys.readouterr().err
 
 
 def test_under_stepscope_run_its_folder_is_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ def test_switches_are_on_when_training_begins(tmp_path: Path) -> None:
     run = run_injected(tmp_path, TRAINING + SHOWS, "tf32", "cudnn-benchmark")
     assert run.output.splitlines() == ["high True", "True"]
     assert run.did == {
-        "tf32": ["matrix products use tf32"],
+        "tf32": ["matmuls use TF32"],
         "cudnn-benchmark": ["cuDNN tries its algorithms"],
     }
 
@@ -57,7 +57,7 @@ def test_what_the_script_sets_is_replaced(tmp_path: Path) -> None:
     )
     run = run_injected(tmp_path, script + SHOWS, "tf32", "cudnn-benchmark")
     assert run.output.splitlines() == ["high True", "True"]
-    assert run.did["tf32"] == ["matrix products use tf32", "convolutions use tf32"]
+    assert run.did["tf32"] == ["matmuls use TF32", "convolutions use TF32"]
     plain = run_injected(tmp_path, script)
     _, text = patch_of(plain, "tf32", "cudnn-benchmark")
     assert text.decode() == script.replace('"highest"', '"high"').replace("= False", "= True")
@@ -81,15 +81,15 @@ def test_torchs_newer_switches_are_respected(tmp_path: Path) -> None:
         (ScriptFacts(device="cuda", dtypes=("float32",)), None),
         (ScriptFacts(device="cpu"), "it needs a CUDA device"),
         (ScriptFacts(device="cuda", dtypes=("bfloat16",)), "no parameter is fp32"),
-        (ScriptFacts(device="cuda", matmul_precision="high"), "the script uses tf32 already"),
+        (ScriptFacts(device="cuda", matmul_precision="high"), "the script already uses TF32"),
         (ScriptFacts(device="cuda", matmul_precision="high", conv_tf32=False), None),
         (
             ScriptFacts(device="cuda", autocast="bfloat16"),
-            "the script's products run in bfloat16 already",
+            "the script's matmuls already run in bfloat16",
         ),
         (
             ScriptFacts(device="cuda", matmul_precision="mixed"),
-            "the script sets precision with torch.backends.*.fp32_precision: choose tf32 there",
+            "the script sets precision with torch.backends.*.fp32_precision. Choose tf32 there",
         ),
     ],
 )

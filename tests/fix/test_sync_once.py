@@ -39,7 +39,7 @@ def test_a_step_that_comes_early_gets_averaged_gradients(tmp_path: Path) -> None
     changed = run_injected(tmp_path, LEFT_OVER, "sync-once=4", ranks=2)
     assert changed.did["sync-once=4"] == [
         "gradients are exchanged in the last of 4 backward passes",
-        "gradients that were used after 2 instead of 4 passes were averaged before",
+        "gradients that were used after 2 instead of 4 passes were averaged first",
     ]
     assert len(changed.losses) == 22
     assert changed.values == pytest.approx(plain.values, rel=1e-5)
@@ -49,7 +49,7 @@ def test_a_step_that_comes_early_gets_averaged_gradients(tmp_path: Path) -> None
 def test_passes_that_the_script_keeps_to_itself_stay_as_they_are(tmp_path: Path) -> None:
     run = run_injected(tmp_path, OWN_NO_SYNC, "sync-once", ranks=2, steps=4)
     assert (run.facts.passes_per_step, run.facts.synced_passes) == (3, 1)
-    assert "no_sync() already" in (SYNC_ONCE.fits(run.facts, "") or "")
+    assert "already run under no_sync()" in (SYNC_ONCE.fits(run.facts, "") or "")
     assert not run.refused
 
 
@@ -63,9 +63,9 @@ def test_the_number_of_passes_is_the_value_to_try() -> None:
     ("facts", "value", "words"),
     [
         (ACCUMULATING, "3", "4 backward passes, not 3"),
-        (replace(ACCUMULATING, passes_per_step=None), "", "not always the same"),
+        (replace(ACCUMULATING, passes_per_step=None), "", "per step varies"),
         (replace(ACCUMULATING, passes_per_step=1, synced_passes=1), "", "one backward pass"),
-        (replace(ACCUMULATING, synced_passes=1), "", "no_sync() already"),
+        (replace(ACCUMULATING, synced_passes=1), "", "already run under no_sync()"),
         (replace(ACCUMULATING, built=()), "", "set_requires_gradient_sync"),
         (replace(facts_of(static_graph=True), passes_per_step=4, synced_passes=4), "", "static"),
     ],

@@ -39,20 +39,20 @@ def test_ranks_share_the_cores_unless_they_are_pinned() -> None:
 def test_which_number_of_threads_can_be_tried() -> None:
     assert why("cores") is None
     assert why("half") is None
-    assert why("cores", threads=8) == "operators use 8 threads already"
-    assert why("half", local_ranks=2, threads=2) == "operators use 2 threads already"
+    assert why("cores", threads=8) == "operators already use 8 threads"
+    assert why("half", local_ranks=2, threads=2) == "operators already use 2 threads"
     assert "one-thread" in str(why("cores", cores=1, machine_cores=1))
     assert why("cores", device="cuda") == "the model is not on the CPU"
     one = FIXES["one-thread"]
     assert one.fits(ScriptFacts(threads=4), "") is None
-    assert one.fits(ScriptFacts(threads=1), "") == "operators use 1 thread already"
+    assert one.fits(ScriptFacts(threads=1), "") == "operators already use 1 thread"
 
 
 def test_only_one_number_of_threads_at_a_time() -> None:
     assert choose("threads").value == "cores"
     with pytest.raises(UsageError, match="cannot be applied together"):
         choose_all(["threads=half", "one-thread"])
-    with pytest.raises(UsageError, match="does not take 'some'"):
+    with pytest.raises(UsageError, match="does not take the value 'some'"):
         choose("threads=some")
 
 

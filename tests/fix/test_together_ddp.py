@@ -73,7 +73,7 @@ def test_the_first_rank_alone_says_why(found: list[dict[str, Any]]) -> None:
     (report,) = found[0]["tuned_and_not"]["small"]["reports"]
     assert found[1]["tuned_and_not"]["small"]["reports"] == []
     assert report.startswith("stepscope: buckets ")
-    for words in ("a bucket costs", "before: ", "ready", "exposed", "tried ", "promised"):
+    for words in ("a bucket costs", "before: ", "ready", "exposed", "tried ", "predicted"):
         assert words in report
 
 
@@ -131,10 +131,10 @@ def test_sizes_can_be_set_without_tuning(found: list[dict[str, Any]]) -> None:
         ("groups", "groups of the same ranks"),
         ("no group", "no process group"),
         ("interface", "no network interface none0"),
-        ("one rank", "one rank alone"),
+        ("one rank", "a single rank"),
         ("hook", "hook"),
         ("sparse", "sparse gradients"),
-        ("size", "a byte or more"),
+        ("size", "at least one byte"),
     ],
 )
 def test_what_cannot_be_done_is_said(found: list[dict[str, Any]], name: str, words: str) -> None:

@@ -52,7 +52,7 @@ SAID: dict[str, tuple[str, str]] = {
     "train and eval mode that differs between models": ("evaluates_one", "eval mode in others"),
     "requires_grad that differs between models": ("freezes_some", "not trained"),
     "random and numpy.random in forward": ("python_random", "Python's random"),
-    "weights without a shape yet": ("lazy", "call every model once before fuse"),
+    "weights without a shape yet": ("lazy", "Call every model once before fuse"),
     "hooks after a weight's gradient": ("hook after gradients", "between array.backward"),
 }
 
@@ -189,7 +189,7 @@ REFUSALS: dict[str, list[tuple[Callable[[], None], str]]] = {
         (compiled_submodule, "then call array.compile"), (in_parallel, "fuse the module inside"),
     ],
     "hooks for all modules": [(hook_for_all, "hook for all modules")],
-    "modules or weights made in forward": [(module_made_in_forward, "make it in __init__")],
+    "modules or weights made in forward": [(module_made_in_forward, "Create it in __init__")],
     "tensors of other classes and layouts": [(weight_of_another_class, "is a Noisy")],
     "memory that two tensors or models share": [
         (shared_between_models, "bias of model 0 and bias of model 1 share memory"),

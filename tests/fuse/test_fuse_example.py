@@ -1,4 +1,4 @@
-"""The example of docs/fuse.md runs, learns, and its result loads into a plain model."""
+"""Check that the example of the fuse page runs, learns, and loads into a plain model."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_gradients_by_frequency() -> None:
 
 def test_a_word_that_no_model_has() -> None:
     array = fuse([Bags(mode="sum") for _ in range(2)])
-    with pytest.raises(UsageError, match="an embedding of 11 rows is asked for row 11"):
+    with pytest.raises(UsageError, match="an embedding of 11 rows was asked for row 11"):
         array(torch.tensor([[1, 11]]))
 
 

@@ -411,7 +411,7 @@ def test_stacked_inputs_fit_the_array() -> None:
     batches = torch.randn(2, 5, 4)
     apart = array([batches[0], batches[1]])
     torch.testing.assert_close(array(Stacked(batches, 2)).front(), apart.front())
-    with pytest.raises(UsageError, match="a Stacked of 3 models for an array of 2"):
+    with pytest.raises(UsageError, match="a Stacked of 3 models, but 2 models are fused"):
         array(Stacked(torch.randn(3, 5, 4), 3))
 
 
@@ -419,5 +419,5 @@ def test_stacked_inputs_fit_the_array() -> None:
 def test_a_word_that_no_model_has_is_not_its_neighbours(wrong: int) -> None:
     array = fuse([nn.Embedding(7, 2) for _ in range(3)])
     good = torch.tensor([0, 6])
-    with pytest.raises(UsageError, match=f"an embedding of 7 rows is asked for row {wrong}"):
+    with pytest.raises(UsageError, match=f"an embedding of 7 rows was asked for row {wrong}"):
         array([torch.tensor([0, wrong]), good, good])

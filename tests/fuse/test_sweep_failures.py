@@ -162,7 +162,7 @@ def test_the_verb_says_what_failed_and_what_to_do(tmp_path: Path) -> None:
     done = stepscope(tmp_path, "train.py", *words)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("verdict  lr=0.1 ends with the lowest loss")
+    assert lines[0].startswith("verdict  lr=0.1 has the lowest loss")
     assert lines[1].startswith("why      3 of 3 trials ended: 1 failed, 2 finished; the second")
     assert lines[2] == 'next     load the best weights: torch.load("swept/best.pt")["model"]'
     assert "train.py in line 10: ValueError: too large" in lines[-1]

@@ -70,7 +70,7 @@ def test_a_grid_is_swept_and_a_cut_sweep_goes_on(script: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["train.py"], 2, "there is no grid"),
+        (["train.py"], 2, "name the settings to try: --grid"),
         (["none.py", "--grid", "lr=1"], 2, "does not exist"),
         (["train.py", "--grid", "lr"], 2, "NAME=VALUE,VALUE"),
         (["empty.py", "--grid", "lr=1"], 2, "no function build(config)"),

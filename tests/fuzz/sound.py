@@ -56,7 +56,7 @@ def _check_rank(rank: dict[str, Any]) -> None:
     efficiency = rank["efficiency"] or {}
     used = [efficiency.get(name) or 0 for name in ("mfu", "hfu")]
     _expect(min(used) >= 0, "mfu", used)
-    said = "the peak must be wrong" in str(rank["quality"])
+    said = "The peak must be wrong" in str(rank["quality"])
     _expect(max(used) <= 1 + _ROUNDED or said, "mfu above its peak", used)
     timeline = rank["timeline_ns"]
     if timeline["span"] is None:  # a memory snapshot tells no times

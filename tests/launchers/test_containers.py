@@ -32,7 +32,7 @@ def test_a_replaced_python_path_is_told_and_nothing_else_changes(tmp_path: Path)
     bare, _ = end(start(("sh", "-c", inside), tmp_path))
     out, errors = end(start(captured(tmp_path / "run", "sh", "-c", inside), tmp_path))
     assert (losses(out), list((tmp_path / "run").glob("rank-*"))) == (losses(bare), [])
-    assert "gives it another PYTHONPATH or environment" in errors
+    assert "launcher resets PYTHONPATH" in errors
 
 
 def test_an_isolated_python_is_named(tmp_path: Path) -> None:

@@ -38,12 +38,14 @@ def test_numbers_and_ranges_are_listed() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "1,", "1-", "-1", "3..4", "1 2", "one per host", "0x1"])
 def test_what_is_no_rank_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"is no rank: write numbers and ranges as in 0,7,64-71"):
+    with pytest.raises(
+        UsageError, match=r"is not a rank: write numbers and ranges as in 0,7,64-71"
+    ):
         parse_ranks(text)
 
 
 def test_a_range_that_runs_down_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"--ranks 9-3: a range runs upwards: 3-9"):
+    with pytest.raises(UsageError, match=r"--ranks 9-3: a range goes up: write 3-9"):
         parse_ranks("9-3")
 
 
@@ -87,7 +89,7 @@ def test_numbers_outside_the_job_are_said() -> None:
 def test_a_list_without_any_rank_of_the_job_is_answered_as_auto() -> None:
     choice = choose_trace(parse_ranks("900"), 3, 4)
     assert (choice.traced, choice.rule) == (True, "auto")
-    assert choice.problem == "--ranks names 900, but the job has 4 ranks: --ranks auto is used"
+    assert choice.problem == "--ranks names 900, but the job has 4 ranks, so --ranks auto is used"
 
 
 def test_one_per_host_is_the_first_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def test_a_stranger_that_answers_in_place_of_rank_0_is_not_believed() -> None:
         greeter.start()
         crowd = Crowd(WrongPort(server.getsockname()[1]), 2).all_meet()
         greeter.join()
-    assert all("a stranger answered" in held.blocked for held in crowd.held.values())
+    assert all("another program answered" in held.blocked for held in crowd.held.values())
 
 
 def test_many_hosts_do_not_crowd_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_strangers_alone_are_no_ranks() -> None:
     store = Store()
     crowd = Crowd(store, 2, timeout_s=0.5)
     crowd.meet(0)
-    assert "1 ranks did not come" in str(crowd.problems[0])
+    assert "1 ranks did not connect" in str(crowd.problems[0])
     where = json.loads(store.get("job/a/where/0"))
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", where["port"]))

@@ -96,5 +96,5 @@ def test_where_nobody_says_the_first_of_a_host_stands_for_it(
 
 def test_a_rank_that_never_signs_up_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     places = sign_up(monkeypatch, range(72), lambda rank: (rank % 8, 8), None)
-    assert places[0] == "72 of 80 ranks signed up in time"
-    assert places[8] == "the ranks of the job did not all sign up in time"
+    assert places[0] == "only 72 of 80 ranks registered in time"
+    assert places[8] == "not all ranks of the job registered in time"

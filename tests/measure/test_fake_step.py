@@ -81,7 +81,7 @@ def test_writing_goes_nowhere(folder: Path) -> None:
 @pytest.mark.slow
 def test_removing_is_refused_and_said_with_its_line(folder: Path) -> None:
     answer = fake(folder, TRAIN.format(before="shutil.rmtree('.')", inside="pass"))
-    assert "an estimate changes no file" in str(answer["failed"])
+    assert "an estimate must not change files" in str(answer["failed"])
     assert "train.py, line 4" in str(answer["failed"])
     assert (folder / "data.txt").exists()
 

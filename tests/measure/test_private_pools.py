@@ -156,4 +156,4 @@ def test_a_graph_that_outlives_its_optimizer_still_has_an_account(monkeypatch: A
     peak = result["peak"]
     assert sum(peak["categories"].values()) == peak["allocated_bytes"]
     assert peak["categories"]["temporaries"] == 2000  # the pool
-    assert "no module or optimizer was seen: what they hold counts as other" in result["notes"]
+    assert "no module or optimizer was seen: their memory counts as other" in result["notes"]

@@ -97,7 +97,7 @@ PROFILES_ITSELF = (
     print(weight.sum().item().hex())
 """
 )
-# What `run` must set so that the job's Python processes find it (docs/run.md).
+# What `run` must set so that the job's Python processes find it (docs/explanation/capture.md).
 OURS = {"STEPSCOPE_CAPTURE", "PYTHONPATH", "TORCH_FR_BUFFER_SIZE"}
 _WHEN = re.compile(r"\S+ \S+ \d+:\d+ |W\d{4} [\d:.]+|\[W.*?\]")
 

@@ -158,14 +158,16 @@ def test_a_step_that_the_host_paces_points_to_cuda_graphs(tmp_path: Path) -> Non
         bench.predict([parse_setting(f"compile={mode}")]) for mode in ("default", "reduce-overhead")
     )
     words = plain.assumptions[-1]
-    assert words.startswith("compile=default does not make this step faster: the host paces")
+    assert words.startswith(
+        "compile=default does not make this step faster: the compiled step is host-bound"
+    )
     assert "compile=reduce-overhead" in words
-    assert not any("paces" in one for one in graphed.assumptions)
+    assert not any("host-bound" in one for one in graphed.assumptions)
 
 
 def test_a_step_that_the_device_paces_does_not(tmp_path: Path) -> None:
     found = _bench(tmp_path, product_us=50_000).predict([parse_setting("compile")])
-    assert not any("paces" in one for one in found.assumptions)
+    assert not any("host-bound" in one for one in found.assumptions)
 
 
 def test_a_host_that_nearly_paces_the_step_makes_it_doubtful(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_the_fused_kernels_take_what_the_compiled_step_s_take(recorded: Recorded
 
 def test_what_is_assumed_counts_launches_and_bytes(recorded: Recorded) -> None:
     words, pace = recorded.predict(EAGER, "compile").assumptions
-    assert "the host paces the compiled step" in pace
+    assert "the compiled step is host-bound" in pace
     assert words.startswith("838 launches of both passes become ")
     assert "loops fuse" in words
     assert "GB less" in words
@@ -94,11 +94,11 @@ def test_a_compiled_step_can_be_changed(
     ("setting", "why"),
     [
         ("compile", "compiled already"),
-        ("precision=bf16", "no matrix product runs in a wider dtype"),
+        ("precision=bf16", "no matmul runs in a wider dtype"),
         ("optimizer=fused", "fused already"),
         ("no-breaks", "no compiled graph that a break splits"),
-        ("checkpoint=none", "nothing is recomputed"),
-        ("batch=16", "give a factor"),
+        ("checkpoint=none", "this step recomputes nothing"),
+        ("batch=16", "Give a factor"),
     ],
 )
 def test_what_does_not_apply_to_a_compiled_step_says_why(

@@ -237,7 +237,9 @@ def test_a_convolution_takes_what_its_shape_says(
     """It took 8,584 us in fp32: it gains more than the peak, which is 7.4 times as high in tf32."""
     found = in_precision(tmp_path, value, 8584)
     assert convolution_us(found) == pytest.approx(measured_us, rel=0.2)
-    assert "convolutions by their shapes, as cuDNN's took on an H200" in found.assumptions
+    assert (
+        "convolutions take as long as cuDNN's of these shapes took on an H200" in found.assumptions
+    )
 
 
 def test_tf32_makes_no_convolution_slower(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_blocks_run_again_on_a_cpu(bench: Callable[..., Bench]) -> None:
 
 def test_a_cpu_step_without_recomputation_has_none_to_stop(bench: Callable[..., Bench]) -> None:
     found = bench().predict([parse_setting("checkpoint=none")])
-    assert found.refused == ("checkpoint=none: nothing is recomputed in this step",)
+    assert found.refused == ("checkpoint=none: this step recomputes nothing",)
 
 
 def test_the_batch_is_read_from_the_last_step_that_trains(bench: Callable[..., Bench]) -> None:
@@ -84,7 +84,7 @@ def test_the_batch_is_read_from_the_last_step_that_trains(bench: Callable[..., B
 
 def test_a_cpu_has_no_tf32(bench: Callable[..., Bench]) -> None:
     found = bench().predict([parse_setting("precision=tf32")])
-    assert found.refused == ("precision=tf32: the trace has no accelerator, and a CPU has no tf32",)
+    assert found.refused == ("precision=tf32: the trace has no GPU, and a CPU has no TF32",)
 
 
 def test_large_tensors_gain_less_from_a_fused_update_on_a_cpu() -> None:
@@ -113,7 +113,7 @@ def test_a_fused_update_on_a_cpu_says_what_it_rests_on(
 
 
 def test_a_shape_without_elements_is_refused() -> None:
-    with pytest.raises(UsageError, match="give sides above 0"):
+    with pytest.raises(UsageError, match="Give sides above 0"):
         retime(op="bmm", shape=(8, 0, 64, 64), dtype="fp32", ms=1.0, source="T4", target="L4")
     padded = retime(
         op="conv", shape=(8, 64, 64, 3, 56, 1, 0), dtype="fp32", ms=1.0, source="T4", target="L4"

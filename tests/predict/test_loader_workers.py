@@ -158,7 +158,7 @@ def test_a_dataset_that_only_yields_may_have_one_worker(tmp_path: Path) -> None:
     bench = bench_with(tmp_path, fetch=COUNTED, iterable=True, dataset="Stream")
     assert not predict(bench, "loader-workers=1").refused
     (refusal,) = predict(bench, "loader-workers=2").refused
-    assert "Stream is an IterableDataset: every worker would yield all of it" in refusal
+    assert "Stream is an IterableDataset. Every worker would yield all of it" in refusal
 
 
 def test_workers_that_are_ranks_point_to_those_of_the_loader(tmp_path: Path) -> None:

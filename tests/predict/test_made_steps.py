@@ -307,4 +307,4 @@ def test_accumulation_refuses_what_is_there_and_what_does_not_divide(
     tmp_path: Path, asked: int
 ) -> None:
     found = _accumulating(tmp_path, 4).predict([parse_setting(f"accumulate={asked}")])
-    assert "has 4 micro-batches already" in found.refused[0]
+    assert "already has 4 micro-batches" in found.refused[0]

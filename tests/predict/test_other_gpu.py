@@ -373,7 +373,7 @@ def test_an_unknown_gpu_names_the_nearest(tmp_path: Path) -> None:
 def test_a_trace_of_an_unknown_gpu_or_of_none_is_refused(tmp_path: Path, golden: Path) -> None:
     bench = product_step(tmp_path, device="NVIDIA Whatever 9000")
     assert "not in the table" in bench.predict([parse_setting("gpu=L4")]).refused[0]
-    with pytest.raises(NotCapturedError, match="no accelerator"):
+    with pytest.raises(NotCapturedError, match="no GPU"):
         stepscope.whatif(golden / "cpu_step.json.gz", "gpu=L4")
 
 

@@ -75,7 +75,7 @@ def test_a_slowdown_limits_what_is_freed(run: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "value", "words"),
     [
-        ((), "max", "not captured by operator"),
+        ((), "max", "were not captured"),
         ((row("Convolution", 10**8),), "max", "nothing here is cheap to recompute"),
         ((row("CompiledFunction", 10**8, 0),), "max", "the compiler already frees this"),
         ((row("Relu", 10**8, 10**8),), "100GB", "fits as it is"),
@@ -92,7 +92,7 @@ def test_weights_that_dominate_are_named(run: Path) -> None:
     heavy["peak"] = {**MEMORY["peak"], "categories": {}}  # type: ignore[dict-item]
     heavy["peak"]["categories"] = {"parameters": 10**10}  # type: ignore[index]
     write_producers(run, row("Convolution", 10**8), **heavy)
-    with pytest.raises(NotCapturedError, match="weights dominate"):
+    with pytest.raises(NotCapturedError, match="Weights dominate"):
         stepscope.whatif(run, "save-memory=max")
 
 
@@ -104,5 +104,5 @@ def test_a_wrong_target_is_a_wrong_use(run: Path) -> None:
 def test_a_run_made_with_it_is_told_apart(run: Path) -> None:
     write_producers(run, row("Relu", 10**8, 10**8), **MEMORY)
     (run / "rank-00000" / "memory-plan.json").write_text('{"schema": 1, "target": "5%"}')
-    with pytest.raises(NotCapturedError, match="was made with it"):
+    with pytest.raises(NotCapturedError, match="already used it"):
         stepscope.whatif(run, "save-memory=max")

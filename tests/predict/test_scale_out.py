@@ -258,7 +258,7 @@ def test_what_a_share_of_the_batch_takes_on_a_cpu_is_a_guess_and_shows_it(tmp_pa
     bench = cpu_bench(tmp_path, calibration(2, alpha_us=0, us_per_mb=0, lost=0.0))
     weak, strong = (ask(bench, f"workers=2{how}") for how in ("", ":strong"))
     assert strong.high_ms / strong.low_ms > 1.2 * weak.high_ms / weak.low_ms
-    assert any("a quarter" in said for said in strong.assumptions)
+    assert any("A quarter" in said for said in strong.assumptions)
     # 0.4 of what the share takes away, of the part of the step that is a worker's own.
     found = scale_out.share_doubt(4.5e6, 3.0e6, 4.0e6, on_host=True)
     assert found == pytest.approx(0.4 * math.log(1.5) * 0.75)

@@ -165,7 +165,7 @@ def test_settings_combine(h200: H200) -> None:
         ("gpt2s_b8_bf16_fused", "optimizer=fused", "already"),
         ("gpt2s_b8_bf16_graph", "cuda-graphs", "already"),
         ("gpt2s_b8_bf16_compile", "compile", "already"),
-        ("gpt2s_b8_bf16", "checkpoint=none", "nothing is recomputed"),
+        ("gpt2s_b8_bf16", "checkpoint=none", "this step recomputes nothing"),
         ("gpt2s_b8_bf16_ckpt", "checkpoint=blocks", "already"),
         ("gpt2s_b8_bf16", "no-data-wait", "no data loading"),
         ("gpt2s_b8_bf16", "no-sync", "waits"),
@@ -293,7 +293,7 @@ def test_more_of_the_same_is_not_less_certain(h200: H200) -> None:
 
 def test_more_micro_batches_than_can_be_replayed_are_refused(h200: H200) -> None:
     found = h200.predict("gpt2s_b8_fp32", "accumulate=1000000")
-    assert "micro-batches can be, and with more the time per sample" in found.refused[0]
+    assert "micro-batches can be replayed. With more, the time per sample" in found.refused[0]
 
 
 def test_more_workers_hold_ddps_buckets_besides(h200: H200) -> None:

@@ -59,5 +59,5 @@ def test_autocast_leaves_it_alone_and_tf32_does_not(tmp_path: Path, value: str) 
     new = tasks.dur_ns[tasks.row >= 0] / context.graph.tasks.dur_ns
     assert (new[PLAYED] == 1.0) == (value == "bf16")
     assert max(new[TRAINED], new[JUDGED], new[GRADIENT]) < 0.5
-    said = [text for text in outcome.assumptions if "outside of autocast" in text]
+    said = [text for text in outcome.assumptions if "outside autocast" in text]
     assert len(said) == (value == "bf16")

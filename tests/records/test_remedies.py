@@ -45,7 +45,7 @@ def test_a_remedys_constant_is_named_after_its_id() -> None:
     for name, remedy in constants.items():
         assert name == remedy.id.replace("-", "_").upper()
         assert REMEDIES[remedy.id] is remedy
-        assert remedy.action[0].islower()
+        assert remedy.action[0].isupper()
         assert not remedy.action.endswith(".")
 
 

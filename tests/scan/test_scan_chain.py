@@ -111,5 +111,5 @@ def test_pruning_makes_the_products_cheaper() -> None:
 
 
 def test_a_chain_has_a_layer() -> None:
-    with pytest.raises(ValueError, match="a layer at least"):
+    with pytest.raises(ValueError, match="at least one layer"):
         scan_chain([])

@@ -115,7 +115,7 @@ class OwnRnn(nn.RNN):
         (nn.Sequential(OwnRnn(3, 4)), "OwnRnn, a subclass"),
         (nn.LSTM(3, 4, proj_size=2), "no scan for an nn.LSTM with proj_size=2"),
         (nn.Linear(3, 4), "no nn.RNN, nn.GRU or nn.LSTM in Linear"),
-        (ScanRNN(3, 4), "by a scan already"),
+        (ScanRNN(3, 4), "already uses a scan"),
         ("model", "takes a module, not a str"),
     ],
 )
@@ -128,7 +128,7 @@ def test_horizon_of_what_has_none() -> None:
     inputs = torch.randn(30, 2, 3)
     with pytest.raises(RefusedError, match="itself, not LSTM"):
         gradient_horizon(nn.LSTM(3, 4), inputs)
-    with pytest.raises(ValueError, match="not all finite"):
+    with pytest.raises(ValueError, match="not all states are finite"):
         gradient_horizon(nn.RNN(3, 4), inputs * float("nan"))
     with pytest.raises(ValueError, match="not a PackedSequence"):
         gradient_horizon(nn.RNN(3, 4), nn.utils.rnn.pack_sequence([inputs[:, 0]]))

@@ -187,7 +187,7 @@ def test_inside_a_model_an_lstm_stays_on_a_cpu() -> None:
     model = nn.Sequential(nn.GRU(3, 4), nn.LSTM(4, 4))
     assert scan_backward(model) is model
     assert [type(one) for one in model] == [ScanGRU, nn.LSTM]
-    with pytest.raises(RefusedError, match="move the model to its GPU first"):
+    with pytest.raises(RefusedError, match="Move the model to its GPU first"):
         scan_backward(nn.Sequential(nn.LSTM(3, 4)))
     elsewhere = nn.Sequential(nn.LSTM(3, 4, device="meta"), nn.LSTM(4, 4, proj_size=2))
     scan_backward(elsewhere)
@@ -210,7 +210,7 @@ def test_weights_of_16_bits_and_autocast(cell: str) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         states, _ = ours(inputs.bfloat16())
     assert states.dtype == torch.float32
-    with pytest.raises(ValueError, match="convert one of them"):
+    with pytest.raises(ValueError, match="Convert one of them"):
         ours(inputs.double())
     small = CELLS[cell][1].of(plain.bfloat16())
     states, _ = small(inputs.bfloat16())

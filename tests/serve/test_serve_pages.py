@@ -165,7 +165,7 @@ def test_a_script_has_one_series_for_each_device_and_number_of_ranks(serve, root
     assert "30% longer since run 10 of 16" in page
     assert f"/runs/{ids(client)['run-09']}" in page
     assert f"a={ids(client)['run-08']}&amp;b={ids(client)['run-09']}" in page
-    assert "1 run; a change can be told from" in client.get(series[1]).text
+    assert "1 run. Finding a change needs" in client.get(series[1]).text
     assert client.get("/trends", params={"script": MARKUP, "ranks": "²"}).status_code == 400
 
 

@@ -32,7 +32,7 @@ def test_without_any_run_the_user_is_asked_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="there is no run under stepscope-runs"):
+    with pytest.raises(UsageError, match="this folder has no run under stepscope-runs"):
         choose_run(None)
 
 
@@ -44,7 +44,11 @@ def test_a_folder_that_is_still_empty_is_a_run_that_starts(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("nowhere", "nowhere does not exist"), ("file", "file is a file"), (".", "is no run folder")],
+    [
+        ("nowhere", "nowhere does not exist"),
+        ("file", "file is a file"),
+        (".", "is not a run folder"),
+    ],
 )
 def test_what_is_no_run_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str
@@ -56,7 +60,7 @@ def test_what_is_no_run_folder_is_refused(
 
 
 def test_a_url_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not behind a URL"):
+    with pytest.raises(UsageError, match="not a URL"):
         choose_run("s3://bucket/run")
 
 

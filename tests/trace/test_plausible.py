@@ -64,7 +64,7 @@ def test_an_example_and_its_place_are_shown(write_trace: Write) -> None:
     (note,) = trace.quality
     assert note.detail == (
         "Input Dims: 1 value that cannot be true, such as [[-7]] in aten::mm; "
-        "treated as not captured"
+        "they count as not captured"
     )
 
 

@@ -61,18 +61,18 @@ def test_a_killed_run_names_its_signals_and_the_state_of_its_ranks(tmp_path: Pat
     rank(run, 2, ME)
     found = said(run)["not-closed"]
     assert "was killed (SIGKILL" in found
-    assert "passed on SIGTERM" in found
+    assert "passed SIGTERM on" in found
     assert "1 of 3 ranks closed its files, 1 rank still runs, 1 rank ended without closing" in found
 
 
 def test_a_restarted_machine_is_reported(tmp_path: Path) -> None:
     found = said(folder(tmp_path, replace(ME, boot="before")))
-    assert "ended with the machine, which has been restarted since" in found["not-closed"]
+    assert "ended because the machine restarted" in found["not-closed"]
 
 
 def test_a_process_on_another_machine_has_an_unknown_state(tmp_path: Path) -> None:
     found = said(folder(tmp_path, replace(ME, host="another")))
-    assert "cannot be seen from here" in found["not-closed"]
+    assert "this machine cannot see whether it still runs" in found["not-closed"]
 
 
 def test_a_rank_that_a_signal_ended_is_reported_with_the_signal(tmp_path: Path) -> None:

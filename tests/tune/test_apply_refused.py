@@ -39,13 +39,13 @@ def test_changes_elsewhere_do_not_matter(project: Path) -> None:
 
 def test_a_script_that_was_changed_is_refused(project: Path) -> None:
     (project / "train.py").write_text("print(2)\n")
-    with pytest.raises(UsageError, match=r"train\.py: there are changes that are not committed"):
+    with pytest.raises(UsageError, match=r"train\.py: some changes are not committed"):
         require_applicable(("torchrun", "--nproc-per-node", "2", "train.py"), project)
 
 
 def test_a_script_that_git_does_not_have_is_refused(project: Path) -> None:
     (project / "new.py").write_text("")
-    with pytest.raises(UsageError, match=r"git does not have new\.py"):
+    with pytest.raises(UsageError, match=r"git does not track new\.py"):
         require_applicable(("python", "new.py"), project)
 
 

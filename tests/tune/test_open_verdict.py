@@ -45,14 +45,14 @@ def test_starts_that_differ_too_much_leave_the_answer_open() -> None:
     assert undecided
     for result in undecided:
         assert 0.1 < (result.starts_differ or 0.0) < 1.0
-        assert result.verdict.startswith("nothing is surely faster: starts of the same command ")
+        assert result.verdict.startswith("none is clearly faster: starts of the same command ")
         assert "nothing else uses this machine" in tune_answer(result, Path("/t")).next
 
 
 def test_a_quiet_machine_is_sure_that_nothing_helps() -> None:
     result = result_of(SimulatedCommand({"a": 1.05}, starts=0.001))
     assert result.starts_differ is None
-    assert result.verdict == "nothing tried makes this training faster by 2% or more"
+    assert result.verdict == "none of the tried changes gains 2% or more"
 
 
 def test_what_is_kept_is_the_verdict_however_the_starts_differ() -> None:
@@ -66,7 +66,7 @@ def test_a_budget_that_ended_first_proves_nothing() -> None:
     cut = [one for one in results if one.status == "out of time" and one.trials and not one.kept]
     assert cut
     assert {one.verdict for one in cut if one.starts_differ is None} == {
-        "the budget was spent before anything was surely faster"
+        "the budget was spent before any change was clearly faster"
     }
 
 

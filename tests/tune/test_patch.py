@@ -234,8 +234,8 @@ def test_edits_that_would_not_parse_or_overlap_become_words(tmp_path: Path) -> N
     assert patch.diff is not None
     assert patch.diff.count("\n+") == 2  # the header and one line
     assert [words.split(";")[0].split(":")[0] for words in patch.by_hand] == [
-        'call torch.set_float32_matmul_precision("high")',
-        "run forward and loss under bf16 autocast",
+        'Call torch.set_float32_matmul_precision("high")',
+        "Run forward and loss under bf16 autocast",
     ]
     assert all(f"{path}:11" in words for words in patch.by_hand)
 
@@ -297,7 +297,7 @@ def test_apply_refuses_what_git_cannot_bring_back(work_tree: Path) -> None:
     with pytest.raises(UsageError, match="not committed"):
         apply_patch(patch)
     _git(work_tree, "rm", "-q", "--cached", "train.py")
-    with pytest.raises(UsageError, match=r"git does not have train\.py"):
+    with pytest.raises(UsageError, match=r"git does not track train\.py"):
         apply_patch(patch)
     assert path.read_text() == text
 

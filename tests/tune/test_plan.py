@@ -68,7 +68,7 @@ def test_effects_beyond_what_is_allowed_are_left_out(monkeypatch: pytest.MonkeyP
     assert names(fitting(monkeypatch, *fixes).candidates) == ["bit-identical", "rounding"]
     result = fitting(monkeypatch, *fixes, allow=Effect.BIT_IDENTICAL)
     assert names(result.candidates) == ["bit-identical"]
-    assert result.left_out[0].why == "it rounds differently; --allow rounding tries it"
+    assert result.left_out[0].why == "it rounds differently. --allow rounding tries it"
     assert len(fitting(monkeypatch, *fixes, allow=Effect.TRAINING).candidates) == 4
 
 
@@ -87,9 +87,9 @@ def test_only_and_skip_name_remedies_or_single_values(monkeypatch: pytest.Monkey
 
 
 def test_wrong_names_are_refused() -> None:
-    with pytest.raises(UsageError, match="no remedy 'nonsense'"):
+    with pytest.raises(UsageError, match="no change 'nonsense'"):
         WantedRemedies.parse(["nonsense"], [], "rounding")
-    with pytest.raises(UsageError, match="no remedy 'nonsense'"):
+    with pytest.raises(UsageError, match="no change 'nonsense'"):
         WantedRemedies.parse([], ["nonsense"], "rounding")
 
 

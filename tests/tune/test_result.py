@@ -60,7 +60,7 @@ def test_numbers_of_a_combination() -> None:
     assert result.best_low_ms is not None
     assert result.best_high_ms is not None
     assert result.best_low_ms < result.best_ms < result.best_high_ms  # type: ignore[operator]
-    assert result.control == "its losses repeat to the bit"
+    assert result.control == "its losses are bit-identical from run to run"
     assert result.baseline_peak_bytes == 1000
     assert result.verdict.startswith("a + b: a step is ")
 
@@ -88,7 +88,7 @@ def test_a_crash_has_a_row_without_numbers() -> None:
     assert row.measured_ms is None
     assert row.parity == "failed"
     assert row.why == "failed: exit code 1 with bad"
-    assert result.verdict == "nothing tried makes this training faster by 2% or more"
+    assert result.verdict == "none of the tried changes gains 2% or more"
     assert result.speedup == 1.0
 
 
@@ -137,15 +137,15 @@ def test_it_can_be_printed(width: int, capsys: pytest.CaptureFixture[str]) -> No
     text = capsys.readouterr().out
     lines = io.StringIO(text).read().splitlines()
     assert lines[-1] == "stepscope run --with a,b -- python 'my train.py'"
-    assert "the command as it is" in text
+    assert "the unchanged command" in text
     assert "tf32: it needs a CUDA device" in text
     assert "1 + " not in text
 
 
 def test_a_command_that_is_over_the_limit_itself_is_named() -> None:
     bases = searched_ab().bases
-    assert control_words(bases, 2000) == "its losses repeat to the bit"
-    assert "the command as it is needs 1.00 kB on the host" in control_words(bases, 900)
+    assert control_words(bases, 2000) == "its losses are bit-identical from run to run"
+    assert "breaks the memory limit: it needs 1.00 kB on the CPU" in control_words(bases, 900)
 
 
 def test_losses_repeat_if_they_are_equal_as_far_as_both_runs_went() -> None:
@@ -153,7 +153,9 @@ def test_losses_repeat_if_they_are_equal_as_far_as_both_runs_went() -> None:
     first, second, *others = searched_ab().bases
     ranks = {rank: replace(one, losses=one.losses[:-3]) for rank, one in second.ranks.items()}
     shorter = dataclasses.replace(second, ranks=ranks)
-    assert control_words([first, shorter, *others]) == "its losses repeat to the bit"
+    assert (
+        control_words([first, shorter, *others]) == "its losses are bit-identical from run to run"
+    )
 
 
 def test_promised_and_measured_start_from_the_same_step() -> None:
@@ -177,7 +179,7 @@ def test_gains_and_losses_in_words() -> None:
         == "4.3 times as long (4.0 to 4.6 times)"
     )
     wide = gain_words(Gain(value=-0.1, low=-9.0, high=0.3))
-    assert wide == "10.0% slower (over 100% slower to 30% shorter)"
+    assert wide == "may make the step over 100% slower to 30% shorter"
 
 
 @pytest.mark.parametrize(
@@ -200,5 +202,5 @@ def test_a_configuration_is_named_by_how_it_differs_from_what_is_kept(
 
 def test_reasons_do_not_spell_out_what_is_kept_again() -> None:
     row = TriedConfiguration(remedies=("a", "b"), why="5% slower against a + b + c")
-    assert short_why(row, ("a", "b", "c")) == "5% slower against what is kept"
+    assert short_why(row, ("a", "b", "c")) == "5% slower against the kept changes"
     assert short_why(row, ("a",)) == row.why

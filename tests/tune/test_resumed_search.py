@@ -99,7 +99,7 @@ def test_half_written_lines_and_folders_without_a_line_are_thrown_away(tmp_path:
 
 
 def test_a_folder_without_a_tune_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no tune was begun there"):
+    with pytest.raises(UsageError, match="no tune was started there"):
         Journal.resume(tmp_path)
     (tmp_path / JOURNAL).write_text('{"kind":"nonsense"}\n')
     with pytest.raises(UnreadableInputError, match="cannot be read"):

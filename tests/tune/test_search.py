@@ -200,7 +200,7 @@ def test_a_command_that_fails_as_it_is_cannot_be_tuned() -> None:
                 number=number, remedies=(), folder="x", took_s=1.0, failed="exit code 1"
             )
 
-    with pytest.raises(NotCapturedError, match="as it is could not be measured"):
+    with pytest.raises(NotCapturedError, match="the unchanged command could not be measured"):
         searched(Broken({}), contenders(made_up_fix("a")))
 
 

@@ -104,7 +104,7 @@ def test_the_answer_is_json_and_in_the_folder(finished: tuple[Path, dict[str, An
     assert result["status"] == "finished"
     assert result["baseline_ms"] > 3
     assert [row["remedies"] for row in result["trials"]] == [["fused-optimizer"]]
-    assert result["control"] == "its losses repeat to the bit"
+    assert result["control"] == "its losses are bit-identical from run to run"
     row = result["trials"][0]
     assert row["low_ms"] <= row["measured_ms"] <= row["high_ms"]
     assert row["parity"] in ("bit-identical", "rounding")
@@ -118,8 +118,8 @@ def test_a_sleep_is_nothing_that_an_optimizer_can_help(
     _, result = finished
     assert result["kept"] == []
     assert result["patch"] is None
-    sure = "nothing tried makes this training faster by 2% or more"
-    open_words = "nothing is surely faster: starts of the same command differ by "
+    sure = "none of the tried changes gains 2% or more"
+    open_words = "none is clearly faster: starts of the same command differ by "
     assert result["verdict"].startswith(sure if result["starts_differ"] is None else open_words)
 
 
@@ -174,7 +174,7 @@ def test_another_tune_is_not_resumed(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--only", "nonsense"), "there is no remedy 'nonsense'"),
+        (("--only", "nonsense"), "there is no change 'nonsense'"),
         (("--only", "bf16", "--skip", "bf16"), "both --only and --skip"),
         (("--budget", "soon"), "write 10m, 90s or 1h"),
         (("--memory-limit", "much"), "write 8GB"),

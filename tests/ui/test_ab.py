@@ -271,7 +271,7 @@ def test_ab_of_one_command_twice_answers_nothing(tmp_path: Path) -> None:
     promise_about(first["workload"])
     again = take_made_turns(tmp_path / "second", "--pairs", "2", "--promise", "abc", b=())
     assert again["promise"] is None
-    assert "not seen in B" in again["open_promises"][0]["why"]
+    assert "B does not show" in again["open_promises"][0]["why"]
     assert len(open_promises()) == 1
 
 
@@ -280,7 +280,7 @@ def test_without_traces_the_user_says_which_promise_it_is(tmp_path: Path) -> Non
     first = take_made_turns(tmp_path / "first", "--pairs", "2")
     promise_about(first["workload"])
     untraced = take_made_turns(tmp_path / "second", "--pairs", "2", "--no-trace")
-    assert "--promise abc answers it" in untraced["open_promises"][0]["why"]
+    assert "--prediction abc records its result" in untraced["open_promises"][0]["why"]
     named = take_made_turns(tmp_path / "third", "--pairs", "2", "--no-trace", "--promise", "abc")[
         "promise"
     ]
@@ -308,6 +308,6 @@ def test_a_full_disk_is_said_and_what_is_finished_can_be_compared(
 
 @pytest.mark.usefixtures("made_turns")
 def test_an_id_that_does_not_exist_is_said_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no promise has that id"):
+    with pytest.raises(UsageError, match="no prediction has that id"):
         take_made_turns(tmp_path / "out", "--promise", "zz")
     assert not (tmp_path / "out").exists()

@@ -67,8 +67,8 @@ def test_what_is_above_it_is_an_error_in_the_numbers(trace: Trace) -> None:
     rank = explain_rank(trace, profile=WRONG)
     said = above_peak(efficiency_of(rank))
     assert said == (
-        "fp32 products reach 107 GFLOP/s, above the peak of 50.0 GFLOP/s (measured by calibrate): "
-        "the peak must be wrong; run stepscope calibrate again on an idle machine"
+        "fp32 matmuls reach 107 GFLOP/s, above the peak of 50.0 GFLOP/s (measured by calibrate). "
+        "The peak must be wrong: run stepscope calibrate again on an idle machine"
     )
     assert headline(efficiency_of(rank)) == f"MFU is not known: {said}"
     assert peak_losses(rank) == []

@@ -162,8 +162,8 @@ def test_a_larger_batch_is_next_only_where_the_batch_is_too_small(explained: Exp
         assert after.next == "do check-host"
         assert after.headline == Headline(finding=name, remedy="check-host")
         assert after.also == (
-            "twice the batch: 1.6 times the samples/s (1.5 to 1.7), in steps of 31.8 ms, "
-            "now 24.9 ms"
+            "twice the batch: 1.6 times the samples/s (1.5 to 1.7), in steps of 31.8 ms "
+            "instead of 24.9 ms"
         )
     plain = replace(explained, findings=(offering("small-batch", "high", "batch"),))
     after = add_advice(plain, seen_by(plain, larger_batch(9.0)))
@@ -179,7 +179,7 @@ def test_a_finding_whose_remedies_cannot_help_says_where_to_look(explained: Expl
     after = add_advice(plain, seen)
     assert after.findings[0].remedies == ()
     assert (after.next, after.headline) == (
-        "look at train.py:9 wait",
+        "Look at train.py:9 wait",
         Headline(finding="host-bound"),
     )
 
@@ -197,7 +197,7 @@ def test_a_change_that_probably_pays_comes_before_one_that_nobody_can_predict(
     plain = replace(explained, findings=(offering("data", "high", "prefetch", "loader-workers"),))
     probable = replace(advised("loader-workers=4", 9.0), saved_low_ms=-0.5, saved_high_ms=14.0)
     after = add_advice(plain, seen_by(plain, probable))
-    words = "try num_workers=4 of the DataLoader (may change the step by -14.0 to +0.500 ms)"
+    words = "Try num_workers=4 of the DataLoader (may change the step by -14.0 to +0.500 ms)"
     assert after.next == words
     doubtful = replace(probable, saved_low_ms=-5.0)
     assert add_advice(plain, seen_by(plain, doubtful)).next.startswith("do prefetch")
@@ -213,8 +213,8 @@ def test_a_cause_that_leads_is_as_severe_as_what_it_causes() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("4", "set num_workers=4 of the DataLoader (predicted to save"),
-        ("0", "set num_workers=0 of the DataLoader: the training thread makes its batches ("),
+        ("4", "Set num_workers=4 of the DataLoader (predicted to save"),
+        ("0", "Set num_workers=0 of the DataLoader: the training thread makes its batches ("),
     ],
 )
 def test_workers_of_the_loader_are_named_by_the_number_that_surely_saves_most(

@@ -19,7 +19,7 @@ from stepscope.records.prediction import Prediction
 from stepscope.ui.contract import explanation_json
 
 RUN = Path(__file__).parent.parent / "golden/h200-resnet18"
-DOCS = Path(__file__).parent.parent.parent / "docs/python.md"
+DOCS = Path(__file__).parent.parent.parent / "docs/reference/python.md"
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def test_a_crash_before_training_is_called_a_crash(tmp_path: Path) -> None:
 
 def test_a_process_that_we_never_got_into_is_named_with_its_remedy(tmp_path: Path) -> None:
     found = why(tmp_path, 0)
-    assert "no Python process of the command has loaded stepscope" in found
+    assert "stepscope did not get into any Python process" in found
     assert "-m stepscope run" in found
     assert "stepscope.watch()" in found
     assert "PYTHONPATH" in why(tmp_path, 0, "started")
@@ -60,7 +60,7 @@ def test_a_ray_cluster_that_was_there_is_a_possible_reason(
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     for events in (["started"], ["started", "torch"]):
-        assert "stepscope.ray.capture() gives its workers" in why(tmp_path, 0, *events)
+        assert "use stepscope.ray.capture()" in why(tmp_path, 0, *events)
         assert "Ray" not in why(tmp_path, 1, *events)
 
 
@@ -85,7 +85,7 @@ def test_options_of_the_script_are_not_pythons() -> None:
 def test_a_training_in_forked_processes_is_named_and_told_what_to_do(tmp_path: Path) -> None:
     """Of a parent that has trained itself: others are captured."""
     found = why(tmp_path, 0, "started", "torch", "backward", "forked")
-    assert "the training runs in processes that the script forks" in found
+    assert "the script forked its training processes" in found
     assert 'get_context("spawn")' in found
 
 
@@ -96,7 +96,7 @@ def test_backward_passes_without_a_step_name_the_flags(tmp_path: Path) -> None:
 def test_no_trace_of_a_short_script_says_how_short_it_was(tmp_path: Path) -> None:
     facts = {"status": "finished", "problems": [], "steps": 1}
     assert why_no_trace(facts, settings(tmp_path)) == (
-        "only 1 step was seen, and at least 3 are needed"
+        "only 1 step was seen; a trace needs at least 3"
     )
     facts["steps"] = 9
     assert "9 steps were seen" in why_no_trace(facts, settings(tmp_path, wait=20))

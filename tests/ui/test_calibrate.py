@@ -254,8 +254,8 @@ def test_what_an_all_reduce_takes_from_compute_is_said(
 ) -> None:
     told = contention_sentence(beside)
     assert told == (
-        "while an all_reduce over 2 ranks runs, compute loses 50% of the time that the all_reduce "
-        "takes alone, and one of 64 KiB lasts 106 µs instead of 52.8 µs"
+        "while an all_reduce over 2 ranks runs, compute slows down. It loses 50% of the time that "
+        "the all_reduce takes alone. An all_reduce of 64 KiB then takes 106 µs instead of 52.8 µs"
     )
     print_calibration(beside, saved=Path("p.json"), width=200)
     assert f"overlap  {told}" in capsys.readouterr().out

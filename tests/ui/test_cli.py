@@ -130,6 +130,19 @@ def test_wrong_use_is_exit_2(arguments: list[str]) -> None:
         (["tune", "--onli", "bf16", "--", "true"], "--only"),
         (["ab", "--pair", "2", "--", "a", "---", "b"], "--pairs"),
         (["whatif", ".", "--set", "data-loading"], "did you mean no-data-wait?"),
+        (["profile", "x"], "Did you mean run?"),
+        (["data-loading"], "stepscope why data-loading"),
+        (["why", "host-bond"], "Did you mean host-bound?"),
+        (["run", "--foo", "--", "true"], "No such option --foo."),
+        (["run", "--check", "--let-rum", "--", "true"], "Did you mean --let-run?"),
+        (["tune", "--dry-run"], "No such option --dry-run. Did you mean --list?"),
+        (["tune", "--bogus", "--", "true"], "No such option --bogus."),
+        (["health", "--foo", "--", "true"], "No such option --foo."),
+        (["ab", "--foo", "--", "a", "---", "b"], "No such option --foo."),
+        (["explain", "--output", "x", "."], "No such option --output."),
+        (["run"], "Example: stepscope run -- python train.py"),
+        (["top", "--interval", "soon"], "--interval 'soon': write 10m, 90s or 1h"),
+        (["tune", "--memory-limit", "much", "--", "true"], "--memory-limit 'much': write 8GB"),
     ],
 )
 def test_a_wrong_word_gets_a_hint_before_anything_is_made(
@@ -230,6 +243,64 @@ def test_doctor_says_what_works_and_exits_0() -> None:
     shown = "\n".join(lines)
     for name in ("python", "reading traces", "Nsight exports", "cache", "torch", "accelerator"):
         assert name in shown
+
+
+@pytest.mark.parametrize("words", [["tune", "--list"], ["run", "--with", "list"]])
+def test_changes_that_can_be_applied_are_listed(words: list[str]) -> None:
+    from stepscope.fix.remedies import FIXES
+
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[::2]] == [*FIXES]
+
+
+def test_listed_changes_are_one_json_object() -> None:
+    body = json.loads(run("tune", "--list", "--json").stdout)
+    assert body["schema"] == 1
+    assert {"id", "what", "effect", "values"} == set(body["changes"][0])
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_gets_its_completion_script(shell: str) -> None:
+    done = run("completion", shell)
+    assert done.returncode == 0, done.stderr
+    assert "_STEPSCOPE_COMPLETE" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["wh"], "why"),
+        (["why", "data-l"], "data-loading"),
+        (["whatif", "x", "--set", "no-d"], "no-data-wait"),
+        (["run", "--with", "tf32,fused"], "tf32,fused-optimizer"),
+        (["run", "--act"], "--active"),
+        (["whatif", "--gpus", "--pri"], "--prices"),
+        (["probe", "sh"], "show"),
+        (["explain", "tr"], "tr"),
+    ],
+)
+def test_words_are_completed(words: list[str], offered: str) -> None:
+    done = run(
+        _STEPSCOPE_COMPLETE="bash_complete",
+        COMP_WORDS=" ".join(["stepscope", *words]),
+        COMP_CWORD=str(len(words)),
+    )
+    assert offered in [line.partition(",")[2] for line in done.stdout.splitlines()], done
+
+
+def test_completing_a_verb_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from stepscope.ui.cli.verbs import cli\n"
+        "from click.shell_completion import ShellComplete\n"
+        "names = [i.value for i in ShellComplete(cli, {}, 's', 'S').get_completions([], 'w')]\n"
+        "assert names == ['why', 'whatif'], names\n"
+        "heavy = {'numpy', 'msgspec', 'rich', 'jinja2', 'torch'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_version_is_the_package_version() -> None:

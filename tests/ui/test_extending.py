@@ -1,4 +1,4 @@
-"""The examples of docs/extending-whatifs.md, run as they are printed there."""
+"""The examples of docs/how-to/own-whatifs.md, run as they are printed there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepscope.trace.read import read_trace
 ROOT = Path(__file__).parents[2]
 TRACE = ROOT / "tests/golden/h200-resnet18/rank-00000/trace.json.gz"
 FIRST, SECOND = re.findall(
-    r"```python\n(.*?)```", (ROOT / "docs/extending-whatifs.md").read_text(), re.DOTALL
+    r"```python\n(.*?)```", (ROOT / "docs/how-to/own-whatifs.md").read_text(), re.DOTALL
 )
 
 

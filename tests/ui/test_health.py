@@ -87,7 +87,7 @@ def test_a_job_that_would_run_for_hours_is_looked_at_and_ended(tmp_path: Path) -
 def test_a_command_that_ends_too_early_is_said_so(tmp_path: Path) -> None:
     done = health(script(tmp_path, BRIEF))
     assert done.returncode == 4
-    assert "after 2 steps; its health shows after 7" in done.stderr
+    assert "after 2 steps; a check needs 7" in done.stderr
     assert done.stdout == ""
 
 

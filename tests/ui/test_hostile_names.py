@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import sys
 from collections import Counter
 from html.parser import HTMLParser
@@ -22,7 +23,9 @@ from stepscope.ui.cli.main import main
 from stepscope.ui.json_text import json_text
 from stepscope.verify.record_file import append
 
-PERFETTO = "https://ui.perfetto.dev"  # the one address that a report names
+# The addresses that a report names: links to click.
+PERFETTO = "https://ui.perfetto.dev"
+FINDING_PAGE = re.compile(r"https://stepscope\.github\.io/stepscope/findings/[a-z0-9-]+/")
 
 
 class Said:
@@ -110,7 +113,8 @@ def check_page(path: Path) -> None:
     found = Elements(text)
     assert found.handlers == []
     assert not {"img", "iframe", "object", "embed", "base"} & set(found.tags)
-    assert {link for link in found.links if not link.startswith(("#", "data:"))} <= {PERFETTO}
+    outside = {link for link in found.links if not link.startswith(("#", "data:"))} - {PERFETTO}
+    assert all(FINDING_PAGE.fullmatch(link) for link in outside)
     assert "onerror=alert(1)><a" not in text
     assert text.count("</script>") == found.tags["script"]
 

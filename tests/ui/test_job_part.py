@@ -139,11 +139,11 @@ def test_a_host_that_never_comes_is_waited_for_shortly_and_told(
     part = begin(folder, key(0))
     part.close(0)
     part.close_job()
-    assert "not waiting any longer for 1 part that never came" in capsys.readouterr().err
+    assert "no longer waiting for 1 part that never arrived" in capsys.readouterr().err
     note = absent_hosts([folder])
     assert note is not None
     assert (note.id, note.count) == ("missing-hosts", 1)
-    assert note.detail.startswith("1 of 2 parts of the job (1) left nothing here")
+    assert note.detail.startswith("1 of 2 parts of the job (1) are not in this folder")
 
 
 def test_a_host_that_was_killed_is_not_waited_for(folder: Path) -> None:
@@ -167,7 +167,7 @@ def test_without_a_shared_disk_every_host_closes_its_own_part(tmp_path: Path, fo
         part.close_job()
         run = json.loads((part.folder / "run.json").read_text())
         assert run["status"] == "finished"
-    assert "takes the folders of all hosts" in (there.farewell() or "")
+    assert "with the folders of all hosts" in (there.farewell() or "")
     assert absent_hosts([folder]) is not None
     assert absent_hosts([folder, tmp_path / "there"]) is None
 
@@ -224,7 +224,7 @@ def test_parts_that_print_to_one_terminal_say_nothing_when_all_is_well(folder: P
     assert task.farewell() is None
     assert "one_terminal" not in task.record
     (folder / "hosts" / "00000.json").unlink()
-    assert "without the first host's" in (task.farewell() or "")
+    assert "To explain the job" in (task.farewell() or "")
 
 
 def test_a_command_that_cannot_start_leaves_the_other_parts(folder: Path) -> None:

@@ -169,7 +169,7 @@ def test_the_end_does_not_wait_for_ever(
     began = time.monotonic()
     RunLog(tmp_path, [LogChoice("wandb")]).end(None)
     assert time.monotonic() - began < 30
-    assert "given up" in capsys.readouterr().err
+    assert "stepscope stops waiting" in capsys.readouterr().err
     never.set()
 
 

@@ -30,11 +30,11 @@ def prediction(predicted_ms: float, peak_bytes: int | None, high_bytes: int | No
 
 @pytest.mark.parametrize(
     ("predicted_ms", "words"),
-    [(101.0, "for hardly any time"), (110.0, "for a step that is 10% longer")],
+    [(101.0, "change the step by little"), (110.0, "make the step 10% longer")],
 )
 def test_less_memory_is_the_verdict(predicted_ms: float, words: str) -> None:
     said = verdict(prediction(predicted_ms, 2_000_000, 2_500_000))
-    assert "50% less memory at the peak (4.00 MB -> 2.00 MB)" in said
+    assert "would cut peak memory by 50% (4.00 MB -> 2.00 MB)" in said
     assert words in said
 
 
@@ -44,4 +44,4 @@ def test_less_memory_is_the_verdict(predicted_ms: float, words: str) -> None:
 def test_too_little_or_unsure_is_not(peak_bytes: int | None, high_bytes: int | None) -> None:
     unsure = prediction(101.0, peak_bytes, high_bytes)
     assert not frees_memory(unsure)
-    assert "no real difference" in verdict(unsure)
+    assert "would change the step by less than 2%" in verdict(unsure)

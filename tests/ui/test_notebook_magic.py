@@ -127,7 +127,7 @@ def test_what_was_captured_is_said(
     [
         ("--steps none", "invalid whole number value: 'none'"),
         ("--steps 0", "0 is less than 1"),
-        ("--name 1x", "no name of a variable"),
+        ("--name 1x", "not a variable name"),
         ("--html no/such/folder.html", "its folder does not exist"),
         ("--out .", "never overwritten"),
         ("--colour 'red", "No closing quotation"),

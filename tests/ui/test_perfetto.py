@@ -183,7 +183,7 @@ def test_the_hosts_part_of_the_path_names_its_operators(tmp_path: Path) -> None:
     path = [(one["name"], one["ts"], one["dur"]) for one in _tracks(ours)["critical path"]]
     assert path == [
         ("host: aten::add", 110, 30),
-        ("host: Python between operators", 140, 10),
+        ("CPU: Python between operators", 140, 10),
         ("host: aten::mul", 150, 40),
         ("launch", 190, 10),
         ("second", 200, 10),

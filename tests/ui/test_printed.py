@@ -205,7 +205,11 @@ def test_grave_notes_are_shown_and_others_counted(
         capsys,
     )
     assert "notes     the file ends early" in cut
-    assert "1 more note about the input: --full" in cut
+    assert "was mended" in cut
+    both = short(
+        replace(marked, quality=(mended, noted, Note(id="truncated", detail="ends early"))), capsys
+    )
+    assert "2 more notes about the input: --full" in both
 
 
 def test_a_cut_file_says_so_on_the_first_screen(
@@ -246,7 +250,7 @@ def test_where_nothing_helps_that_is_said(
 ) -> None:
     useless = tuple(replace(one, verdict="no difference", saved_ms=0.0) for one in step.advice[:1])
     printed = short(replace(step, advice=useless), capsys)
-    assert "1 change tried on this step: none surely saves 2% or more" in printed
+    assert "1 change predicted: none saves 2% or more" in printed
     assert "what if" not in short(replace(step, advice=()), capsys)
 
 
@@ -290,7 +294,7 @@ def test_a_run_ends_in_one_screen_that_says_where_the_report_is(tmp_path: Path) 
     assert len(screen.splitlines()) <= MOST
     (report,) = [line.split()[1] for line in screen.splitlines() if line.startswith("report")]
     assert (tmp_path / report).is_file()
-    assert re.search(r"more +stepscope explain stepscope-runs/\S+ --full", screen)
+    assert re.search(r"more +stepscope why \S+\s+(?:· )?stepscope explain \S+ --full", screen)
     check_words(screen)
 
 

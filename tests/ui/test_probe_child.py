@@ -35,7 +35,7 @@ def test_a_crash_is_an_answer_and_the_next_call_gets_a_new_process() -> None:
     with ProbeChild(command=(sys.executable, "-c", CRASHES)) as child:
         first = child.ask({"do": "time", "name": "fine"}, 30.0)["pid"]
         crashed = child.ask({"do": "time", "name": "crash"}, 30.0)
-        assert crashed == {"error": "it ended its process (signal SIGABRT)"}
+        assert crashed == {"error": "its process ended (signal SIGABRT)"}
         assert child.ask({"do": "time", "name": "leave"}, 30.0)["error"].endswith("(exit code 3)")
         assert child.ask({"do": "time", "name": "fine"}, 30.0)["pid"] != first
         assert child.crashes == 2

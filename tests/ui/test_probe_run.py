@@ -27,7 +27,7 @@ sys.exit(5)
 def test_precisions_need_the_probe_and_must_exist() -> None:
     assert asked_precisions(["precision=bf16", "precision=tf32"], probe=True) == ("bf16", "tf32")
     assert asked_precisions([], probe=False) == ()
-    with pytest.raises(UsageError, match="--set belongs to --probe"):
+    with pytest.raises(UsageError, match="--set needs --probe"):
         asked_precisions(["precision=bf16"], probe=False)
     with pytest.raises(UsageError, match="choose one of tf32, bf16, fp16"):
         asked_precisions(["precision=fp8"], probe=True)
@@ -36,7 +36,7 @@ def test_precisions_need_the_probe_and_must_exist() -> None:
 def test_a_run_that_cannot_be_read_is_said_in_a_sentence(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     words = probe_run(tmp_path, [], 1.0)
-    assert words.startswith("nothing was probed: ")
+    assert words.startswith("no operator was timed: ")
     assert "Traceback" not in words
 
 

@@ -35,7 +35,7 @@ def write(delivered_ms: float, **changes: Any) -> None:
 
 def test_an_empty_record_says_how_to_begin() -> None:
     shown = told()
-    assert "No promise is recorded" in shown
+    assert "No prediction is recorded" in shown
     assert "stepscope whatif" in shown
     body = json.loads(told("--json"))
     assert body["what_ifs"] == body["promises"] == []
@@ -44,7 +44,7 @@ def test_an_empty_record_says_how_to_begin() -> None:
 def test_promises_that_nobody_tried_are_open() -> None:
     append(promise(id="aa"))
     shown = told()
-    assert "1 promise, none of them tried yet" in shown
+    assert "1 prediction, none of them measured yet" in shown
     assert "open" in shown
 
 
@@ -54,8 +54,8 @@ def test_promised_against_delivered_by_what_if() -> None:
     write(16.0, id="cc")
     append(promise("batch=16", id="dd"))
     shown = told()
-    assert "3 promises tried: half of them came within 5.0%" in shown
-    assert "2 of 3 landed inside" in shown
+    assert "3 predictions measured: half of them came within 5.0%" in shown
+    assert "2 of 3 results lie in the predicted 95% interval" in shown
     body = json.loads(told("--json"))
     assert body["schema"] == 1
     rows = {row["name"]: row for row in body["what_ifs"]}
@@ -69,7 +69,7 @@ def test_promised_against_delivered_by_what_if() -> None:
 
 def test_other_hosts_are_listed_on_request() -> None:
     append(promise(id="aa", host="elsewhere"))
-    assert "No promise is recorded" in told()
+    assert "No prediction is recorded" in told()
     assert "aa" in told("--every-host")
 
 
@@ -90,17 +90,17 @@ def test_forget_takes_ids_or_a_name_and_says_what_went() -> None:
     append(promise("batch=32", id="cc"))
     assert told("forget", "aa", "--delivery").split()[-3:] == ["is", "open", "again"]
     assert json.loads(told("--json"))["promises"][0]["delivery"] is None
-    assert told("forget", "aa") == "forgot aa (precision=bf16)\n"
-    assert told("forget", "--all-of", "batch").count("forgot") == 2
-    assert "No promise is recorded" in told()
+    assert told("forget", "aa") == "removed aa (precision=bf16)\n"
+    assert told("forget", "--all-of", "batch").count("removed") == 2
+    assert "No prediction is recorded" in told()
     for wrong in (("forget",), ("forget", "aa", "--all-of", "batch")):
-        with pytest.raises(UsageError, match="ids of promises, or --all-of NAME"):
+        with pytest.raises(UsageError, match="ids of predictions to forget"):
             told(*wrong)
 
 
 def test_nothing_is_forgotten_where_one_id_is_wrong() -> None:
     append(promise(id="aa"))
-    with pytest.raises(UsageError, match="no promise has that id"):
+    with pytest.raises(UsageError, match="no prediction has that id"):
         told("forget", "aa", "zz")
     assert json.loads(told("--json"))["promises"]
 
@@ -109,7 +109,7 @@ def test_a_delivery_that_does_not_count_is_told() -> None:
     append(promise(id="aa"))
     append(delivery(promise="aa", seen=()))
     shown = " ".join(told().split())
-    assert "a measurement of aa (20.0 -> 16.0 ms) does not count: nothing shows" in shown
+    assert "a result for aa (20.0 -> 16.0 ms) does not count: nothing shows" in shown
     body = json.loads(told("--json"))
     assert [row["promise"] for row in body["ignored"]] == ["aa"]
     assert body["promises"][0]["delivery"] is None

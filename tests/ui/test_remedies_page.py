@@ -1,43 +1,58 @@
-"""docs/remedies.md lists every remedy that can be applied, with what it does to the numbers."""
+"""docs/reference/changes.md lists every what-if and every fix, with what it does to the numbers."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from pathlib import Path
 
 from stepscope.fix.remedies import FIXES
-from stepscope.records.remedies import REMEDIES
+from stepscope.predict.whatifs import WHATIFS, parse_setting
 
-PAGE = Path(__file__).parents[2] / "docs/remedies.md"
-ROW = re.compile(r"^\| `([a-z0-9-]+)` \| `([a-z-]+)`(, may be `([a-z-]+)`)? \|", re.MULTILINE)
-
-
-def listed() -> dict[str, str]:
-    return {
-        name: effect for name, effect, _, _ in ROW.findall(PAGE.read_text()) if name in REMEDIES
-    }
+PAGE = (Path(__file__).parents[2] / "docs/reference/changes.md").read_text()
+TABLE = PAGE.split("<!-- generated: changes -->")[1].split("<!-- end of generated -->")[0]
+ROWS = [line.strip("|").split("|") for line in TABLE.splitlines() if line.startswith("|`")]
+BY_NAME = {row[0].strip("`"): row for row in ROWS}
 
 
-def test_every_remedy_is_listed_with_its_effect() -> None:
-    assert listed() == {name: str(FIXES[name].effect) for name in FIXES}
+def test_every_whatif_and_every_fix_has_one_row() -> None:
+    assert len(BY_NAME) == len(ROWS)
+    assert set(BY_NAME) == {*FIXES, *WHATIFS}
 
 
-def test_what_may_turn_out_better_is_said() -> None:
-    listed_best = {name: best for name, _, _, best in ROW.findall(PAGE.read_text()) if best}
-    declared = {name: str(FIXES[name].may_be) for name in FIXES if FIXES[name].may_be}
-    assert listed_best == declared
+def test_a_fix_says_what_it_does_to_the_numbers() -> None:
+    for name in FIXES:
+        fix = FIXES[name]
+        better = f", may be `{fix.may_be}`" if fix.may_be else ""
+        assert BY_NAME[name][4] == f"`{fix.effect}`{better}"
 
 
 def test_values_that_are_tried_are_named() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if ROW.match(line)]
-    by_name = {found[1]: line for line in rows if (found := ROW.match(line))}
     for name in FIXES:
-        values = [value for value in FIXES[name].values if value and not value.isalpha()]
-        assert [value for value in values if value not in by_name[name]] == []
+        shown = BY_NAME[name][3]
+        assert [value for value in FIXES[name].values if value not in shown] == [] or (
+            shown == "patch only"
+        )
 
 
-def test_nothing_is_listed_twice_or_unknown() -> None:
-    names = [name for name, _, _, _ in ROW.findall(PAGE.read_text())]
-    effects = {"bit-identical", "rounding", "random", "training"}
-    assert sorted(set(names) - effects) == sorted(set(names) & REMEDIES.keys())
-    assert len(names) == len(set(names))
+def test_what_predicts_a_change_is_understood() -> None:
+    for name, row in BY_NAME.items():
+        forms = [form for form in re.findall(r"`([^`]+)`", row[2]) if "VALUE" not in form]
+        for form in forms:
+            assert parse_setting(form).name in WHATIFS, name
+
+
+def test_what_excludes_each_other_is_listed() -> None:
+    families = defaultdict(set)
+    for name in FIXES:
+        families[FIXES[name].family or name].add(name)
+    several = {frozenset(names) for names in families.values() if len(names) > 1}
+    listed = PAGE.split("## What excludes what")[1].split("##")[0]
+    lines = [line for line in listed.splitlines() if line.startswith("- ")]
+    assert {frozenset(re.findall(r"`([^`]+)`", line)) for line in lines} == several
+
+
+def test_every_effect_is_explained() -> None:
+    effects = {str(FIXES[name].effect) for name in FIXES}
+    explained = PAGE.split("## What a change does to the numbers")[1].split("##")[0]
+    assert {effect for effect in effects if f"| `{effect}` |" not in explained} == set()

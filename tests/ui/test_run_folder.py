@@ -108,8 +108,8 @@ def test_no_second_process_means_the_command_takes_our_place(job: Job) -> None:
     words = job.captured()
     done = job.call([sys.executable, "-c", WITHOUT_FORK, *words[words.index("run") :]])
     assert (done.stdout, done.returncode) == ("it ran\n", 7), done.stderr
-    assert "the command replaces stepscope" in done.stderr
-    assert "took the place of stepscope" in check_folder(job.out)
+    assert "the command takes its place" in done.stderr
+    assert "command replaced it" in check_folder(job.out)
     check_nothing_else(job)
 
 

@@ -157,12 +157,12 @@ def test_full_prints_account_steps_stalls_and_changes(capsys: pytest.CaptureFixt
         full(RUN, 80, capsys)
         == """\
 wall time 71.2 s, goodput 84%
-                    time  share
-start-up          6.41 s   9.0%
-steady training   59.8 s    84%
-evaluation        3.20 s   4.5%
-our own windows   1.42 s   2.0%
-outside any step  356 ms   0.5%
+                         time  share
+start-up               6.41 s   9.0%
+steady training        59.8 s    84%
+evaluation             3.20 s   4.5%
+stepscope's profiling  1.42 s   2.0%
+outside any step       356 ms   0.5%
 
 steps of the whole run
 rank  steady     mean  typical   median     p99   longest  varies
@@ -183,7 +183,7 @@ rank  from step     between   before    after  times
 def test_each_rank_has_its_own_account(capsys: pytest.CaptureFixture[str]) -> None:
     slow = replace(ACCOUNT, parts=(replace(ACCOUNT.parts[0], share=0.2), *ACCOUNT.parts[1:]))
     run = WholeRun(ranks=(RANK, replace(RANK, rank=1, account=slow)), account=ACCOUNT)
-    assert "start-up          6.41 s   9.0%    9.0%     20%" in full(run, 80, capsys)
+    assert "start-up               6.41 s   9.0%    9.0%     20%" in full(run, 80, capsys)
 
 
 @pytest.mark.parametrize("width", [60, 72, 120])

@@ -54,8 +54,8 @@ def test_buckets_say_why_they_are_exposed() -> None:
         )
     )
     assert "4 replicas · 2 buckets · 10.0 ms of 20.0 ms exposed (10% of the step)" in text
-    assert "nothing left to hide it" in text
-    assert "waited for rank 3" in text
+    assert "no compute left to overlap with" in text
+    assert "waits for rank 3" in text
 
 
 def test_blocks_and_the_memory_formula() -> None:

@@ -95,7 +95,8 @@ last 200  ▁▂▂▁▂▂▂▁▂▂▁▂▂▂▁▂▂▁▂▂▂▁▂�
 stalls    d data stalls     9.73 ms a step   22%  98 steps, every 4
           e evaluation      5.09 ms a step   12%  4 steps, every 100
 changes   step 300: 24.0 -> 44.0 ms (1.8 times)
-so far    goodput 68% · start-up 22% · evaluation 8.9% · our own windows 0.7%
+so far    goodput 68% · start-up 22% · evaluation 8.9%
+          stepscope's profiling 0.7%
 memory    the process has 1.00 GB when the last step ended
 
  rank     steps  now/s      mean       p99 stalls  over time
@@ -121,7 +122,7 @@ stalls    d data stalls     9.73 ms a step   22%  every 4
           e evaluation      5.09 ms a step   12%  every 100
 changes   step 300: 24.0 -> 44.0 ms (1.8 times)
 so far    goodput 68% · start-up 22% · evaluation 8.9%
-          our own windows 0.7%
+          stepscope's profiling 0.7%
 memory    the process has 1.00 GB when the last step ended
 
  rank     steps  now/s      mean       p99 stalls  over time
@@ -135,7 +136,7 @@ def test_a_run_of_two_ranks_on_80_columns(two_ranks: LiveRun) -> None:
 
 
 def test_the_page_shows_what_is_printed() -> None:
-    page = (Path(__file__).parents[2] / "docs/top.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/reference/cli/top.md").read_text()
     assert AT_80.partition("\nsteps ")[2] in page
 
 
@@ -159,8 +160,8 @@ def test_a_screen_is_never_larger_than_the_terminal(
 def test_many_ranks_show_the_slowest_and_count_the_others(two_ranks: LiveRun) -> None:
     many = replace(two_ranks, ranks=two_ranks.ranks * 40)
     lines = shown(many, 80, 30).splitlines()
-    assert "   70 more, faster" in lines
-    assert sum(line.startswith("    1 ") for line in lines) == 10
+    assert "   71 more, faster" in lines
+    assert sum(line.startswith("    1 ") for line in lines) == 9
 
 
 def test_a_run_that_starts(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_json_is_one_object(running: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        ((), 2, "there is no run under stepscope-runs in this folder"),
+        ((), 2, "this folder has no run under stepscope-runs"),
         (("nowhere",), 3, "nowhere does not exist"),
         (("--interval", "0"), 2, "not in the range"),
     ],

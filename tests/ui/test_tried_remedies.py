@@ -170,7 +170,7 @@ def test_a_measured_remedy_replaces_the_promise_everywhere(run: Path) -> None:
     assert saving_words(bf16) == ("measured", words)
     assert f"measured: {words}" in printed(explanation)
     assert not any("bf16" in (each.try_command or "") for each in explanation.findings)
-    assert explanation.next.startswith("keep what tune measured: bf16 (24.9 -> 12.0 ms)")
+    assert explanation.next.startswith("apply what tune measured: bf16 (24.9 -> 12.0 ms)")
     answer = explanation_json(explanation)
     (told,) = {
         json.dumps(each) for row in answer["findings"] for each in row["remedies"] if each["tried"]

@@ -99,16 +99,16 @@ def test_the_promised_change_alone_answers_its_promise(
         ("precision=bf16", {"optimizer": "fused"}, "its precision is the same as in A"),
         ("precision=bf16", {"dtype": BF16, "optimizer": "fused"}, "in other ways too: optimizer"),
         ("precision=bf16", {"dtype": BF16, "batch": 16}, "in other ways too: batch 8 -> 16"),
-        ("precision=bf16", {"dtype": BF16, "again": 2}, "in other ways too: products a step"),
+        ("precision=bf16", {"dtype": BF16, "again": 2}, "in other ways too: matmuls per step"),
         ("precision=bf16", {"dtype": BF16, "width": 32}, "other work than A: parameters"),
-        ("batch=x2", {"batch": 24}, "batch=x2 is not seen in B: batch 8 -> 24"),
+        ("batch=x2", {"batch": 24}, "B does not show batch=x2: batch 8 -> 24"),
         ("batch=x2", {"width": 32}, "other work than A: parameters"),
         ("accumulate=2", {"passes": 4}, "micro-batches 1 -> 4"),
         ("optimizer=fused", {"optimizer": "plain"}, "its optimizer is the same as in A"),
         ("precision=bf16 optimizer=fused", {"dtype": BF16}, "its optimizer is the same as in A"),
-        ("bandwidth=2", {}, "capture records nothing that shows"),
-        ("remove=addcdiv", {"optimizer": "plain"}, "capture records nothing that shows"),
-        ("threads=1", {}, "capture records nothing that shows"),
+        ("bandwidth=2", {}, "stepscope captures nothing that shows"),
+        ("remove=addcdiv", {"optimizer": "plain"}, "stepscope captures nothing that shows"),
+        ("threads=1", {}, "stepscope captures nothing that shows"),
     ],
 )
 def test_anything_else_leaves_the_promise_open_and_says_why(
@@ -176,9 +176,9 @@ def test_a_run_with_the_promised_remedy_answers_the_promise(
     ("of_a", "of_b", "why"),
     [
         ((), ("bf16", "fused-optimizer"), "in other ways too: remedies none -> bf16, fused"),
-        ((), ("bucket-mb=5",), "precision=bf16 is not seen"),
+        ((), ("bucket-mb=5",), "B does not show precision=bf16"),
         (("fused-optimizer",), ("bf16",), "in other ways too: remedies fused-optimizer -> bf16"),
-        (("bf16",), ("bf16",), "precision=bf16 is not seen"),
+        (("bf16",), ("bf16",), "B does not show precision=bf16"),
     ],
 )
 def test_other_remedies_than_the_promised_one_leave_it_open(
@@ -247,7 +247,7 @@ def test_in_turns_a_may_be_further_from_the_promises_own_run(capture: Capture) -
     a, b = [capture(), capture()], [capture(16.4, dtype=BF16) for _ in range(2)]
     promised(a[0], baseline_ms=30.0)
     apart = compare([*map(str, a)], [*map(str, b)], cache=False)
-    assert "the promise is about 30.0 ms" in reason(with_promise(apart))
+    assert "the prediction is about 30.0 ms" in reason(with_promise(apart))
     paired = compare([*map(str, a)], [*map(str, b)], cache=False, paired=True)
     assert with_promise(paired).promise is not None
 
@@ -287,7 +287,7 @@ def test_evidence_chooses_among_several_promises(capture: Capture) -> None:
 def test_a_name_stands_for_what_cannot_be_seen(capture: Capture) -> None:
     a, b = capture(traced=False), capture(16.4, traced=False)
     remember(promise("precision=bf16", id="abcd1234"))
-    assert "--promise abcd1234 answers it" in reason(with_promise(compared(a, b)))
+    assert "--prediction abcd1234 records its result" in reason(with_promise(compared(a, b)))
     answered = with_promise(compared(a, b), "abcd").promise
     assert answered is not None
     assert answered.delivery is not None
@@ -300,7 +300,7 @@ def test_a_name_stands_for_what_cannot_be_seen(capture: Capture) -> None:
 def test_a_name_lets_b_be_another_file(capture: Capture) -> None:
     a, b = capture(), capture(16.4, {"argv": ["fused.py"]}, optimizer="fused")
     made = promised(a, "optimizer=fused")
-    assert "script train.py -> fused.py; if B is that change" in reason(
+    assert "script train.py -> fused.py. If B is that change" in reason(
         with_promise(compared(a, b))
     )
     assert with_promise(compared(a, b), made.id).promise is not None
@@ -309,7 +309,7 @@ def test_a_name_lets_b_be_another_file(capture: Capture) -> None:
 @pytest.mark.parametrize(
     ("step", "why"),
     [
-        ({}, "is not seen in B"),
+        ({}, "B does not show"),
         ({"optimizer": "fused", "width": 32}, "B does other work than A"),
         ({"optimizer": "fused", "batch": 16}, "in other ways too: batch"),
     ],
@@ -329,15 +329,15 @@ def test_a_named_promise_is_about_the_same_work_as_a(capture: Capture) -> None:
     made = promised(a, workload=work)
     why = reason(with_promise(compared(a, b), made.id))
     assert why == (
-        "A does other work than the promise is about: script train.py, not vae.py, "
+        "A does other work than the prediction is about: script train.py, not vae.py, "
         "its operators have other shapes"
     )
     slow = promised(a, baseline_ms=50.0)
-    assert "the promise is about 50.0 ms" in reason(with_promise(compared(a, b), slow.id))
+    assert "the prediction is about 50.0 ms" in reason(with_promise(compared(a, b), slow.id))
 
 
 def test_a_name_nobody_has_is_wrong_use(capture: Capture) -> None:
-    with pytest.raises(UsageError, match="no promise has that id"):
+    with pytest.raises(UsageError, match="no prediction has that id"):
         with_promise(compared(capture(), capture()), "zzz")
 
 
@@ -345,8 +345,8 @@ def test_profiled_steps_answer_no_promise(golden: Path) -> None:
     trace = str(golden / "h200-resnet18/rank-00000/trace.json.gz")
     found = compare([trace], [trace], cache=False)
     made = remember(promise(workload=found.workload))
-    assert "these are profiled ones" in reason(with_promise(found))
-    assert "these are profiled ones" in reason(with_promise(found, made.id))
+    assert "these steps are profiled" in reason(with_promise(found))
+    assert "these steps are profiled" in reason(with_promise(found, made.id))
 
 
 def test_shortened_tables_say_nothing_of_a_step(capture: Capture) -> None:
@@ -444,5 +444,5 @@ def test_an_answer_on_another_basis_does_not_count() -> None:
     about_means = promise(basis="mean")
     answer = delivery(promise=about_means.id, a_ms=about_means.baseline_ms, named=True)
     assert why_ignored(about_means, answer) == (
-        "it is about median steps, and the promise about mean steps"
+        "it is about median steps, but the prediction is about mean steps"
     )

@@ -351,10 +351,10 @@ def test_profiled_and_measured_steps_are_not_mixed(
 ) -> None:
     trace, _ = traces(write_trace)
     run = write_run(tmp_path / "run", noisy(1))
-    with pytest.raises(UsageError, match="the difference would be the profiler's"):
+    with pytest.raises(UsageError, match="Their difference would be the profiler's"):
         compare([str(run)], [str(trace)])
     (tmp_path / "steps.txt").write_text("1\n2\n")
-    with pytest.raises(UsageError, match="the difference would be the profiler's"):
+    with pytest.raises(UsageError, match="Their difference would be the profiler's"):
         compare([str(trace)], [str(tmp_path / "steps.txt")])
 
 

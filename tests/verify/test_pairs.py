@@ -47,13 +47,13 @@ def test_only_finished_pairs_are_compared(tmp_path: Path) -> None:
 
 def test_not_one_finished_pair_is_not_captured(tmp_path: Path) -> None:
     write(tmp_path, (False,))
-    with pytest.raises(NotCapturedError, match="no pair of runs is finished"):
+    with pytest.raises(NotCapturedError, match="no pair of runs has finished"):
         read_pairs(tmp_path)
 
 
 def test_something_else_of_that_name_is_unreadable(tmp_path: Path) -> None:
     (tmp_path / AB).write_text("{}")
-    with pytest.raises(UnreadableInputError, match="is not what stepscope ab writes"):
+    with pytest.raises(UnreadableInputError, match="was not written by stepscope ab"):
         read_pairs(tmp_path)
     with pytest.raises(UnreadableInputError):
         read_pairs(tmp_path / "nowhere")
@@ -62,7 +62,7 @@ def test_something_else_of_that_name_is_unreadable(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["[" * 100_000, "", '{"pairs": 3}', "\ud800"])
 def test_a_damaged_plan_is_an_error_of_ours(tmp_path: Path, content: str) -> None:
     (tmp_path / "ab.json").write_bytes(content.encode("utf-8", "surrogatepass"))
-    with pytest.raises(UnreadableInputError, match="not what stepscope ab writes"):
+    with pytest.raises(UnreadableInputError, match="not written by stepscope ab"):
         read_pairs(tmp_path)
 
 

@@ -37,7 +37,7 @@ def test_equal_losses_are_bit_identical() -> None:
     found = check(falling(), "bit-identical")
     assert (found.parity, found.control, found.largest) == ("bit-identical", "bit-identical", 0.0)
     assert found.passed
-    assert found.why == "all 60 losses are equal to the bit"
+    assert found.why == "all 60 losses are bit-identical"
 
 
 def test_one_bit_is_not_bit_identical() -> None:
@@ -45,7 +45,7 @@ def test_one_bit_is_not_bit_identical() -> None:
     losses[3:] = np.nextafter(losses[3:], 9.0)
     found = check(losses, "bit-identical")
     assert (found.parity, found.observed, found.first_difference) == ("failed", "rounding", 3)
-    assert found.why.startswith("declared bit-identical, differs from step 3 on, by ")
+    assert found.why.startswith("declared bit-identical, but it differs from step 3 on, by ")
     assert check(losses).parity == "rounding"
 
 
@@ -138,7 +138,7 @@ def test_nan_fails_whatever_was_declared() -> None:
     losses[40] = math.nan
     found = check(losses, "training")
     assert found.parity == "failed"
-    assert found.why == "the loss is NaN or infinite in step 40, where the baseline's is not"
+    assert found.why == "the loss is NaN or infinite in step 40, but the baseline's is not"
 
 
 def test_nan_in_both_is_left_out() -> None:
@@ -159,10 +159,10 @@ def test_missing_losses_fail() -> None:
     base = [run(falling(), passes=2)] * 2
     fewer = check_parity(base, [run(falling()[:30])], declared="rounding")
     assert fewer.parity == "failed"
-    assert fewer.why == "step 0 has 1 backward pass, in the baseline 2"
+    assert fewer.why == "step 0 has 1 backward pass, but 2 in the baseline"
     none = check_parity([run(falling())] * 2, [{}], declared="rounding")
     assert none.parity == "failed"
-    assert none.why == "no loss was caught, where the baseline has 60"
+    assert none.why == "no loss was captured, but the baseline has 60"
 
 
 def test_a_last_step_may_be_cut_short() -> None:
@@ -204,7 +204,7 @@ def test_the_worst_rank_decides() -> None:
     assert found.why.startswith("rank 1: declared rounding")
     missing = {rank: losses for rank, losses in base.items() if rank != 2}
     assert check_parity([base, base], [missing], declared="rounding").why == (
-        "rank 2: no loss was caught, where the baseline has 60"
+        "rank 2: no loss was captured, but the baseline has 60"
     )
 
 

@@ -88,7 +88,7 @@ def test_folder_is_the_variable_else_the_users_configuration(
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_cannot_be_written_is_said_with_what_to_do(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    with pytest.raises(UsageError, match="set STEPSCOPE_RECORD"):
+    with pytest.raises(UsageError, match="Set STEPSCOPE_RECORD"):
         append(promise())
 
 

@@ -40,11 +40,11 @@ def test_a_promise_is_open_until_something_is_delivered() -> None:
 
 
 def test_a_name_nobody_has_is_wrong_use() -> None:
-    with pytest.raises(UsageError, match="no promise has that id"):
+    with pytest.raises(UsageError, match="no prediction has that id"):
         find_promise("zzz")
     remember(promise(id="abc1"))
     remember(promise(id="abc2", path="another run"))
-    with pytest.raises(UsageError, match="more than one promise"):
+    with pytest.raises(UsageError, match="more than one prediction"):
         find_promise("abc")
     assert find_promise("abc2").id == "abc2"
 
@@ -68,7 +68,7 @@ def test_a_forgotten_promise_is_gone_and_the_file_only_grows() -> None:
     assert open_promises() == ()
     assert file.read_bytes().startswith(before)
     assert len(file.read_bytes()) > len(before)
-    with pytest.raises(UsageError, match="no promise has that id"):
+    with pytest.raises(UsageError, match="no prediction has that id"):
         forget("aa")
     assert remember(promise(id="bb")).id == "bb"  # it can be promised again
 
@@ -88,15 +88,15 @@ def test_all_promises_of_one_what_if_are_forgotten_together() -> None:
     remember(promise("batch=x2", id="cc"))
     assert {each.id for each in forget_all_of("precision")} == {"aa", "bb"}
     assert [each.id for each in open_promises()] == ["cc"]
-    with pytest.raises(UsageError, match="no promise of that name"):
+    with pytest.raises(UsageError, match="no prediction has that name"):
         forget_all_of("precision")
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"seen": (), "named": False}, "nothing shows that the promised change was made"),
-        ({"a_ms": 41.0}, "A takes 41.0 ms a step, and the promise is about 20.0 ms"),
+        ({"seen": (), "named": False}, "nothing shows that the predicted change was made"),
+        ({"a_ms": 41.0}, "A's step takes 41.0 ms, but the prediction is about 20.0 ms"),
         ({"low": -0.7, "high": 1.27}, "between -70% and \\+127%"),
         ({"low": -1.0, "high": 1e300}, "only known"),
     ],
@@ -120,7 +120,7 @@ def test_a_named_delivery_counts_without_evidence() -> None:
 
 
 def test_a_promise_without_numbers_is_refused() -> None:
-    with pytest.raises(UsageError, match="a promise needs"):
+    with pytest.raises(UsageError, match="a prediction needs"):
         remember(promise(predicted_ms=0.0))
 
 

@@ -62,7 +62,7 @@ def test_dtypes_and_shapes_are_read_as_the_profiler_writes_them() -> None:
         ("gpt2s_b8_fp32", "gpt2s_b8_tf32", {"precision": ("fp32", "fp32, tf32")}),
         ("gpt2s_b8_fp32", "gpt2s_b8_bf16", {"precision": ("fp32", "bf16")}),
         ("gpt2s_b8_bf16", "gpt2s_b8_bf16_fused", {"optimizer": ("foreach", "fused")}),
-        ("gpt2s_b8_bf16", "gpt2s_b8_bf16_ckpt", {"products a step": ("174", "246")}),
+        ("gpt2s_b8_bf16", "gpt2s_b8_bf16_ckpt", {"matmuls per step": ("174", "246")}),
         ("gpt2s_b8_bf16", "gpt2s_b8_bf16_graph", {"CUDA graphs": ("no", "yes")}),
         ("gpt2s_b8_bf16", "gpt2s_b8_bf16_stack", {}),
         ("gpt2s_b4_fp32", "gpt2s_b8_fp32", {"batch": ("4", "8")}),

@@ -23,14 +23,15 @@ def test_a_crash_names_its_exit_code_or_signal() -> None:
     why = why_unfinished({0: 7}, ranks=1, wanted=60, exit_code=1)
     assert why == "it ended with exit code 1 after 7 steps"
     assert (
-        why_unfinished({}, ranks=1, wanted=60, exit_code=139) == "signal 11 ended it after 0 steps"
+        why_unfinished({}, ranks=1, wanted=60, exit_code=139)
+        == "it was ended by signal 11 after 0 steps"
     )
 
 
 def test_a_short_script_must_make_as_many_steps_as_the_baseline() -> None:
     assert why_unfinished({0: 20}, ranks=1, wanted=60, exit_code=0, baseline_steps=20) is None
     why = why_unfinished({0: 20, 1: 10}, ranks=2, wanted=60, exit_code=0, baseline_steps=20)
-    assert why == "rank 1 made 10 steps and ended, 20 were expected"
+    assert why == "rank 1 made 10 steps and ended, but 20 were expected"
     assert why_unfinished({0: 20}, ranks=1, wanted=60, exit_code=0) is not None
 
 
@@ -49,7 +50,7 @@ def test_the_host_counts_where_no_rank_has_a_device() -> None:
 
 def test_a_limit_refuses() -> None:
     found = compare_peaks([peak(4 * GIB)], [peak(6 * GIB)], limit_bytes=5 * GIB)
-    assert found.refused == "needs 6 GiB on the device, more than the limit of 5 GiB"
+    assert found.refused == "it needs 6 GiB on the GPU, more than the limit of 5 GiB"
     unknown = compare_peaks([peak(4 * GIB)], [{}], limit_bytes=5 * GIB)
     assert unknown.refused is not None
     assert unknown.change is None

@@ -132,7 +132,7 @@ def test_a_machine_too_noisy_to_tell_is_named() -> None:
     pairs = pairs_of([10.0] * 3, [9.5] * 3)
     verdict = judge(pairs, [*runs(pairs), *noisy], level=0.001)
     assert verdict.decision == "not kept"
-    assert verdict.why.startswith("not sure: starts of the same command differ by ")
+    assert verdict.why.startswith("not certain: starts of the same command differ by ")
 
 
 def test_pairs_that_disagree_count_even_if_others_are_quiet() -> None:
@@ -156,7 +156,7 @@ def test_too_few_steps_are_not_judged() -> None:
     short = TimedTrial(remedies=CANDIDATE, number=1, steps_ms=(5.0,) * 9)
     verdict = judge([(trial(BASE, 0, 10.0), short)], [], level=0.05)
     assert verdict.decision == "not kept"
-    assert verdict.why == "a trial has 9 steady steps: 10 are needed"
+    assert verdict.why == "a trial has 9 steady steps, but 10 are needed"
 
 
 def test_screening_compares_with_the_runs_of_the_base_around_it() -> None:

@@ -121,7 +121,10 @@ def why_not_comparable(then: WorkloadResult | None, now: WorkloadResult) -> str 
             )
     unlike = "; ".join(_unlike(then, now))
     if not unlike and len(then.runs_ms) == len(now.runs_ms) == 1:
-        return "one run on each side: two starts of one command differ, run it again with --runs 5"
+        return (
+            "there is one run on each side, and two starts of one command differ. Run it again "
+            "with --runs 5"
+        )
     return unlike or None
 
 
@@ -267,8 +270,9 @@ def _paced_notes(own: float) -> tuple[str, ...]:
         return ()
     size, way = unsigned_percent(math.expm1(own)), "slower" if own > 0 else "faster"
     return (
-        f"the machine itself is {size} {way} than when the base was measured: the change is what "
-        "is left beside a yardstick that was timed in turns with the step",
+        f"the machine itself is {size} {way} than when the base was measured. This was "
+        "measured with a reference load, timed in turns with the step. The change shown is "
+        "what remains",
     )
 
 
@@ -280,9 +284,9 @@ def _pace_notes(change: Estimate, pace: Estimate | None) -> tuple[str, ...]:
         return ()
     size, way = unsigned_percent(math.expm1(pace.value)), "longer" if pace.value > 0 else "shorter"
     return (
-        f"the machine itself: fixed arithmetic takes {size} {way} than when the base was "
-        "measured, and the step changed by less. Measure the base again, or run both versions in "
-        "turns with stepscope ab",
+        f"the machine itself takes {size} {way} for fixed arithmetic than when the base was "
+        "measured, and the step changed by less. Measure the base again, or run both "
+        "versions in turns with stepscope ab",
     )
 
 
@@ -298,7 +302,7 @@ def _notes(base: BenchResults, now: BenchResults) -> Iterator[str]:
 
 
 def _listed(remedies: Sequence[str]) -> str:
-    return ", ".join(remedies) or "no remedy"
+    return ", ".join(remedies) or "no change"
 
 
 def _said(value: object) -> str:

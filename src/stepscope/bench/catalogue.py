@@ -39,8 +39,8 @@ def load(name: str) -> TrainingWorkload:
     if len(entries) > 1:
         packages = " and ".join(sorted(map(_package, entries)))
         raise UsageError(
-            f"{counted(len(entries), 'package')} have a workload {name}: {packages}. "
-            "Remove all but one, or rename theirs"
+            f"{counted(len(entries), 'package')} have a workload {name}: {packages}. Remove "
+            "all but one, or rename theirs"
         )
     return _load_entry(entries[0])
 
@@ -50,8 +50,8 @@ def problems() -> tuple[str, ...]:
     own = _own()
     taken = (entry for entry in entry_points(group=GROUP) if entry.name in own)
     return tuple(
-        f"{_package(entry)} declares a workload {entry.name}, which is one of the suite's: "
-        "the suite's is run"
+        f"{_package(entry)} declares a workload {entry.name}, which is also one of the "
+        "suite's. The suite's is run"
         for entry in taken
     )
 
@@ -66,7 +66,7 @@ def _load_entry(entry: EntryPoint) -> TrainingWorkload:
             "package"
         ) from None
     if not isinstance(workload, TrainingWorkload):
-        raise UsageError(f"{where} is no stepscope.bench.workload.TrainingWorkload")
+        raise UsageError(f"{where} is not a stepscope.bench.workload.TrainingWorkload")
     if (fault := _fault(entry.name, workload)) is not None:
         raise UsageError(f"{where}: {fault}")
     return workload
@@ -75,9 +75,12 @@ def _load_entry(entry: EntryPoint) -> TrainingWorkload:
 def _fault(name: str, workload: TrainingWorkload) -> str | None:
     """What would break later, in the middle of a bench."""
     if workload.name != name:
-        return f"it calls itself {workload.name}: the entry point must have the same name"
+        return f"it calls itself {workload.name}, but the entry point must have the same name"
     if not workload.sizes or not workload.sizes.keys() <= {*SIZES}:
-        return f"its sizes are {', '.join(workload.sizes) or 'none'}: there are {', '.join(SIZES)}"
+        return (
+            f"its sizes are {', '.join(workload.sizes) or 'none'}. Possible sizes are "
+            f"{', '.join(SIZES)}"
+        )
     for size, settings in workload.sizes.items():
         if "batch" not in settings:
             return f"size {size} has no batch"

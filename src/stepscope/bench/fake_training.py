@@ -65,7 +65,7 @@ class FakePlace(RecordedPlace):
         """Raises for a model with recurrent layers on a GPU: its library keeps what only it knows,
         and reads addresses, which fakes do not have."""
         if self.device.type == "cuda" and any(isinstance(m, nn.RNNBase) for m in model.modules()):
-            raise NotImplementedError("recurrent layers hide what they keep")
+            raise NotImplementedError("recurrent layers do not show what they save for backward")
         self.models.append(model)
         _move_fake(model, self.device)
         return model

@@ -77,7 +77,7 @@ class MeasuredNeeds:
         """None for an operator that allocates its results only; raises for one that has results
         of a size that only its library knows, and cannot be run on its own."""
         if operator.name().startswith(_UNKNOWABLE):
-            raise NotImplementedError(f"{operator.name()} hides what it keeps")
+            raise NotImplementedError(f"{operator.name()} does not show what it saves for backward")
         name = operator.name()
         if not name.startswith(_MEASURED) and not _counts_flags(name, args):
             return None
@@ -97,7 +97,7 @@ class MeasuredNeeds:
 
     def _measure(self, operator: Any, args: Any, kwargs: Any) -> OperatorNeeds | None:
         if sum(map(_bytes, _tensors((args, kwargs)))) > self.most_bytes:
-            self.notes.add(f"workspace of {operator.name()} not known: too large to try")
+            self.notes.add(f"workspace of {operator.name()} is unknown: too large to try")
             return None
         try:
             with unset_fake_temporarily(), torch.no_grad():
@@ -110,7 +110,7 @@ class MeasuredNeeds:
                     tuple(map(_real_tensor, _tensors(results))), max(0, highest - kept)
                 )
         except Exception as error:
-            self.notes.add(f"workspace of {operator.name()} not known: {type(error).__name__}")
+            self.notes.add(f"workspace of {operator.name()} is unknown: {type(error).__name__}")
             return None
 
     def _zeros_like(self, value: Any) -> Any:

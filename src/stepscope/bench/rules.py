@@ -94,13 +94,16 @@ def broken_rules(
     fewest = min((len(row.runs_ms) for row in measured), default=CLAIM_RUNS)
     if fewest < CLAIM_RUNS:
         runs = counted(fewest, "run")
-        broken.append(f"only {runs} of each workload: a claim needs {CLAIM_RUNS} (--runs)")
+        broken.append(f"only {runs} of each workload, but a claim needs {CLAIM_RUNS} (--runs)")
     if changed:
-        broken.append(f"not the suite's own settings: {', '.join(changed)}")
+        broken.append(f"these are not the suite's own settings: {', '.join(changed)}")
     if machine is not None:
         broken += _broken_by(machine)
     broken += [
-        f"the speed of {'+'.join((row.name, *row.remedies))} is no claim: it missed its target loss"
+        (
+            f"the speed of {'+'.join((row.name, *row.remedies))} is not a claim, because it "
+            "missed its target loss"
+        )
         for row in measured
         if row.target_reached is False
     ]
@@ -110,6 +113,6 @@ def broken_rules(
 def _broken_by(machine: BenchMachine) -> Iterator[str]:
     if machine.load is not None and machine.load >= _BUSY_SHARE * machine.cores:
         yield (
-            f"the machine was busy when it began: others used {significant(machine.load)} of "
-            f"{counted(machine.cores, 'core')}"
+            "the machine was busy at the start. Other programs used "
+            f"{significant(machine.load)} of {counted(machine.cores, 'core')}"
         )

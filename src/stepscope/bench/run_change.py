@@ -7,7 +7,7 @@ share a state of the machine that their spread does not show: BETWEEN_SESSIONS s
 Five runs say little about how much runs differ, so what other workloads' runs do on the same
 machine counts too.
 
-docs/bench-regressions.md has the reasons; benchmarks/bench_regressions.py tests them.
+docs/records/regressions.md has the reasons; benchmarks/bench_regressions.py tests them.
 """
 
 from __future__ import annotations

@@ -52,14 +52,14 @@ def _of_file(file: Path) -> BenchResults:
         results = decode(read_whole(file, _MOST_BYTES), BenchResults)
     except NotJsonError as error:
         raise UnreadableInputError(
-            f"{file} is not what stepscope bench --save writes: {error}"
+            f"{file} was not written by stepscope bench --save: {error}"
         ) from None
     if results.schema != SCHEMA:
         raise UnreadableInputError(
-            f"{file} has schema {results.schema}, this stepscope reads {SCHEMA}: save it again"
+            f"{file} has schema {results.schema}, but this stepscope reads {SCHEMA}. Save it again"
         )
     if any(_takes_no_time(row) for row in results.workloads):
-        raise UnreadableInputError(f"{file} has a run that takes no time: save it again")
+        raise UnreadableInputError(f"{file} has a run that takes no time. Save it again")
     return results
 
 
@@ -95,14 +95,14 @@ def _row(run: ComparedRun) -> WorkloadResult:
     options = _options(run.facts.get("command") or ())
     if options is None:
         raise NotCapturedError(
-            f"{run.path} is no run of a workload: its command does not start {_MODULE}"
+            f"{run.path} is not a run of a workload: its command does not start {_MODULE}"
         )
     workload = load(options.name)
     trained = options.steps or workload.targets[options.size].steps
     per_step = captured_per_step(run.facts.get("steps") or 0, trained)
     steps = whole_steps(steady_steps(run.step_ms), per_step)
     if not len(steps):
-        raise NotCapturedError(f"{run.path} has no steady step outside the profiler's window")
+        raise NotCapturedError(f"{run.path} has no steady step outside the profiled window")
     return WorkloadResult(
         name=options.name,
         size=options.size,

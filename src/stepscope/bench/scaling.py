@@ -103,7 +103,7 @@ def with_straight_lines(study: ScalingStudy) -> ScalingStudy:
             points[place], filled = _on_line(point, *smaller), True
     if not filled:
         return study
-    note = "against the batch, a straight line through the two smallest batches is predicted"
+    note = "the batch study predicts along a straight line through the two smallest batches"
     return replace(study, points=tuple(points), notes=(*study.notes, note))
 
 

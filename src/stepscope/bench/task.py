@@ -61,7 +61,7 @@ def check_task(task: BenchTask) -> BenchTask:
     workload, size = task.workload, task.size
     if size not in workload.sizes:
         has = ", ".join(one for one in SIZES if one in workload.sizes)
-        raise UsageError(f"{workload.name} has no size {size}; it has {has}")
+        raise UsageError(f"{workload.name} has no size {size}. It has {has}")
     known = workload.sizes[size]
     for name, value in task.changes.items():
         if name not in known:
@@ -76,13 +76,13 @@ def _check_value(workload: str, name: str, text: str, usual: object) -> None:
     """A number must be one; lists and switches belong to the size."""
     kind = type(usual)
     if kind not in (int, float, str):
-        raise UsageError(f"--set {name}: {workload} has {usual!r} there, which cannot be changed")
+        raise UsageError(f"--set {name}: {workload} sets {usual!r} there, which cannot be changed")
     try:
         value = kind(text)
     except ValueError:
         value = None
     if value is None or not _is_possible(name, value, usual):
-        raise UsageError(f"--set {name}={text}: {workload} wants a value such as {usual}")
+        raise UsageError(f"--set {name}={text}: {workload} needs a value such as {usual}")
 
 
 def _is_possible(name: str, value: Any, usual: Any) -> bool:

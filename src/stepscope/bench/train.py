@@ -26,7 +26,7 @@ def main() -> None:
     parser = options_parser(__doc__ or "")
     options = parser.parse_args()
     if options.paced and options.losses is None:
-        parser.error("--paced writes its ratio to a file: --losses FILE is needed")
+        parser.error("--paced writes its ratio to a file, so --losses FILE is needed")
     workload = load(options.name)
     changes = dict(change.split("=", 1) for change in options.set)
     config = workload.config(options.size, changes)

@@ -16,8 +16,11 @@ def options_parser(description: str = "") -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", help="default: cuda where there is one, else cpu")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
-    help_losses = "write the loss of every step and the machine's pace here"
+    help_losses = "write the loss of every step and the machine's speed to this file"
     parser.add_argument("--losses", type=Path, help=help_losses)
-    help_paced = "instead: SECONDS of steps in turns with a yardstick, the ratio to --losses"
+    help_paced = (
+        "run SECONDS of steps in turns with a reference load instead, and write the ratio to "
+        "--losses"
+    )
     parser.add_argument("--paced", type=float, metavar="SECONDS", help=help_paced)
     return parser

@@ -126,8 +126,8 @@ def above_peak(efficiency: Efficiency) -> str:
     source = efficiency.ceilings.flops_source.get(dtype) if efficiency.ceilings else None
     whose, remedy = _WRONG_PEAK[source or "table"]
     return (
-        f"{dtype} products reach {rate(reached, 'FLOP/s')}, above the peak of "
-        f"{rate(peak, 'FLOP/s')} ({whose}): the peak must be wrong; {remedy}"
+        f"{dtype} matmuls reach {rate(reached, 'FLOP/s')}, above the peak of "
+        f"{rate(peak, 'FLOP/s')} ({whose}). The peak must be wrong: {remedy}"
     )
 
 
@@ -248,13 +248,13 @@ def _notes(analysis: RankAnalysis, rows: Indices, unknown: float) -> Iterator[st
     written = _share_named(trace, pieces, PREFIX)
     if written >= _WORTH_SAYING:
         yield (
-            f"{percent(written)} of compute time is in kernels that torch.compile wrote; those "
-            "that multiply matrices count as unknown, the others have no FLOPs that are counted"
+            f"{percent(written)} of compute time is in kernels that torch.compile wrote. Those "
+            "with matmuls count as unknown, and the FLOPs of the others are not counted"
         )
     again = int((costs.flops - costs.model_flops)[rows][~costs.recomputed[rows]].sum())
     if again > 0:
         yield (
-            f"fused attention computes its scores again in backward: "
+            f"fused attention recomputes its scores in backward: "
             f"{figures.flops(again / chosen.count)} per step that HFU counts and MFU does not"
         )
     yield from _causal(costs, rows)
@@ -284,7 +284,7 @@ def _causal(costs: Costs, rows: Indices) -> list[str]:
     if any(causal):
         return ["attention is counted in full, though a causal mask needs about half of it"]
     if None in causal:
-        return ["whether attention is causal was not recorded; it is counted in full"]
+        return ["whether attention is causal was not recorded, so it is counted in full"]
     return []
 
 

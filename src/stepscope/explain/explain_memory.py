@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from stepscope.records.trace import Trace
 
 POOLS_NOT_RECORDED = (
-    "CUDA graphs ran: what their private pools hold is not in the trace, so the peak is a lower "
-    "bound, and fragmentation and the largest batch are not known (record with `stepscope run`)"
+    "CUDA graphs ran, and the trace does not show what their private pools hold. So the peak is a "
+    "lower bound; fragmentation and the largest batch are not known (record with `stepscope run`)"
 )
 
 _HIDDEN = (
-    "save_memory holds what backward keeps: it is not among the activations but in its own plan, "
+    "save_memory holds what is saved for backward: it is in its plan, not among the activations, "
     "and the largest batch is not known"
 )
 

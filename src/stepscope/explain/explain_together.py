@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def explain_together(
     *paths: str | Path, cache: bool = True, timeout_s: float = 1800
 ) -> Explanation | None:
-    """Called by every rank at the end of a training; rank 0 gets the explanation, others None.
+    """Explain when all ranks call it after a training: rank 0 gets the answer, others None.
 
     `paths` are those of `explain_job`; ranks that do not share a disk each give what they see. It
     never raises into the training: an error is logged, and the answer is None.

@@ -186,8 +186,8 @@ def _straggler(
         evidence=(
             link_words(worst),
             *(link_words(one) for one in slow[1:3]),
-            f"ranks wait {duration(exposed_ns)} per step for transfers between hosts that nothing "
-            "hides",
+            f"ranks wait {duration(exposed_ns)} per step for transfers between hosts that do not "
+            "overlap with compute",
             *_against_device(worst.link),
         ),
         scope="link",

@@ -63,7 +63,7 @@ def _describe_run(summary: TogetherSummary) -> Finding:
         evidence=(summary.why,),
         remedies=(
             remedies.STEPSCOPE_RUN.offer(
-                "`stepscope run` around the training shows where the workers' own time goes"
+                "Start the training with `stepscope run` to see where the workers' own time goes"
             ),
         ),
     )

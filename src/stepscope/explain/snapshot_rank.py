@@ -68,7 +68,7 @@ def _describe_contents(memory: Memory) -> Finding:
         share=0.0,
         of="memory",
         severity="none",
-        summary=f"{size(memory.peak_bytes)} allocated{reserved} ({memory.measured}), most of it "
+        summary=f"{size(memory.peak_bytes)} allocated{reserved} ({memory.measured}). Most of it is "
         f"{biggest(memory)}.",
         evidence=(
             *held_words(memory),
@@ -76,7 +76,8 @@ def _describe_contents(memory: Memory) -> Finding:
         ),
         remedies=(
             remedies.STEPSCOPE_RUN.offer(
-                "`stepscope run` separates parameters, gradients, optimizer state and activations"
+                "Record with `stepscope run`: it separates parameters, gradients, optimizer state "
+                "and activations"
             ),
         ),
     )

@@ -11,13 +11,14 @@ from stepscope.errors import NotCapturedError
 from stepscope.explain.untimed_rank import is_untimed
 from stepscope.records.explanation import Headline
 from stepscope.records.figures import duration, percent
+from stepscope.records.words import sentence
 
 if TYPE_CHECKING:
     from stepscope.explain.rank_analysis import RankAnalysis
     from stepscope.records.explanation import Explanation, Finding, RankExplanation
 
 MARK_STEPS = (
-    "mark the steps: call prof.step() after each of them, or record them with "
+    "Mark the steps: call prof.step() after each of them, or record them with "
     "`stepscope run -- python train.py`"
 )
 _OF_STEP_MS = re.compile(r"of the ([\d,.]+ \w+) step")
@@ -48,8 +49,8 @@ def tell_span(explanation: Explanation) -> Explanation:
     evidence = [line for finding in explanation.findings[:1] for line in finding.evidence[:1]]
     return replace(
         explanation,
-        verdict=f"No training steps found: {_what_it_covers(rank)}.",
-        why=_of_time(evidence[0]) if evidence else "",
+        verdict=f"No training steps found: {_what_it_covers(rank)}",
+        why=sentence(_of_time(evidence[0])) if evidence else "",
         next=MARK_STEPS,
         headline=Headline(finding=explanation.findings[0].id),
         findings=tuple(map(_of_span, explanation.findings)),
@@ -61,8 +62,8 @@ def _what_it_covers(rank: RankExplanation) -> str:
     busy = 1 - timeline.idle_ns / timeline.span_ns if timeline.span_ns else 0.0
     who = "operators run" if rank.kind == "cpu" else "the GPU works"
     return (
-        f"the trace has no step marks, and covers {duration(timeline.span_ns)}; "
-        f"{who} for {percent(busy)} of that"
+        f"The trace has no step marks. It covers {duration(timeline.span_ns)}, and "
+        f"{who} for {percent(busy)} of that."
     )
 
 

@@ -17,6 +17,7 @@ from stepscope.explain.findings import (
 from stepscope.explain.spans import tell_span
 from stepscope.records.explanation import SEVERITIES, Explanation, Headline, called
 from stepscope.records.remedies import BATCH, OWN_PYTHON
+from stepscope.records.words import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,8 +78,8 @@ def judge(
     whose = called(ranks, top.rank) if len(ranks) > 1 and top.rank is not None else ""
     remedy = next(iter(leading_remedies(top)), None)
     explanation = Explanation(
-        verdict=f"{top.title}{f' ({whose})' if whose else ''}: {top.summary}",
-        why=": ".join(filter(None, (whose, top.evidence[0]))) if top.evidence else "",
+        verdict=_verdict(top, whose),
+        why=sentence(": ".join(filter(None, (whose, top.evidence[0])))) if top.evidence else "",
         next=remedy.summary if remedy else without_remedy(top),
         headline=Headline(finding=top.id, remedy=remedy.id if remedy else None),
         ranks=ranks,
@@ -97,6 +98,16 @@ def judge(
     return tell_span(explanation)
 
 
+def _verdict(finding: Finding, whose: str) -> str:
+    """The title and the summary; a summary that says all words of the title stands alone."""
+    if whose:
+        return f"{finding.title} ({whose}): {finding.summary}"
+    said = finding.summary.lower()
+    if all(word in said for word in finding.title.lower().split()):
+        return finding.summary
+    return f"{finding.title}: {finding.summary}"
+
+
 def leading_remedies(finding: Finding) -> tuple[Remedy, ...]:
     """Those that treat the finding's cause. A larger batch makes every fixed cost smaller, whatever
     causes it: it treats only steps that have too little to do. On a CPU that is what Python between
@@ -111,11 +122,11 @@ def leading_remedies(finding: Finding) -> tuple[Remedy, ...]:
 def without_remedy(finding: Finding) -> str:
     """What to do where no known remedy treats the finding."""
     if finding.id in NO_LOSS:
-        return "nothing to fix here: keep this trace to compare later runs with"
+        return "Nothing to fix. Keep this trace and compare later runs with it: stepscope compare"
     if finding.where:
         place = finding.where[0]
-        return f"look at {place.file}:{place.line} {place.function}".rstrip()
-    return "no known change treats this: the evidence says where to look"
+        return f"Look at {place.file}:{place.line} {place.function}".rstrip()
+    return "Look at the evidence below: no known change treats this"
 
 
 def _describe_untraced(

@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 def why_not_autocast(facts: ScriptFacts) -> str | None:
     if facts.autocast:
-        return f"the script has autocast of its own ({facts.autocast})"
+        return f"the script uses autocast itself ({facts.autocast})"
     if facts.dtypes and "float32" not in facts.dtypes:
         return "no parameter is fp32"
     if facts.roots and not facts.passes:
-        return "no backward pass after a call of the model was seen, so where its loss ends is open"
+        return (
+            "stepscope saw no backward pass after a call of the model, so it does not know where "
+            "the loss ends"
+        )
     return None
 
 

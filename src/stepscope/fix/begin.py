@@ -57,7 +57,7 @@ def begin(
 
 
 def apply(*names: str) -> list[dict[str, Any]]:
-    """Apply remedies in this script, before it builds its model, optimizer and data loaders.
+    """Apply changes in this script, before it builds its model, optimizer and data loaders.
 
     stepscope.fix.apply("fused-optimizer", "loader-workers=4")
     """
@@ -77,7 +77,9 @@ def _apply_one(training: TrainingProcess, chosen: ChosenFix) -> None:
     with training.applying(str(chosen)) as applied:
         try:
             if chosen.remedy.is_proposal:
-                raise RefusedError("it is an edit of the script; `stepscope tune` proposes it")
+                raise RefusedError(
+                    "it is an edit of the script. `stepscope tune` proposes it as a patch"
+                )
             if chosen.remedy.environment is not None:
                 _check_environment(training, chosen)
             if chosen.remedy.apply is not None:

@@ -42,7 +42,7 @@ def nudge_weights(training: TrainingProcess, value: str) -> None:
             with torch.no_grad():
                 noise = torch.empty_like(parameter).uniform_(-share, share, generator=draw)
                 parameter.mul_(1 + noise)
-        tell("every weight moved by a random share of the size of rounding")
+        tell("every weight moved by a random amount of the size of rounding")
 
     training.when_root(nudge)
 

@@ -49,7 +49,7 @@ def register(
         while waiting:
             ddp = waiting.pop()
             if ddp._comm_hooks:
-                refuse("the script registers a communication hook of its own")
+                refuse("the script registers its own communication hook")
                 continue
             try:
                 ddp.register_comm_hook(*make(ddp))

@@ -41,7 +41,7 @@ def why_no_ddp(facts: ScriptFacts) -> str | None:
             return "the model is sharded (FSDP), not wrapped in DistributedDataParallel"
         return "no model is wrapped in DistributedDataParallel"
     if facts.world_size < 2:
-        return "one rank alone exchanges no gradients"
+        return "a single rank exchanges no gradients"
     return None
 
 
@@ -107,8 +107,8 @@ def write_ddp(script: Script, arguments: Mapping[str, str]) -> Proposal:
     words = ", ".join(f"{name}={value}" for name, value in arguments.items())
     return Proposal(
         by_hand=(
-            f"let your trainer build DistributedDataParallel with {words}: Accelerate takes "
-            f"DistributedDataParallelKwargs({words}), Lightning DDPStrategy({words}), "
-            "the Trainer of transformers its ddp_* arguments",
+            f"let your trainer build DistributedDataParallel with {words}. Accelerate takes "
+            f"DistributedDataParallelKwargs({words}), Lightning DDPStrategy({words}), and the "
+            "Trainer of transformers its ddp_* arguments",
         )
     )

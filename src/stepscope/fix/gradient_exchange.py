@@ -98,8 +98,8 @@ class GradientExchange:
         if self._missed >= _MOST_MISSED and not self._over:
             self._over = True
             self._tell(
-                f"steps do not come every {self._usual} passes: gradients are exchanged in every "
-                "pass again"
+                f"steps do not come every {self._usual} passes, so gradients are exchanged in "
+                "every pass again"
             )
         if self._usual is None and self._passes > 1:
             self._usual = self._passes
@@ -126,8 +126,8 @@ class GradientExchange:
             average_gradients(ddp)
             self._early = True
             self._tell(
-                f"gradients that were used after {self._passes} instead of {self._usual} passes "
-                "were averaged before"
+                f"gradients that were used after {self._passes} instead of {self._usual} "
+                "passes were averaged first"
             )
 
     def _alive(self) -> list[Any]:
@@ -204,8 +204,9 @@ def _or_stop(act: Callable[..., Any]) -> Callable[..., Any]:
             return act(*args)
         except Exception as error:
             raise TrainingStopped(
-                "sync-once could not average gradients over the ranks, so their weights would "
-                f"differ from now on ({type(error).__name__}: {error}); run without sync-once"
+                "sync-once could not average gradients over the ranks, so their weights "
+                f"would differ from now on ({type(error).__name__}: {error}). Run without "
+                "sync-once"
             ) from error
 
     return act_or_stop

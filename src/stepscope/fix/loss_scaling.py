@@ -47,7 +47,7 @@ class LossScaling:
 
     def _scaler_built(self, _made: Made) -> None:
         if not self._building:
-            self._give_up("the script has a GradScaler of its own")
+            self._give_up("the script has its own GradScaler")
 
     def _optimizer_built(self, made: Made) -> None:
         import torch
@@ -56,7 +56,7 @@ class LossScaling:
             self._give_up("the script has several optimizers")
             return
         if any(p.dtype == torch.float16 for p in _parameters_of([made.object])):
-            self._give_up("parameters are fp16: their gradients cannot be unscaled")
+            self._give_up("parameters are fp16, so their gradients cannot be unscaled")
             return
         self._optimizer = made.object
         original = made.object.step

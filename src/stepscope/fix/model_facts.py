@@ -87,7 +87,7 @@ def _why_no_compiler(device: str) -> str | None:
         return "triton is not installed"
     named = (os.environ.get("CXX"), os.environ.get("CC"), *_COMPILERS)
     if not any(name and shutil.which(name) for name in named):
-        return "torch.compile needs a C++ compiler, and there is none"
+        return "torch.compile needs a C++ compiler, and none is installed"
     return None
 
 

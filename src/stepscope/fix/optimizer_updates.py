@@ -17,9 +17,9 @@ def why_not_switch(made: Made, form: str) -> str | None:
     if not made.takes(form):
         return f"{made.name} has no {form} form"
     if made.value("differentiable"):
-        return f"{made.name} is differentiable: that needs one tensor at a time"
+        return f"{made.name} is differentiable, which needs one tensor at a time"
     if not str(type(made.object).step.__module__).startswith("torch.optim"):
-        return f"{made.name} has an update of its own"
+        return f"{made.name} has its own update"
     return None
 
 

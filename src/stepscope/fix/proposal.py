@@ -64,7 +64,7 @@ def edited(edits: Iterable[Edit], read: Callable[[str], bytes | None]) -> dict[s
     for file, wanted in by_file.items():
         text = read(file)
         if text is None:
-            raise ValueError(f"{file} cannot be read any more")
+            raise ValueError(f"{file} can no longer be read")
         changed[file] = _make(text, with_indentation(file, text, wanted))
     return changed
 
@@ -84,7 +84,7 @@ def _check_nesting(headers: list[Edit]) -> None:
     for one in headers:
         for other in headers:
             if one.start < other.start < one.wraps_to < other.wraps_to:
-                raise ValueError(f"two remedies change the same place in {one.file}")
+                raise ValueError(f"two changes edit the same place in {one.file}")
 
 
 def _indented(source: PythonSource, headers: list[Edit], edits: Sequence[Edit]) -> Iterator[Edit]:
@@ -129,7 +129,7 @@ def _make(text: bytes, edits: list[Edit]) -> bytes:
     done = 0
     for edit in sorted(edits, key=order):  # stable
         if edit.start < done:
-            raise ValueError(f"two remedies change the same place in {edit.file}")
+            raise ValueError(f"two changes edit the same place in {edit.file}")
         parts += [text[done : edit.start], edit.text]
         done = edit.end
     return b"".join([*parts, text[done:]])

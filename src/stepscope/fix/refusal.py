@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-EXIT_CODE = 6  # docs/json.md lists it
+EXIT_CODE = 6  # docs/reference/json.md lists it
 
 
 class RefusedError(Exception):

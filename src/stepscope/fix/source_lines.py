@@ -91,7 +91,7 @@ class SourceLines:
         try:
             return list(tokenize.tokenize(io.BytesIO(self.text).readline))
         except (tokenize.TokenError, SyntaxError) as error:
-            raise NoPlaceError(f"the source cannot be split into words: {error}") from None
+            raise NoPlaceError(f"the source cannot be tokenized: {error}") from None
 
     @cached_property
     def _tokens(self) -> list[Token]:

@@ -20,7 +20,7 @@ def why_not_threads(facts: ScriptFacts, number: int) -> str | None:
     if facts.device != "cpu":
         return "the model is not on the CPU"
     if facts.threads == number:
-        return f"operators use {number} {'thread' if number == 1 else 'threads'} already"
+        return f"operators already use {number} {'thread' if number == 1 else 'threads'}"
     return None
 
 

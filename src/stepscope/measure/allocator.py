@@ -55,9 +55,9 @@ class Allocator:
         self._module: Any = None if kind == "cpu" else getattr(torch, kind, None)
         self._recording = False
         if kind == "cpu":
-            notes.add("temporaries and other are not captured: the CPU allocator keeps no account")
+            notes.add("temporaries and other are not captured: the CPU allocator has no counters")
         elif len(self.devices) > 1:
-            notes.add(f"the model is on {len(self.devices)} devices: allocator figures are summed")
+            notes.add(f"the model is on {len(self.devices)} devices: their memory is added up")
 
     def read(self) -> Reading | None:
         """None without an account."""
@@ -102,7 +102,9 @@ class Allocator:
             return
         try:
             if torch._C._cuda_isHistoryEnabled():
-                self._notes.add("the script records the allocator's history itself: not used")
+                self._notes.add(
+                    "the script records the allocator's history itself, so stepscope did not"
+                )
                 return
             torch.cuda.memory._record_memory_history(
                 enabled="all", context=None, stacks="python", max_entries=_MOST_EVENTS
@@ -124,7 +126,10 @@ class Allocator:
         finally:
             self._end_recording()
         if events is not None and len(events) >= _MOST_EVENTS:
-            self._notes.add(f"more than {_MOST_EVENTS} allocator events: history not used")
+            self._notes.add(
+                f"the step has more than {_MOST_EVENTS} allocator events, so their history is not "
+                "used"
+            )
             return None
         return events
 
@@ -132,7 +137,7 @@ class Allocator:
         try:
             torch.cuda.memory._record_memory_history(enabled=None)
         except Exception as error:
-            self._note("the allocator's history stays on", error)
+            self._note("recording the allocator's history could not be stopped", error)
 
     def _note(self, what: str, error: Exception) -> None:
         self._notes.add(f"{what}: {type(error).__name__}: {error}")

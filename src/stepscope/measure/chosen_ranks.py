@@ -58,10 +58,10 @@ def parse_ranks(text: str) -> ChosenRanks:
     for word in words.split(","):
         match = _RANGE.fullmatch(word.strip())
         if match is None:
-            raise UsageError(f"--ranks {text}: {word.strip()!r} is no rank: {_EXAMPLES}")
+            raise UsageError(f"--ranks {text}: {word.strip()!r} is not a rank: {_EXAMPLES}")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise UsageError(f"--ranks {text}: a range runs upwards: {last}-{first}")
+            raise UsageError(f"--ranks {text}: a range goes up: write {last}-{first}")
         ranges.append((first, last))
     return ChosenRanks(rule="listed", ranges=tuple(ranges))
 
@@ -86,13 +86,13 @@ def choose_trace(wanted: ChosenRanks, rank: int, world_size: int) -> TraceChoice
         local = local_rank(rank)
         if local is not None or world_size == 1:
             return TraceChoice(traced=not local, rule="one-per-host")
-        problem = "the launcher does not say which ranks share a host: --ranks auto is used"
+        problem = "the launcher does not say which ranks share a host, so --ranks auto is used"
         return TraceChoice(traced=_by_default(rank, world_size), rule="auto", problem=problem)
     if wanted.rule == "auto":
         return TraceChoice(traced=_by_default(rank, world_size), rule="auto")
     problem = _outside(wanted, world_size)
     if all(first >= world_size for first, _ in wanted.ranges):
-        traced, problem = _by_default(rank, world_size), f"{problem}: --ranks auto is used"
+        traced, problem = _by_default(rank, world_size), f"{problem}, so --ranks auto is used"
         return TraceChoice(traced=traced, rule="auto", problem=problem)
     return TraceChoice(traced=wanted.holds(rank), rule="listed", problem=problem)
 

@@ -146,7 +146,7 @@ class ClockSync:
             return None
         store = dist.distributed_c10d._get_default_store()
         if store is None:
-            self._give_up("the default group has no store to meet through")
+            self._give_up("the default process group has no store to exchange addresses through")
         return store
 
     def _hold(self, store: Any, key: str, rounds: int) -> MeetingResult | None:
@@ -159,7 +159,7 @@ class ClockSync:
             return None
         self._next_stage()
         if self._place.size > MOST_HOSTS:
-            self._give_up(f"more than {MOST_HOSTS} hosts: clocks are not compared")
+            self._give_up(f"clocks are not compared on more than {MOST_HOSTS} hosts")
             return None
         meeting = Meeting(store, self._prefix, key, self._place, self._timeout_s)
         held = meeting.hold(rounds, self._now, self._pace.next_step(), self._next_stage)
@@ -186,7 +186,7 @@ class ClockSync:
         self._next_stage()
         thread = started_thread(work, "stepscope-clock")
         if thread is None:
-            self._give_up("no thread could be started to meet in")
+            self._give_up("no thread could be started to compare clocks")
             return None
         while thread.is_alive() and (left_s := self._stage_until - time.monotonic()) > 0:
             thread.join(left_s)
@@ -201,15 +201,16 @@ class ClockSync:
             self._missed(str(problem))
         elif isinstance(problem, Blocked):
             self._give_up(
-                f"{problem}: clocks of more than {MOST_THROUGH_STORE} hosts come from collectives"
+                f"{problem}. With more than {MOST_THROUGH_STORE} hosts, clocks come from "
+                "collectives"
             )
         else:
-            self._give_up(f"broke off: {type(problem).__name__}: {problem}")
+            self._give_up(f"comparing clocks failed: {type(problem).__name__}: {problem}")
 
     def _missed(self, reason: str) -> None:
         self._misses += 1
         if self._misses >= _MISSES:
-            self._give_up(f"{reason}; not tried again")
+            self._give_up(f"{reason}; stepscope does not try again")
         else:
             self._note(reason)
 

@@ -146,7 +146,7 @@ class Meeting:
             self._raise_if_over()
             if not pause.sleep():
                 missing = len(self._place.children) - len(children)
-                raise Missed(f"{missing} ranks did not come in time")
+                raise Missed(f"{missing} ranks did not connect in time")
 
     def _raise_if_over(self) -> None:
         if self._is_set(f"{self._prefix}/blocked"):
@@ -161,7 +161,7 @@ class Meeting:
             self._raise_if_over()
             if not pause.sleep():
                 self._store.set(f"{self._key}/left", "1")
-                raise Missed("rank 0 did not come in time")
+                raise Missed("rank 0 did not answer in time")
         where: dict[str, Any] = json.loads(self._read(key))
         return where
 
@@ -175,13 +175,13 @@ class Meeting:
                 peer.sendall(_HELLO.pack(_proof(token, b"hello", index), index))
                 answer = receive(peer, _PROOF_BYTES)
                 if not hmac.compare_digest(answer, _proof(token, b"welcome", index)):
-                    raise OSError("a stranger answered")
+                    raise OSError("another program answered")
             except BaseException:
                 peer.close()
                 raise
         except (OSError, EOFError) as error:
             if self._is_set(f"{self._key}/left"):
-                raise Missed("another rank did not come") from error
+                raise Missed("another rank did not connect") from error
             places = ", ".join(where["hosts"])
             text = f"{os.uname().nodename} could not connect to {where['host']} ({places}): {error}"
             self._store.set(f"{self._prefix}/blocked", text)
@@ -199,7 +199,7 @@ class Meeting:
             except (OSError, EOFError) as error:
                 if self._is_set(f"{self._prefix}/blocked"):
                     raise Blocked from error
-                raise Missed("rank 0 called it off: another rank did not come") from error
+                raise Missed("rank 0 gave up: another rank did not connect") from error
             parent.settimeout(self._timeout_s)
         for child in children:
             child.sendall(_RELEASE.pack(next_step))

@@ -90,13 +90,13 @@ def find_place(
     if index == 0:
         while (signed := int(store.add(f"{prefix}/ranks", 0))) != world:
             if not pause.sleep():
-                raise Missed(f"{signed} of {world} ranks signed up in time")
+                raise Missed(f"only {signed} of {world} ranks registered in time")
         count = 1 + int(store.add(f"{prefix}/hosts", 0))
         store.set(f"{prefix}/count", str(count))
         return MeetingPlace(0, count)
     while not store.check([f"{prefix}/count"]):
         if not pause.sleep():
-            raise Missed("the ranks of the job did not all sign up in time")
+            raise Missed("not all ranks of the job registered in time")
     return MeetingPlace(index, int(store.get(f"{prefix}/count")))
 
 

@@ -93,5 +93,5 @@ def _follow_in_store(
 def _wait_until(is_so: Callable[[], bool], deadline: float) -> None:
     while not is_so():
         if time.monotonic() > deadline:
-            raise Missed("a rank did not come to the rounds through the job's store")
+            raise Missed("a rank did not answer through the job's store")
         time.sleep(_STORE_POLL_S)

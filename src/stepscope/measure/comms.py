@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 _CLOCK_MOVED_NS = 1_000_000
 _NO_HOOK = (
-    "no communication hook was registered: DDP takes only one, and ours could not promise the same "
-    "bits; a bucket is ready when its all-reduce was created, and its end is in the trace"
+    "no communication hook was registered: DDP accepts only one, and a hook could change the "
+    "training's bits. A bucket counts as ready when its all-reduce was created. Its end is in the "
+    "trace"
 )
 
 
@@ -110,14 +111,14 @@ class Comms:
                 and recorded[0]["time_created_ns"] > since_ns
             ):
                 self._note(
-                    f"the flight recorder keeps {len(recorded)} entries: the window's first "
-                    "collectives are lost; TORCH_FR_BUFFER_SIZE makes it longer"
+                    f"the flight recorder holds only {len(recorded)} entries, so the window's "
+                    "first collectives are lost. Set a larger TORCH_FR_BUFFER_SIZE"
                 )
             entries += recorded
         if not entries and self._groups:
             self._note(
-                "the flight recorder is empty or missing; where torch has one for this backend, "
-                "TORCH_FR_BUFFER_SIZE=2000 turns it on"
+                "the flight recorder is empty or missing. Set TORCH_FR_BUFFER_SIZE=2000 to turn it "
+                "on, if torch has one for this backend"
             )
         return entries
 
@@ -128,7 +129,7 @@ class Comms:
             return
         self._groups = groups
         if any("gloo" in group["backend"] for group in groups):
-            self._note("gloo's sends and receives are not in the flight recorder")
+            self._note("the flight recorder does not record gloo's sends and receives")
         replicas = parallel.replicas()
         if not replicas and not self._searched:
             self._searched = True
@@ -143,7 +144,7 @@ class Comms:
         if abs(moved) > _CLOCK_MOVED_NS:
             self._note(
                 f"the wall clock was set by {signed(moved / 1e6)} ms in the window: "
-                "collectives may be missing or counted to the wrong step"
+                "collectives may be missing or assigned to the wrong step"
             )
 
     def _note(self, text: str) -> None:

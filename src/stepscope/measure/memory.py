@@ -131,7 +131,7 @@ class MemoryStep:
         self._compiled = has_compiled()
         if self._compiled:
             self._notes.add(
-                "torch.compile is in use: activations are not told apart by module, and inputs "
+                "torch.compile is in use: activations are not divided by module, and inputs "
                 "that compiled code saves count as activations"
             )
         self._saved = SavedTensors(
@@ -301,7 +301,7 @@ class MemoryStep:
     def _rest(self, left: int) -> int:
         if left < 0:
             self._notes.add(
-                f"{-left} bytes that the training holds did not come from torch's allocator"
+                f"the training holds {-left} bytes that did not come from torch's allocator"
             )
         return max(0, left)
 

@@ -43,7 +43,7 @@ def change_no_file() -> None:
 
     def refuse_removal(event: str, arguments: tuple[Any, ...]) -> None:
         if event in _REMOVING and not _is_under(arguments[0], temporary):
-            raise PermissionError(f"an estimate changes no file: {event} {arguments[0]}")
+            raise PermissionError(f"an estimate must not change files: {event} {arguments[0]}")
 
     builtins.open = io.open = open_unless_written
     os.mkdir = make_temporary

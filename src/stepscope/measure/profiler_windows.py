@@ -68,11 +68,11 @@ class ProfilerWindows:
         import torch
 
         if self.running is not None:
-            return "collectives of the last window are under way; no other was opened"
+            return "no further window was opened: collectives of the last one are still running"
         if not one_thread_trains:
             return OTHER_THREADS
         if self._script_profilers or torch.autograd._profiler_enabled():
-            return "the script's own profiler is running; no window was opened"
+            return "no window was opened: the script's own profiler is running"
         return None
 
     def finish(self, window: Window) -> None:
@@ -130,7 +130,7 @@ class ProfilerWindows:
         self._script_profilers.add(profiler)
         if window is not None:
             self.running = None
-            note("window", "the script used the profiler itself; the window was given up")
+            note("window", "the window was dropped: the script used the profiler itself")
             window.abandon()
 
     def script_profiler_ends(self, profiler: Any) -> None:

@@ -36,9 +36,11 @@ SAVING = (
     ("safetensors.torch", "save_file"),
     ("safetensors.numpy", "save_file"),
     ("pickle", "dump"),
-    ("numpy.lib._npyio_impl", "save"),
-    ("numpy.lib._npyio_impl", "savez"),
-    ("numpy.lib._npyio_impl", "savez_compressed"),
+    *(
+        (module, function)
+        for module in ("numpy.lib._npyio_impl", "numpy.lib.npyio")  # numpy 2, numpy 1
+        for function in ("save", "savez", "savez_compressed")
+    ),
     ("joblib.numpy_pickle", "dump"),
     ("transformers.trainer", "Trainer._save_checkpoint"),
     ("transformers.modeling_utils", "PreTrainedModel.save_pretrained"),

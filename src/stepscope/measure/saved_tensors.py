@@ -263,7 +263,7 @@ class SavedTensors:
     def read(self, outputs: Iterable[Any]) -> None:
         """Record every storage that the graph of these tensors holds."""
         if torch._C._are_functorch_transforms_active():
-            self._notes.add("torch.func transforms ran: what they saved is not counted")
+            self._notes.add("torch.func transforms ran: the tensors they saved are not counted")
             return
         with self._lock:
             self._tick = self._now()

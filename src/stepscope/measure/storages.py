@@ -233,8 +233,8 @@ class Model:
         copies = [item for item in loose if own and id(item) not in self.leaves]
         if copies:
             self._notes.add(
-                "the optimizer steps tensors that no running module holds (master copies): "
-                "counted as optimizer state"
+                "the optimizer updates tensors that no running module holds (master copies): "
+                "they count as optimizer state"
             )
         copied = {id(item) for item in copies}
         parameters = own + [item for item in loose if id(item) not in copied]
@@ -258,11 +258,11 @@ class Model:
         """Note what readers of the figures should know."""
         own, grouped = self._own_parameters(), trained_parameters(self.optimizers)
         if not own and not grouped:
-            self._notes.add("no module or optimizer was seen: what they hold counts as other")
+            self._notes.add("no module or optimizer was seen: their memory counts as other")
         stepped = {id(parameter) for parameter in grouped}
         free = [parameter for parameter in own if id(parameter) not in stepped]
         if free:
-            self._notes.add(f"{len(free)} parameters are in no optimizer: counted as parameters")
+            self._notes.add(f"{len(free)} parameters are in no optimizer; they count as parameters")
         without = sum(1 for parameter in grouped if _gradient(parameter) is None)
         if without:
             self._notes.add(f"{without} parameters have no gradient after the step")

@@ -97,14 +97,14 @@ class WindowRequests:
         """Since `then` the job has gone on from step `number`: that says how fast it is."""
         plan: dict[str, Any] = {"schema": SCHEMA, "id": request}
         if self._planned >= MOST_WINDOWS:
-            return {**plan, "refused": f"{MOST_WINDOWS} windows of this run were asked for already"}
+            return {**plan, "refused": f"this run already had {MOST_WINDOWS} requested windows"}
         settings = self._training.settings
         elapsed = max(self._now() - then, 1e-3)
         rate = max(0, self._training.number - number) / elapsed
         ahead = _LEAST_STEPS_AHEAD + math.ceil(_FASTER * rate * self._ahead_s)
         first = self._first_free(self._training.number + ahead, settings.warmup + settings.active)
         if first is None:
-            return {**plan, "refused": "other windows leave no room for one more"}
+            return {**plan, "refused": "the planned windows leave no room for another one"}
         return {**plan, "first": first, "warmup": settings.warmup, "active": settings.active}
 
     def _first_free(self, soonest: int, steps: int) -> int | None:
@@ -125,9 +125,9 @@ class WindowRequests:
             asked=True,
         )
         if self._training.number + 1 >= first:
-            note("window", f"the one asked for at step {first} was seen too late")
+            note("window", f"the window requested at step {first} was seen too late")
         elif not self._schedule.is_free(window.first, window.last):
-            note("window", f"the one asked for at step {first} meets another one")
+            note("window", f"the window requested at step {first} overlaps another one")
         else:
             self._schedule.asked = window
             self._training.wake(first)

@@ -1,6 +1,6 @@
 """Which all-reduce algorithm is fastest: ring, tree or halving-doubling, by their alpha-beta costs.
 
-With p ranks, n bytes, alpha per hop and beta per byte of one link (docs/calibrate.md):
+With p ranks, n bytes, alpha per hop and beta per byte of one link (docs/records/collectives.md):
 
     ring              2 (p-1) alpha      +  2 (p-1)/p n beta
     tree              2 log2(p) alpha    +  2 n beta             (pipelined)

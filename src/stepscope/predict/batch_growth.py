@@ -45,7 +45,7 @@ def grow_batch(context: StepContext, factor: float) -> Outcome:
         return _grow_step_on_host(context, factor)
     growing = find_growing_tasks(context)
     if not growing.any():
-        raise Refused("batch: no task's shapes depend on the batch")
+        raise Refused("batch: no kernel's shapes depend on the batch")
     tasks = context.graph.tasks
     dur_ns = np.where(growing, _grown_ns(context, factor), tasks.dur_ns)
     probed, _ = find_probed_batch(context, factor)
@@ -55,10 +55,10 @@ def grow_batch(context: StepContext, factor: float) -> Outcome:
     return Outcome(
         context=_with_batch(context, loops.graph, factor),
         assumptions=(
-            f"batch {_describe(context, factor)}: {int(growing.sum()):,} of {len(tasks):,} tasks "
-            "grow with it; the host's time and the optimizer stay",
+            f"batch {_describe(context, factor)}: {int(growing.sum()):,} of {len(tasks):,} "
+            "kernels and copies grow with it. CPU time and the optimizer stay the same",
             *_said(loops),
-            "a kernel grows only once it fills the device",
+            "a kernel takes longer only once it fills the GPU",
             *((probed.describe("modelled"),) if probed else ()),
             *_describe_stalls(context, factor),
         ),
@@ -83,10 +83,10 @@ def _grow_step_on_host(context: StepContext, factor: float) -> Outcome:
     return Outcome(
         context=_with_batch(context, loops.graph, factor),
         assumptions=(
-            f"batch {_describe(context, factor)}: {growing:,} of {len(graph.calls):,} operators "
-            "grow with it; Python's time and the optimizer stay",
+            f"batch {_describe(context, factor)}: {growing:,} of {len(graph.calls):,} "
+            "operators grow with it. Python's time and the optimizer stay the same",
             *_said(loops),
-            "a product's weights are read and repacked as before; all else grows with the samples",
+            "reading a matmul's weights takes the same time. Everything else grows with the batch",
             *((probed.describe("modelled"),) if probed else ()),
             *_describe_stalls(context, factor),
         ),
@@ -136,11 +136,11 @@ def _algorithms_doubt(context: StepContext, dur_ns: Floats, probed: ProbedStep |
 def _describe_stalls(context: StepContext, factor: float) -> Iterator[str]:
     stalls = context.stalls
     if stalls is not None and stalls.cost_ns.get("data"):
-        yield f"data stalls times {factor:g}: the loader takes that much longer for a batch"
+        yield f"data stalls grow {factor:g} times: the loader needs that much longer for a batch"
     if stalls is not None and stalls.by_count(PER_SAMPLES):
         yield (
-            "what comes every so many steps (evaluation, rollouts) may come after as many samples "
-            "as now: the interval holds both"
+            "evaluation and rollouts may come after as many steps or after as many samples "
+            "as now. The interval covers both"
         )
 
 

@@ -106,8 +106,8 @@ def allow_for_loops(context: StepContext, grown: StepGraph, factor: float) -> Gr
     if max(runs, micro_batches) >= MANY_RUNS:
         times = f"{max(runs, micro_batches):,.0f}"
         words = (
-            f"the step runs the same layers {times} times: whether a larger batch means larger "
-            "calls or more of them is not known, so the interval holds both"
+            f"the step runs the same layers {times} times. It is unknown whether a larger "
+            "batch means larger calls or more of them, so the interval covers both"
         )
     else:
         may_grow_ns = _own_python_ns(context, each_sample) + wait_for_workers_ns(context)
@@ -116,8 +116,9 @@ def allow_for_loops(context: StepContext, grown: StepGraph, factor: float) -> Gr
             return GrownLoops(graph=grown, doubt=unseen)
         most = min(most, least + may_grow_ns)
         words = (
-            f"{milliseconds(may_grow_ns / (factor - 1.0) / 1e6)} of Python outside the model, or "
-            "of waiting for workers, may grow with the batch or not: the interval holds both"
+            f"{milliseconds(may_grow_ns / (factor - 1.0) / 1e6)} of Python outside the "
+            "model, or of waiting for workers, may grow with the batch. The interval covers "
+            "both cases"
         )
     return GrownLoops(
         graph=_stretch(context, grown, math.sqrt(least * most), factor),

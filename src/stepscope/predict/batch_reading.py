@@ -88,7 +88,7 @@ def _doubt_others(trace: Trace, step: StepCalls, size: int) -> str:
     for name, shapes in _shapes_of(trace, lambda name: bool(_BY_ROW.search(name))):
         data, others = shapes[0], shapes[1:]
         if data and data[0] == size and any(dims and dims[0] != size for dims in others):
-            return f"{name} picks rows of a table of {size:,}, as graph nets do with nodes"
+            return f"{name} picks rows of a table of {size:,}, as graph networks do with nodes"
     for name, shapes in _shapes_of(trace, _LOSSES.__contains__):
         rows = shapes[0][0] if shapes[0] else size
         if rows and rows % size and size % rows:

@@ -63,6 +63,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     shares_batch: Callable[[str], bool] | None = None  # if so, the peak joins others too
     needs_ceilings: bool = True  # priced by calibrated rates, not by the trace alone
     # Remedies of findings that this predicts, each with the values to try; the best one counts.
+    # What `run --with` spells otherwise stands in records/same_change.py.
     remedies: dict[str, tuple[str, ...]] = {}
 
     def describe(self, value: str) -> str:

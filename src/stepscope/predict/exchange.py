@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class DdpCost(msgspec.Struct, frozen=True, kw_only=True):
     """What DDP itself costs the host: per step, per bucket and per tensor.
 
-    Measured as DDP over one rank against no DDP; docs/scale-out.md has the table.
+    Measured as DDP over one rank against no DDP; docs/records/scale-out.md has the table.
     """
 
     step_ns: float

@@ -37,9 +37,11 @@ _BUSY = 0.8  # of the step: a device that has no room for others
 def fuse_models(context: StepContext, count: int) -> Outcome:
     """Refuses a CPU, and a job of several ranks."""
     if context.on_host or not len(context.graph.tasks):
-        raise Refused("fuse: the trace has no accelerator; on a CPU an array gains little")
+        raise Refused(
+            "fuse: the trace has no GPU, and on a CPU training models together gains little"
+        )
     if (context.trace.world_size or 1) > 1 or (context.graph.tasks.kind == Kind.COMM).any():
-        raise Refused("fuse: the job has several ranks; an array trains on one device")
+        raise Refused("fuse: the job has several ranks, but fused models train on one device")
     least, most = _bounds(context, count)
     likely = np.sqrt(least * most)
     host = scale_calls(context.graph, np.ones(len(context.graph.calls), np.bool_), HOST_GROWTH)
@@ -49,10 +51,11 @@ def fuse_models(context: StepContext, count: int) -> Outcome:
     return Outcome(
         context=replace(context, graph=graph, stalls=grow_stalls(context.stalls, float(count))),
         assumptions=(
-            f"{count} models of one architecture, each with its own batch: as many launches as "
-            f"one, host time times {HOST_GROWTH:g}; a kernel takes longer once it fills the device",
-            "models with learning rates of their own step one by one on the host: capture the step "
-            "(array.graph), or this is too fast",
+            f"{count} models of one architecture, each with its own batch, need as many "
+            f"launches as one. CPU time grows {HOST_GROWTH:g} times. A kernel takes longer "
+            "once it fills the GPU",
+            "if models have learning rates of their own, the CPU steps them one by one. Then "
+            "capture the step (array.graph), or this prediction is too fast",
             *_busy_words(context),
             *_memory_words(context, peak, count),
         ),
@@ -117,8 +120,8 @@ def _busy_words(context: StepContext) -> tuple[str, ...]:
     if busy < _BUSY:
         return ()
     return (
-        f"the device is busy for {percent(min(1.0, busy))} of the step already: only kernels that "
-        "leave multiprocessors without work gain",
+        f"the GPU is already busy {percent(min(1.0, busy))} of the step, so only kernels that "
+        "do not fill it gain",
     )
 
 
@@ -145,6 +148,6 @@ def _memory_words(context: StepContext, peak: PeakMemory | None, count: int) -> 
         return ()
     fitting = room[0] * count // peak.size_bytes
     return (
-        f"{count} models need about {size(peak.size_bytes)}, the device has {size(room[0])}: about "
-        f"{fitting} fit at a time",
+        f"{count} models need about {size(peak.size_bytes)} and the GPU has {size(room[0])}, "
+        f"so about {fitting} fit at a time",
     )

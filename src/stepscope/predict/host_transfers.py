@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 GIVEN_SPREAD = 0.25  # how far a stated link is from the one that training gets
 # One message between hosts, if only the rate is stated: TCP for gloo, RDMA for NCCL and RCCL.
 _TCP_LATENCY_NS, _RDMA_LATENCY_NS = 50_000.0, 10_000.0
-_CPU_NS_PER_BYTE = 1.0  # of an all-reduce that only cores limit (docs/scale-out.md)
+_CPU_NS_PER_BYTE = 1.0  # of an all-reduce that only cores limit (docs/records/scale-out.md)
 _SPLIT = (RankTensorParallel, RankPipeline)
 _CORES_LOST = 0.7  # of that time, from compute on the same cores
 
@@ -63,8 +63,8 @@ def hosts_now(context: StepContext, traced: TracedExchange | None) -> HostPlan:
     named = [job.hosts.get(rank) for rank in ranks]
     if not named or None in named:
         raise Refused(
-            f"the hosts of all {counted(traced.ranks, 'rank')} that exchange gradients must be "
-            f"known; those of {sum(name is not None for name in named)} are"
+            f"the hosts of all {counted(traced.ranks, 'rank')} that exchange gradients must "
+            f"be known, but only those of {sum(name is not None for name in named)} are"
         )
     by_host = Counter(named)
     if len(set(by_host.values())) > 1:
@@ -106,8 +106,8 @@ def find_host_times(
         times = _inside_times(context, traced, hosts.per_host)
         if times is None:
             raise Refused(
-                "how fast collectives are inside one host is not known: run `stepscope calibrate "
-                f"--ranks {hosts.per_host}` on a host of the job"
+                "the speed of collectives inside one host is unknown. Run `stepscope "
+                f"calibrate --ranks {hosts.per_host}` on a host of the job"
             )
     elif hosts.link is not None:
         return _given_times(context, traced, hosts, hosts.link)
@@ -121,9 +121,9 @@ def find_host_times(
 def _unknown_link(hosts: HostPlan) -> str:
     shown = "has one host" if hosts.before == 1 else "shows no bandwidth between its hosts"
     return (
-        f"the capture {shown}, so the link between hosts is not known: state it as in "
-        f"hosts={hosts.count}:10GB/s or hosts={hosts.count}:10GB/s:20us, capture a job on two "
-        "hosts, or run `stepscope calibrate` under a launcher on several hosts"
+        f"the capture {shown}, so the link between hosts is unknown. State it as in "
+        f"hosts={hosts.count}:10GB/s or hosts={hosts.count}:10GB/s:20us. Or capture a job on "
+        "two hosts, or run `stepscope calibrate` under a launcher on several hosts"
     )
 
 
@@ -140,9 +140,9 @@ def compare_hierarchical(
     flat = ring_over_hosts(hosts.count, hosts.per_host, inside, between).at(size_bytes)
     parts = hierarchical_over_hosts(hosts.count, hosts.per_host, inside, between).at(size_bytes)
     return (
-        f"all ranks form one ring, as slow as its slowest hop: {duration(flat)} for the largest "
-        f"bucket; a hierarchical all-reduce (inside hosts, then between them) would take "
-        f"{duration(parts)}"
+        f"all ranks form one ring, as slow as its slowest hop: {duration(flat)} for the "
+        "largest bucket. A hierarchical all-reduce (inside hosts, then between them) would "
+        f"take {duration(parts)}"
     )
 
 
@@ -158,7 +158,7 @@ def _given_times(
         hosts.count, hosts.per_host, inside, between, tree_latency=_backend(context) not in RINGS
     )
     assumed = "" if link.latency_ns is not None else ", a usual latency"
-    unknown = "; hops inside a host are taken to be no slower" if not inside else ""
+    unknown = ". Hops inside a host are assumed to be no slower" if not inside else ""
     source = (
         f"all-reduces over {counted(hosts.count, 'host')} at the stated {rate(link.bytes_s, 'B/s')}"
         f" of each host's link and {duration(between.alpha_ns)} for a message{assumed}"

@@ -1,9 +1,9 @@
 """How long a kernel would take: a few microseconds to start, then its share of the roofline.
 
 The shares were measured on matmuls, attention and convolutions of the models in
-benchmarks/workloads and of GPT-2 small on an H200 (docs/accuracy.md). They are shares of the data
-sheet's peak. Matmuls reach nearly all of a peak that `calibrate` measured. convolutions.py knows
-dense convolutions by their shapes; the shares here are for the others.
+benchmarks/workloads and of GPT-2 small on an H200 (docs/records/predictions.md). They are shares
+of the data sheet's peak. Matmuls reach nearly all of a peak that `calibrate` measured.
+convolutions.py knows dense convolutions by their shapes; the shares here are for the others.
 """
 
 from __future__ import annotations

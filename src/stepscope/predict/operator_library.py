@@ -90,7 +90,7 @@ def _opened(*, create: bool = False) -> Iterator[sqlite3.Connection]:
             yield store
     except sqlite3.OperationalError as error:
         if "locked" in str(error) or "busy" in str(error):
-            why = f"the library {file} is locked by another process"
+            why = f"the library {file} is locked by another process. Try again when that has ended"
         else:
             why = f"the library {file} cannot be used: {error}"
         raise LibraryProblemError(why) from None
@@ -109,7 +109,7 @@ def _add_columns(store: sqlite3.Connection) -> None:
 
 
 def _damaged() -> str:
-    return f"the library {library_file()} is damaged: remove it, and probe or import again"
+    return f"the library {library_file()} is damaged. Remove it, then probe or import again"
 
 
 def _as_row(time: OperatorTime) -> tuple[object, ...]:

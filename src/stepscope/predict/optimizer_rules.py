@@ -1,7 +1,8 @@
 """Update rules of optimizers (Adam, SGD), and what each form of them costs.
 
 Measured on an H200: Adam with GPT-2 small, the models of benchmarks/workloads and a stack of linear
-layers (docs/accuracy.md); SGD with three of those models and 200 million parameters in 40 tensors.
+layers (docs/records/predictions.md); SGD with three of those models and 200 million parameters in
+40 tensors.
 On a CPU (one core of an ARM server, torch 2.13): 1 to 100 tensors of 64 to 4 million elements.
 """
 

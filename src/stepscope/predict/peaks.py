@@ -139,13 +139,13 @@ def why_unsure(context: StepContext, factor: float) -> tuple[str, ...]:
     words = []
     if max(workspace, other) > _WORTH_SAYING * memory.peak_bytes:
         words.append(
-            "peak memory: cuDNN chooses how it computes convolutions in fp32; with another batch "
-            "it may choose another workspace"
+            "peak memory: cuDNN chooses how it computes FP32 convolutions. With another "
+            "batch it may choose another workspace"
         )
     if prepared * abs(factor - 1.0) > _WORTH_SAYING * memory.peak_bytes:
         words.append(
-            f"peak memory: the script holds {figures.size(prepared)} of other batches, which grow "
-            "too; the same samples in fewer batches would not"
+            f"peak memory: the script holds {figures.size(prepared)} of other batches, which "
+            "grow too. The same samples in fewer batches would not"
         )
     return tuple(words)
 

@@ -62,14 +62,17 @@ class ProbedStep(msgspec.Struct, frozen=True, kw_only=True):
     def describe(self, others: str) -> str:
         """`others` is what happens to the rest."""
         words = (
-            f"operator times from the library: {percent(self.probed_share)} of operators' time "
-            f"probed, {percent(self.remembered_share)} remembered from neighbours, "
+            f"operator times: {percent(self.probed_share)} probed, "
+            f"{percent(self.remembered_share)} from similar operators in the library, "
             f"{percent(self.modelled_share)} {others}"
         )
         if self.disagreement < _NOTED_DISAGREEMENT:
             return words
         change = factor_text(math.exp(self.disagreement))
-        return f"{words}; traced and probed times of the present step differ {change} times"
+        return (
+            f"{words}. The probed times of the present step differ {change} times from the traced "
+            "ones"
+        )
 
 
 def place_of(context: StepContext) -> str | None:
@@ -134,7 +137,7 @@ def find_probed_elsewhere(
         ]
         own_times = read_times(place=own) if times else []
     except LibraryProblemError as problem:
-        return None, f"{problem}; predicted without it"
+        return None, f"{problem}. The prediction does not use them"
     if not times:
         return None, ""
     software = software_of(context)  # another machine has another driver
@@ -174,7 +177,7 @@ def _read_known(context: StepContext) -> tuple[KnownTimes | None, str]:
     try:
         times = read_times(place=place)
     except LibraryProblemError as problem:
-        return None, f"{problem}; predicted without it"
+        return None, f"{problem}. The prediction does not use them"
     return (KnownTimes(times, software_of(context)) if times else None), ""
 
 

@@ -54,7 +54,8 @@ MODEL_DOUBT = {True: 0.06, False: 0.03}  # of the step, by whether compute and l
 LINK_FLOOR = 0.98  # of what a worker takes by itself: links only add
 SHARE_DOUBT = {True: 0.4, False: BATCH_SPREAD}  # of what a smaller share of the batch saves
 # On a CPU this much of forward and backward does not shrink with the samples: the median of seven
-# models (0.12 to 0.94), whose libraries repack weights for every product (docs/scale-out.md).
+# models (0.12 to 0.94), whose libraries repack weights for every matmul
+# (docs/records/scale-out.md).
 _FIXED_SHARE = 0.25
 _MB = 1 << 20
 
@@ -70,13 +71,13 @@ def replan(context: StepContext, **wanted: Any) -> Outcome:
     plan = replace(old, **wanted)
     plan = replace(plan, strong=plan.strong and plan.ranks != before)
     if plan.hosts and plan.ranks != plan.hosts.count * plan.hosts.per_host:
-        raise Refused("hosts=N says how many workers there are: leave out workers=N")
+        raise Refused("hosts=N sets the number of workers: leave out workers=N")
     if plan == old:
         return Outcome(
-            context=context, assumptions=("workers and links stay as they are",), spread=0.0
+            context=context, assumptions=("workers and links stay the same",), spread=0.0
         )
     if traced and traced.not_replicas and not (plan.hosts and replicates_hosts(context)):
-        raise Refused(f"only replicas can be added and changed here, and {traced.not_replicas}")
+        raise Refused(f"only replicas can be added and changed here, but {traced.not_replicas}")
     transfers = _planned_transfers(context, plan, traced)
     straggling = find_straggling(context, plan.ranks, before)
     planned = _PlannedStep(context, bare, plan, traced, before)
@@ -175,8 +176,8 @@ class _PlannedStep:
         gradients = find_gradients(self.context, graph)
         if gradients is None:
             raise Refused(
-                "the trace does not give the gradients' sizes: record a step with backward in it "
-                "and record_shapes=True"
+                "the trace does not contain the gradients' sizes. Record a step that has a "
+                "backward pass, with record_shapes=True"
             )
         if plan.bucket_mb is None:
             return fill_buckets(gradients)
@@ -208,7 +209,7 @@ class _PlannedStep:
         if transfers is None:
             return exchange.retime_traced(graph, traced, np.zeros(len(durations)))
         if traced.buckets is None:
-            raise Refused("the trace does not give how many bytes its all-reduces move")
+            raise Refused("the trace does not say how many bytes its all-reduces move")
         waiting, share = self._split_waiting(durations, traced)
         expected = transfers.expected_ns(traced.sizes)
         return exchange.retime_traced(graph, traced, waiting + share * expected)
@@ -272,7 +273,9 @@ def _planned_transfers(
 ) -> TransferTimes | None:
     if plan.ranks < 2:
         if (plan.bandwidth, plan.latency, plan.stage, plan.bucket_mb) != (1.0, 1.0, 0, None):
-            raise Refused("nothing is exchanged in this step: ask for workers=N together with it")
+            raise Refused(
+                "this step exchanges nothing between ranks. Ask for workers=N together with it"
+            )
         return None
     if plan.hosts is not None:
         times = find_host_times(context, traced, plan.hosts)
@@ -280,9 +283,9 @@ def _planned_transfers(
         times = find_link_times(context, traced, plan.ranks)
     if times is None:
         raise Refused(
-            f"how long an all-reduce over {counted(plan.ranks, 'worker')} takes is not known: run "
-            f"`stepscope calibrate --ranks {plan.ranks}` where the training runs, or `stepscope "
-            "calibrate` under its launcher (a bare trace does not say its host)"
+            f"the time of an all-reduce over {counted(plan.ranks, 'worker')} is unknown. Run "
+            f"`stepscope calibrate --ranks {plan.ranks}` where the training runs, or "
+            "`stepscope calibrate` under its launcher. A bare trace does not name its host"
         )
     return replace(times, bandwidth=plan.bandwidth, latency=plan.latency)
 
@@ -362,18 +365,18 @@ def _assumptions(
             )
         if context.on_host and transfers.contention:
             lines.append(
-                "as many cores as workers: communication takes "
-                f"{percent(transfers.contention.lost)} of its time from the compute next to it"
+                "there are as many cores as workers. Communication takes "
+                f"{percent(transfers.contention.lost)} of its time from the compute beside it"
             )
         if planned.norm_buffers and not plan.stage:
             lines.append(
                 f"statistics of {counted(planned.norm_buffers.norms, 'batch norm')} are sent "
-                "before forward, as DDP does unless broadcast_buffers=False"
+                "before forward. DDP does so unless broadcast_buffers=False"
             )
         if result.held_bytes:
             lines.append(f"DDP's buckets take {size(result.held_bytes)} of every worker's memory")
         if not context.on_host and not planned.retimed:
-            lines.append("communication and compute do not slow each other on the device")
+            lines.append("communication and compute are assumed not to slow each other on the GPU")
     return tuple(lines)
 
 
@@ -381,20 +384,20 @@ def describe_batch(*, on_host: bool, strong: bool) -> str:
     if not strong:
         return "each worker keeps its batch"
     if on_host:
-        return "the batch stays and is shared; a quarter of forward and backward stays too, a guess"
-    return "the batch stays and is shared; host time and the shortest kernels stay too"
+        return "the workers share the batch. A quarter of forward and backward is assumed to stay"
+    return "the workers share the batch. CPU time and the shortest kernels stay the same"
 
 
 def _describe_straggling(context: StepContext, result: Exchange) -> str:
     steps = len(own_steps(context))
     if steps < ENOUGH_STEPS:
         return (
-            f"all workers are taken to be equally fast: {counted(steps, 'step')} do not show how "
-            "much they differ"
+            f"all workers are assumed to be equally fast: {counted(steps, 'step')} do not "
+            "show how much they differ"
         )
     return (
-        f"the slowest of {result.ranks} needs {significant(result.straggling)} of a typical step "
-        f"(expected maximum over {steps} measured steps, drawn independently)"
+        f"the slowest of {result.ranks} needs {significant(result.straggling)} of a typical "
+        f"step (expected maximum over {steps} measured steps, drawn independently)"
     )
 
 
@@ -411,7 +414,7 @@ def _describe_exchange(plan: WorkerPlan, result: Exchange, traced: TracedExchang
     if plan.latency != 1.0:
         link += f" at {plan.latency:g} times the latency"
     return (
-        f"{kind} exchanges {size(result.size_bytes)} in {counted(result.buckets, 'bucket')} {how}"
-        f"{link}: {milliseconds(result.comm_ns / 1e6)}, of which "
+        f"{kind} exchanges {size(result.size_bytes)} in {counted(result.buckets, 'bucket')} "
+        f"{how}{link}. This takes {milliseconds(result.comm_ns / 1e6)}, of which "
         f"{milliseconds(result.exposed_ns / 1e6)} lengthen the step"
     )

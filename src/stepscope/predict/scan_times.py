@@ -49,17 +49,19 @@ def scan_time(
         return ScanTime(
             backward_ns=max(0.0, left),
             doubt=_MEASURED_DOUBT,
-            basis="both measured on this device (recommend's table)",
+            basis="both measured on this GPU (by recommend)",
         )
     steps, batch, size = recurrence.steps, recurrence.batch, recurrence.size
     if device is None:
         chunked = cpu_states_us(cpu_chunk(steps, batch, size), steps, batch, size)
         share = _LOOP_SHARE[recurrence.form] * chunked / cpu_states_us(steps, steps, batch, size)
-        basis = "with a few calls a step instead of autograd's dozens, as measured on two ARM cores"
+        basis = (
+            "with a few calls per step instead of autograd's dozens, as measured on two ARM cores"
+        )
         return ScanTime(backward_ns=share * backward_ns, doubt=_CPU_DOUBT, basis=basis)
     us = gpu_layer_us(steps, batch, size, recurrence.features, processors)
     basis = (
-        "by a model of the kernels' cost, measured on an H200: the interval is wide; "
+        "from a model of the kernels' cost, measured on an H200, so the interval is wide. "
         "stepscope.fix.scan.recommend measures it here"
     )
     return ScanTime(

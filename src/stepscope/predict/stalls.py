@@ -191,7 +191,7 @@ def describe_stalls(stalls: StepStalls | None) -> tuple[str, ...]:
     said = (f"the average step keeps {whole} of stalls ({causes})",)
     if not stalls.work_share:
         return said
-    return (*said, "some steps do more work, at regular distances: it changes as other steps do")
+    return (*said, "some steps regularly do more work. They change as other steps do")
 
 
 def describe_workers_stalls(stalls: StepStalls | None, ranks: int, before: int) -> tuple[str, ...]:
@@ -203,11 +203,11 @@ def describe_workers_stalls(stalls: StepStalls | None, ranks: int, before: int) 
     now, then = (milliseconds(one.total_ns / 1e6) for one in (stalls, longest))
     together = sorted(c for c in stalls.cost_ns if c in _BY_THE_SCRIPT | stalls.periodic)
     alone = sorted(c for c in stalls.cost_ns if c not in together)
-    words = [f"stalls of {now} per step become {then}, for all wait for the longest"]
+    words = [f"stalls of {now} per step become {then}, because all workers wait for the longest"]
     if together:
-        words.append(f"{_list(together)} stalls are taken to coincide on all workers")
+        words.append(f"{_list(together)} stalls are assumed to coincide on all workers")
     if alone:
-        words.append(f"{_list(alone)} stalls are drawn independently")
+        words.append(f"{_list(alone)} stalls are assumed to be independent")
     return ("; ".join(words),)
 
 

@@ -110,7 +110,7 @@ def with_usual_contention(times: TransferTimes) -> TransferTimes:
     return replace(
         times,
         contention=_usual_contention(times.lines["all_reduce"], times.ranks),
-        source=f"{times.source}; how much it slows compute on shared cores is a typical value",
+        source=f"{times.source}. How much it slows compute on shared cores is a typical value",
     )
 
 
@@ -152,8 +152,8 @@ def from_profiles(ranks: int, profiles: Sequence[Profile]) -> TransferTimes | No
         spread = math.hypot(spread, _SPREAD_PER_DOUBLING * abs(math.log2(ranks / fit.group_size)))
         source = (
             f"all-reduces over {counted(ranks, 'rank')} extrapolated from "
-            f"{counted(fit.group_size, 'rank')} ({where}); "
-            "links between hosts that were not measured are slower"
+            f"{counted(fit.group_size, 'rank')} ({where}). Links between hosts that were not "
+            "measured are slower"
         )
     contention = profile.contention
     if contention and contention.group_size != ranks:
@@ -232,7 +232,7 @@ def from_trace(ranks: int, traced: TracedAllReduces, backend: str | None) -> Tra
         ranks=ranks,
         basis="trace",
         source=(
-            f"all-reduces as fast as the fastest in the trace ({duration(alpha)} + "
+            f"all-reduces are as fast as the fastest in the trace ({duration(alpha)} + "
             f"{bandwidth} over {counted(traced.ranks, 'rank')})"
             + (f", extrapolated to {ranks}" if ranks != traced.ranks else "")
         ),
@@ -294,11 +294,12 @@ def from_data_sheet(ranks: int, device: DeviceSpec) -> TransferTimes | None:
     )
     beyond = max(0.0, math.log2(ranks / _ONE_DOMAIN))
     source = (
-        f"nothing is calibrated: all-reduces by the data sheet of {device.name} ({device.link}, "
-        f"{percent(_REACHED)} of {rate(one_way, 'B/s')} one way), give or take half"
+        f"nothing is calibrated. All-reduces follow the data sheet of {device.name} "
+        f"({device.link}, {percent(_REACHED)} of {rate(one_way, 'B/s')} one way), which may "
+        "be wrong by half"
     )
     if beyond:
-        source += f"; {ranks} workers need a network beyond that link, which is slower"
+        source += f". {ranks} workers need a network beyond that link, which is slower"
     return TransferTimes(
         ranks=ranks,
         basis="data sheet",

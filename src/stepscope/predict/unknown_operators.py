@@ -24,6 +24,6 @@ def require_operators(context: StepContext, change: str) -> None:
     dur_ns = context.graph.tasks.dur_ns
     if dur_ns[find_unknown(context)].sum() > _MOST * dur_ns.sum():
         raise Refused(
-            f"{change}: the trace does not say which operators its kernels belong to; with CUDA "
-            "graphs, record an eager step or the graph's recording in the same window"
+            f"{change}: the trace does not say which operators launched its kernels. With "
+            "CUDA graphs, record an eager step, or the graph's capture, in the same window"
         )

@@ -114,7 +114,7 @@ class RegionLine(msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[str, ...]  # most FLOPs and bytes first
     flops: int | None  # of one run
     bytes_moved: int  # by operators one by one: what is fused moves less
-    share: float | None  # of the graph's time; estimated inside a kernel, see docs/numbers.md
+    share: float | None  # of the graph's time; estimated inside a kernel (docs/reference/json.md)
 
 
 class KernelTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,6 @@
 """What `explain` reports: numbers that add up, and findings about them.
 
-Field names are the words of the JSON contract (docs/json.md); times are integer nanoseconds.
+Field names are the words of the JSON contract (docs/reference/json.md); times are integer ns.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ class PredictedGain(msgspec.Struct, frozen=True, kw_only=True):
     def _becomes(self) -> str:
         if self.changed_ms is None:
             return ""
-        return f", in steps of {milliseconds(self.changed_ms)}, now {milliseconds(self.step_ms)}"
+        now, then = milliseconds(self.step_ms), milliseconds(self.changed_ms)
+        return ", in steps as long" if now == then else f", in steps of {then} instead of {now}"
 
     def _change(self) -> str:
         """Of the step: what is saved is taken off."""

@@ -58,7 +58,7 @@ class CollectiveCalls(msgspec.Struct, frozen=True, kw_only=True):
     kind: Int8  # index into KINDS
     group: Int32  # index into groups
     sequence: Int64  # the group's own count, ABSENT if not recorded
-    size_bytes: Int64  # total bytes (docs/numbers.md), ABSENT if unknown
+    size_bytes: Int64  # total bytes (docs/reference/json.md), ABSENT if unknown
     peer: Int32  # the other rank of a send or receive, or a broadcast's root; else ABSENT
     step: Int32  # index into the rank's RankSteps, ABSENT outside all steps
     arrival_ns: Int64  # on a device: its kernel began; on the CPU: the call began

@@ -1,6 +1,6 @@
 """A run while it goes on, as `stepscope top` shows it: figures over the steps written so far.
 
-Field names are the words of `top --json` (docs/json.md).
+Field names are the words of `top --json` (docs/reference/json.md).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ what-if.
     12GB   a step needs at most 12 GB                   budget="12GB"
     2x     twice the batch fits                         batch="2x"
     max    as little as possible is kept                none of them
-    heavy  products may be repeated, too                heavy=True
+    heavy  matmuls may be repeated, too                heavy=True
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from stepscope.records.figures import factor as factor_words
 from stepscope.records.figures import percent, size
 
-EXAMPLES = "5%, 0.5, 12GB, 2x or max, and +heavy if products may be repeated"
+EXAMPLES = "5%, 0.5, 12GB, 2x or max, and +heavy if matmuls may be repeated"
 _UNITS = {"": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([KMGT]I?B)?\s*")
@@ -69,7 +69,7 @@ class MemoryTarget:
         if self.max_slowdown is not None:
             parts.append(f"at most {percent(self.max_slowdown)} slower")
         limits = ", ".join(parts) or "as little as possible"
-        return f"{limits}; products may be repeated" if self.heavy else limits
+        return f"{limits}; matmuls may be repeated" if self.heavy else limits
 
 
 def read_target(text: str) -> MemoryTarget:

@@ -1,6 +1,6 @@
 """Training through a parameter server: what a run showed, and what another consistency promises.
 
-Field names are the words of the JSON contract (docs/json.md, `together`).
+Field names are the words of the JSON contract (docs/reference/json.md, `together`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What `stepscope tune` found, as tune.json holds it, and what one remedy gained when it was tried.
 
-Field names are the words of the JSON contract (docs/json.md, `tune --json`). Steps are in
+Field names are the words of the JSON contract (docs/reference/json.md, `tune --json`). Steps are in
 milliseconds; null means not known.
 """
 
@@ -14,7 +14,7 @@ from stepscope.records.figures import interval, milliseconds, significant
 FAILED, NOT_KNOWN = "failed", "not known"
 
 
-KEPT = "what is kept"
+KEPT = "the kept changes"
 
 
 class TriedConfiguration(msgspec.Struct, frozen=True, kw_only=True):

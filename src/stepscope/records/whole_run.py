@@ -1,6 +1,6 @@
 """What all steps of a run show: the mean step, its stalls, when they came, and the wall time.
 
-Field names are the words of the JSON contract (docs/json.md, `run`).
+Field names are the words of the JSON contract (docs/reference/json.md, `run`).
 """
 
 from __future__ import annotations

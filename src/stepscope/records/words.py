@@ -1,4 +1,4 @@
-"""Two rules of English that every sentence keeps: plurals, and a capital for its first word.
+"""Two rules of English for every sentence: plurals, and a capital for its first word.
 
 Names of code keep their spelling: `aten::mm` never becomes `Aten::mm`.
 """

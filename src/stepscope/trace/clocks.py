@@ -419,7 +419,7 @@ def _describe(
     detail = f"from {' and '.join(sources)}"
     if unconnected:
         ranks = ", ".join(map(str, unconnected[:8]))
-        detail += f"; nothing connects rank {ranks} to the others"
+        detail += f"; rank {ranks} shares nothing with the others"
     return Clock(
         aligned=len(aligned) > 1,
         reference=parts[reference].rank,

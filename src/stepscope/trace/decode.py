@@ -70,8 +70,8 @@ class Oddities:
             return tuple(self._notes)
         odd = Note(
             id="side-file-values",
-            detail=f"{self.file}: {counted(self.count, 'value')} that cannot be true, treated as "
-            f"not captured; the first is {self.first}",
+            detail=f"{self.file}: {counted(self.count, 'value')} that cannot be true; they count "
+            f"as not captured. The first is {self.first}",
             count=self.count,
         )
         return (*self._notes, odd)

@@ -76,11 +76,11 @@ class ByteSource:
         """Refuse a part of the file that expands to far more text than any trace does."""
         if text_bytes > self.limits.expansion * max(1, file_bytes):
             raise UnreadableInputError(
-                f"{self.path} is refused at byte {self.text_bytes} of its text: "
-                f"{figures.size(file_bytes)} of the file expand to {figures.size(text_bytes)}, "
-                f"over {self.limits.expansion} times as much, which no usual trace does; "
-                f"if it is one, set {EXPANSION_VARIABLE} above {self.limits.expansion}, or "
-                "decompress it first"
+                f"{self.path} was not read beyond byte {self.text_bytes} of its text: "
+                f"{figures.size(file_bytes)} of the file expand to {figures.size(text_bytes)}. "
+                f"A usual trace expands at most {self.limits.expansion} times. If you trust the "
+                f"file, set {EXPANSION_VARIABLE} above {self.limits.expansion} or decompress it "
+                "first"
             )
 
     def _pieces(self, file: IO[bytes]) -> Iterator[bytes]:

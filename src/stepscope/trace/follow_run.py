@@ -81,13 +81,15 @@ def choose_run(named: str | None) -> Path:
     if named is None:
         return _newest_run(Path(HOME))
     if "://" in named:
-        raise UsageError(f"{named}: top follows a run folder on this machine, not behind a URL")
+        raise UsageError(f"{named}: top follows a run folder on this machine, not a URL")
     folder = Path(named)
     if not is_folder(folder):
         missing = f"{named} does not exist"
         raise UnreadableInputError(f"{named} is a file" if folder.exists() else missing, _EXPECTED)
     if not is_run_folder(folder) and list_folder(folder):
-        raise UnreadableInputError(f"{named} is no run folder: it holds neither {RUN} nor ranks")
+        raise UnreadableInputError(
+            f"{named} is not a run folder: it has neither {RUN} nor a folder of a rank"
+        )
     return folder
 
 
@@ -101,7 +103,7 @@ def _newest_run(home: Path) -> Path:
         if runs:
             return max(runs, key=lambda run: (_last_known_s(run), run.name))
     raise UsageError(
-        f"there is no run under {home} in this folder",
+        f"this folder has no run under {home}",
         "name a run folder: stepscope top RUN",
     )
 

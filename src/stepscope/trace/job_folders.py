@@ -129,6 +129,6 @@ def _about_copies(copies: Sequence[tuple[Path, Path]]) -> list[Note]:
         for copy, kept in copies[:_NAMED]
     ]
     more = f"; and {len(copies) - _NAMED} more" if len(copies) > _NAMED else ""
-    parts = counted(len(copies), "part is", "parts are")
-    detail = f"{parts} given twice and counted once: {'; '.join(named)}{more}"
+    parts = counted(len(copies), "part was", "parts were")
+    detail = f"{parts} given twice; each counts once: {'; '.join(named)}{more}"
     return [Note(id="same-part-twice", detail=detail, count=len(copies))]

@@ -66,9 +66,8 @@ def _refuse_foreign(path: Path, database: Database) -> None:
         raise _damaged(path, _where(database))
     if computed := sorted(filter(holds_events, database.computed)):
         raise UnreadableInputError(
-            f"{path}: {', '.join(computed[:6])} would have to be computed (a view or a virtual "
-            "table); only plain tables are read: export the report again with "
-            "`nsys export --type sqlite`"
+            f"{path}: {', '.join(computed[:6])} is a view or a virtual table, and only plain "
+            "tables are read: export the report again with `nsys export --type sqlite`"
         )
     if "META_DATA_EXPORT" in tables or "StringIds" in tables:
         raise UnreadableInputError(
@@ -94,7 +93,7 @@ def _refuse_empty(path: Path, database: Database, tables: NsysTables) -> None:
         )
     if columns.known_rows():
         raise UnreadableInputError(
-            f"{path} holds no names of its {counted(columns.events, 'event')} (table StringIds): "
+            f"{path} has no names for its {counted(columns.events, 'event')} (table StringIds): "
             "export it again with all tables"
         )
     raise UnreadableInputError(
@@ -126,8 +125,8 @@ def _notes(database: Database, tables: NsysTables) -> Iterator[Note]:
     if left_out := sorted(filter(holds_events, database.computed)):
         yield Note(
             id="computed-tables",
-            detail=f"left out: {', '.join(left_out[:8])}: a view or a virtual table, which would "
-            "have to be computed; only plain tables are read",
+            detail=f"left out: {', '.join(left_out[:8])}: a view or a virtual table; only plain "
+            "tables are read",
             count=len(left_out),
         )
     if database.unfinished:
@@ -146,7 +145,7 @@ def _notes(database: Database, tables: NsysTables) -> Iterator[Note]:
     if tables.unnamed:
         yield Note(
             id="unnamed",
-            detail=f"the file does not hold the names of {counted(tables.unnamed, 'event')}",
+            detail=f"the file has no names for {counted(tables.unnamed, 'event')}",
             count=tables.unnamed,
         )
     pids = tables.processes()
@@ -154,7 +153,7 @@ def _notes(database: Database, tables: NsysTables) -> Iterator[Note]:
         yield Note(
             id="several-processes",
             detail=f"{len(pids)} processes in one export (pids {', '.join(map(str, pids[:8]))}) "
-            "are read as one; to compare them, record each rank by itself: "
+            "are read as one. To compare them, record each rank separately: "
             "`nsys profile -o rank-%q{RANK}`",
             count=len(pids),
         )

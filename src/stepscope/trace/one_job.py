@@ -48,7 +48,7 @@ def check_one_job(runs: Sequence[Path]) -> list[Note]:
     for one, other in pairwise(named):
         if not one.jobs & other.jobs:
             raise DifferentRunsError(
-                f"{one.folder} is a part of {min(one.jobs)} and {other.folder} of "
+                f"{one.folder} belongs to {min(one.jobs)} and {other.folder} to "
                 f"{min(other.jobs)}: these are different jobs; {_INSTEAD}"
             )
     if len(named) < len(parts):

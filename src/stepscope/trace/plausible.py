@@ -74,7 +74,7 @@ class OddValues:
             Note(
                 id="odd-values",
                 detail=f"{field}: {counted(rows, 'value')} that cannot be true, such as {example}; "
-                "treated as not captured",
+                "they count as not captured",
                 count=rows,
             )
             for field, (rows, example) in self._fields.items()

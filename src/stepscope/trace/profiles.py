@@ -74,7 +74,7 @@ def read_profile(path: Path) -> Profile:
         ) from None
     if profile.schema != PROFILE_SCHEMA:
         raise UnreadableInputError(
-            f"{path}: a profile of schema {profile.schema}, this stepscope reads {PROFILE_SCHEMA}; "
+            f"{path} has schema {profile.schema}, but this stepscope reads {PROFILE_SCHEMA}; "
             "run stepscope calibrate again"
         )
     return profile

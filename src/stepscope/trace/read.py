@@ -25,7 +25,7 @@ _NSYS_REPORT = b"NVIDIA Tegra Pro"  # the head of a .nsys-rep or .qdrep file
 
 
 def read_trace(path: str | Path, *, cache: bool = True, progress: Progress | None = None) -> Trace:
-    """One rank's trace from a Kineto JSON file (plain, gzip, zstd) or an Nsight SQLite export.
+    """Read one rank's trace from a Kineto JSON file (plain, gzip, zstd) or an Nsight SQLite export.
 
     `path` may be a URL. `progress(bytes_read, bytes_in_all)` is called now and then. Raises
     UnreadableInputError.

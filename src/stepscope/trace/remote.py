@@ -130,7 +130,7 @@ def _unreadable(url: str, error: Exception) -> UnreadableInputError:
     kind = type(error).__name__
     if kind in _REFUSED:
         detail = str(error).strip(" .") or kind
-        return UnreadableInputError(f"{url}: the host lets nobody in with our keys: {detail}")
+        return UnreadableInputError(f"{url}: the host refused every SSH key: {detail}")
     if isinstance(error, PermissionError):
         return UnreadableInputError(f"{url}: no permission to read it")
     if isinstance(error, socket.gaierror):

@@ -147,8 +147,8 @@ def _state_note(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None
     if run.status == "handed over":
         return Note(
             id="not-closed",
-            detail="the run was not closed: no second process could be started, and the command "
-            f"took the place of stepscope{_rank_words(ranks)}",
+            detail="the run was not closed: stepscope could not start a second process, so the "
+            f"command replaced it{_rank_words(ranks)}",
         )
     if run.status == "finished":
         return _ended_ranks(run, ranks)
@@ -157,7 +157,7 @@ def _state_note(run: _RunFile | None, ranks: Sequence[_RankFile]) -> Note | None
     who = f"stepscope run (process {run.process.pid} on {run.process.host})"
     state = process_state(run.process)
     if state == "running":
-        return Note(id="still-running", detail=f"{who} is still running: more may come")
+        return Note(id="still-running", detail=f"{who} is still running, so more steps may follow")
     return Note(
         id="not-closed",
         detail=f"the run was not closed: {who} {_end_words(state, run)}{_rank_words(ranks)}",
@@ -172,7 +172,8 @@ def _open_parts(parts: Sequence[HostRun], ranks: Sequence[_RankFile]) -> Note | 
         who = f"stepscope run on {part.host} (process {part.process.pid})"
         state = process_state(part.process)
         if state == "running":
-            return Note(id="still-running", detail=f"{who} is still running: more may come")
+            detail = f"{who} is still running, so more steps may follow"
+            return Note(id="still-running", detail=detail)
         words = f"the run was not closed: {who} {_end_words(state, part)}{_rank_words(ranks)}"
         return Note(id="not-closed", detail=words)
     return None
@@ -188,20 +189,20 @@ def absent_hosts(folders: Sequence[Path]) -> Note | None:
     named = ", ".join(map(str, absent[:_NAMED])) + (", ..." if len(absent) > _NAMED else "")
     return Note(
         id="missing-hosts",
-        detail=f"{len(absent)} of {places} parts of the job ({named}) left nothing here: they did "
-        "not start, or wrote into folders of their own; `explain` takes several folders",
+        detail=f"{len(absent)} of {places} parts of the job ({named}) are not in this folder: they "
+        "did not start, or they wrote elsewhere. `explain` accepts several folders",
         count=len(absent),
     )
 
 
 def _end_words(state: str, run: _RunFile | HostRun) -> str:
     signals = ", ".join(dict.fromkeys(received.signal for received in run.signals[:_NAMED]))
-    after = f", after it had passed on {signals} to the command" if signals else ""
+    after = f", after it passed {signals} on to the command" if signals else ""
     if state == "restarted":
-        return f"ended with the machine, which has been restarted since{after}"
+        return f"ended because the machine restarted{after}"
     if state == "gone":
         return f"was killed (SIGKILL, by a person or because memory ran out){after}"
-    return f"did not finish, and whether it still runs cannot be seen from here{after}"
+    return f"did not finish; this machine cannot see whether it still runs{after}"
 
 
 def _rank_words(ranks: Sequence[_RankFile]) -> str:
@@ -236,7 +237,7 @@ def _ended_ranks(run: _RunFile, ranks: Sequence[_RankFile]) -> Note | None:
     which = "its rank" if len(ranks) == 1 else f"{unclosed} of {len(ranks)} ranks"
     return Note(
         id="not-closed",
-        detail=f"{which} did not close: the process left without closing Python "
+        detail=f"{which} did not close: the process ended without Python's shutdown "
         f"({exit_code_words(run.exit_code)}), so about the last second of steps is missing",
     )
 
@@ -265,7 +266,9 @@ def _unclosed_ranks(ranks: Sequence[_RankFile]) -> Note | None:
     if not states:
         return None
     if set(states) == {"running"}:
-        return Note(id="still-running", detail="its processes are still running: more may come")
+        return Note(
+            id="still-running", detail="its processes are still running, so more steps may follow"
+        )
     return Note(id="not-closed", detail=f"the run was not closed{_rank_words(ranks)}")
 
 

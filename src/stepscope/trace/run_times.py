@@ -47,7 +47,7 @@ def read_run_times(
         return None
     if ended_ns is None:
         ended_ns = last_ns or began_ns
-        notes.append("nobody wrote when the command ended: the account ends with the last step")
+        notes.append("the command's end was not recorded, so the wall time ends with the last step")
     neighbours = _neighbours(folder, same_rank)
     attempt, began_ns, ended_ns = _attempt(folder, neighbours, began_ns, ended_ns, last_ns)
     if unknown and steps is not None and not began_ns <= last_ns <= ended_ns:

@@ -248,7 +248,7 @@ def _value_words(best: Advice) -> str:
     if name != "loader-workers" or not may_pay(best.gain):
         return ""
     none = ": the training thread makes its batches" if value == "0" else ""
-    verb = "set" if best.gain.is_sure else "try"
+    verb = "Set" if best.gain.is_sure else "Try"
     return f"{verb} num_workers={value} of the DataLoader{none}"
 
 
@@ -277,5 +277,5 @@ def _note_not_predicted(error: Exception) -> Note:
     known = isinstance(error, StepscopeError)
     reason = str(error) if known else f"a defect in stepscope: {type(error).__name__}: {error}"
     return Note(
-        id="not-predicted", detail=f"what changes would save could not be predicted: {reason}"
+        id="not-predicted", detail=f"the effect of changes could not be predicted: {reason}"
     )

@@ -25,7 +25,7 @@ Paths = PathLike | Sequence[PathLike]
 def explain(
     paths: Paths, *, memory_limit: int | str | None = None, cache: bool = True
 ) -> Explanation:
-    """Where each step's time went: a trace, a folder of traces, a run folder, or several of them.
+    """Explain where each step's time goes: a trace, a folder of traces, a run folder, or several.
 
     `memory_limit` is in bytes or written as 24GB. The advice is that of `stepscope explain`.
     """
@@ -39,7 +39,7 @@ def explain(
 def whatif(
     path: Paths, *changes: str, cache: bool = True, **more: str | float | bool
 ) -> Prediction:
-    """The step with changes made, before anybody makes them.
+    """Predict the step with changes, before anybody makes them.
 
     Changes are as `stepscope whatif --set` takes them, or keywords: `whatif(run, "cuda-graphs",
     batch="x2")` is `whatif(run, cuda_graphs=True, batch="x2")`.
@@ -68,7 +68,7 @@ def whatif(
 
 
 def compare(a: Paths, b: Paths, *, paired: bool = False, cache: bool = True) -> Comparison:
-    """Whether the step really changed from A to B; each side is one run or several.
+    """Tell whether the step really changed from A to B. Each side is one run or several.
 
     `paired` says that the runs took turns: A's first with B's first, and so on.
     """
@@ -81,7 +81,7 @@ def compare(a: Paths, b: Paths, *, paired: bool = False, cache: bool = True) -> 
 def write_report(
     what: Explanation | Comparison | Paths, path: PathLike, *, cache: bool = True
 ) -> Path:
-    """Write the HTML report of an explanation, a comparison or a path; returns where it is.
+    """Write the HTML report of an explanation, a comparison or a path, and return where it is.
 
     Timelines are drawn from the traces, which are read again; a trace that has gone since leaves
     its rank without one.

@@ -22,6 +22,7 @@ from stepscope.errors import UnreadableInputError
 from stepscope.measure import folder as layout
 from stepscope.measure.processes import BACKWARD, FORKED, STARTED, STEP, TORCH
 from stepscope.measure.schedule import Schedule
+from stepscope.records.addresses import SITE
 from stepscope.records.host_names import processes_files
 from stepscope.records.limits import StepNumber  # noqa: TC001  (decoded at run time)
 from stepscope.records.words import counted
@@ -43,10 +44,7 @@ _ISOLATING = re.compile(r"-[a-zA-Z]*[IES][a-zA-Z]*$")
 _PYTHON = re.compile(r"(python|pypy)[\d.]*$")
 _RAY_CLUSTER = Path("/tmp/ray/ray_current_cluster")  # Ray notes there where it runs
 _MPIRUN = ("mpirun", "mpiexec", "orterun")
-_OTHERWISE = (
-    "start the script itself with stepscope (`python -m stepscope run -- train.py` instead of "
-    "`python train.py`), or call stepscope.watch() inside it"
-)
+_OTHERWISE = "run `python -m stepscope run -- train.py`, or call stepscope.watch() in the script"
 
 
 class _Process(msgspec.Struct):
@@ -98,8 +96,8 @@ class Attachment:
         sentence = None
         if self._passed is not None and now - self._passed >= _NO_STEP_AFTER_S:
             sentence = (
-                "backward passes run, but no training step has ended yet. If neither an optimizer "
-                f"nor reset gradients end a step, {_flags(self.settings)}"
+                "backward passes run, but no optimizer step was seen, so stepscope cannot tell "
+                f"where a step ends. {_flags(self.settings)}"
             )
         elif not events[STARTED] and now - self.began >= _NOT_LOADED_AFTER_S:
             sentence = _not_loaded(self.command)
@@ -159,29 +157,31 @@ def why_nothing(folder: Path, settings: Settings, command: Sequence[str], code: 
     failed = f"the command failed (exit code {code})" if code else ""
     if events[FORKED]:
         return (
-            "the training runs in processes that the script forks after it has run backward passes "
-            "itself, and these are not captured: start them before, or with "
-            'torch.multiprocessing.get_context("spawn"), or with torchrun'
+            "the script forked its training processes after it ran backward passes itself. "
+            "stepscope cannot capture such processes. Fork them earlier, or start them with "
+            'torch.multiprocessing.get_context("spawn") or with torchrun'
         )
     if events[BACKWARD]:
         if failed:
             return f"{failed} before a training step ended"
-        return f"backward passes ran, but nothing ended a training step: {_flags(settings)}"
+        return (
+            "backward passes ran, but no optimizer step was seen, so stepscope cannot tell where a "
+            f"step ends. {_flags(settings)}"
+        )
     if events[TORCH]:
         if failed:
             return f"{failed} after it imported torch and before its first backward pass"
         return (
-            "torch was imported, but stepscope saw no backward pass: does this command train? It "
-            "cannot see a whole step inside torch.compile; then call stepscope.watch() inside the "
-            f"script{_ray_words()}"
+            "torch was imported, but no backward pass was seen. Either this command does not "
+            "train, or torch.compile holds the whole step. In that case call stepscope.watch() in "
+            f"the script{_ray_words()}"
         )
     if events[STARTED]:
         if failed:
             return f"{failed} before it imported torch"
         return (
-            "no Python process that loaded stepscope imported torch. If the training runs with "
-            f"another PYTHONPATH or environment (a launcher, a container), {_OTHERWISE}"
-            f"{_ray_words()}"
+            "no Python process that loaded stepscope imported torch. If a launcher or a container "
+            f"starts the training with another PYTHONPATH, {_OTHERWISE}{_ray_words()}"
         )
     return f"{failed}; {_not_loaded(command)}" if failed else _not_loaded(command)
 
@@ -191,32 +191,32 @@ def _ray_words() -> str:
     if not os.environ.get("RAY_ADDRESS") and not _RAY_CLUSTER.is_file():
         return ""
     return (
-        ". If it trains on a Ray cluster that was there before: stepscope.ray.capture() gives its "
-        "workers what they need (docs/hosts.md)"
+        ". If the training runs on an existing Ray cluster, use stepscope.ray.capture() "
+        f"({SITE}/how-to/clusters/)"
     )
 
 
 def _flags(settings: Settings) -> str:
     others = [kind for kind in ("backward", "dataloader", "forward") if kind != settings.step_on]
-    return f"say what does: --step-on {', '.join(others[:-1])} or {others[-1]}"
+    return f"Name what ends a step: --step-on {', '.join(others[:-1])} or {others[-1]}"
 
 
 def _not_loaded(command: Sequence[str]) -> str:
     option = isolating_option(command)
     if option:
         return (
-            f"stepscope was not loaded, because `{option}` ignores PYTHONPATH: leave that option "
-            "out, or call stepscope.watch() inside the script"
+            f"stepscope was not loaded, because `{option}` ignores PYTHONPATH. Remove that option, "
+            "or call stepscope.watch() in the script"
         )
     if any(Path(word).name in _MPIRUN for word in command):
         return (
-            "no Python process of the command has loaded stepscope: Open MPI takes no variables to "
-            "other hosts by itself. Use `mpirun -x STEPSCOPE_CAPTURE -x PYTHONPATH ...`, or start "
-            "stepscope there: `mpirun ... stepscope run -- python train.py`"
+            "stepscope did not get into any Python process: Open MPI does not pass environment "
+            "variables to other hosts. Use `mpirun -x STEPSCOPE_CAPTURE -x PYTHONPATH ...`, or "
+            "start stepscope there: `mpirun ... stepscope run -- python train.py`"
         )
     return (
-        "no Python process of the command has loaded stepscope: a launcher or a wrapper gives it "
-        f"another PYTHONPATH or environment, or it is not Python. Then {_OTHERWISE}"
+        "stepscope did not get into any Python process. Either the command is not Python, or its "
+        f"launcher resets PYTHONPATH. If it is Python, {_OTHERWISE}"
     )
 
 
@@ -233,7 +233,7 @@ def why_no_trace(facts: dict[str, Any], settings: Settings, code: int | None = N
     first = Schedule.plan(settings).windows[0].first_active
     if steps <= first:
         seen = f"{counted(steps, 'step')} {'was' if steps == 1 else 'were'} seen"
-        return f"only {seen}, and at least {first + 1} are needed"
+        return f"only {seen}; a trace needs at least {first + 1}"
     return problem or "; ".join(problems) or "not known"
 
 
@@ -242,7 +242,7 @@ def _unclosed(code: int | None) -> str:
     killed = code is not None and code > 128 and code - 128 in set(signal.Signals)
     if killed and code is not None:
         return (
-            "the process ended without closing: the command was ended by "
-            f"{signal.Signals(code - 128).name}"
+            f"the process ended without closing: {signal.Signals(code - 128).name} ended the "
+            "command"
         )
     return "the process ended without closing (killed, os._exit or a crash)"

@@ -25,11 +25,11 @@ _DISTURBED = 0.2  # passes that disagree by more than this: other programs used 
 _POOR_FIT = 1.5  # times the noise between passes
 _CEILINGS = {
     "copy_bytes_s": ("copy, read + write", byte_rate),
-    "host_to_device_bytes_s": ("host to device, pinned", byte_rate),
-    "device_to_host_bytes_s": ("device to host, pinned", byte_rate),
-    "launch_ns": ("launch, host", duration),
+    "host_to_device_bytes_s": ("CPU to device, pinned", byte_rate),
+    "device_to_host_bytes_s": ("device to CPU, pinned", byte_rate),
+    "launch_ns": ("launch, CPU", duration),
     "launch_gap_ns": ("launch to launch, device", duration),
-    "tiny_op_ns": ("tiny operator, host", duration),
+    "tiny_op_ns": ("tiny operator, CPU", duration),
 }
 
 
@@ -150,12 +150,12 @@ def _why(profile: Profile) -> str:
     if not profile.fits:
         widest = max(profile.spread.items(), key=lambda pair: pair[1])
         rounds = f"{profile.rounds} rounds" if profile.rounds > 1 else "several runs"
-        return f"best of {rounds}; {widest[0]} varies most, by {percent(widest[1])}"
+        return f"best of {rounds}. {widest[0]} varies most, by {percent(widest[1])}"
     worst = max(profile.fits, key=lambda fit: fit.held_out)
     return (
-        f"{counted(worst.passes, 'pass', 'passes')} in random order: each pass is predicted from "
-        f"the others, at worst {percent(worst.held_out)} off ({worst.kind}, whose passes differ by "
-        f"{percent(worst.noise)})"
+        f"{counted(worst.passes, 'pass', 'passes')} in random order. Each pass is predicted "
+        f"from the others, off by {percent(worst.held_out)} at worst ({worst.kind}, whose "
+        f"passes differ by {percent(worst.noise)})"
     )
 
 
@@ -163,16 +163,16 @@ def _next(profile: Profile) -> str:
     if doubt := doubt_about(profile):
         return doubt
     if not profile.fits:
-        return "measure collectives too: stepscope calibrate --ranks N, or under torchrun"
+        return "to measure collectives too: stepscope calibrate --ranks N, or under torchrun"
     loudest = max(profile.fits, key=lambda fit: fit.noise)
     if loudest.noise > _DISTURBED:
         return (
-            f"passes of {loudest.kind} differ by {percent(loudest.noise)}: if other programs use "
-            "the machine, calibrate again when it is idle"
+            f"passes of {loudest.kind} differ by {percent(loudest.noise)}. If other programs "
+            "use the machine, calibrate again when it is idle"
         )
     poor = [fit.kind for fit in profile.fits if fit.held_out > _POOR_FIT * fit.noise]
     if poor:
-        return f"latency + bytes / rate fits {', '.join(poor)} poorly: see the plot (--html)"
+        return f"latency + bytes / rate fits {', '.join(poor)} poorly. See the plot (--html)"
     return "choose an algorithm: stepscope calibrate --compare 25MB --world 8"
 
 
@@ -182,8 +182,9 @@ def contention_sentence(profile: Profile) -> str | None:
     if contention is None:
         return None
     slowdown = (
-        f"while an all_reduce over {counted(contention.group_size, 'rank')} runs, compute loses "
-        f"{percent(contention.lost)} of the time that the all_reduce takes alone"
+        f"while an all_reduce over {counted(contention.group_size, 'rank')} runs, compute "
+        f"slows down. It loses {percent(contention.lost)} of the time that the all_reduce "
+        "takes alone"
     )
     fit, line = profile.fit_for("all_reduce", contention.group_size), contention.beside[-1]
     largest = min(fit.measured[-1].size_bytes, line.to_bytes) if fit else 0
@@ -191,13 +192,13 @@ def contention_sentence(profile: Profile) -> str | None:
         return slowdown
     lasts, alone = line.at(largest), fit.expected_ns(largest)
     return (
-        f"{slowdown}, and one of {binary_size(largest)} lasts {duration(lasts)} instead of "
-        f"{duration(alone)}"
+        f"{slowdown}. An all_reduce of {binary_size(largest)} then takes {duration(lasts)} "
+        f"instead of {duration(alone)}"
     )
 
 
 def calibration_json(profile: Profile, saved: Path) -> dict[str, Any]:
-    """`calibrate --json`, schema 1 (docs/json.md)."""
+    """`calibrate --json`, schema 1 (docs/reference/json.md)."""
     return {
         "schema": SCHEMA,
         **msgspec.to_builtins(calibration_answer(profile)),
@@ -223,9 +224,10 @@ def algorithms_answer(comparison: AlgorithmComparison, profile: Profile) -> Answ
             f"{duration(min(comparison.times_ns.values()))}"
         ),
         why=(
-            f"{times}; one hop takes {duration(comparison.alpha_ns)} and then moves {hop_rate}, if "
-            f"the all_reduce measured over {counted(profile.world_size or 1, 'rank')} "
-            f"({profile.backend}, {profile.host}) ran as a ring"
+            f"{times}. One hop takes {duration(comparison.alpha_ns)} and then moves "
+            f"{hop_rate}. This assumes that the all_reduce measured over "
+            f"{counted(profile.world_size or 1, 'rank')} ({profile.backend}, {profile.host}) "
+            "ran as a ring"
         ),
         next=_crossover_words(comparison),
     )
@@ -237,7 +239,7 @@ def _crossover_words(comparison: AlgorithmComparison) -> str:
         f"{size(crossover.size_bytes)}"
         for crossover in comparison.crossovers
     ] or ["the order is the same at every size"]
-    return "; ".join(crossovers) + "; time both in your job before you choose (NCCL: NCCL_ALGO)"
+    return "; ".join(crossovers) + ". Time both in your job before you choose (NCCL: NCCL_ALGO)"
 
 
 def algorithms_json(comparison: AlgorithmComparison, profile: Profile) -> dict[str, Any]:

@@ -95,7 +95,10 @@ class PartCollector:
         try:
             first = decode(read_whole(where, MOST_HELLO_BYTES), FirstHost)
         except (StepscopeError, NotJsonError):
-            say(f"--collect: no rank here heard of the first host: the part stays in {run}")
+            say(
+                "--collect: no rank on this host learned the first host's address, so this host's "
+                f"files stay in {run}"
+            )
             return False
         finally:
             layout.remove(where)
@@ -197,7 +200,7 @@ class Receiver:
                 break
             name, length = str(about.get("file")), int(about.get("size_bytes", -1))
             if not 0 <= length <= min(MOST_FILE_BYTES, left):
-                raise StrangerError("more than was agreed on")
+                raise StrangerError("a file larger than the limit")
             left -= length
             taken += self._take(channel, folder, name, length)
         with self._lock:
@@ -211,7 +214,7 @@ class Receiver:
             content += channel.receive(min(PIECE_BYTES, length - len(content)))
         with self._lock:
             if self._over or self._taken_bytes + length > _MOST_BYTES:
-                raise StrangerError("no more is taken")
+                raise StrangerError("more files than the limit")
             self._taken_bytes += length
             return folder.write(name, bytes(content))
 
@@ -267,9 +270,12 @@ def _send_and_say(run: Path, first: FirstHost) -> bool:
         sent, left_out = send_part(run, first)
     except _FAILURES as error:
         why = str(error) or type(error).__name__
-        say(f"--collect: {first.host} could not be reached ({why}): the part stays in {run}")
+        say(
+            f"--collect: {first.host} could not be reached ({why}), so this host's files stay in "
+            f"{run}"
+        )
         return False
-    words = f"sent {counted(sent, 'file')} of this host's part to {first.host}"
+    words = f"sent {counted(sent, 'file')} of this host to {first.host}"
     if left_out:
         named = ", ".join(left_out[:4]) + (", ..." if len(left_out) > 4 else "")
         words += f"; too large, and still in {run}: {named}"

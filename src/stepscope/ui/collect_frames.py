@@ -63,14 +63,14 @@ class Channel:
             raise StrangerError(f"a message of {size} bytes")
         content = self._receive(size)
         if not hmac.compare_digest(proof, self._proof(self._other, self._received, content)):
-            raise StrangerError("a message without proof of the token")
+            raise StrangerError("a message with a wrong token")
         self._received += 1
         return content
 
     def receive_json(self, most_bytes: int = MOST_HELLO_BYTES) -> dict[str, Any]:
         value = json.loads(self.receive(most_bytes))
         if not isinstance(value, dict):
-            raise StrangerError("a message that is no object")
+            raise StrangerError("a message that is not a JSON object")
         return value
 
     def _proof(self, direction: bytes, place: int, content: bytes) -> bytes:

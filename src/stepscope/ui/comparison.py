@@ -90,16 +90,16 @@ def promise_words(kept: TrackedPromise) -> str:
     """The promised step and the measured one."""
     promise, delivered = kept.promise, kept.delivered_ms
     promised = (
-        f"{promise.words} promised {milliseconds(promise.predicted_ms)} "
+        f"the prediction for {promise.words} was {milliseconds(promise.predicted_ms)} "
         f"({interval(promise.low_ms, promise.high_ms)})"
     )
     if delivered is None or kept.error is None:
-        return f"{promised}; not tried yet"
+        return f"{promised}. No comparison has measured it yet"
     place = "inside the interval" if kept.inside else "outside the interval"
     of_medians = " (median steps)" if promise.basis == "median" else ""
     return (
-        f"{promised} and delivered {milliseconds(delivered)}{of_medians}: "
-        f"{signed_percent(kept.error)}, {place}"
+        f"{promised}. The result is {milliseconds(delivered)}{of_medians}, "
+        f"{signed_percent(kept.error)} and {place}"
     )
 
 
@@ -178,12 +178,14 @@ def _why(comparison: Comparison) -> str:
     reasons = []
     if comparison.verdict == "no difference seen":
         smallest = _smallest(comparison.smallest_detectable)
-        reasons.append(f"a change of {smallest} would have been found four times out of five")
+        reasons.append(
+            f"in four of five cases this comparison would have found a change of {smallest}"
+        )
         if not comparison.steps_low <= 0 <= comparison.steps_high:
             reasons.append(
                 "these two runs differ by "
-                f"{relative_interval(comparison.steps_low, comparison.steps_high)}, but so may two "
-                "starts of one command"
+                f"{relative_interval(comparison.steps_low, comparison.steps_high)}, but two "
+                "starts of one command may differ as much"
             )
     elif changed := _changed_words(comparison):
         reasons.append(changed)
@@ -214,7 +216,7 @@ def _changed_words(comparison: Comparison) -> str:
     ]
     changed.sort(key=lambda row: -abs(row.change_ms))
     if not changed and comparison.phases:
-        return "no single phase of the loop changed by more than chance explains"
+        return "no single phase of the loop changed by more than noise"
     return ", ".join(_row_words(row) for row in changed[:_MOST_PARTS])
 
 
@@ -235,11 +237,13 @@ def _typical_words(comparison: Comparison) -> str:
         if comparison.verdict == "no difference seen" or not comparison.low <= 0 <= comparison.high:
             return ""
         ends = relative_interval(comparison.low, comparison.high)
-        return f"stalls leave the mean step open: {relative_change(comparison.change)} ({ends})"
+        return (
+            f"stalls leave the mean step uncertain: {relative_change(comparison.change)} ({ends})"
+        )
     if step.verdict == "no difference seen":
         return "the typical step (median) shows no difference"
     change = longer_or_shorter(step.change)
-    return f"the typical step (median) is {change}, the mean may be chance"
+    return f"the typical step (median) is {change}. The change of the mean may be noise"
 
 
 def _largest_words(rows: Iterable[tuple[str, float]], step_ms: float) -> str:
@@ -254,21 +258,23 @@ def _is_large(change_ms: float, step_ms: float) -> bool:
 
 def _next(comparison: Comparison) -> str:
     if comparison.steps_are == "profiled":
-        return "capture both with stepscope run: only steps without the profiler decide"
+        return "capture both runs with stepscope run: only steps without the profiler can decide"
     from stepscope.verify.workload import SHAPES
 
     once = comparison.runs == 1
     if any(row.name == SHAPES for row in comparison.config):
-        return "a step of B does other work than one of A (see shapes): compare samples a second"
+        return (
+            "a step of B does other work than a step of A (see shapes): compare samples per second"
+        )
     if comparison.verdict == "no difference seen":
         more = "more starts (stepscope ab --pairs N)" if once else "more pairs or longer runs"
-        return f"keep whichever is simpler; to see smaller changes: {more}"
+        return f"keep whichever is simpler. To see smaller changes: {more}"
     if comparison.verdict == "slower":
         if comparison.steps_are == "listed":
-            return "go back to A, or capture both with stepscope run to see what grew"
-        return "go back to A, or see what grew: stepscope explain on B's run folder"
+            return "go back to A, or capture both with stepscope run to see what became slower"
+        return "go back to A, or see what became slower: stepscope explain on B's run folder"
     return (
-        "make sure with several starts: stepscope ab -- COMMAND_A --- COMMAND_B"
+        "confirm it with several starts: stepscope ab -- COMMAND_A --- COMMAND_B"
         if once
         else "keep B"
     )

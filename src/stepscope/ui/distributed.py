@@ -62,9 +62,9 @@ def straggler_words(stragglers: Stragglers) -> str:
         nobody = f"No rank holds the others back: {stragglers.detail or 'none stands out'}"
         return f"{nobody}{_wandering(stragglers.wandering)}."
     if stragglers.verdict == "one rank only":
-        return "Only one rank was recorded: there is no other rank to compare it with."
+        return "Only one rank was recorded, so there is no other rank to compare it with."
     reason = stragglers.detail or "too little was recorded"
-    return f"Whether a rank holds the others back is not resolved: {reason}."
+    return f"Whether a rank holds the others back is not known: {reason}."
 
 
 def straggler_tone(stragglers: Stragglers) -> Tone:
@@ -76,8 +76,8 @@ def _wandering(straggler: Straggler | None) -> str:
     if straggler is None or straggler.excess_ms is None:
         return ""
     return (
-        f"; a different one each time is late by {duration(straggler.excess_ms * 1e6)} in 1 step "
-        f"of {straggler.one_in}, which costs {duration(straggler.cost_ms * 1e6)} a step"
+        f"; in 1 step of {straggler.one_in} some rank is {duration(straggler.excess_ms * 1e6)} "
+        f"late, each time another one, which costs {duration(straggler.cost_ms * 1e6)} a step"
     )
 
 
@@ -89,7 +89,7 @@ def _what(worst: Straggler) -> str:
         return f"{its} late by {duration(worst.excess_ms * 1e6)} {often}{why}"
     times = factor(worst.slowdown)
     if worst.link is not None:
-        return f"the other links send {times} times as fast"
+        return f"the other links are {times} times as fast"
     return {
         "compute": f"its own work takes {times} times as long as the other ranks'",
         "input": f"it waits for its data and takes {times} times as long as the others",

@@ -71,11 +71,11 @@ def peak_losses(rank: RankExplanation) -> list[PeakLoss]:
 
 
 _COMPUTE = (
-    ("recomputed", "Recomputation", "Forward work that backward does a second time.", "recomputed"),
+    ("recomputed", "Recomputation", "Forward work that backward recomputes.", "recomputed"),
     (
         "moving",
         "Moving data",
-        "Kernels without matrix products: memory limits them, not arithmetic.",
+        "Kernels without matmuls: memory bandwidth limits them, not arithmetic.",
         "memory",
     ),
     (
@@ -86,8 +86,8 @@ _COMPUTE = (
     ),
     (
         "below",
-        "Products below peak",
-        "Matrix products, convolutions and attention that take longer than at the peak.",
+        "Matmuls below peak",
+        "Matmuls, convolutions and attention that run below the device's peak.",
         "compute",
     ),
 )
@@ -155,7 +155,7 @@ def _no_flops(efficiency: Efficiency) -> str:
 def no_peak(efficiency: Efficiency) -> str:
     """Why there is no MFU."""
     if efficiency.step_ms is None:
-        return "the trace has no step to take it over."
+        return "the trace has no step."
     if not efficiency.model_flops:
         return _no_flops(efficiency)
     device = efficiency.ceilings.device if efficiency.ceilings else "this device"

@@ -14,6 +14,7 @@ from stepscope.predict.other_gpu.find_gpu import find_gpu
 from stepscope.records.figures import factor, interval, milliseconds, percent, significant
 from stepscope.trace.regular_files import read_whole
 from stepscope.ui.answer import Answer
+from stepscope.ui.whatif import BOUND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,16 +34,16 @@ def read_prices(path: Path) -> dict[str, float]:
             named = msgspec.json.decode(text, type=dict[str, float])
         except msgspec.DecodeError as error:
             raise UnreadableInputError(
-                f"{path} is no JSON object of GPU and price per hour: {error}"
+                f"{path} is not a JSON object of GPU and price per hour: {error}"
             ) from None
     else:
         named = dict(_price_lines(path, text.decode("utf-8", "replace")))
     if not named:
-        raise UnreadableInputError(f"{path} has no prices: write one line per GPU, such as L4,0.70")
+        raise UnreadableInputError(f"{path} has no prices. Write one line per GPU, such as L4,0.70")
     prices = {}
     for name, price in named.items():
         if not price > 0 or not math.isfinite(price):
-            raise UsageError(f"{path}: {name} costs {price}: give a price per hour above 0")
+            raise UsageError(f"{path}: {name} costs {price}. Give a price per hour above 0")
         try:
             prices[find_gpu(name).name] = price
         except UsageError as error:
@@ -64,7 +65,7 @@ def _price_lines(path: Path, text: str) -> Iterator[tuple[str, float]]:
 
 
 def comparison_json(comparison: GpuComparison) -> dict[str, Any]:
-    """As docs/json.md describes it."""
+    """As docs/reference/json.md describes it."""
     body = msgspec.to_builtins(comparison)
     for row in body["gpus"]:
         row["why"] = row["why"] or None
@@ -76,8 +77,8 @@ def answer(comparison: GpuComparison) -> Answer:
     others = [row for row in usable if row.gpu != comparison.source_gpu]
     if not others:
         return Answer(
-            verdict="no other GPU in the table can run this step as it is",
-            why=f"it takes {milliseconds(comparison.baseline_ms)} on {comparison.source}",
+            verdict="no other GPU in the table can run this step unchanged",
+            why=f"the step takes {milliseconds(comparison.baseline_ms)} on {comparison.source}",
             next="a smaller batch may fit: see `stepscope whatif --set batch=x0.5`",
         )
     return Answer(
@@ -90,7 +91,7 @@ def answer(comparison: GpuComparison) -> Answer:
 def _verdict(comparison: GpuComparison, best: GpuPrediction) -> str:
     speedup = best.speedup or 1.0
     if speedup < _CLEAR:
-        return f"no GPU in the table would make this step faster than {comparison.source}"
+        return f"no GPU in the table would run this step faster than {comparison.source}"
     step = f"{milliseconds(best.step_ms or 0.0)} ({_interval(best)})"
     return f"{best.gpu} would run this step {factor(speedup)} times as fast: {step}"
 
@@ -101,11 +102,11 @@ def _interval(row: GpuPrediction) -> str:
 
 def _why(comparison: GpuComparison, rows: list[GpuPrediction]) -> str:
     bound = [row.gpu for row in rows if row.decides == "host"]
-    now = f"it takes {milliseconds(comparison.baseline_ms)} on {comparison.source}"
+    now = f"the step takes {milliseconds(comparison.baseline_ms)} on {comparison.source}"
     if not bound:
-        return f"{now}; the GPU decides everywhere"
+        return f"{now}. It is GPU-bound on every GPU in the table"
     names = ", ".join(bound[:3]) + (f" and {len(bound) - 3} more" if len(bound) > 3 else "")
-    return f"{now}; on {names} the host would decide: a faster GPU would wait for it"
+    return f"{now}. On {names} it would be host-bound, so a faster GPU would sit idle"
 
 
 def _next(comparison: GpuComparison, rows: list[GpuPrediction]) -> str:
@@ -113,7 +114,10 @@ def _next(comparison: GpuComparison, rows: list[GpuPrediction]) -> str:
     if priced:
         cheapest = max(priced, key=lambda row: row.samples_per_money or 0.0)
         return f"{cheapest.gpu} gives the most {work_word(comparison)} for the money"
-    return "run `stepscope calibrate` there and give its file as gpu=FILE: it halves the interval"
+    return (
+        "run `stepscope calibrate` on that GPU and pass its file as gpu=FILE: this halves the "
+        "interval"
+    )
 
 
 def work_word(comparison: GpuComparison) -> str:
@@ -149,7 +153,7 @@ def cells(comparison: GpuComparison, row: GpuPrediction) -> list[str]:
             _interval(row),
             f"{factor(row.speedup or 0.0)}x",
             significant(per_second or 0.0),
-            row.decides or "",
+            BOUND[row.decides] if row.decides else "",
             fits_word(row),
         ]
     if any(one.price for one in comparison.gpus):
@@ -160,16 +164,19 @@ def cells(comparison: GpuComparison, row: GpuPrediction) -> list[str]:
 def notes(comparison: GpuComparison) -> list[str]:
     shares = [row.modelled_share for row in comparison.gpus if row.modelled_share]
     lines = [
-        "the host keeps its recorded pace on every GPU",
-        "nineteen of twenty steps should lie inside their interval",
+        "CPU time is assumed to be the same on every GPU",
+        "the column 95% is the prediction interval: 95% of measured steps should lie in it",
     ]
     if shares and max(shares) >= 0.01:
-        lines.append(f"up to {percent(max(shares))} of the device's time goes by bandwidth alone")
+        lines.append(
+            f"up to {percent(max(shares))} of the GPU's time is predicted from memory bandwidth "
+            "alone"
+        )
     reasons: dict[str, list[str]] = {}
     for row in comparison.gpus:
         if row.step_ms is None:
             reasons.setdefault(row.why.removeprefix(row.gpu).strip(), []).append(row.gpu)
     lines += [f"{', '.join(gpus)}: {reason}" for reason, gpus in reasons.items()]
     if comparison.peak_bytes is None:
-        lines.append("peak memory was not captured, so what fits is not known")
+        lines.append("peak memory was not captured, so it is unknown which GPUs have enough")
     return lines

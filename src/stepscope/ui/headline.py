@@ -158,7 +158,7 @@ def _without_remedy(explanation: Explanation, top: Finding) -> str:
     best = next(iter(_sure_changes(explanation)), None)
     if best is None or best.gain.changes_samples:
         return without_remedy(top)
-    return f"to go faster still, try {best.label} ({_gain_of(explanation, best)})"
+    return f"To go faster still, try {best.label} ({_gain_of(explanation, best)})"
 
 
 def _describe_others(explanation: Explanation, top: Finding, chosen: Remedy | None) -> str:

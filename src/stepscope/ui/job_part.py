@@ -160,8 +160,8 @@ class JobPart(SignalDiary):
         while open_parts := self._open_parts():
             if time.monotonic() >= limit:
                 say(
-                    f"not waiting any longer for {open_parts}: "
-                    f"`stepscope explain {self.folder}` explains the run again when it is there"
+                    f"no longer waiting for {open_parts}: run `stepscope explain {self.folder}` "
+                    "when it has arrived"
                 )
                 return
             time.sleep(_POLL_S)
@@ -172,7 +172,7 @@ class JobPart(SignalDiary):
         running = [run.host for run in runs if not run.is_finished and not _is_gone(run)]
         absent = absent_places(runs)
         named = [*dict.fromkeys(running)][:4]
-        named += [f"{counted(len(absent), 'part')} that never came"] if absent else []
+        named += [f"{counted(len(absent), 'part')} that never arrived"] if absent else []
         return ", ".join(named)
 
     def _first_is_here(self) -> bool:
@@ -188,8 +188,8 @@ class JobPart(SignalDiary):
                 return None
             return f"this host's part of the run is in {self.folder}: the first host explains it"
         return (
-            f"this host's part of the run is in {self.folder}, without the first host's: "
-            "`stepscope explain` takes the folders of all hosts"
+            f"this host's part of the run is in {self.folder}. To explain the job, run `stepscope "
+            "explain` with the folders of all hosts"
         )
 
 

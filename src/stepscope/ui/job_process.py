@@ -143,8 +143,8 @@ class HeldSignals:
         if why.errno not in _NO_SECOND_PROCESS:
             return
         say(
-            f"no second process can be started ({layout.why_refused(why)}): the command replaces "
-            "stepscope, and nothing is explained at its end"
+            f"stepscope cannot start a second process ({layout.why_refused(why)}): the command "
+            "takes its place, and nothing is explained at the end"
         )
         if self.diary is not None:
             self.diary.handed_over()

@@ -66,16 +66,17 @@ def _why(report: LaboratoryReport) -> str:
     beta = link.beta_ns_per_byte
     rate = f"and then moves {_rate(beta)}" if beta else "at all sizes"
     return (
-        f"one step takes {duration(link.alpha_ns)} {rate}; with that the formulas are "
-        f"{percent(median(errors))} off (median of {len(errors)}, at worst {percent(max(errors))})"
+        f"one step takes {duration(link.alpha_ns)} {rate}. With these rates the formulas are "
+        f"{percent(median(errors))} off (median of {len(errors)}), {percent(max(errors))} at "
+        "worst"
     )
 
 
 def _next(report: LaboratoryReport) -> str:
     if report.link.noise > _NOISY:
         return (
-            f"passes of a single step differ by {percent(report.link.noise)}: other programs use "
-            "the machine; measure again when it is idle"
+            f"passes of a single step differ by {percent(report.link.noise)}. Other programs "
+            "use the machine: measure again when it is idle"
         )
     beaten = _slowest_backend(report)
     if beaten:
@@ -96,7 +97,7 @@ def _slowest_backend(report: LaboratoryReport) -> str | None:
                 words = (
                     f"{report.backend}'s own {kind} of {binary_size(ours.size_bytes)} takes "
                     f"{factor(theirs.time_ns / ours.time_ns)} times as long as "
-                    f"{algorithm_name(one.algorithm)}: try other settings of {report.backend}"
+                    f"{algorithm_name(one.algorithm)}. Try other settings of {report.backend}"
                 )
                 if gain > 1 and (best is None or gain > best[0]):
                     best = (gain, words)
@@ -143,7 +144,7 @@ def _rate(ns_per_byte: float) -> str:
 
 
 def laboratory_json(report: LaboratoryReport) -> dict[str, Any]:
-    """`calibrate --algorithms --json`, schema 1 (docs/json.md)."""
+    """`calibrate --algorithms --json`, schema 1 (docs/reference/json.md)."""
     link = {
         "alpha_ns": report.link.alpha_ns,
         "beta_ns_per_byte": report.link.beta_ns_per_byte,

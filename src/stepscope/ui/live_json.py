@@ -1,4 +1,4 @@
-"""What `top --json` prints. docs/json.md describes every name."""
+"""What `top --json` prints. docs/reference/json.md describes every name."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ HINTS = {
     "parameters": "The model's weights.",
     "gradients": "One per trained parameter, from backward until it is cleared.",
     "optimizer": "What the optimizer keeps between steps, such as Adam's two moments.",
-    "activations": "What forward keeps for backward.",
+    "activations": "What forward saves for backward.",
     "buffers": "Buffers of modules, such as running means.",
     "temporaries": "Results that live only within forward, backward or the optimizer's step.",
-    "other": "The batch, outputs, workspaces, rounding, and what is not known.",
+    "other": "The batch, outputs, workspaces, rounding, and anything unknown.",
 }
 LIMITS = {"device": "the device's memory", "given": "the limit given"}
 
@@ -87,19 +87,19 @@ def zero_rows(theory: Theory, ranks: tuple[int, ...]) -> list[tuple[int, list[Ze
 
 ACTION_LABELS = {
     "keep": "Kept",
-    "recompute": "Computed again",
+    "recompute": "Recomputed",
     "encode": "Encoded",
-    "offload": "On the host",
+    "offload": "In CPU memory",
 }
 
 
 def saving_words(saving: SavedMemory) -> str:
     """What the plan changed, and what it costs."""
     if saving.peak_bytes >= saving.peak_bytes_before:
-        return f"save_memory keeps all {size(saving.saved_bytes_before)} for backward"
+        return f"save_memory changes nothing: {size(saving.saved_bytes_before)} saved for backward"
     held = saving.saved_bytes if saving.held_bytes is None else saving.held_bytes
     words = (
-        f"save_memory keeps {size(held)} for backward instead of "
+        f"save_memory: {size(held)} saved for backward instead of "
         f"{size(saving.saved_bytes_before)}; the peak of backward is {size(saving.peak_bytes)} "
         f"instead of {size(saving.peak_bytes_before)}"
     )

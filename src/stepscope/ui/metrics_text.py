@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 MOST_RANKS = 64  # of a run: the slowest
 
-# name -> (type, what it is); docs/live.md has the same table
+# name -> (type, what it is); docs/how-to/loggers.md has the same table
 METRICS = {
     "stepscope_run_status": ("gauge", "1 for the status that the run has now"),
     "stepscope_run_seconds": ("gauge", "Wall time of the command so far"),
     "stepscope_steps_total": ("counter", "Training steps that have ended"),
-    "stepscope_step_seconds_total": ("counter", "Time from the first step's begin to the last end"),
+    "stepscope_step_seconds_total": (
+        "counter",
+        "Time from the first step's start to the last step's end",
+    ),
     "stepscope_step_recent_seconds": ("gauge", "Mean step of the last ten seconds"),
     "stepscope_step_mean_seconds": ("gauge", "Mean of the steady steps"),
     "stepscope_step_p99_seconds": ("gauge", "99th percentile of the steady steps"),
-    "stepscope_phase_seconds": ("gauge", "A typical step by phase, on the host"),
+    "stepscope_phase_seconds": ("gauge", "A typical step by phase, on the CPU"),
     "stepscope_stall_seconds": ("gauge", "Stalls by cause, per average step"),
     "stepscope_goodput_ratio": ("gauge", "Steady training over wall time"),
     "stepscope_memory_bytes": ("gauge", "Memory in use when the last step ended"),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stepscope.ui.probe_calls import CallGroup, Clock, Prober, Show
 
 _HOST_PART = 0.15  # of the budget, at most: what autocast costs the host
-_NO_OPERATOR = "no operator that the trace describes launched it"
+_NO_OPERATOR = "no operator in the trace launched it"
 
 
 def modes_of(settings: Sequence[Setting]) -> tuple[str, ...]:
@@ -39,7 +39,8 @@ def modes_of(settings: Sequence[Setting]) -> tuple[str, ...]:
     for setting in settings:
         if setting.name not in ("precision", "batch"):
             raise UsageError(
-                f"probe --set {setting}: operators are timed by precision=... and batch=... only"
+                f"probe --set {setting}: operators can be timed with precision=... and "
+                "batch=... only"
             )
         if setting.name == "precision" and setting.value not in PRECISIONS:
             raise UsageError(f"precision={setting.value}: choose one of {', '.join(PRECISIONS)}")
@@ -61,7 +62,7 @@ def probe_step(
     operators = find_step_operators(context)
     if not operators.calls or not operators.item_ns.sum():
         raise NotCapturedError(
-            f"{context.trace.path} has no operators with shapes: record_shapes=True records them"
+            f"{context.trace.path} has no operator shapes. Record the trace with record_shapes=True"
         )
     device = prober.device()
     started = clock()  # a process that loads torch takes its time, which is not the budget's
@@ -76,7 +77,7 @@ def probe_step(
         save_times(times)
         saved = len(times)
     except LibraryProblemError as problem:
-        notes.append(f"{problem}; the times are not kept")
+        notes.append(f"{problem}. The times are not saved")
     total_ns = max(float(operators.item_ns.sum()), 1.0)
     unprobed = [*_untimed(probe, total_ns), *_without_operator(context, operators, total_ns)]
     timed = [group for group in probe.groups if _is_timed(probe, group)]
@@ -172,8 +173,8 @@ def _place(context: StepContext, device: ProbedDevice) -> str:
 
 def _left_out(probe: StepProbe) -> list[str]:
     return [
-        f"{change} is not timed: the trace does not say its batch, or the new one is no whole "
-        "number of samples"
+        f"{change} is not timed: the trace does not say its batch, or the new batch is not a "
+        "whole number of samples"
         for change in probe.left_out
     ]
 
@@ -184,10 +185,11 @@ def _elsewhere(context: StepContext, device: ProbedDevice) -> list[str]:
         return []
     if not context.on_host and device.kind != "cpu":
         return [
-            f"the trace ran on {traced}, the probe on {here}: `whatif --set gpu=` and `gpus` use "
-            "its times, other what-ifs of this trace do not"
+            f"the trace ran on {traced}, the probe on {here}. `whatif --set gpu=` and `gpus` "
+            "use these times; other predictions for this trace do not"
         ]
     return [
-        f"the trace ran on {traced}, the probe on {here}: what-ifs of this trace do not use its "
-        "times; probe there, or carry the library over (stepscope library export)"
+        f"the trace ran on {traced}, the probe on {here}. Predictions for this trace do not "
+        f"use these times. Probe on {traced}, or carry the library over (stepscope probe "
+        "export)"
     ]

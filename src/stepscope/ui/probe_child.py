@@ -61,8 +61,8 @@ class ProbeChild:
         code = self._stop()
         self.crashes += 1
         if code is None:
-            return {"error": f"it did not end within {seconds + _PATIENCE_S:g} s"}
-        return {"error": f"it ended its process ({_why(code)})"}
+            return {"error": f"it did not finish within {seconds + _PATIENCE_S:g} s"}
+        return {"error": f"its process ended ({_why(code)})"}
 
     def _launch(self) -> None:
         self._process = subprocess.Popen(
@@ -80,8 +80,8 @@ class ProbeChild:
         if answer is None:
             self._stop()
             raise StepscopeError(
-                "the process that times operators does not start: "
-                f"`{shlex.join(_COMMAND)}` says why"
+                "the process that times operators does not start. Run "
+                f"`{shlex.join(_COMMAND)}` to see why"
             )
         self._ready = True
         return answer

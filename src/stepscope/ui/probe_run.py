@@ -21,7 +21,7 @@ REPORT = "probe.json"
 def asked_precisions(settings: Sequence[str], *, probe: bool) -> tuple[str, ...]:
     """What `run --probe --set ...` asks for; UsageError before the command starts."""
     if settings and not probe:
-        raise UsageError("--set belongs to --probe: stepscope run --probe --set precision=bf16")
+        raise UsageError("--set needs --probe: stepscope run --probe --set precision=bf16")
     if not settings:
         return ()
     from stepscope.records.prediction import Setting
@@ -40,7 +40,7 @@ def probe_run(
     from stepscope.ui.slowest_bench import open_slowest
 
     if find_spec("torch") is None:
-        return "nothing was probed: stepscope's Python has no torch"
+        return "no operator was timed: stepscope's Python has no torch"
     try:
         context = open_slowest(str(folder), cache=True)[0].context
         if context.on_host and not on_cpu:
@@ -50,13 +50,13 @@ def probe_run(
             report = probe_step(context, precisions, child, budget_s=budget_s)
         _write(folder, report)
     except StepscopeError as error:
-        return f"nothing was probed: {error}"
+        return f"no operator was timed: {error}"
     except Exception as error:
-        return f"nothing was probed: a defect in stepscope: {type(error).__name__}: {error}"
+        return f"no operator was timed: a defect in stepscope: {type(error).__name__}: {error}"
     timed = sum(row.probed_ms is not None for row in report.operators)
     if not timed:
         longest = [f"{row.name}: {row.why}" for row in report.unprobed]
-        return f"nothing was probed: {longest[0] if longest else 'the step has no operator'}"
+        return f"no operator was timed: {longest[0] if longest else 'the step has no operator'}"
     notes = "".join(f"; {note}" for note in report.notes)
     return (
         f"probed {counted(timed, 'distinct call')} on {report.place}, "

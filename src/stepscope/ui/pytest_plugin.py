@@ -1,4 +1,4 @@
-"""The pytest plugin: a training step that may take at most so long. docs/pytest.md explains it.
+"""The pytest plugin: a training step that may take at most so long. docs/how-to/ci.md explains it.
 
 pytest loads this wherever stepscope is installed, so nothing heavy is imported before a marked test
 runs.
@@ -23,7 +23,8 @@ MARKER = "stepscope_budget"
 FIXTURE = "stepscope_step"
 _HELP = (
     f"{MARKER}(ms=N) or {MARKER}(over_baseline='5%', baseline='steps.json'): fail if the training "
-    "step surely takes longer than N milliseconds, or than the saved one by more than that share"
+    "step takes longer than N milliseconds, or more than 5% longer than the saved step, with 95% "
+    "confidence"
 )
 _TRIES = 3  # a step over its budget is measured again: a busy moment must not fail a test
 _SUMMARY = pytest.StashKey[list[str]]()
@@ -129,7 +130,7 @@ def _measure(item: pytest.Item, step: Step) -> StepRounds:
     budget = marker.kwargs if marker is not None else {}
     if hasattr(item.config, "workerinput"):
         step()
-        pytest.skip("steps are not timed beside other tests: run it without pytest-xdist, -n 0")
+        pytest.skip("a step is not timed while other tests run: use pytest -n 0")
 
     def measured() -> StepRounds:
         return time_step(step, rounds=budget.get("rounds", ROUNDS))
@@ -155,7 +156,7 @@ def _hold_to_ms(
     while tries[-1].low_ms > budget_ms:
         if len(tries) == _TRIES:
             pytest.fail(
-                f"the step takes {_words(tries[-1])}: surely more than its budget of "
+                f"the step takes {_words(tries[-1])}: the whole interval is over the budget of "
                 f"{milliseconds(budget_ms)}{_tried(tries)}\n"
                 f"To accept it, raise ms in @pytest.mark.{MARKER} of {item.nodeid}",
                 pytrace=False,
@@ -187,10 +188,10 @@ def _hold_to_baseline(
     base = read_baseline(file).steps.get(item.nodeid)
     how = f"pytest --stepscope-save {item.nodeid}"
     if base is None:
-        pytest.fail(f"{file} has no step of this test: save one with {how}", pytrace=False)
+        pytest.fail(f"{file} has no step for this test: save one with {how}", pytrace=False)
     tries = [measured()]
     if (unlike := unlike_machine(base, step_here(tries[0].rounds_ms))) is not None:
-        pytest.skip(f"the baseline is of another machine: {unlike}. To save one here: {how}")
+        pytest.skip(f"the baseline is from another machine: {unlike}. To save one here: {how}")
     share = _share(budget["over_baseline"]) or 0.0
     allowed = trimmed(unsigned_percent(share))
     then = summarise_rounds([ms / 1e3 for ms in base.rounds_ms], 1)
@@ -205,7 +206,7 @@ def _hold_to_baseline(
             pytest.fail(
                 f"the step takes {_words(tries[-1])}: {relative_change(value)} "
                 f"({relative_interval(low, high)}) against the baseline's "
-                f"{milliseconds(then.ms)}, surely more than the {allowed} that are allowed"
+                f"{milliseconds(then.ms)}. The whole interval is over the {allowed} allowed"
                 f"{_tried(tries)}\nTo accept it as the new baseline: {how}",
                 pytrace=False,
             )
@@ -217,7 +218,7 @@ def _words(time: StepRounds) -> str:
     from stepscope.records.words import counted
 
     return (
-        f"{milliseconds(time.ms)} ({interval(time.low_ms, time.high_ms)} ms in 95 of 100 cases; "
+        f"{milliseconds(time.ms)} (95% interval {interval(time.low_ms, time.high_ms)} ms; "
         f"{len(time.rounds_ms)} rounds of {counted(time.calls, 'step')})"
     )
 

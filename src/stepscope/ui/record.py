@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from stepscope.records.promise import Delivery, Promise, TrackedPromise
     from stepscope.verify.track_record import Summary
 
-SUMMARY_COLUMNS = ("what-if", "promised", "delivered", "median error", "bias", "inside")
-PROMISE_COLUMNS = ("id", "when", "what-if", "before", "promised", "delivered", "error")
+SUMMARY_COLUMNS = ("change", "predicted", "measured", "median error", "bias", "inside")
+PROMISE_COLUMNS = ("id", "when", "change", "before", "predicted", "measured", "error")
 
 
 def record_answer(kept: Sequence[TrackedPromise]) -> Answer:
@@ -38,25 +38,30 @@ def record_answer(kept: Sequence[TrackedPromise]) -> Answer:
     compare = "stepscope compare BEFORE AFTER, or stepscope ab -- COMMAND --- COMMAND"
     if not kept:
         return Answer(
-            verdict="No promise is recorded on this host yet.",
+            verdict="No prediction is recorded on this machine yet.",
             why="stepscope whatif --remember records what it predicts",
             next="stepscope whatif PATH --set NAME=VALUE --remember",
         )
     if not errors:
         return Answer(
-            verdict=f"{counted(waiting, 'promise')}, none of them tried yet.",
-            why="no comparison has tried one of these changes alone",
+            verdict=f"{counted(waiting, 'prediction')}, none of them measured yet.",
+            why="no comparison has measured one of these changes alone",
             next=f"make the change, then {compare}",
         )
     inside = sum(bool(row.inside) for row in kept)
     who = "half of them" if len(errors) > 1 else "it"
     return Answer(
         verdict=(
-            f"{counted(len(errors), 'promise')} tried: {who} came within "
-            f"{unsigned_percent(median(errors))} of the prediction."
+            f"{counted(len(errors), 'prediction')} measured: {who} came within "
+            f"{unsigned_percent(median(errors))} of the result."
         ),
-        why=f"{inside} of {len(errors)} landed inside the promised interval; {waiting} still open",
-        next=f"try the open ones: {compare}" if waiting else "ask stepscope whatif for more",
+        why=(
+            f"{inside} of {len(errors)} results lie in the predicted 95% interval. {waiting} "
+            "predictions are still open"
+        ),
+        next=f"measure the open ones: {compare}"
+        if waiting
+        else "predict more changes with stepscope whatif",
     )
 
 
@@ -92,21 +97,22 @@ def newest_first(kept: Sequence[TrackedPromise]) -> list[TrackedPromise]:
 
 def unread_words(unread: int) -> str:
     return (
-        f"{counted(unread, 'line')} of the record cannot be read: left out here, kept in the file"
+        f"{counted(unread, 'line')} of the record cannot be read. The file keeps them, this "
+        "list leaves them out"
     )
 
 
 def ignored_words(delivery: Delivery, why: str) -> str:
     return (
-        f"a measurement of {delivery.promise} ({significant(delivery.a_ms)} -> "
+        f"a result for {delivery.promise} ({significant(delivery.a_ms)} -> "
         f"{milliseconds(delivery.b_ms)}) does not count: {why}"
     )
 
 
 def forgotten_words(promise: Promise, *, delivery_only: bool) -> str:
     if delivery_only:
-        return f"forgot the measurement of {promise.id} ({promise.words}): it is open again"
-    return f"forgot {promise.id} ({promise.words})"
+        return f"removed the result of {promise.id} ({promise.words}). The prediction is open again"
+    return f"removed {promise.id} ({promise.words})"
 
 
 def record_json(

@@ -43,7 +43,7 @@ def phase_words(phase: str) -> str:
 
 
 def account_words(part: AccountPart) -> str:
-    """start-up, steady training, our own windows."""
+    """Name a part: start-up, steady training, stepscope's profiling."""
     known = ACCOUNT_PARTS.get(part.id)
     return known[0].lower() if known else phase_words(part.id)
 

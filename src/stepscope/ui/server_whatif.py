@@ -40,8 +40,8 @@ def predict_server(runs: Sequence[Path], settings: Sequence[Setting]) -> Tried:
 
     if len(settings) > 1 or any(setting.name != "consistency" for setting in settings):
         raise UsageError(
-            f"{runs[0]} was trained through a parameter server: only its consistency can be "
-            "changed, by itself, such as --set consistency=bounded:3"
+            f"{runs[0]} trained through a parameter server. Only its consistency can be "
+            "changed, and alone, such as --set consistency=bounded:3"
         )
     names = [setting.value for setting in settings] or list(_USUAL)
     wanted = [Consistency.parse(name) for name in names]

@@ -30,11 +30,11 @@ TITLES = {
     OtherCommunication: "other communication",
 }
 WHY = {
-    "hidden": "hidden behind compute",
-    "last": "nothing left to hide it",
+    "hidden": "overlaps with compute",
+    "last": "no compute left to overlap with",
     "queued": "queued after an earlier bucket",
     "long": "longer than the compute left",
-    "late rank": "waited for another rank",
+    "late rank": "waits for another rank",
     "gaps": "compute pauses meanwhile",
 }
 
@@ -236,7 +236,7 @@ def _buckets(parallel: DataParallel, top: int) -> _Table:
 
 def _why(bucket: Bucket) -> str:
     if bucket.why == "late rank" and bucket.late_rank is not None:
-        return f"waited for rank {bucket.late_rank}"
+        return f"waits for rank {bucket.late_rank}"
     return WHY[bucket.why]
 
 

@@ -108,7 +108,7 @@ def next_by_tune(explanation: Explanation, tune: FoundTune | None) -> Explanatio
     if baseline is None or best is None:
         return explanation
     steps = f"{significant(baseline)} -> {milliseconds(best)}"
-    words = f"keep what tune measured: {', '.join(tune.result.kept)} ({steps})"
+    words = f"apply what tune measured: {', '.join(tune.result.kept)} ({steps})"
     where = f"the patch is in {tune.folder}" if tune.result.patch else f"see {tune.folder}"
     return replace(explanation, next=f"{words}; {where}")
 

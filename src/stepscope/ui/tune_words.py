@@ -21,25 +21,25 @@ def run_command(result: TuneResult) -> str:
 
 
 def tune_answer(result: TuneResult, folder: Path) -> Answer:
-    verdict = result.verdict or "nothing that was tried makes this training faster"
+    verdict = result.verdict or "none of the tried changes makes this training faster"
     return Answer(verdict=verdict, why=_why(result), next=_next(result, folder))
 
 
 def _why(result: TuneResult) -> str:
     measured = [row for row in result.trials if row.measured_ms is not None]
     failed = sum(row.parity == FAILED for row in result.trials if row.measured_ms is None)
-    words = f"{counted(len(measured), 'configuration')} measured against the command as it is"
+    words = f"{counted(len(measured), 'configuration')} measured against the unchanged command"
     words += f", {failed} failed" if failed else ""
     return f"{words}; {result.control}" if result.control else words
 
 
 def _next(result: TuneResult, folder: Path) -> str:
     if result.status == "interrupted":
-        return f"go on with: stepscope tune --resume {shlex.quote(str(folder))}"
+        return f"to resume: stepscope tune --resume {shlex.quote(str(folder))}"
     if result.status == "out of time":
         resume = f"stepscope tune --resume {shlex.quote(str(folder))} --budget TIME"
         if not result.kept:
-            return f"there was no time for everything; a larger budget goes on: {resume}"
+            return f"not everything could be tried in time. Resume with a larger budget: {resume}"
     if result.kept:
         return f"make the change below, or: {run_command(result)}"
     if result.starts_differ is not None:

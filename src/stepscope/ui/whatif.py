@@ -1,4 +1,4 @@
-"""What-ifs in words, for every surface: what each is called, what it saves, who decides a step."""
+"""Put predictions into words: what a change is called, what it saves, what limits the step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stepscope.records.figures import (
 from stepscope.records.gain import PredictedGain
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.records.promise import promise_name
-from stepscope.records.words import counted, plural
+from stepscope.records.words import counted
 from stepscope.ui.together import promise_json
 from stepscope.verify.track_record import adjust, learn
 
@@ -46,16 +46,23 @@ DECISIVE = 0.92  # of the step: whoever is busy this long decides it
 # Where the present step's length comes from.
 BASIS = {
     "measured": "measured without the profiler",
-    "calibrated": "the profiler's cost taken out",
+    "calibrated": "without the profiler's cost",
     "profiled": "as the profiler recorded it",
 }
 
 Verdict = Literal["faster", "slower", "no difference"]
 Decider = Literal["host", "device", "both"]
+# What limits the step, in a table and in a sentence.
+BOUND: dict[Decider, str] = {"host": "CPU", "device": "GPU", "both": "both"}
+_BOUND_WORDS: dict[Decider, str] = {
+    "host": "host-bound",
+    "device": "GPU-bound",
+    "both": "CPU and GPU wait for each other",
+}
 
 
 def make_bench(analysis: RankAnalysis, rank: RankExplanation, job: Job | None = None) -> Bench:
-    """A rank's step on the bench, with its memory and its job."""
+    """Put a rank's step on the bench, with its memory and its job."""
     return Bench(analysis, memory=rank.memory, job=job)
 
 
@@ -71,7 +78,7 @@ def labels(settings: Sequence[Setting]) -> str:
 
 
 def saved_ms(prediction: Prediction) -> tuple[float, float, float]:
-    """What the samples of one present step take less, with low and high."""
+    """Return what the samples of one present step take less, with low and high."""
     samples = prediction.samples_factor
     base = prediction.baseline_ms
     speedups = (prediction.speedup, prediction.speedup_low, prediction.speedup_high)
@@ -80,7 +87,7 @@ def saved_ms(prediction: Prediction) -> tuple[float, float, float]:
 
 
 def gain_of(prediction: Prediction) -> PredictedGain:
-    """What the change buys, as every surface says it."""
+    """Return what the change buys, as every surface says it."""
     saved, low, high = saved_ms(prediction)
     return PredictedGain(
         saved_ms=saved,
@@ -107,7 +114,7 @@ def is_sure(prediction: Prediction) -> bool:
 
 
 def frees_memory(prediction: Prediction) -> bool:
-    """Whether the peak would surely be lower, by enough to matter."""
+    """Whether the peak is lower by enough to matter, with its whole interval."""
     before, after = prediction.baseline_peak_bytes, prediction.peak_bytes
     if not before or after is None:
         return False
@@ -125,23 +132,26 @@ def verdict(prediction: Prediction) -> str:
     if judge(prediction) != "faster" and frees_memory(prediction):
         return _memory_verdict(prediction, change, steps)
     if judge(prediction) == "no difference":
-        return f"{change} would make no real difference (under {trimmed(percent(WORTH))}): {steps}"
-    would = "would" if is_sure(prediction) else "would probably"
+        return f"{change} would change the step by less than {trimmed(percent(WORTH))}: {steps}"
+    if not is_sure(prediction):
+        gain = gain_of(prediction)
+        may = "may give " if gain.changes_samples and gain.is_known else ""
+        return f"{change} {may}{gain.words()[0] if may else gain.sentence()}: {steps}"
     if prediction.changes_samples:
         throughput = f"{factor(prediction.throughput_factor)} times as many samples per second"
-        return f"{change} {would} give {throughput}: a step of {steps}"
-    return f"{change} {would} make this step {_describe_speedup(prediction.speedup)}: {steps}"
+        return f"{change} would give {throughput}, in a step of {steps}"
+    return f"{change} would make this step {_describe_speedup(prediction.speedup)}: {steps}"
 
 
 def _memory_verdict(prediction: Prediction, change: str, steps: str) -> str:
-    """Of a change that costs time, if anything: what it is for."""
+    """Return what a change that costs time is good for."""
     before, after = prediction.baseline_peak_bytes or 0, prediction.peak_bytes or 0
-    time = "hardly any time"
+    time = "change the step by little"
     if judge(prediction) == "slower":
-        time = f"a step that is {_describe_speedup(prediction.speedup)}"
-    less = f"{percent(1 - after / before)} less memory at the peak"
+        time = f"make the step {_describe_speedup(prediction.speedup)}"
+    less = percent(1 - after / before)
     peaks = f"{size(before)} -> {size(after)}"
-    return f"{change} would need {less} ({peaks}), for {time}: {steps}"
+    return f"{change} would cut peak memory by {less} ({peaks}) and {time}: {steps}"
 
 
 def _describe_speedup(speedup: float) -> str:
@@ -164,7 +174,7 @@ def decides(step_ms: float, host_ms: float, device_ms: float) -> Decider:
 
 
 def why(before: Prediction, after: Prediction, *, on_host: bool = False) -> str:
-    """Who decides the step, before and after, and what stalls add to it."""
+    """Say whether the CPU or the GPU limits the step, before and after, and what stalls add."""
     return _describe_typical(before, after, on_host=on_host) + _describe_stalls(before, after)
 
 
@@ -172,34 +182,35 @@ def _describe_stalls(before: Prediction, after: Prediction) -> str:
     if not before.stall_ms:
         return ""
     then = milliseconds(after.stall_ms) if after.stall_ms else "nothing"
-    return f"; stalls add {milliseconds(before.stall_ms)} to an average step, then {then}"
+    return f". Stalls add {milliseconds(before.stall_ms)} to an average step now, {then} after"
 
 
 def _describe_typical(before: Prediction, after: Prediction, *, on_host: bool) -> str:
-    """On a CPU alone it is always the host that decides."""
+    """Without a GPU it is always the CPU that decides."""
     if on_host:
-        work = f"{significant(before.host_ms)} -> {milliseconds(after.host_ms)} of work"
-        return f"all of it runs on the host: {work}"
+        work = f"{significant(before.host_ms)} to {milliseconds(after.host_ms)}"
+        if after.host_ms == before.host_ms:
+            return f"the whole step runs on the CPU, with {milliseconds(after.host_ms)} of work"
+        way = "falls" if after.host_ms < before.host_ms else "grows"
+        return f"CPU work {way} from {work}"
     now = decides(before.typical_ms, before.host_ms, before.device_ms)
     then = decides(after.typical_ms, after.host_ms, after.device_ms)
-    still = " still" if now == then else ""
-    sentence = f"now {_describe_decider(now, before)}; then {_describe_decider(then, after, still)}"
+    first, second = _work(before), _work(after)
+    if now == then:
+        sentence = f"{_BOUND_WORDS[now]} before ({first}) and after ({second})"
+    else:
+        sentence = f"{_BOUND_WORDS[now]} before ({first}), {_BOUND_WORDS[then]} after ({second})"
     if judge(after) == "slower" and now == "host" and after.host_ms > before.host_ms:
-        return f"{sentence}: it is host-bound, and this gives the host more to do"
+        return f"{sentence}. The change gives the CPU more work, and the GPU waits for it"
     return sentence
 
 
-def _describe_decider(who: Decider, step: Prediction, still: str = "") -> str:
-    host, device = milliseconds(step.host_ms), milliseconds(step.device_ms)
-    if who == "both":
-        return f"host and device{still} wait for each other: {host} and {device} of work"
-    if who == "host":
-        return f"the host is{still} the bottleneck: {host} of work, the device has {device}"
-    return f"the device is{still} the bottleneck: {device} of work, the host has {host}"
+def _work(step: Prediction) -> str:
+    return f"GPU {milliseconds(step.device_ms)}, CPU {milliseconds(step.host_ms)}"
 
 
 def headline(rank: RankExplanation, before: Prediction, about: str) -> str:
-    """Which step is changed, and how long it is."""
+    """Say which step is changed, and how long it is."""
     step = f"{milliseconds(before.baseline_ms)} per step, {BASIS[before.baseline_from]}"
     profiled, typical = rank.step_ms.profiled, before.baseline_ms - before.baseline_stall_ms
     if before.baseline_stall_ms:
@@ -207,7 +218,7 @@ def headline(rank: RankExplanation, before: Prediction, about: str) -> str:
     if profiled and abs(profiled / typical - 1) > 0.005:
         step += f" ({milliseconds(profiled)} with it)"
     if before.baseline_stall_ms:
-        step += f" and {milliseconds(before.baseline_stall_ms)} of stalls on average"
+        step += f" plus {milliseconds(before.baseline_stall_ms)} of stalls on average"
     return f"{about} · {rank.device or rank.kind.upper()} · {step}"
 
 
@@ -257,7 +268,7 @@ def prediction_json(prediction: Prediction, before: Prediction) -> dict[str, Any
 
 
 def adjusted(prediction: Prediction, history: Sequence[TrackedPromise]) -> Prediction:
-    """Moved and widened by how earlier predictions of the same kind fared; it says so."""
+    """Move and widen a prediction by the results of earlier ones of its kind, and say so."""
     name = promise_name(setting.name for setting in prediction.settings)
     lesson = learn(name, history)
     if lesson is None:
@@ -266,10 +277,9 @@ def adjusted(prediction: Prediction, history: Sequence[TrackedPromise]) -> Predi
     ms, low, high = adjust(name, raw, prediction.low_ms, prediction.high_ms, history)
     stretch, tried = lesson.stretch, lesson.deliveries
     assumption = (
-        f"{counted(tried, 'earlier prediction')} of this kind that "
-        f"{plural(tried, 'was', 'were')} tried moved it from {significant(raw)} to "
-        f"{milliseconds(ms)} ({signed_percent(ms / raw - 1)}) and made its interval "
-        f"{factor(stretch)} times as wide (stepscope record)"
+        f"corrected by the results of {counted(tried, 'earlier prediction')} of this kind "
+        f"(stepscope whatif --history): {significant(raw)} -> {milliseconds(ms)} "
+        f"({signed_percent(ms / raw - 1)}), with an interval {factor(stretch)} times as wide"
     )
     return replace(
         prediction,

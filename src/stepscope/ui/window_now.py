@@ -109,9 +109,9 @@ def _unplanned(waited_s: float, *, has_ended: bool) -> AskedWindow:
     if has_ended:
         return AskedWindow(state="missed", words="the job ended before the window")
     if waited_s > _PATIENCE_S:
-        words = "no rank has answered: they run without stepscope's writer, or in another folder"
+        words = "no rank has answered: the ranks run without stepscope, or in another folder"
         return AskedWindow(state="unanswered", words=words)
-    return AskedWindow(state="asked", words="asked for; the ranks choose the steps")
+    return AskedWindow(state="asked", words="requested; the ranks choose the steps")
 
 
 def _planned(

@@ -29,10 +29,10 @@ STALLS: dict[StallCause, tuple[str, str]] = {
         "A checkpoint was saved between two training steps.",
     ),
     "gc": (STEP_PARTS["stall_gc"].label, "Python's garbage collector ran."),
-    "compile": (STEP_PARTS["stall_compile"].label, "torch.compile compiled, or compiled again."),
+    "compile": (STEP_PARTS["stall_compile"].label, "torch.compile compiled or recompiled."),
     "allocator": (
         STEP_PARTS["stall_allocator"].label,
-        "The device's allocator ran out of memory and asked again.",
+        "The device's allocator ran out of memory and tried again.",
     ),
     "collective": (
         STEP_PARTS["stall_collective"].label,
@@ -65,48 +65,52 @@ PARTS = {
     "compute": (
         STEP_PARTS["compute"].label,
         False,
-        "Kernels (on the CPU: operators) were running.",
+        "Kernels run (on a CPU: operators).",
     ),
     "exposed_comm": (
         STEP_PARTS["exposed_comm"].label,
         False,
-        "Communication that no compute hides.",
+        "Communication that does not overlap with compute.",
     ),
     "exposed_memory": (
         STEP_PARTS["exposed_memory"].label,
         False,
-        "Copies and memsets with nothing else running.",
+        "Copies and memsets while nothing else runs.",
     ),
     "data_loading": (
         STEP_PARTS["data_loading"].label,
         True,
-        "Idle while the host waited for the next batch.",
+        "The device is idle while the CPU waits for the next batch.",
     ),
     "sync": (
         STEP_PARTS["sync"].label,
         True,
-        "Idle while the host was in a call that waits for the device.",
+        "The device is idle after a call that made the CPU wait for it.",
     ),
-    "operators": (STEP_PARTS["operators"].label, True, "Idle while the host was inside operators."),
+    "operators": (
+        STEP_PARTS["operators"].label,
+        True,
+        "The device is idle while the CPU is inside PyTorch operators.",
+    ),
     "python": (
         STEP_PARTS["python"].label,
         True,
-        "Idle while the host ran Python between operators.",
+        "The device is idle while Python runs between PyTorch operators.",
     ),
     "profiler": (
         STEP_PARTS["profiler"].label,
         True,
-        "Idle in the profiler's buffers; absent without it.",
+        "The device waits for the profiler itself; absent without it.",
     ),
     "idle_launch": (
         STEP_PARTS["idle_launch"].label,
         True,
-        "Queued work was on its way to the device.",
+        "Launched work is on its way to the device.",
     ),
     "idle_other": (
         STEP_PARTS["idle_other"].label,
         True,
-        "Idle with work queued, or for an unknown reason.",
+        "The device is idle with work queued, or for an unknown reason.",
     ),
     **{f"stall_{cause}": (label, False, hint) for cause, (label, hint) in STALLS.items()},
 }
@@ -121,7 +125,10 @@ ACCOUNT_PARTS = {
     "without_gradients": ("Without gradients", "Passes without gradients outside the steps."),
     "checkpoint": ("Checkpoints", "Checkpoints were saved."),
     "between_epochs": ("Between epochs", "From an epoch's last step to the next one's first."),
-    "windows": ("Our own windows", "Steps in which stepscope's profiler or memory capture ran."),
+    "windows": (
+        "stepscope's profiling",
+        "Steps in which stepscope's profiler or memory capture ran.",
+    ),
     "outside": ("Outside any step", "Time that belongs to no step."),
     "shut_down": ("Shut-down", "From the last step to the end of the command."),
 }

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 CLOSE_BASELINE = 1.25  # largest ratio of A's step to the promise's, either way
 _MOST_OPEN = 5  # open promises that are named
-_BY_WORD = "; if B is that change and nothing else, --promise {} answers it"
-_PROFILED = "promises are about steps without the profiler, and these are profiled ones"
+_BY_WORD = ". If B is that change and nothing else, --prediction {} records its result"
+_PROFILED = "predictions are about steps without the profiler, and these steps are profiled"
 
 
 def with_promise(comparison: Comparison, promise_id: str | None = None) -> Comparison:
@@ -97,9 +97,12 @@ def _other_work(promised: Workload, work: Workload, *, named: bool) -> str | Non
         differs = tuple(x for x in differs if x in ("world_size", "device") or both)
     if differs:
         names = ", ".join(_words(name, promised, work) for name in differs)
-        return f"A does other work than the promise is about: {names}"
+        return f"A does other work than the prediction is about: {names}"
     if not named and not promised.is_same(work):
-        return "nothing captured shows that A does the work the promise is about (operator shapes)"
+        return (
+            "operator shapes were not captured, so nothing shows that A is the step of the "
+            "prediction"
+        )
     return None
 
 

@@ -56,11 +56,11 @@ _SLOW = 0.95  # quantile of the slow steps
 _MOST_POINTS = 160  # of a run's steps, as drawn
 _ENOUGH_FOR_SLOW = 100  # steps per run: five of them are slow
 # Standard deviation of the median step from one start of a command to the next, assumed if each
-# side is one run. docs/compare.md says where it comes from.
+# side is one run. docs/records/comparison.md says where it comes from.
 BETWEEN_STARTS = 0.005
 _OTHER_SHAPES = (
-    "operators have other shapes in B: if a step holds more or fewer samples, compare samples a "
-    "second, not steps"
+    "operators have other shapes in B. If its steps hold more or fewer samples, compare "
+    "samples per second, not steps"
 )
 
 
@@ -117,14 +117,14 @@ def _step_kind(
         for run in profiled:
             explain_path(run.path)  # raises first if the file is no trace at all
         raise UsageError(
-            f"{profiled[0].path} has only profiled steps and {bare.path} only steps without the "
-            "profiler: the difference would be the profiler's overhead. Capture both with "
+            f"{profiled[0].path} has only profiled steps and {bare.path} only steps without "
+            "the profiler. Their difference would be the profiler's cost. Capture both with "
             "stepscope run, or compare two traces"
         )
     if len(profiled) < len(runs):
         notes.append(
-            f"{profiled[0].path} has only profiled steps: the profiled steps of both sides are "
-            "compared"
+            f"{profiled[0].path} has only profiled steps, so the profiled steps of both sides "
+            "are compared"
         )
     return "profiled", notes
 
@@ -133,14 +133,16 @@ def _check(sides: Sequence[Sequence[ComparedRun]], paired: bool) -> None:
     for run in (run for side in sides for run in side):
         if len(run.step_ms) < 2:
             raise NotCapturedError(
-                f"{run.path} has one {'profiled ' if run.steps_are == 'profiled' else ''}step, "
-                "which cannot tell a change from noise. Record several steps"
+                f"{run.path} has one "
+                f"{'profiled ' if run.steps_are == 'profiled' else ''}step. One step cannot "
+                "show whether a change is noise. Record several steps"
             )
         if not (run.step_ms > 0).all():
             raise NotCapturedError(f"{run.path} has a step that takes no time")
     if paired and len(sides[0]) != len(sides[1]):
         raise UsageError(
-            f"pairs need as many runs of A as of B: A has {len(sides[0])}, B has {len(sides[1])}"
+            f"pairs need as many runs of A as of B, but A has {len(sides[0])} and B has "
+            f"{len(sides[1])}"
         )
 
 

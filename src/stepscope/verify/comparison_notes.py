@@ -32,25 +32,26 @@ def notes_on(
     notes = []
     if corrected:
         notes.append(
-            f"the profiler's overhead is subtracted from {_steps(a)} and {_steps(b)} profiled "
-            "steps: both steps are estimates; stepscope run measures steps without it"
+            f"the profiler's cost is subtracted from {_steps(a)} and {_steps(b)} profiled "
+            "steps, so both steps are estimates. stepscope run measures steps without the "
+            "profiler"
         )
     elif steps_are == "profiled":
         notes.append(
-            f"these are {_steps(a)} and {_steps(b)} profiled steps: they are few, and the profiler "
-            "slows the host; stepscope run measures steps without it"
+            f"these are only {_steps(a)} and {_steps(b)} profiled steps, and the profiler "
+            "slows the CPU. stepscope run measures steps without it"
         )
         notes += _overhead_notes(*both) if both else []
     elif starts:
         notes.append(
-            "one run on each side does not show how much two starts of one command differ: a "
-            f"standard deviation of {unsigned_percent(starts)} is assumed (--between-starts); "
+            "one run on each side does not show how much two starts of one command differ. A "
+            f"standard deviation of {unsigned_percent(starts)} is assumed (--between-starts). "
             "stepscope ab measures it"
         )
     elif len(a.runs) == len(b.runs) == 1:
         notes.append(
-            "one run on each side does not show how much two starts of one command differ: the "
-            "interval leaves that out"
+            "one run on each side does not show how much two starts of one command differ. "
+            "The interval leaves this out"
         )
     return [*notes, *_side_notes("A", a), *_side_notes("B", b)]
 
@@ -62,8 +63,8 @@ def _overhead_notes(*both: Explanation) -> list[str]:
         return []
     a, b = (f"{milliseconds(budget.step_ms)} ({_BASES[budget.basis]})" for budget in budgets)
     return [
-        f"without the profiler's overhead, stepscope explain gives {a} for A's step and {b} for "
-        "B's; the verdict and the parts here are of profiled steps"
+        f"without the profiler's cost, stepscope explain gives {a} for A's step and {b} for "
+        "B's. The verdict and the parts here are of profiled steps"
     ]
 
 
@@ -77,12 +78,12 @@ def _side_notes(name: str, side: Side) -> list[str]:
         if run.drift is not None:
             whose = name if len(side.runs) == 1 else f"{name}'s run {number}"
             size, way = unsigned_percent(run.drift), "slower" if run.drift > 0 else "faster"
-            notes.append(f"{whose} drifts: its second half is {size} {way} than its first")
+            notes.append(f"{whose} drifts: its second half is {size} {way} than its first half")
     if len(side.runs) == 1 and (steps := side.runs[0].steps) < FEWEST_STEADY:
         caution = (
-            "the interval assumes independent steps, which neighbours seldom are"
+            "the interval assumes independent steps, but neighbouring steps are seldom independent"
             if steps < FEW
-            else "if slow and fast spells alternate, the interval is too narrow"
+            else "if slow and fast periods alternate, the interval is too narrow"
         )
         notes.append(f"{name} has only {counted(steps, 'step')}: {caution}")
     return notes

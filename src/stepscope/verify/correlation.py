@@ -6,7 +6,7 @@ cosines of the values. Each cosine is one degree of freedom, so the estimate com
 uncertainty. Few cosines stay near frequency zero but are uncertain, many are certain but leave it:
 0.2 n^(2/3) are used, and down to half of that if correlations reach far.
 
-docs/compare.md has the formulas; benchmarks/comparison.py tests them.
+docs/records/comparison.md has the formulas; benchmarks/comparison.py tests them.
 """
 
 from __future__ import annotations

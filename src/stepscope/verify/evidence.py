@@ -108,7 +108,7 @@ def _batch(a: Traits, b: Traits) -> list[Difference]:
     only = [sorted(mine - others) for mine, others in ((before, after), (after, before))]
     words = [f"{name} {list(map(list, shapes))}" for side in only for name, shapes in side[:1]]
     if len(words) < 2:
-        words = [f"{len(side)} kinds of products" for side in (before, after)]
+        words = [f"{len(side)} kinds of matmuls" for side in (before, after)]
     return [Difference(name="shapes", a=words[0], b=words[1])]
 
 
@@ -120,7 +120,7 @@ def _products_per_step(a: Traits, b: Traits) -> list[Difference]:
     before, after = (sum(side.products.values()) for side in (a, b))
     same = abs(after / passes / before - 1) < _MORE_PRODUCTS
     words = f"{before:.4g}", f"{before if same else after / passes:.4g}"
-    return [Difference(name="products a step", a=words[0], b=words[1])]
+    return [Difference(name="matmuls per step", a=words[0], b=words[1])]
 
 
 def _blocking(a: Traits, b: Traits) -> list[Difference]:
@@ -128,7 +128,7 @@ def _blocking(a: Traits, b: Traits) -> list[Difference]:
         return []
     few, many = sorted((a.blocking, b.blocking))
     same = many - few < 1 or many < _SEVERAL_TIMES * few
-    words = f"{a.blocking:.4g} a step", f"{a.blocking if same else b.blocking:.4g} a step"
+    words = f"{a.blocking:.4g} per step", f"{a.blocking if same else b.blocking:.4g} per step"
     return [Difference(name="blocking calls", a=words[0], b=words[1])]
 
 

@@ -59,8 +59,8 @@ def read_pairs(folder: Path) -> tuple[list[str], list[str]]:
     try:
         plan = decode(read_whole(file), PairedRuns)
     except NotJsonError as error:
-        raise UnreadableInputError(f"{file} is not what stepscope ab writes: {error}") from None
+        raise UnreadableInputError(f"{file} was not written by stepscope ab: {error}") from None
     done = [pair for pair in plan.pairs if pair.done]
     if not done:
-        raise NotCapturedError(f"{folder}: no pair of runs is finished")
+        raise NotCapturedError(f"{folder}: no pair of runs has finished")
     return [str(folder / pair.a) for pair in done], [str(folder / pair.b) for pair in done]

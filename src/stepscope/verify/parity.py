@@ -19,7 +19,7 @@ remedy may do too.
 
 A remedy has failed if it does more than it declared, if losses are missing, or if they are NaN or
 infinite where the baseline's are not. If the baseline's own runs differ, weaker tests are left, and
-`control` says so. docs/tune-statistics.md says where the numbers come from and what such a test
+`control` says so. docs/records/tune.md says where the numbers come from and what such a test
 cannot see.
 """
 
@@ -124,9 +124,9 @@ def coarsest_precision(facts: ScriptFacts, remedies: Sequence[str]) -> Precision
 
 def _why_unknown(baseline: Sequence[RunLosses], candidate: Sequence[RunLosses]) -> str | None:
     if not any(baseline):
-        return "no loss was caught: the script's backward passes were not seen"
+        return "no loss was captured: stepscope saw no backward pass of the script"
     if len(baseline) < 2:
-        return "the baseline ran only once: how much its own losses differ is not known"
+        return "the baseline ran only once, so it is unknown how much its own losses differ"
     return None if candidate else "the candidate has not run"
 
 
@@ -157,7 +157,7 @@ def _check_rank(runs: _RankLosses, declared: str, precision: Precision) -> Parit
     baseline, candidate = runs.baseline, runs.candidate
     control: Observed = "not known"
     if not all(baseline):
-        return _not_known("no loss was caught in a run of the baseline")
+        return _not_known("no loss was captured in a run of the baseline")
     for run in candidate:
         why = _missing(baseline[0], run)
         if why:
@@ -168,11 +168,11 @@ def _check_rank(runs: _RankLosses, declared: str, precision: Precision) -> Parit
     broken = np.flatnonzero(finite & ~_where_finite(after))
     if len(broken):
         step = baseline[0][int(broken[0])].step
-        why = f"the loss is NaN or infinite in step {step}, where the baseline's is not"
+        why = f"the loss is NaN or infinite in step {step}, but the baseline's is not"
         return Parity(parity="failed", observed="training", control=control, why=why)
     same_controls = all(_bits(run, length) == _bits(baseline[0], length) for run in baseline)
     if same_controls and all(_bits(run, length) == _bits(baseline[0], length) for run in candidate):
-        why = f"all {counted(length, 'loss', 'losses')} are equal to the bit"
+        why = f"all {counted(length, 'loss', 'losses')} are bit-identical"
         same: Observed = "bit-identical"
         return Parity(parity=same, observed=same, control=same, why=why, largest=0.0, gap=0.0)
     if not finite.any():
@@ -192,7 +192,7 @@ def _check_rank(runs: _RankLosses, declared: str, precision: Precision) -> Parit
 def _missing(baseline: tuple[Loss, ...], run: tuple[Loss, ...]) -> str | None:
     """Why its losses cannot be those of the same steps. A last step may be cut short."""
     if not run:
-        return f"no loss was caught, where the baseline has {len(baseline)}"
+        return f"no loss was captured, but the baseline has {len(baseline)}"
     expected, seen = (Counter(loss.step for loss in one) for one in (baseline, run))
     last = max(expected)
     if max(seen) < last - 1:
@@ -202,7 +202,7 @@ def _missing(baseline: tuple[Loss, ...], run: tuple[Loss, ...]) -> str | None:
     ]
     if len(odd) > max(1, _ODD_STEPS * len(expected)):
         passes = counted(seen[odd[0]], "backward pass", "backward passes")
-        return f"step {odd[0]} has {passes}, in the baseline {expected[odd[0]]}"
+        return f"step {odd[0]} has {passes}, but {expected[odd[0]]} in the baseline"
     return None
 
 
@@ -251,7 +251,7 @@ class _Curves:
         if observed != "not known" and LEVELS.index(observed) > allowed:
             parity = "failed"
             since = f"differs from step {self.steps[first]} on" if first is not None else "differs"
-            why = f"declared {declared}, {since}, by {difference(largest)} at most: {why}"
+            why = f"declared {declared}, but it {since}, by {difference(largest)} at most: {why}"
         return Parity(
             parity=parity,
             observed=observed,
@@ -265,18 +265,20 @@ class _Curves:
     def observed(self, control: Observed) -> tuple[Observed, str]:
         beyond = next(filter(None, map(self.beyond_rounding, self.runs)), None)
         if beyond is None and control != "random":
-            own = "" if control == "bit-identical" else ", and runs of the baseline differ too"
-            return "rounding", f"differences are of the size of rounding{own}"
+            own = "" if control == "bit-identical" else ". Runs of the baseline differ too"
+            return "rounding", f"the differences are of the size of rounding{own}"
         if not self.together.has_later_half:
-            return "not known", f"too few losses ({len(self.steps)}) to compare their mean"
+            return "not known", f"too few losses ({len(self.steps)}) to compare their means"
         limit = RANDOM_SCATTER * self.together.scatter + _CONTROLS * self.chance.gap
         if abs(self.together.gap) > limit:
             mean = _off_on_average(self.together.gap, "chance", limit)
-            return "training", f"{beyond}; {mean}" if beyond else mean
+            return "training", f"{beyond}. {mean}" if beyond else mean
         if control == "random":
-            why = "runs of the baseline differ as much (no fixed seed?): only the mean is compared"
+            why = (
+                "runs of the baseline differ as much (no fixed seed?), so only the mean is compared"
+            )
             return "random", why
-        return "random", f"{beyond}; the mean loss is as with other random numbers"
+        return "random", f"{beyond}. The mean loss is as expected with other random numbers"
 
     def beyond_rounding(self, run: CurveDifference) -> str | None:
         """What is too large to be rounding."""

@@ -68,16 +68,14 @@ def _judge_one(
         return Judgement(seen=(f"B was run with {made_by}",))
     sign = _sign(setting.name, comparison.evidence.looked_at)
     if sign is None:
-        return Judgement(unseen=f"capture records nothing that shows {setting}")
+        return Judgement(unseen=f"stepscope captures nothing that shows {setting}")
     if sign.trait not in comparison.evidence.looked_at:
         return Judgement(unseen=f"{sign.trait} was not captured on both sides")
     row = changed.get(sign.trait)
     if row is None or row.a is None or row.b is None:
-        return Judgement(
-            against=f"{setting} is not seen in B: its {sign.trait} is the same as in A"
-        )
+        return Judgement(against=f"B does not show {setting}: its {sign.trait} is the same as in A")
     if not sign.fits(setting.value, row.a, row.b):
-        return Judgement(against=f"{setting} is not seen in B: {_words(row)}")
+        return Judgement(against=f"B does not show {setting}: {_words(row)}")
     return Judgement(seen=(_words(row),))
 
 
@@ -202,7 +200,7 @@ MAKES = {
     "one-thread": "threads=1",
     "threads=cores": "threads=fit",
 }
-_OPERATORS = ("products a step", "shapes", "blocking calls")
+_OPERATORS = ("matmuls per step", "shapes", "blocking calls")
 SIGNS = {
     "precision": Sign("precision", _dtype_comes, ("blocking calls",)),
     "optimizer": Sign("optimizer", _becomes, ("blocking calls",)),
@@ -210,7 +208,7 @@ SIGNS = {
     "cuda-graphs": Sign("CUDA graphs", _appears, (*_OPERATORS, "data loading")),
     "batch": Sign("batch", _grows, ("data loading",)),
     "accumulate": Sign("micro-batches", _times, ("data loading",)),
-    "checkpoint": Sign("products a step", _recomputes),
+    "checkpoint": Sign("matmuls per step", _recomputes),
     "no-sync": Sign("blocking calls", _falls),
     "no-data-wait": Sign("data loading", _nearly_gone, ("workers", "loader-workers")),
     "loader-workers": Sign("loader-workers", _becomes, ("data loading",)),

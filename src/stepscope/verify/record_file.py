@@ -51,8 +51,8 @@ def append(line: Line) -> None:
     except (OSError, UnreadableInputError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not a regular file"
         raise UsageError(
-            f"the track record cannot be written: {path}: {why}; "
-            "set STEPSCOPE_RECORD to a folder you can write"
+            f"the track record cannot be written: {path}: {why}. Set STEPSCOPE_RECORD to a "
+            "folder that you can write"
         ) from None
 
 

@@ -146,9 +146,9 @@ def _measured_run(folder: Path, ranks: list[Path]) -> ComparedRun:
     if not columns_by_rank:
         if not has_trace:
             raise NotCapturedError(
-                f"{folder} has no step to compare: capture measured none outside the window"
+                f"{folder} has no step to compare: all of its steps are inside the profiled window"
             )
-        why = f"{folder}: no step was measured outside the profiler's window"
+        why = f"{folder}: all of its steps are inside the profiled window"
         return ComparedRun(
             path=path,
             steps_are="profiled",

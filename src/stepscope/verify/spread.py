@@ -5,7 +5,7 @@ average of signs, below or above, which neither tails nor outliers affect. If th
 between slow and fast spells, the signs at this run's quantile say little about those at the true
 one, so signs on both sides of it are used too.
 
-docs/compare.md has the formulas; benchmarks/comparison.py tests them.
+docs/records/comparison.md has the formulas; benchmarks/comparison.py tests them.
 """
 
 from __future__ import annotations

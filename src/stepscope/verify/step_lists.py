@@ -73,7 +73,7 @@ def _decode_file(path: Path) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UnreadableInputError(f"{path} is not text: a step list was expected") from None
+        raise UnreadableInputError(f"{path} is not text, but a step list is") from None
 
 
 def _decoded(path: Path, text: str) -> Any:
@@ -110,7 +110,7 @@ def _json_rows(path: Path, content: Any) -> list[tuple[int, Any]]:
         chosen = _choose(path, list(lists), None)
         return [(place, {chosen: value}) for place, value in enumerate(lists[chosen], 1)]
     if not isinstance(content, list):
-        raise UnreadableInputError(f"{path} holds {brief(content)}: a list was expected")
+        raise UnreadableInputError(f"{path} holds {brief(content)}, but a list is needed")
     return list(enumerate(content, 1))
 
 
@@ -209,14 +209,16 @@ def _choose(path: Path, names: Sequence[str], column: str | None) -> str:
     if column is not None:
         if column in names:
             return column
-        raise UsageError(f"{path} has no column {column}: there are {', '.join(names)}")
+        raise UsageError(f"{path} has no column {column}. It has {', '.join(names)}")
     if len(names) == 1:
         return names[0]
     steps = [name for name in names if name.lower().startswith("step")]
     timed = [name for name in steps if _UNIT_OF_NAME.search(name)] or steps
     if len(timed) == 1:
         return timed[0]
-    raise UsageError(f"{path}: which column holds the step times? --column {'|'.join(names)}")
+    raise UsageError(
+        f"{path} has several columns. Name the one with step times: --column {'|'.join(names)}"
+    )
 
 
 def _as_number(cell: Any) -> tuple[float, str | None] | None:

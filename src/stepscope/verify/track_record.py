@@ -86,7 +86,7 @@ def remember(promise: Promise) -> Promise:
     The same open promise is not recorded twice: one trial would answer it twice.
     """
     if not (promise.settings and promise.predicted_ms > 0 and promise.baseline_ms > 0):
-        raise UsageError("a promise needs a what-if, a baseline and a predicted step")
+        raise UsageError("a prediction needs a what-if, a baseline and a predicted step")
     known = next((other for other in open_promises() if _is_same(other, promise)), None)
     if known is not None:
         return known
@@ -137,9 +137,11 @@ def ignored_deliveries(
 def why_ignored(promise: Promise, delivery: Delivery) -> str | None:
     """Why a delivery does not count by today's rules; None if it counts."""
     if not delivery.named and not delivery.seen:
-        return "nothing shows that the promised change was made"
+        return "nothing shows that the predicted change was made"
     if delivery.basis != promise.basis:
-        return f"it is about {delivery.basis} steps, and the promise about {promise.basis} steps"
+        return (
+            f"it is about {delivery.basis} steps, but the prediction is about {promise.basis} steps"
+        )
     return off_baseline(promise, delivery.a_ms) or too_vague(delivery.low, delivery.high)
 
 
@@ -148,7 +150,7 @@ def off_baseline(promise: Promise, a_ms: float, within: float = ANY_BASELINE) ->
     if abs(math.log(a_ms / promise.baseline_ms)) <= math.log(within):
         return None
     step, baseline = milliseconds(a_ms), milliseconds(promise.baseline_ms)
-    return f"A takes {step} a step, and the promise is about {baseline}"
+    return f"A's step takes {step}, but the prediction is about {baseline}"
 
 
 def too_vague(low: float, high: float) -> str | None:
@@ -174,8 +176,8 @@ def find_promise(promise_id: str) -> Promise:
     if len(exact or matches) == 1:
         return (exact or matches)[0]
     raise UsageError(
-        f"{promise_id}: {'more than one' if matches else 'no'} promise has that id; "
-        "stepscope record lists them"
+        f"{promise_id}: {'more than one' if matches else 'no'} prediction has that id. "
+        "stepscope whatif --history lists them"
     )
 
 
@@ -193,7 +195,9 @@ def forget_all_of(name: str, *, delivery_only: bool = False) -> tuple[Promise, .
     """Forget every promise of one what-if on this host, such as precision."""
     named = [row.promise for row in history() if row.promise.name == name]
     if not named:
-        raise UsageError(f"--all-of {name}: no promise of that name; stepscope record lists them")
+        raise UsageError(
+            f"--all-of {name}: no prediction has that name. stepscope whatif --history lists them"
+        )
     return tuple(forget(promise.id, delivery_only=delivery_only) for promise in named)
 
 

@@ -50,7 +50,7 @@ class PeakChange(msgspec.Struct, frozen=True, kw_only=True):
 def compare_peaks(
     baseline: Sequence[TrialRanks], candidate: Sequence[TrialRanks], limit_bytes: int | None = None
 ) -> PeakChange:
-    """The highest of all runs of each side."""
+    """Compare the highest peaks of all runs of both sides."""
     where: Literal["device", "host"] = "host"
     if _highest((*baseline, *candidate), "device") is not None:
         where = "device"
@@ -58,10 +58,11 @@ def compare_peaks(
     refused = None
     if limit_bytes is not None:
         if peak is None:
-            refused = "its peak of memory is not known, and a limit is set"
+            refused = "its peak memory is unknown, but a limit is set"
         elif peak > limit_bytes:
             limit = binary_size(limit_bytes)
-            refused = f"needs {binary_size(peak)} on the {where}, more than the limit of {limit}"
+            place = "GPU" if where == "device" else "CPU"
+            refused = f"it needs {binary_size(peak)} on the {place}, more than the limit of {limit}"
     return PeakChange(where=where, base_bytes=base, peak_bytes=peak, refused=refused)
 
 
@@ -86,15 +87,15 @@ def why_unfinished(
     if all(count >= wanted for count in made):
         return None
     if exit_code > _SIGNALS:
-        return f"signal {exit_code - _SIGNALS} ended it after {_steps(made)}"
+        return f"it was ended by signal {exit_code - _SIGNALS} after {_steps(made)}"
     if exit_code:
         return f"it ended with exit code {exit_code} after {_steps(made)}"
     enough = wanted if baseline_steps is None else min(wanted, baseline_steps)
     late = [rank for rank, count in enumerate(made) if count < enough]
     if not late:
         return None
-    who = f"rank {late[0]} made" if ranks > 1 else "it made"
-    return f"{who} {counted(made[late[0]], 'step')} and ended, {enough} were expected"
+    who = f"rank {late[0]} made" if ranks > 1 else "the run made"
+    return f"{who} {counted(made[late[0]], 'step')} and ended, but {enough} were expected"
 
 
 def _steps(made: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ that. "Surely" is a one-sided Student interval around the mean of the pairs' dif
 deviation comes from all repeated configurations (verify.start_noise). Its level is chosen so
 that a tune in which nothing helps keeps something in at most 5 of 100 cases: `level_of_next_test`
 divides these 5% among the tests of the tune, and `judge` divides a test's level among the looks
-after each pair. docs/tune-statistics.md has the reasons; benchmarks/tune_noise.py tests them.
+after each pair. docs/records/tune.md has the reasons; benchmarks/tune_noise.py tests them.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def judge(
         return GainVerdict(decision="more runs", gain=None, pairs=0, more=more, why="no pair yet")
     few = min(len(trial.steps_ms) for pair in pairs for trial in pair)
     if few < FEWEST_STEPS:
-        why = f"a trial has {few} steady steps: {FEWEST_STEPS} are needed"
+        why = f"a trial has {few} steady steps, but {FEWEST_STEPS} are needed"
         return GainVerdict(decision="not kept", gain=None, pairs=len(pairs), more=0, why=why)
     return _Test(pairs, _noise_of(pairs, trials), level).verdict()
 
@@ -190,7 +190,7 @@ class _Test:
             if self.enough(self.saved + self.reach(self.pairs, _OPTIMISTIC)) is None:
                 return self.unsure()
             more = MOST_PAIRS - self.pairs
-        why = f"{self.pairs} pair{'s' * (self.pairs > 1)} so far: not sure yet"
+        why = f"{self.pairs} pair{'s' * (self.pairs > 1)} so far: not certain yet"
         return GainVerdict(decision="more runs", gain=gain, pairs=self.pairs, more=more, why=why)
 
     def ends(self, decision: Decision, why: str) -> GainVerdict:
@@ -199,7 +199,7 @@ class _Test:
     def unsure(self) -> GainVerdict:
         starts = self.deviation / math.sqrt(2)
         same = f"starts of the same command differ by {percent(starts)}"
-        verdict = self.ends("not kept", f"not sure: {same}, as much as it may gain")
+        verdict = self.ends("not kept", f"not certain: {same}, as much as it may gain")
         return msgspec.structs.replace(verdict, starts_differ=starts)
 
     def gain(self) -> Gain:

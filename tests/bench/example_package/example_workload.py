@@ -46,7 +46,7 @@ TINY = {"batch": 512, "batches": 4, "width": 256, "layers": 3, "lr": 0.05}
 WORKLOAD = TrainingWorkload(
     name="small-perceptron",
     task="comparing sums",
-    source="the example of docs/extending-workloads.md",
+    source="the example of docs/how-to/own-workloads.md",
     samples="rows",
     sizes={"tiny": TINY, "small": {**TINY, "batch": 8192, "width": 2048}},
     targets={"tiny": Target(loss=0.5, steps=60), "small": Target(loss=0.5, steps=60)},

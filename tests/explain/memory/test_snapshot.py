@@ -100,7 +100,7 @@ def test_a_failed_request_gives_the_limit_and_the_verdict(tmp_path):
     assert (failed.allocated_bytes, failed.reserved_bytes) == (WEIGHTS, 10 * snapshots.MB)
     assert memory.limit_bytes == 10 * snapshots.MB + 1_000_000
     explanation = explain_job(snapshots.write(tmp_path / "oom.pickle", device.snapshot()))
-    assert explanation.verdict.startswith("Out of memory: a request for 8.00 MB")
+    assert explanation.verdict.startswith("Out of memory: A request for 8.00 MB")
     assert explanation.findings[0].where[0].file == "/home/me/model.py"
     assert explanation.findings[0].severity == "high"
 

@@ -181,7 +181,7 @@ def test_a_slow_link_is_found_where_no_rank_is_late() -> None:
     assert finding is not None
     assert finding.title == "Slow link"
     assert finding.summary.startswith(
-        "the link from node1 to node0 sends 4.90 MB/s, the others 61.0 MB/s"
+        "The link from node1 to node0 sends 4.90 MB/s, the others 61.0 MB/s"
     )
     assert "The link from node1 to node0 holds the others back" in straggler_words(found)
 

@@ -88,13 +88,15 @@ def test_a_lateness_that_wanders_is_nobodys() -> None:
     assert (found.verdict, found.ranks) == ("none", ())
     assert found.wandering is not None
     assert (found.wandering.rank, found.wandering.one_in) == (None, 10)
-    assert "a different one each time is late by 100 ms in 1 step of 10" in straggler_words(found)
+    assert "in 1 step of 10 some rank is 100 ms late, each time another one" in straggler_words(
+        found
+    )
 
 
 @pytest.mark.parametrize(
     ("late", "says"),
     [
-        (6.0, "rank 2 is late by 6.0"),
+        (6.0, "Rank 2 is late by 6.0"),
         (np.where(np.arange(STEPS) % 20 == 5, 200.0, 0.0), "in 1 step of 20"),
     ],
 )

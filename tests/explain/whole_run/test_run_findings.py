@@ -70,13 +70,13 @@ def test_a_healthy_run_and_a_run_without_steps_say_nothing(module: Any) -> None:
 def test_bursts_are_blamed_on_workers_only_where_the_loader_has_so_many() -> None:
     for feeding in (None, LoaderUse(workers=0), LoaderUse(workers=2)):
         finding = sure(data_stalls.find_in(run(stall("data"), loader=feeding)))
-        assert finding.summary == "every 4th step waits 68.0 ms for data."
+        assert finding.summary == "Every 4th step waits 68.0 ms for data."
 
 
 def test_bursts_of_a_loader_are_named_with_its_workers() -> None:
     finding = sure(data_stalls.find_in(run(stall("data"), loader=LoaderUse(workers=4))))
     assert finding.summary == (
-        "every 4th step waits 68.0 ms for data: the loader's 4 workers deliver in bursts."
+        "Every 4th step waits 68.0 ms for data: the loader's 4 workers deliver in bursts."
     )
     assert finding.evidence == (
         "17.0 ms of the 55.0 ms mean step; a typical step takes 38.0 ms",
@@ -85,7 +85,7 @@ def test_bursts_of_a_loader_are_named_with_its_workers() -> None:
     )
     assert (finding.share, finding.severity, finding.of) == (17 / 55, "high", "step")
     assert [remedy.id for remedy in finding.remedies] == ["loader-workers", "cheaper-batch"]
-    assert "now 4" in finding.remedies[0].summary
+    assert "it has 4" in finding.remedies[0].summary
 
 
 def test_a_cheaper_batch_names_the_line_that_makes_it() -> None:
@@ -98,7 +98,7 @@ def test_a_cheaper_batch_names_the_line_that_makes_it() -> None:
     finding = sure(data_stalls.find_in(run(stall("data"), loader=feeding)))
     (cheaper,) = (remedy for remedy in finding.remedies if remedy.id == "cheaper-batch")
     assert cheaper.summary == (
-        "make a batch cheaper (9.70 ms now), in dataset.py:31 (Rows.__getitem__)"
+        "Make a batch cheaper (it takes 9.70 ms), in dataset.py:31 (Rows.__getitem__)"
     )
     assert finding.evidence[-1] == (
         "the DataLoader has no workers, Rows, a batch takes 9.70 ms to make"
@@ -108,7 +108,7 @@ def test_a_cheaper_batch_names_the_line_that_makes_it() -> None:
 def test_a_dataset_that_only_yields_is_said_to_be_duplicated() -> None:
     feeding = LoaderUse(workers=0, iterable=True)
     finding = sure(data_stalls.find_in(run(stall("data"), loader=feeding)))
-    assert "each worker yields all of it" in finding.remedies[0].summary
+    assert "each worker must take its share" in finding.remedies[0].summary
 
 
 def test_pinned_memory_is_offered_on_a_gpu_only() -> None:
@@ -123,7 +123,7 @@ def test_pinned_memory_is_offered_on_a_gpu_only() -> None:
 def test_workers_that_start_with_each_epoch_should_persist() -> None:
     feeding = LoaderUse(workers=2, epochs=4, batches=4 * 313)
     finding = sure(data_stalls.find_in(run(stall("data", period=313), loader=feeding)))
-    assert finding.summary == "every 313th step waits 68.0 ms for data: an epoch begins."
+    assert finding.summary == "Every 313th step waits 68.0 ms for data: an epoch begins."
     assert finding.remedies[0].id == "persistent-workers"
     lasting = sure(
         data_stalls.find_in(
@@ -135,7 +135,7 @@ def test_workers_that_start_with_each_epoch_should_persist() -> None:
 
 def test_a_wait_at_each_epoch_asks_for_workers_that_stay() -> None:
     finding = sure(data_stalls.find_in(run(stall("data", period=313, typical_ms=2100.0))))
-    assert finding.summary == "every 313th step waits 2.10 s for data."
+    assert finding.summary == "Every 313th step waits 2.10 s for data."
     assert finding.remedies[0].id == "persistent-workers"
 
 
@@ -146,8 +146,8 @@ def test_a_wait_at_each_epoch_asks_for_workers_that_stay() -> None:
         ({"period": None, "steps": 530}, "53% of all steps wait"),
         ({"period": None, "steps": 1}, "1 step of 1,000 waits"),
         ({"period": None, "steps": 3}, "3 steps of 1,000 wait"),
-        ({"period": 1}, "every step waits"),
-        ({"period": 2}, "every 2nd step waits"),
+        ({"period": 1}, "Every step waits"),
+        ({"period": 2}, "Every 2nd step waits"),
     ],
 )
 def test_how_often_steps_stall_is_said_as_people_say_it(
@@ -171,7 +171,7 @@ def test_garbage_collection() -> None:
 
 def test_recompilation() -> None:
     finding = sure(recompiles.find_in(run(stall("compile", period=None, steps=12))))
-    assert finding.summary == "1 step in 83 compiles again, for 68.0 ms."
+    assert finding.summary == "1 step in 83 recompiles a function, which takes 68.0 ms."
     assert finding.remedies[0].id == "mark-dynamic"
 
 
@@ -191,8 +191,8 @@ def test_long_compilation_offers_a_cache_unless_one_was_used() -> None:
 def test_allocator_retries() -> None:
     finding = sure(allocator_retries.find_in(run(stall("allocator", period=None, steps=2))))
     assert finding.summary == (
-        "2 steps of 1,000 wait 68.0 ms while the allocator frees its cache and asks the device "
-        "for memory again."
+        "2 steps of 1,000 wait 68.0 ms while the allocator frees its cache and asks for "
+        "memory again."
     )
     assert finding.remedies[0].id == "expandable-segments"
 
@@ -201,7 +201,7 @@ def test_allocator_retries() -> None:
     ("cause", "words", "first"),
     [
         ("logging", "longer in Python between two steps, as for logging or .item().", "less-often"),
-        ("operating_system", "longer: no core is free then, or pages come from disk.",
+        ("operating_system", "longer: no core is free, or pages come from disk.",
          "idle-machine"),
         ("unknown", "longer.", "on-stall"),
     ],
@@ -210,7 +210,7 @@ def test_a_stall_with_a_period_and_no_finding_of_its_own(
     cause: str, words: str, first: str
 ) -> None:
     finding = sure(periodic_stall.find_in(run(stall(cause, period=50))))
-    assert finding.summary == f"every 50th step takes 68.0 ms {words}"
+    assert finding.summary == f"Every 50th step takes 68.0 ms {words}"
     assert finding.remedies[0].id == first
     assert irregular_stalls.find_in(run(stall(cause, period=50))) is None
 
@@ -236,7 +236,7 @@ def test_a_stall_without_a_period_that_nothing_explains() -> None:
     a_run = run(stall("unknown", period=None, steps=40))
     finding = sure(irregular_stalls.find_in(a_run))
     assert finding.summary == (
-        "1 step in 25 takes 68.0 ms longer, and nothing that was measured explains it."
+        "1 step in 25 takes 68.0 ms longer, and nothing measured explains it."
     )
     assert periodic_stall.find_in(a_run) is None
 
@@ -257,7 +257,7 @@ def test_a_step_that_doubles_after_step_300() -> None:
     change = LevelChange(step=510, low=510, high=510, before_ms=30.0, after_ms=60.0)
     finding = sure(slows_down.find_in(run(changes=(change,), times=times(mean_ms=45.0))))
     assert finding.summary == (
-        "steps take 2.0 times as long, from step 510 on: 60.0 ms instead of 30.0 ms."
+        "Steps take 2.0 times as long, from step 510 on: 60.0 ms instead of 30.0 ms."
     )
     assert finding.share == pytest.approx(15 / 45)
     assert finding.severity == "high"
@@ -281,7 +281,7 @@ def test_a_slow_time_that_ends_is_said_with_both_ends() -> None:
     slow = LevelChange(step=210, low=210, high=210, before_ms=30.0, after_ms=42.0)
     back = LevelChange(step=610, low=610, high=610, before_ms=42.0, after_ms=30.0)
     finding = sure(slows_down.find_in(run(changes=(slow, back), times=times(mean_ms=34.8))))
-    assert finding.summary == "steps 210 to 609 take 40% longer; the others do not."
+    assert finding.summary == "Steps 210 to 609 take 40% longer; the others do not."
     assert finding.share == pytest.approx(0.4 * 12 / 34.8)
     assert finding.severity == "medium"
 
@@ -290,7 +290,7 @@ def test_a_drift_is_as_severe_as_what_the_last_steps_lose() -> None:
     drift = Trend(growth=0.3, low=0.25, high=0.35, per_step=1.0, follows_memory=True)
     finding = sure(slows_down.find_in(run(trend=drift)))
     assert finding.summary == (
-        "steps grow all the time: the last ones take 30% longer than the first."
+        "Steps get slower all the time: the last ones take 30% longer than the first."
     )
     assert finding.share == pytest.approx(0.15 / 1.15)
     assert finding.severity == "medium"
@@ -311,7 +311,7 @@ def test_evaluation_every_50_steps() -> None:
         account=account(evaluation=18.0),
     )
     finding = sure(evaluation_share.find_in(a_run))
-    assert finding.summary == "evaluation takes 18% of the training loop: 900 ms every 50 steps."
+    assert finding.summary == "Evaluation takes 18% of the training loop: 900 ms every 50 steps."
     assert (finding.of, finding.severity) == ("run", "medium")
     assert finding.evidence == (
         "18.0 s of the 100 s of the training loop",
@@ -340,7 +340,7 @@ def test_checkpoints_every_100_steps() -> None:
     finding = sure(checkpoint_share.find_in(a_run))
     assert (
         finding.summary
-        == "saving checkpoints takes 20% of the training loop: 2.00 s every 100 steps."
+        == "Saving checkpoints takes 20% of the training loop: 2.00 s every 100 steps."
     )
     assert finding.remedies[0].id == "async-checkpoint"
 
@@ -382,7 +382,7 @@ def test_start_up_says_where_it_goes() -> None:
     )
     a_run = run(account=type(whole)(wall_ms=whole.wall_ms, goodput=0.6, parts=divided))
     finding = sure(start_up.find_in(a_run))
-    assert finding.summary == "training is at its pace after 80.0 s, 40% of the 200 s run."
+    assert finding.summary == "Training reaches its pace after 80.0 s, 40% of the 200 s run."
     assert finding.evidence == (
         "the first steps, with compiling and warm-up 50.0 s, waiting for the first batch 20.0 s, "
         "imports 9.50 s",
@@ -399,11 +399,11 @@ GROWTH = MemoryGrowth(
 
 def test_memory_that_grows_over_the_run() -> None:
     finding = sure(memory_growth.find_in(run(memory_growth=GROWTH), limit_bytes=4 * 10**9))
-    assert finding.summary == "allocated memory grows by 1.00 MB per step over the whole run."
+    assert finding.summary == "Allocated memory grows by 1.00 MB per step over the whole run."
     assert finding.evidence == (
         "at the end of a step: 1.00 GB after the warm-up, 1.60 GB at the end of the run (38% of it "
         "is growth)",
-        "900 kB to 1.10 MB per step, by the least that is alive from each step on",
+        "900 kB to 1.10 MB per step, by the lowest level from each step to the end",
         "at this rate memory is full in about 2,400 steps",
     )
     assert (finding.of, finding.severity) == ("memory", "medium")
@@ -424,7 +424,7 @@ def test_memory_of_the_process_is_looked_at_with_tracemalloc() -> None:
         of="host",
     )
     finding = sure(memory_growth.find_in(run(memory_growth=host), limit_bytes=2 * 10**9))
-    assert finding.summary.startswith("the process's memory grows by 100 kB per step")
+    assert finding.summary.startswith("The process's memory grows by 100 kB per step")
     assert finding.severity == "low"
     assert finding.remedies[1].id == "tracemalloc"
 
@@ -465,12 +465,12 @@ def test_a_short_start_up_never_leads_over_a_loss_in_every_step() -> None:
 
 def test_healthy_says_how_much_steps_vary() -> None:
     inputs = InputEffect(explained=0.9, fixed_ms=1.0, per_element_ms=0.1, fewest=128, most=4096)
-    assert healthy._describe_variation(healthy_run()) == "steps vary by 1.0%, and "
+    assert healthy._describe_variation(healthy_run()) == "Steps vary by 1.0%, and no single loss"
     assert list(healthy._describe_steps(healthy_run(inputs=inputs))) == [
         "1,000 steps: 30.1 ms on average, stalls 0.7%, 99% take at most 30.7 ms",
         "inputs of 128 to 4,096 elements explain 90% of how steps differ",
     ]
-    assert healthy._describe_variation(None) == "and "
+    assert healthy._describe_variation(None) == "No single loss"
     assert list(healthy._describe_steps(None)) == []
 
 

@@ -60,7 +60,7 @@ def test_compiling_is_judged_in_the_same_way() -> None:
 def test_what_came_once_is_low_and_says_so(rule: Any, cause: Any) -> None:
     once = rule.find_in(run(stall(cause, period=None, steps=1, share=0.3)))
     assert once.severity == "low"
-    assert once.evidence[-1] == "it came once: only a longer run shows whether it comes again"
+    assert once.evidence[-1] == "it happened once: only a longer run shows whether it happens again"
     often = rule.find_in(run(stall(cause, period=None, steps=2, share=0.3)))
     assert often.severity == "high"
     assert not any("once" in line for line in often.evidence)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fuzz.mutate.traces import seeds
 from fuzz.odd_json import TEXTS, text
 from hostile_names import FORMULA, HOSTILE, PAGE, PLACES, TERMINAL
+from stepscope.records.addresses import SITE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,8 @@ class _Elements(HTMLParser):
             self.odd.append(tag)
         self.odd += [name for name, _ in attrs if name.startswith("on")]
         links = (value or "" for name, value in attrs if name in ("href", "src"))
-        self.odd += [link for link in links if not link.startswith(("#", "data:", "https://ui."))]
+        ours = ("#", "data:", "https://ui.", SITE)
+        self.odd += [link for link in links if not link.startswith(ours)]
 
 
 def _check_page(page: str) -> None:

@@ -113,7 +113,7 @@ def test_a_changed_line_is_scaled_and_said_to_be(estimated: Estimated) -> None:
     assert changed is not None
     assert (changed.forward_ms, changed.backward_ms, changed.other_ms) == (16, 32, 1)
     assert costs.peak_bytes is None  # the parameters changed
-    assert "scaled by their work" in costs.notes[0]
+    assert "is scaled from operators" in costs.notes[0]
 
 
 def test_a_line_whose_operators_only_grow_is_scaled_from_what_it_took(

@@ -177,7 +177,7 @@ def test_a_script_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None
     )
     result = profile_script(script, [], limit_s=2, folder=tmp_path / "run")
     assert result.run is None
-    assert "was ended after 2" in (result.failed or "")
+    assert "was stopped after 2" in (result.failed or "")
     assert not _alive(int((tmp_path / "pid").read_text()))
 
 

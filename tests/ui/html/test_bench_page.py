@@ -95,7 +95,7 @@ def test_a_metric_that_no_workload_has_is_no_column() -> None:
 def test_rows_say_only_what_tells_them_apart() -> None:
     plain, fast = made_workload(0), made_workload(0, remedies=("bf16", "fused-optimizer"))
     assert distinctions([plain, made_workload(1)]) == ["", ""]
-    assert distinctions([plain, fast]) == ["as it is", "bf16 + fused-optimizer"]
+    assert distinctions([plain, fast]) == ["unchanged", "bf16 + fused-optimizer"]
     assert distinctions([plain, replace(plain, ranks=2)]) == ["1 rank", "2 ranks"]
     assert distinctions([plain, replace(plain, size="tiny")]) == ["small", "tiny"]
     batches = [replace(plain, settings={"lr": 1, "batch": batch}) for batch in (8, 16)]
@@ -145,8 +145,8 @@ def test_a_machine_that_changed_its_pace_is_said_on_the_page_too(tmp_path: Path)
     slow = replace(row, calibration_ms=tuple(1.1 * ms for ms in calm.calibration_ms))
     before, now = replace(base, workloads=(calm,)), replace(base, workloads=(slow,))
     text = unescape(written(now, tmp_path, against=before))
-    assert "fixed arithmetic takes 10.0% longer" in text
-    assert "Measure the base again: the machine's own pace has changed" in text
+    assert "takes 10.0% longer for fixed arithmetic" in text
+    assert "Measure the base again: the machine's own speed has changed" in text
     assert "fixed arithmetic" not in written(before, tmp_path, against=before)
 
 
@@ -262,7 +262,7 @@ def test_a_study_has_a_line_for_each_number_of_ranks_and_of_samples() -> None:
 def test_each_batch_on_its_own_number_of_ranks_is_one_chart() -> None:
     points = [StudyPoint(batch=4 * ranks, ranks=ranks, samples_per_s=10.0) for ranks in (1, 2)]
     (figure,) = scaling_figures([replace(made_study(), points=tuple(points))])
-    assert [chart.title for chart in figure.charts] == ["Against the batch"]
+    assert [chart.title for chart in figure.charts] == ["By batch"]
 
 
 def test_a_study_of_one_place_is_no_curve() -> None:

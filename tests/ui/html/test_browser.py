@@ -283,7 +283,7 @@ def test_the_heat_map_shows_each_measure_and_marks_the_slow_rank(ranks_page):
     page.get_by_role("button", name="Data loading").click()
     assert state(page)["metric"] == "input"
     assert page.locator(".hm-low").inner_text() == "0 ns"
-    assert "fed too slowly" in page.locator(".hm-about").inner_text()
+    assert "loader is too slow" in page.locator(".hm-about").inner_text()
     assert state(page)["order"] == [0, 1, 2, 3]
     page.get_by_role("button", name="Without comm").click()
     page.locator(".hm-order").select_option("value")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from stepscope.records.addresses import finding_page
 from stepscope.records.explanation import Budget
 from stepscope.records.words import sentence
 from stepscope.ui.html.picture import draw_rank
@@ -36,7 +37,7 @@ def test_the_report_says_verdict_why_next_and_findings(rank, picture, report, tm
         "36.5 ms",
         "12 device events have no recorded launch.",
         "/runs/trace.json.gz",
-        "The profiler itself slows the host",
+        "The profiler itself slows the CPU",
     ):
         assert words in text
     assert "rank-picker" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
@@ -70,8 +71,12 @@ def test_nothing_is_fetched_and_only_our_script_may_run(rank, picture, report, t
     rules = policy.group(1).replace("&#39;", "'")
     assert "default-src 'none'" in rules
     assert re.search(r"script-src 'sha256-[A-Za-z0-9+/]+='", rules)
-    loaded = re.findall(r'(?:src|href)="(https?:[^"]+)"', text)
-    assert loaded == ["https://ui.perfetto.dev"]  # a link to click, not something the page loads
+    assert not re.findall(r'(?:src|srcset|data|action)="https?:', text)
+    assert not re.findall(r'<(?!a )[^>]*href="https?:', text)  # only links to click lead out
+    links = re.findall(r'<a href="(https?:[^"]+)"([^>]*)>', text)
+    assert all('rel="noopener' in rest and 'target="_blank"' in rest for _, rest in links)
+    pages = {finding_page(finding.id) for finding in report(rank).findings}
+    assert {address for address, _ in links} == {"https://ui.perfetto.dev", *pages}
 
 
 def test_a_failed_write_leaves_the_old_report_alone(rank, picture, report, tmp_path, monkeypatch):

@@ -48,7 +48,7 @@ def test_the_report_shows_both(golden: Path, tmp_path: Path) -> None:
     (run / "rank-00000" / "memory-plan.json").write_text(json.dumps(saving))
     explanation = stepscope.explain(run)
     page = stepscope.write_report(explanation, tmp_path / "report.html").read_text()
-    assert "save_memory keeps 2.00 kB for backward instead of 5.00 kB" in page
+    assert "save_memory: 2.00 kB saved for backward instead of 5.00 kB" in page
     assert "5.00 kB without" in page
     assert "2.50 kB with" in page
     assert "7 values" in page

@@ -146,7 +146,7 @@ def test_losses_of_the_trials_are_drawn_over_the_baselines(tune: Path) -> None:
     view = view_of_tune(FoundTune(tune, read_tune(tune)))
     assert view is not None
     ((name, parity, picture),) = view.curves
-    assert (name, parity) == ("bf16", "losses equal up to rounding")
+    assert (name, parity) == ("bf16", "losses differ by rounding")
     assert picture.count("<path") == 2
     assert "step 0" in picture
     assert "nan" not in picture

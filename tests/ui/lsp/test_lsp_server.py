@@ -95,12 +95,12 @@ async def shows_and_patches(one: Editor, folder: Path) -> None:
     (mark,) = one.diagnostics[uri].diagnostics
     assert (mark.range.start.line, mark.code) == (3, "many-small-kernels")
     (fix,) = await one.actions(uri, 3)
-    assert "fused-optimizer: trains the same up to rounding" in fix.title
+    assert "fused-optimizer: same training up to rounding" in fix.title
     assert "1.25 ms" in fix.title
     one.apply(fix.edit)
     assert "lr=1e-3, fused=True)" in one.texts[uri]
     (back,) = await one.actions(uri, 3)
-    assert back.title.startswith("Take back fused-optimizer")
+    assert back.title.startswith("Undo fused-optimizer")
     one.apply(back.edit)
     assert one.texts[uri] == SCRIPT
     one.take_back(uri)

@@ -121,7 +121,7 @@ def test_a_script_that_hangs_is_killed_after_its_limit(tmp_path: Path) -> None:
         async with editor(REAL, tmp_path, {"limitSeconds": 2}) as one:
             uri = one.open(path)
             await one.command("profile", uri)
-            await one.until(lambda: any("was ended after 2.00 s" in m for m in one.messages))
+            await one.until(lambda: any("was stopped after 2.00 s" in m for m in one.messages))
             assert (await one.panel(uri)).runningSince is None
             assert list((tmp_path / "stepscope-runs").iterdir()) == []
 

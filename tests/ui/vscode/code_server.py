@@ -35,10 +35,10 @@ LIMIT_S = 180
 
 
 def code_server() -> list[str]:
-    """The command that starts it: `CODE_SERVER`, as docs/editor-vscode.md says."""
+    """The command that starts it: `CODE_SERVER`, as editors/vscode/DEVELOPING.md says."""
     command = os.environ.get("CODE_SERVER", "").split()
     if not command:
-        pytest.skip("CODE_SERVER names no code-server (docs/editor-vscode.md)")
+        pytest.skip("CODE_SERVER names no code-server (editors/vscode/DEVELOPING.md)")
     if not PACKAGE.is_file():
         pytest.skip("no package of the extension: `make vscode` builds it")
     if CHROMIUM is None:

@@ -77,7 +77,7 @@ export function whyNoBars(panel: Panel): string {
   if (panel.batch !== null) return "No other batch size can be predicted yet: profile the script first.";
   const place = panel.batchElsewhere;
   if (place === null) return "No batch size was found in the code: there is nothing to drag.";
-  return `The batch size stands in another file, so it cannot be dragged: ${place.name} ${place.value} in line ${place.line + 1} of ${fileName(place.uri)}. Change it there and profile again.`;
+  return `The batch size is set in another file, so you cannot drag it: ${place.name} ${place.value} in line ${place.line + 1} of ${fileName(place.uri)}. Change it there and profile again.`;
 }
 
 export interface GpuWords {

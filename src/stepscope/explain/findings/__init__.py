@@ -87,7 +87,7 @@ FINDINGS: dict[Scope, tuple[str, ...]] = {
 HEALTHY, UNKNOWN = "healthy", "unknown-work"
 NO_LOSS = (HEALTHY, UNKNOWN)  # verdicts of a step in which nothing was found
 OTHERS = "other-processes"  # high: all that is said was measured beside them
-BESIDE_OTHERS = "measured beside other processes, which make it longer"
+BESIDE_OTHERS = "measured while other processes used the cores, which makes it longer"
 
 
 def load_rules(scope: Scope) -> list[FindingRule]:

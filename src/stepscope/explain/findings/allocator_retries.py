@@ -26,8 +26,8 @@ def find_in(run: RankRun) -> Finding | None:
     waits = stalling_steps(stall, run, "waits", "wait")
     return RULE.finding(
         share=stall.share,
-        summary=f"{waits} {typical_wait(stall)} while the allocator frees its cache and asks the "
-        "device for memory again.",
+        summary=f"{waits} {typical_wait(stall)} while the allocator frees its cache and asks for "
+        "memory again.",
         evidence=cost_lines(stall, run),
         where=stall.where,
         remedies=(

@@ -16,11 +16,17 @@ if TYPE_CHECKING:
     from stepscope.records.explanation import Remedy
     from stepscope.records.together_summary import Straggling, TogetherSummary
 
-_LOOK = remedies.CHECK_HOST.offer("look for what holds up one worker at a time: processes, disks")
-_LARGER_BOUND = remedies.BOUNDED_STALENESS.offer("a larger bound lets workers run further ahead")
+_LOOK = remedies.CHECK_HOST.offer(
+    "Look for what delays one worker at a time: other processes, disks, batches that take longer"
+)
+_LARGER_BOUND = remedies.BOUNDED_STALENESS.offer(
+    "Raise the bound, such as bounded:3 to bounded:8: workers may then run further ahead"
+)
 _PERSISTENT = (
-    remedies.NO_STRAGGLER.offer("bring the slow worker up to the pace of the others"),
-    remedies.BALANCE.offer("give the slow worker less work per step, or leave it out"),
+    remedies.NO_STRAGGLER.offer(
+        "Find what slows this worker: other processes, low clocks or a smaller device"
+    ),
+    remedies.BALANCE.offer("Give the slow worker smaller batches, or leave it out"),
     remedies.NO_BARRIER.offer(),
 )
 
@@ -38,9 +44,9 @@ def find(summary: TogetherSummary) -> Finding | None:
     return RULE.finding(
         share=summary.blocked_share,
         of="run",
-        summary=f"workers still wait for others {share}."
+        summary=f"Workers still wait for others {share}."
         if runs_ahead
-        else f"workers wait for others {share}; {summary.why}.",
+        else f"Workers wait for others {share}. {summary.why}",
         evidence=(*((summary.why,) if runs_ahead else ()), *name_blockers(summary)),
         remedies=_choose_remedies(straggling, runs_ahead=runs_ahead),
     )

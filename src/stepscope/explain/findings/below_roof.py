@@ -9,7 +9,7 @@ from stepscope.explain.findings.evidence import LOW, MEDIUM, spot_words
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import milliseconds, percent
-from stepscope.records.words import counted
+from stepscope.records.words import counted, plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,9 +38,10 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         severity="medium" if share >= MEDIUM else "low",
-        summary=f"{percent(share)} of the step is what {counted(len(widest), 'operator')} "
-        f"{'takes' if len(widest) == 1 else 'take'} longer than at {percent(REACHABLE)} of the "
-        f"{evidence.device}'s peak rates; first {_named(widest[0][1])}.",
+        summary=f"{percent(share)} of the step is lost because "
+        f"{counted(len(widest), 'operator')} {plural(len(widest), 'runs', 'run')} below "
+        f"{percent(REACHABLE)} of the {evidence.device}'s peak. The costliest is "
+        f"{_named(widest[0][1])}.",
         evidence=tuple(_describe(evidence, ns, spot) for ns, spot in widest),
         remedies=tuple(_offer([spot for _, spot in widest])),
     )
@@ -59,7 +60,7 @@ def _describe(evidence: RankEvidence, lost_ns: float, spot: Spot) -> str:
     longer = milliseconds(evidence.mean_step_share(lost_ns) * evidence.budget.step_ms)
     limit = {"compute": "arithmetic", "memory": "memory bandwidth"}.get(spot.bound, "its work")
     reached = percent((spot.roof_ns or 0.0) / spot.device_ns)
-    return f"{spot_words(evidence, spot)}, {reached} of the peak by {limit}: {longer} longer"
+    return f"{spot_words(evidence, spot)}, {reached} of the peak by {limit}: {longer} lost"
 
 
 def _offer(spots: list[Spot]) -> Iterator[Remedy]:
@@ -68,7 +69,7 @@ def _offer(spots: list[Spot]) -> Iterator[Remedy]:
         yield remedies.FUSE_NEIGHBOURS.offer()
     if any(spot.bound == "compute" and spot.dtype in ("fp32", "tf32") for spot in spots):
         yield remedies.BF16.offer()
-    yield remedies.BATCH.offer("use a larger batch: each kernel comes closer to the peak")
+    yield remedies.BATCH.offer("Use a larger batch: each kernel comes closer to the peak")
 
 
 RULE = FindingRule(id="below-roof", title="Kernels far below the peak", find=find)

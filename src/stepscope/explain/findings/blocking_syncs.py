@@ -19,8 +19,8 @@ def find(evidence: RankEvidence) -> Finding | None:
     calls = evidence.syncs[:3]
     return RULE.finding(
         share=share,
-        summary=f"the {evidence.device} is idle for {percent(share)} of the step right after calls "
-        "that block the host: .item(), .cpu(), printing a tensor, or synchronize().",
+        summary=f"The {evidence.device} is idle {percent(share)} of the step because calls make "
+        "the CPU wait for it: .item(), .cpu(), printing a tensor or synchronize().",
         evidence=(
             f"{counted(idle.after_sync_gaps, 'gap')} after blocking calls: "
             f"{evidence.step_ms(share)}",
@@ -28,7 +28,7 @@ def find(evidence: RankEvidence) -> Finding | None:
                 call.name
                 + (f" in {call.operator}" if call.operator else "")
                 + f": {counted(call.count, 'call')}, "
-                f"{duration(call.total_ns)} on the host in the whole trace"
+                f"{duration(call.total_ns)} on the CPU in the whole trace"
                 for call in calls
             ),
         ),
@@ -41,4 +41,4 @@ def find(evidence: RankEvidence) -> Finding | None:
     )
 
 
-RULE = FindingRule(id="blocking-syncs", title="Blocking synchronisation", find=find)
+RULE = FindingRule(id="blocking-syncs", title="Blocking calls", find=find)

@@ -24,13 +24,13 @@ def find_in(run: RankRun) -> Finding | None:
         share=work.share,
         of="run",
         severity=severity,
-        summary=f"saving checkpoints takes {percent(work.share)} of the training loop"
+        summary=f"Saving checkpoints takes {percent(work.share)} of the training loop"
         f"{work.how_often}.",
         evidence=work.evidence,
         where=work.where,
         remedies=(
             remedies.ASYNC_CHECKPOINT.offer(),
-            remedies.LESS_OFTEN.offer("save less often, or to a faster disk"),
+            remedies.LESS_OFTEN.offer("Save less often, or to a faster disk"),
         ),
     )
 

@@ -51,12 +51,12 @@ def _lines(compiled: CompiledWork) -> list[str]:
     lines = [counted(compiled.compilations or 0, "compilation")]
     if compiled.cold_s is not None and compiled.cached_s is not None:
         lines[0] += (
-            f": {duration(1e9 * compiled.cold_s)} compiled anew, "
-            f"{duration(1e9 * compiled.cached_s)} taken from a cache"
+            f": {duration(1e9 * compiled.cold_s)} of compiling, "
+            f"{duration(1e9 * compiled.cached_s)} of loading from a cache"
         )
     again = sum(one.seconds for one in compiled.recompiled)
     if again:
-        lines.append(f"{duration(1e9 * again)} of it compiled a function again")
+        lines.append(f"{duration(1e9 * again)} of it recompiled a function")
     return lines
 
 

@@ -17,7 +17,7 @@ def find(evidence: RankEvidence) -> Finding | None:
     loader = evidence.run.loader if evidence.run else None
     return RULE.finding(
         share=share,
-        summary=f"the {evidence.device} waits for the data loader for {percent(share)} of the "
+        summary=f"The {evidence.device} waits for the data loader for {percent(share)} of the "
         "step.",
         evidence=(
             f"waiting for the next batch: {evidence.budget_ms('data_loading')}",

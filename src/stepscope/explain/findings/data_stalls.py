@@ -62,7 +62,7 @@ def _offer(stall: Stall, loader: LoaderUse | None) -> tuple[Remedy, ...]:
     offers = offer_for_waits(loader, gpu=False)
     if loader is None:
         persistent = remedies.PERSISTENT_WORKERS.offer(
-            "if the DataLoader has workers, set persistent_workers=True: they outlive an epoch"
+            "If the DataLoader has workers, set persistent_workers=True: they then outlive an epoch"
         )
         rarely = stall.period is not None and stall.period > _MOST_WORKERS
         return (persistent, *offers) if rarely else (*offers, persistent)

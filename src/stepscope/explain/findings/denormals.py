@@ -31,9 +31,9 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         severity="medium" if severity(share) == "high" else severity(share),
-        summary=f"{percent(seen)} of sampled parameters, gradients and optimizer state are "
-        f"denormal (extremely small) numbers, and unusually slow operators lose {percent(share)} "
-        "of the step.",
+        summary=f"Unusually slow operators lose {percent(share)} of the step. {percent(seen)} of "
+        "the sampled parameters, gradients and optimizer state are denormal (extremely small) "
+        "numbers.",
         evidence=(
             "denormal numbers are not flushed to zero (torch.set_flush_denormal is off)",
             *(

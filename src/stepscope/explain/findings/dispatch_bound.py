@@ -28,8 +28,8 @@ def find(evidence: RankEvidence) -> Finding | None:
     spinning = _describe_spinning(use)
     return RULE.finding(
         share=share,
-        summary=f"{percent(share)} of the step is the overhead of calling {use.events:,.0f} "
-        "operators, not their arithmetic.",
+        summary=f"{percent(share)} of the step goes into calling {use.events:,.0f} operators, not "
+        "into their arithmetic.",
         evidence=(
             f"overhead: {evidence.step_ms(share)}, {duration(use.overhead_ns / use.events)} per "
             "operator",
@@ -37,9 +37,9 @@ def find(evidence: RankEvidence) -> Finding | None:
             *_describe_unknown(use),
         ),
         remedies=(
-            remedies.BATCH.offer("use a larger batch: each operator does more work per call"),
+            remedies.BATCH.offer("Use a larger batch: each operator does more work per call"),
             remedies.FUSED_OPTIMIZER.offer(
-                "create the optimizer with fused=True: one operator updates all parameters"
+                "Pass fused=True to the optimizer: one operator updates all parameters"
             ),
             *([remedies.ONE_THREAD.offer()] if spinning else []),
         ),

@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import RankEvidence
 
 DOMINANT = 0.40
-_ADVICE = "use a lower precision (bf16) if this kernel supports it"
+_ADVICE = "Run this kernel in bf16 if it supports that: use torch.autocast"
 # Without such instructions bf16 is many times slower.
-_CPU_ADVICE = (
-    "a lower precision (bf16) if this CPU has instructions for it: `stepscope probe` tells"
-)
+_CPU_ADVICE = "Use bf16 if this CPU has instructions for it: `stepscope probe` shows whether it has"
 
 
 def find(evidence: RankEvidence) -> Finding | None:
@@ -36,8 +34,8 @@ def find(evidence: RankEvidence) -> Finding | None:
         title="One dominant operator" if evidence.on_host else "",
         share=share,
         severity="low",
-        summary=f"one {word} takes {percent(top.total_ns / whole)} of all {evidence.device} time: "
-        "speeding up anything else changes little.",
+        summary=f"One {word} takes {percent(top.total_ns / whole)} of all {evidence.device} time. "
+        "Speeding up anything else changes little.",
         evidence=(
             top.name,
             f"{counted(top.count, 'call')}, {duration(top.total_ns / top.count)} each",

@@ -23,13 +23,15 @@ class _Words(NamedTuple):
 
 
 _WORDS: dict[StallCause, _Words] = {
-    "evaluation": _Words("Evaluation", "evaluation takes", (remedies.EVALUATE_LESS,)),
+    "evaluation": _Words("Evaluation", "Evaluation takes", (remedies.EVALUATE_LESS,)),
     "collecting": _Words(
-        "Collecting experience", "collecting experience takes", (remedies.MORE_ENVIRONMENTS,)
+        "Collecting experience", "Collecting experience takes", (remedies.MORE_ENVIRONMENTS,)
     ),
-    "generating": _Words("Generating", "generating samples takes", (remedies.GENERATE_LESS,)),
+    "generating": _Words(
+        "Generating samples", "Generating samples takes", (remedies.GENERATE_LESS,)
+    ),
     "without_gradients": _Words(
-        "Without gradients", "passes without gradients take", (remedies.INFERENCE_MODE,)
+        "Passes without gradients", "Passes without gradients take", (remedies.INFERENCE_MODE,)
     ),
 }
 

@@ -13,7 +13,7 @@ from stepscope.explain.work import rows_named
 from stepscope.records import remedies, strategies
 from stepscope.records.figures import percent, size
 from stepscope.records.trace import HostKind
-from stepscope.records.words import counted
+from stepscope.records.words import counted, plural
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Place
@@ -29,21 +29,22 @@ def find(evidence: RankEvidence) -> Finding | None:
     if share < LOW:
         return None
     last = len(part.buckets) // part.passes
+    first = f"first {part.passes - 1}" if part.passes > 2 else "first"
     return RULE.finding(
         share=share,
-        summary=f"{percent(share)} of the step is communication of the first {part.passes - 1} of "
-        f"{part.passes} backward passes, during which nothing computes.",
+        summary=f"{percent(share)} of the step goes into exchanging gradients in the {first} of "
+        f"{part.passes} backward passes. One exchange after the last pass is enough.",
         evidence=(
-            f"not hidden by compute in passes before the last: {evidence.step_ms(share)}",
+            f"exposed time before the last pass: {evidence.step_ms(share)}",
             f"{counted(len(part.buckets), 'all-reduce')} in a step of {part.passes} passes, where "
-            f"{last} would do",
+            f"{last} would be enough",
             *_bytes(part),
         ),
         where=_places(evidence),
         remedies=(
             remedies.SYNC_ONCE.offer(
-                f"put the first {counted(part.passes - 1, 'pass', 'passes')} of a step under DDP's "
-                "no_sync(): gradients are exchanged once a step"
+                f"Run the {first} {plural(part.passes - 1, 'pass', 'passes')} of a step under "
+                "DDP's no_sync(): gradients are then exchanged once a step"
             ),
         ),
     )
@@ -74,6 +75,4 @@ def _places(evidence: RankEvidence) -> tuple[Place, ...]:
     return costliest_places(trace, rows, host.dur_ns[rows])
 
 
-RULE = FindingRule(
-    id="exchange-every-pass", title="Gradients are exchanged in every backward pass", find=find
-)
+RULE = FindingRule(id="exchange-every-pass", title="Gradients exchanged every pass", find=find)

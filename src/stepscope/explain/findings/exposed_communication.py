@@ -21,12 +21,12 @@ SMALL_BYTES = 64 * 1024
 
 _ACCUMULATE = remedies.ACCUMULATE.offer()
 _BANDWIDTH = remedies.BANDWIDTH.offer(
-    "compress gradients (bf16 communication hook) or use a faster link"
+    "Compress gradients with DDP's bf16_compress_hook, or use a faster link"
 )
 _PREFETCH = remedies.FSDP_PREFETCH.offer()
 _FEWER_SPLITS = remedies.FEWER_SPLITS.offer()
 _LARGER_BATCH = remedies.BATCH.offer(
-    "use a larger batch per rank, or fewer ranks: the messages are so small that latency decides, "
+    "Use a larger batch per rank, or fewer ranks: the messages are so small that latency decides, "
     "not bandwidth"
 )
 _OFFERS: dict[type, tuple[Remedy, ...]] = {
@@ -38,12 +38,14 @@ _OFFERS: dict[type, tuple[Remedy, ...]] = {
     ),
     strategies.RankTensorParallel: (_FEWER_SPLITS, remedies.SEQUENCE_PARALLEL.offer()),
     strategies.RankPipeline: (
-        remedies.MICRO_BATCHES.offer("use more micro-batches: stages wait less for each other"),
+        remedies.MICRO_BATCHES.offer(
+            "Use more micro-batches: stages then wait less for each other"
+        ),
     ),
     strategies.RankOtherCommunication: (
         remedies.LESS_OFTEN.offer(
-            "make these calls every N-th step or join them into one: they belong to no parallel "
-            "strategy (a summed loss, norms, a barrier)"
+            "Run these small collectives every N steps, or join them into one: loss sums, norms "
+            "and barriers are not part of DDP or FSDP"
         ),
     ),
 }
@@ -63,8 +65,8 @@ def find(evidence: RankEvidence) -> Finding | None:
         share=share,
         summary=_summary(share),
         evidence=(
-            f"not hidden by compute: {evidence.budget_ms('exposed_comm')}",
-            f"{percent(overlap)} of communication overlaps compute"
+            f"exposed time: {evidence.budget_ms('exposed_comm')}",
+            f"{percent(overlap)} of communication overlaps with compute"
             if overlap is not None
             else "no communication",
             *(_describe(evidence, calls) for calls in evidence.collectives[:3]),
@@ -83,14 +85,14 @@ def with_share(finding: Finding, share: float, step_ms: float) -> Finding:
         severity=severity(share),
         summary=_summary(share),
         evidence=(
-            f"not hidden by compute: {step}",
+            f"exposed time: {step}",
             "in the recorded steps it waited longer, for a rank that the profiler slowed more",
         ),
     )
 
 
 def _summary(share: float) -> str:
-    return f"{percent(share)} of the step is communication during which nothing computes."
+    return f"{percent(share)} of the step is communication that does not overlap with compute."
 
 
 def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:

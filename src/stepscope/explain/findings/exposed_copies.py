@@ -16,10 +16,10 @@ def find(evidence: RankEvidence) -> Finding | None:
     worst = [copy for copy in evidence.copies if copy.exposed_ns][:3]
     return RULE.finding(
         share=share,
-        summary=f"for {percent(share)} of the step the {evidence.device} only copies or clears "
-        "memory.",
+        summary=f"The {evidence.device} only copies or clears memory for {percent(share)} of the "
+        "step.",
         evidence=(
-            f"not hidden by compute: {evidence.budget_ms('exposed_memory')}",
+            f"exposed time: {evidence.budget_ms('exposed_memory')}",
             *(
                 f"{copy.name}: {counted(copy.count, 'call')} in the whole trace"
                 + (f", {rate(copy.gb_s * 1e9, 'B/s')}" if copy.gb_s is not None else "")
@@ -27,7 +27,9 @@ def find(evidence: RankEvidence) -> Finding | None:
             ),
         ),
         remedies=(
-            remedies.PIN_MEMORY.offer("use pinned host memory and copy with non_blocking=True"),
+            remedies.PIN_MEMORY.offer(
+                "Set pin_memory=True in the DataLoader, and copy with non_blocking=True"
+            ),
             remedies.PREFETCH.offer(),
         ),
     )

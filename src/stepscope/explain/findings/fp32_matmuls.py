@@ -1,4 +1,4 @@
-"""Matrix products in fp32 that tensor cores would compute several times faster."""
+"""Find fp32 matmuls that tensor cores would compute several times faster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TF32_PER_FP32 = 3  # tf32 products that tensor cores use to emulate one product 
 _REMEDIES = {
     "tf32": remedies.TF32.offer(),
     "bf16": remedies.BF16.offer(
-        'run forward and loss under torch.autocast("cuda", dtype=torch.bfloat16)'
+        'Run forward and loss under torch.autocast("cuda", dtype=torch.bfloat16)'
     ),
     "fp16": remedies.FP16.offer(),
 }
@@ -58,8 +58,9 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=first.saved,
         severity=kernel_severity(evidence, first.saved),
-        summary=f"{percent(now)} of the step is matrix products in fp32; the peak of {first.dtype} "
-        f"is {_peak_gain(efficiency.ceilings, first.dtype)} times as high.",
+        summary=f"FP32 matmuls take {percent(now)} of the step. This {evidence.device} runs "
+        f"{first.dtype.upper()} matmuls up to "
+        f"{_peak_gain(efficiency.ceilings, first.dtype)} times faster.",
         evidence=tuple(_evidence(evidence, efficiency, use, choices)),
         where=_places(evidence, efficiency),
         remedies=tuple(
@@ -108,10 +109,12 @@ def _evidence(
     flops_s = use.flops / use.device_ns * 1e9 if use.device_ns else 0.0
     peaks = {name: rate(peak, "FLOP/s") for name, peak in efficiency.ceilings.flops.items()}
     time = evidence.step_ms(evidence.mean_step_share(use.device_ns))
-    yield f"in fp32: {time}, at {rate(flops_s, 'FLOP/s')} (peak {peaks['fp32']})"
+    yield f"matmuls in fp32: {time}, at {rate(flops_s, 'FLOP/s')} (peak {peaks['fp32']})"
     if use.tensor_core_ns > LOW * use.device_ns:
         part = evidence.mean_step_share(use.tensor_core_ns)
         yield f"of this on tensor cores, emulated with tf32: {evidence.step_ms(part)}"
+    beyond = evidence.step_ms(choices[0].saved)
+    yield f"beyond the same matmuls in {choices[0].dtype}, equally close to its peak: {beyond}"
     for choice in choices:
         yield f"peak in {choice.dtype}: {peaks[choice.dtype]}"
     yield f"source of the peaks: {efficiency.ceilings.source}"
@@ -124,4 +127,4 @@ def _places(evidence: RankEvidence, efficiency: Efficiency) -> tuple[Place, ...]
     return costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen])
 
 
-RULE = FindingRule(id="fp32-matmuls", title="Matrix products in fp32", find=find)
+RULE = FindingRule(id="fp32-matmuls", title="FP32 matmuls", find=find)

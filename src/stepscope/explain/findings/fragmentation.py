@@ -73,7 +73,7 @@ def _list_evidence(
             f"{size(last.largest_free_bytes)} at the {last.at}"
         )
     if missed:
-        yield "a request failed although more than it asked for was reserved and free"
+        yield "a request failed although torch had more than that reserved and free"
     elif memory.limit_bytes and not crowded:
         yield (
             f"{percent(state.reserved_bytes / memory.limit_bytes)} of the available memory is "

@@ -41,12 +41,12 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         title="" if library == "nccl" else f"gloo instead of {library.upper()}",
         share=share,
-        summary=f"the {device} is idle for {percent(share)} of the step while gloo exchanges its "
-        "tensors through the host.",
+        summary=f"The {device} is idle {percent(share)} of the step while gloo exchanges its "
+        "tensors through the CPU.",
         evidence=(
             f"idle while gloo works: {evidence.step_ms(share)}",
-            f"gloo works for {percent(works)} of the recorded steps; it copies each tensor to the "
-            "host and back",
+            f"gloo works for {percent(works)} of the recorded steps: it copies each tensor to the "
+            "CPU and back",
             *(
                 f"group {name}: backend {backend}"
                 for name, backend in _read_backends(evidence).items()
@@ -54,8 +54,8 @@ def find(evidence: RankEvidence) -> Finding | None:
         ),
         remedies=(
             remedies.USE_NCCL.offer(
-                f'call init_process_group("{library}"): {library.upper()} moves tensors directly '
-                "between devices; keep gloo for CPU tensors"
+                f'Call init_process_group("{library}"): {library.upper()} moves tensors directly '
+                "between devices. Keep gloo for CPU tensors"
             ),
         ),
     )

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import milliseconds
-from stepscope.records.words import counted
+from stepscope.records.words import counted, plural
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.records.compiled import BreakCost
+    from stepscope.records.explanation import Place
 
 _MOST = 5  # named one by one
 
@@ -29,9 +30,7 @@ def find(evidence: RankEvidence) -> Finding | None:
     named = [*ran, *(one for one in breaks if one not in ran)][:_MOST]
     return RULE.finding(
         share=share,
-        summary=f"{counted(len(ran), 'line')} that torch.compile cannot trace "
-        f"{'splits' if len(ran) == 1 else 'split'} the model: that costs "
-        f"{evidence.step_ms(share)}.",
+        summary=f"{_splits(len(ran))} This costs {evidence.step_ms(share)}.",
         evidence=tuple(_describe(one) for one in named),
         where=tuple(one.place for one in named if one.place is not None),
         remedies=(remedies.NO_BREAKS.offer(_advice(ran[0])),),
@@ -46,25 +45,43 @@ def _without_cost(evidence: RankEvidence, breaks: tuple[BreakCost, ...]) -> Find
     return RULE.finding(
         share=0.0,
         severity="low",
-        summary=f"{counted(len(breaks), 'line')} that torch.compile cannot trace "
-        f"{'splits' if len(breaks) == 1 else 'split'} the model; what that costs is not known.",
+        summary=f"{_splits(len(breaks))} What this costs is not known.",
         evidence=tuple(_describe(one) for one in breaks[:_MOST]),
         where=tuple(one.place for one in breaks if one.place is not None)[:_MOST],
         remedies=(remedies.NO_BREAKS.offer(_advice(breaks[0])),),
     )
 
 
+def _splits(lines: int) -> str:
+    return (
+        f"torch.compile cannot trace {counted(lines, 'line')}, which "
+        f"{plural(lines, 'splits', 'split')} the model."
+    )
+
+
 def _describe(one: BreakCost) -> str:
     where = "a line that was not recorded"
     if one.place is not None:
-        where = f"{PurePath(one.place.file).name}:{one.place.line} in {one.place.function}"
+        where = f"{_line_of(one.place)} in {one.place.function}"
     cost = milliseconds(one.cost_ms) if one.cost_ms is not None else "cost not known"
     return f"{where}: {cost}; {one.reason}"
 
 
+def _line_of(place: Place) -> str:
+    return f"{PurePath(place.file).name}:{place.line}"
+
+
 def _advice(one: BreakCost) -> str:
-    """Torch's own hint for the costliest one."""
-    return f"at the costliest line: {one.hint}" if one.hint else ""
+    """Name the costliest line, with torch's own hint if there is one."""
+    line = _line_of(one.place) if one.place is not None else "the costliest line"
+    if one.hint:
+        return f"Change {line}: {one.hint.rstrip('.')}"
+    if one.place is None:
+        return ""
+    return (
+        f"Rewrite {line} so that torch.compile can trace it, or move it out of the compiled "
+        "function"
+    )
 
 
 RULE = FindingRule(id="graph-breaks", title="Graph breaks", find=find)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.words import counted
+from stepscope.records.words import counted, plural
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import RankEvidence
@@ -26,9 +26,10 @@ def find(evidence: RankEvidence) -> Finding | None:
     share = min(1.0, waits_ms / step_ms)
     return RULE.finding(
         share=share,
-        summary=f"{counted(len(skipped), 'compiled graph')} of {len(regions):,} "
-        f"{'is' if len(skipped) == 1 else 'are'} not replayed as CUDA graphs: the device waits "
-        f"between their kernels for {evidence.step_ms(share)}.",
+        summary=f"{len(skipped)} of {counted(len(regions), 'compiled graph')} "
+        f"{plural(len(skipped), 'is', 'are')} not replayed as a CUDA graph. The "
+        f"{evidence.device} waits between {plural(len(skipped), 'its', 'their')} kernels for "
+        f"{evidence.step_ms(share)}.",
         evidence=tuple(_describe(region) for region in skipped[:_MOST]),
         where=tuple(region.lines[0].place for region in skipped if region.lines)[:_MOST],
         remedies=(remedies.GRAPHABLE.offer(),),

@@ -32,8 +32,8 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         severity="none",
-        summary=f"the {evidence.device} computes for {percent(share)} of the step, "
-        f"{_describe_variation(evidence.run)}no single loss reaches a tenth of it.",
+        summary=f"The {evidence.device} computes for {percent(share)} of the step. "
+        f"{_describe_variation(evidence.run)} reaches a tenth of the step.",
         evidence=(
             f"checked: {', '.join(_list_checked(evidence))}{_describe_speed(evidence)}",
             *([f"not known: {unknown}"] if unknown else []),
@@ -47,10 +47,10 @@ def find(evidence: RankEvidence) -> Finding | None:
 
 
 def _describe_variation(run: RankRun | None) -> str:
-    """For the middle of a sentence; "and " where not all steps were captured."""
+    """Return the beginning of a sentence; only its end where not all steps were captured."""
     if run is None or run.times is None:
-        return "and "
-    return f"steps vary by {percent(run.times.variation)}, and "
+        return "No single loss"
+    return f"Steps vary by {percent(run.times.variation)}, and no single loss"
 
 
 def _describe_steps(run: RankRun | None) -> Iterator[str]:
@@ -74,14 +74,14 @@ def _list_checked(evidence: RankEvidence) -> Iterator[str]:
     yield "data loading"
     if evidence.run is not None and evidence.run.times is not None:
         yield "stalls and drift over the run"
-    yield "Python between operators" if evidence.on_host else "host and launches"
+    yield "Python between operators" if evidence.on_host else "CPU and launches"
     yield from ("exposed communication", "copies")
     if not evidence.on_host:
         yield "precision and kernels"
     elif (use := evidence.cpu) is not None:
         yield "operator overhead"
         if use.products and (_knows_peak(evidence) or len(use.products) > 1):
-            yield "speed of matrix products"
+            yield "speed of matmuls"
         load, plain = looked(use)
         if load is not None and plain is not None:
             yield from ("threads", "other processes")
@@ -101,7 +101,7 @@ def _list_unknown(evidence: RankEvidence) -> Iterator[str]:
         if use.paced_share < 0.5:
             yield "whether operators stall (too few calls of each)"
         if use.priced_share < 0.5 or not use.products:
-            yield "the work of the operators (no shapes recorded, or no matrix products)"
+            yield "the work of the operators (no shapes recorded, or no matmuls)"
     if wrong := _describe_wrong_peak(evidence):
         yield wrong
     elif not _knows_peak(evidence):
@@ -120,7 +120,7 @@ def _describe_wrong_peak(evidence: RankEvidence) -> str:
 
 
 def _describe_speed(evidence: RankEvidence) -> str:
-    """FLOP/s of matrix products over the whole step, against the peak of their dtype."""
+    """Return the FLOP/s of matmuls over the whole step, against the peak of their dtype."""
     efficiency = evidence.efficiency
     if not efficiency or not efficiency.peak_flops or not efficiency.step_ms:
         return ""
@@ -138,8 +138,8 @@ def _offer(evidence: RankEvidence) -> tuple[Remedy, ...]:
         return ()
     return (
         remedies.CALIBRATE.offer(
-            "nothing to fix was found; run `stepscope calibrate` on the idle machine to see how "
-            "close this is to the best it can do"
+            "Nothing to fix. Run `stepscope calibrate` on the idle machine to see how close this "
+            "is to the best it can do"
         ),
     )
 

@@ -34,16 +34,18 @@ def find(evidence: RankEvidence) -> Finding | None:
         return _find_asleep(evidence, share, asleep)
     if evidence.on_host and _may_sleep(evidence):
         summary = (
-            f"no operator runs for {percent(share)} of the step. Whether Python is busy or the "
-            "training thread sleeps then is known when the run ends."
+            f"No operator runs for {percent(share)} of the step. Whether Python is busy or the "
+            "training thread sleeps is known when the run ends."
         )
     elif evidence.on_host:
-        summary = f"no operator runs for {percent(share)} of the step: Python is busy between them"
-        summary += _mostly_where(evidence, share)
+        summary = (
+            f"No operator runs for {percent(share)} of the step because Python is busy between "
+            f"operators.{_mostly_where(evidence, share)}"
+        )
     else:
         summary = (
-            f"the {evidence.device} has nothing queued for {percent(share)} of the step: "
-            "the host launches work too slowly."
+            f"The {evidence.device} is idle {percent(share)} of the step because the CPU cannot "
+            "launch kernels fast enough."
         )
     return RULE.finding(
         title=ON_CPU if evidence.on_host else "",
@@ -75,7 +77,7 @@ def _main_line(evidence: RankEvidence, share: float) -> OwnLine | None:
 
 def _mostly_where(evidence: RankEvidence, share: float) -> str:
     line = _main_line(evidence, share)
-    return f", much of it in {_line_words(line)}." if line else "."
+    return f" Much of that is in {_line_words(line)}." if line else ""
 
 
 def _line_words(line: OwnLine) -> str:
@@ -127,9 +129,9 @@ def _find_asleep(evidence: RankEvidence, share: float, asleep: float) -> Finding
     return RULE.finding(
         title="Training thread sleeps",
         share=share,
-        summary=f"no operator runs for {percent(share)} of the step, and for {percent(asleep)} the "
-        "training thread sleeps: it waits for something outside PyTorch"
-        f"{f', in {_line_words(line)}' if line else ''}.",
+        summary=f"The training thread sleeps {percent(asleep)} of the step: it waits for something "
+        f"outside PyTorch{f', in {_line_words(line)}' if line else ''}. In all, no operator runs "
+        f"for {percent(share)}.",
         evidence=(
             f"neither running nor waiting for a core: {evidence.step_ms(asleep)}",
             *_list_evidence(evidence),
@@ -137,7 +139,7 @@ def _find_asleep(evidence: RankEvidence, share: float, asleep: float) -> Finding
         where=_own_places(evidence) or places(evidence, (_OPERATORS, _PYTHON)),
         remedies=(
             remedies.WAIT_ELSEWHERE.offer(
-                f"let another thread or DataLoader workers wait ahead of time for what "
+                f"Let another thread or DataLoader workers wait ahead of time for what "
                 f"{line.place.short} waits for"
                 if line
                 else ""
@@ -148,10 +150,10 @@ def _find_asleep(evidence: RankEvidence, share: float, asleep: float) -> Finding
 
 def _list_evidence(evidence: RankEvidence) -> Iterator[str]:
     launches = evidence.launches
-    parts = {"operators": "inside operators", "python": "in Python outside operators"}
+    parts = {"operators": "the CPU is inside operators", "python": "Python runs between operators"}
     state = "no compute" if evidence.on_host else "idle"
     for part in sorted(parts, key=evidence.budget_share, reverse=True):
-        yield f"{state} while the host is {parts[part]}: {evidence.budget_ms(part)}"
+        yield f"{state} while {parts[part]}: {evidence.budget_ms(part)}"
     if launches.queue_empty_share is not None:
         yield (
             f"the launch queue is empty for {percent(launches.queue_empty_share)} of the time "
@@ -170,7 +172,7 @@ def _describe_basis(evidence: RankEvidence) -> str:
             "(`stepscope run` also measures the real step)"
         )
     return (
-        "the profiler slows the host: without it this share is smaller "
+        "the profiler slows the CPU: without it this share is smaller "
         "(`stepscope run` also measures the real step)"
     )
 
@@ -180,14 +182,16 @@ def _offer(evidence: RankEvidence, share: float) -> tuple[Remedy, ...]:
         # No torch.compile: of eight public trainings (15 to 46% Python) it made none faster.
         return (
             *_offer_own_python(evidence, share),
-            remedies.BATCH.offer("use a larger batch: each operator does more work per call"),
+            remedies.BATCH.offer("Use a larger batch: each operator does more work per call"),
         )
     return (
         remedies.REDUCE_OVERHEAD.offer(),
-        remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
+        remedies.CUDA_GRAPHS.offer(),
         remedies.COMPILE.offer(),
-        remedies.BATCH.offer("use a larger batch: longer kernels at the same launch cost"),
-        remedies.FUSED_OPTIMIZER.offer("use a fused optimizer: it saves hundreds of launches"),
+        remedies.BATCH.offer("Use a larger batch: longer kernels at the same launch cost"),
+        remedies.FUSED_OPTIMIZER.offer(
+            "Pass fused=True to the optimizer: it saves hundreds of launches"
+        ),
     )
 
 
@@ -198,8 +202,8 @@ def _offer_own_python(evidence: RankEvidence, share: float) -> Iterator[Remedy]:
         return
     line = own.lines[0]
     yield remedies.OWN_PYTHON.offer(
-        f"spend less in {_line_words(line)}: {percent(line.share)} of the step, outside the model, "
-        "where torch.compile does not reach"
+        f"Spend less in {_line_words(line)}: it takes {percent(line.share)} of the step, outside "
+        "the model, where torch.compile does not reach"
     )
 
 

@@ -32,7 +32,7 @@ def find_in(run: RankRun) -> Finding | None:
     if stall is None:
         return None
     takes = stalling_steps(stall, run, "takes", "take")
-    unexplained = ", and nothing that was measured explains it"
+    unexplained = ", and nothing measured explains it"
     why = where_words(stall) or CAUSES[stall.cause] or unexplained
     return RULE.finding(
         share=stall.share,

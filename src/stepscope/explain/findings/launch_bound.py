@@ -31,12 +31,12 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     return RULE.finding(
         share=share,
-        summary=f"{percent(share)} of the step is lost in small gaps between kernels: launching a "
-        "kernel takes longer than running it.",
+        summary=f"{percent(share)} of the step is lost in small gaps between kernels because "
+        "launching a kernel takes longer than running it.",
         evidence=(
             f"{counted(int(small.sum()), 'gap')} under {SMALL_GAP_NS // 1000} µs: "
             f"{evidence.step_ms(share)}",
-            f"a kernel or copy runs {duration(kernel_ns)} on average; one starts every "
+            f"a kernel or copy runs {duration(kernel_ns)} on average, and one starts every "
             f"{duration(interval_ns)}",
             f"{launches.short_kernels:,} of {counted(launches.kernels, 'kernel')} run for less "
             "than 10 µs",
@@ -45,10 +45,10 @@ def find(evidence: RankEvidence) -> Finding | None:
         where=places(evidence, _CAUSES),
         remedies=(
             remedies.REDUCE_OVERHEAD.offer(),
-            remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
-            remedies.COMPILE.offer("use torch.compile: it fuses small kernels"),
-            remedies.FUSED_OPTIMIZER.offer("create the optimizer with fused=True or foreach=True"),
-            remedies.BATCH.offer("use a larger batch: each kernel runs longer per launch"),
+            remedies.CUDA_GRAPHS.offer(),
+            remedies.COMPILE.offer("Call torch.compile(model): it fuses small kernels"),
+            remedies.FUSED_OPTIMIZER.offer("Pass fused=True or foreach=True to the optimizer"),
+            remedies.BATCH.offer("Use a larger batch: each kernel runs longer per launch"),
         ),
     )
 

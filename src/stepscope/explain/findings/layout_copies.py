@@ -45,10 +45,10 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         severity=kernel_severity(evidence, share),
-        summary=f"{percent(share)} of the step is copies that only change a tensor's memory "
+        summary=f"{percent(share)} of the step goes into copies that only change a tensor's memory "
         "layout, not its values.",
         evidence=(
-            f"{counted(int(chosen.sum()), 'such kernel')} in the traced steps: "
+            f"{counted(int(chosen.sum()), 'such kernel')} in the recorded steps: "
             f"{evidence.step_ms(share)}",
             *_list_causes(evidence, chosen, around),
         ),
@@ -91,11 +91,11 @@ def _list_causes(evidence: RankEvidence, chosen: Bools, around: Int32s) -> list[
 
 def _offer(in_convolution: bool) -> tuple[Remedy, ...]:
     fuse = remedies.COMPILE.offer(
-        "use torch.compile: it folds such copies into neighbouring kernels"
+        "Call torch.compile(model): it folds such copies into the kernels beside them"
     )
     if not in_convolution:
         return (fuse,)
-    keep = "convert model and inputs to torch.channels_last: convolutions then need no copies"
+    keep = "Convert model and inputs to torch.channels_last: convolutions then need no copies"
     return (remedies.CHANNELS_LAST.offer(keep), fuse)
 
 

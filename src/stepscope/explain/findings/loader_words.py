@@ -43,8 +43,8 @@ def offer_for_waits(loader: LoaderUse | None, *, gpu: bool) -> tuple[Remedy, ...
     promises that more do."""
     if loader is None:
         unknown = remedies.NO_DATA_WAIT.offer(
-            "how the data is loaded was not captured: more DataLoader workers may help "
-            "(num_workers=..., persistent_workers=True, prefetch_factor=...)"
+            "Try more DataLoader workers (num_workers=4, persistent_workers=True). How the data is "
+            "loaded was not captured"
         )
         return (unknown, remedies.PIN_MEMORY.offer()) if gpu else (unknown,)
     return (
@@ -56,9 +56,9 @@ def offer_for_waits(loader: LoaderUse | None, *, gpu: bool) -> tuple[Remedy, ...
 
 
 def _workers_words(loader: LoaderUse) -> str:
-    words = f"try another num_workers of the DataLoader (now {loader.workers})"
+    words = f"Try another num_workers in the DataLoader (it has {loader.workers})"
     if loader.iterable:
-        words += "; its dataset only yields: each worker yields all of it unless it takes its share"
+        words += ". Its dataset only yields: each worker must take its share"
     return words
 
 
@@ -68,8 +68,8 @@ def _cheaper_words(loader: LoaderUse) -> str:
     if not places:
         return remedies.CHEAPER_BATCH.action
     made_ns = make_ns(loader)
-    takes = f" ({duration(made_ns)} now)" if made_ns is not None else ""
-    return f"make a batch cheaper{takes}, in {' and '.join(map(_words, places))}"
+    takes = f" (it takes {duration(made_ns)})" if made_ns is not None else ""
+    return f"Make a batch cheaper{takes}, in {' and '.join(map(_words, places))}"
 
 
 def _words(place: CodePlace) -> str:

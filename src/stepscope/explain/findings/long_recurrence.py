@@ -49,9 +49,9 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         severity="low" if guessed else severity(share),
-        summary=f"{percent(share)} of the step is backward through {longest.steps:,} steps of "
-        f"{_NAMES[longest.cell]}{_FORMS[longest.form]}: the gradient of each waits for that of the "
-        "next.",
+        summary=f"{percent(share)} of the step is the backward pass through {longest.steps:,} "
+        f"steps of {_NAMES[longest.cell]}{_FORMS[longest.form]}. The gradient of each step waits "
+        "for that of the next.",
         evidence=(
             *(
                 f"{_shape_words(one.recurrence)}: {evidence.step_ms(its_share)} in backward"
@@ -118,8 +118,8 @@ def _guess_words(guessed: bool) -> tuple[str, ...]:
     if not guessed:
         return ()
     return (
-        "a guess from shapes: the same [batch, size] product with the same weight, again and "
-        "again; it is no recurrence if no call takes what the one before gave",
+        "a guess from shapes: the same [batch, size] matmul with the same weight is repeated. It "
+        "is no recurrence unless each call uses the previous result",
     )
 
 
@@ -152,22 +152,21 @@ def _scannable(
 
 def _offer(fitting: Sequence[Recurrence]) -> Iterator[Remedy]:
     yield remedies.TRUNCATE_BACKWARD.offer(
-        "first look how far back the gradient reaches (stepscope.fix.scan.gradient_horizon): a "
-        "plain RNN at its initialisation forgets within about 30 steps. Where few steps matter, "
-        "detach the state between stretches of twice as many"
+        "Measure how far back the gradient reaches: stepscope.fix.scan.gradient_horizon. If only N "
+        "steps matter, detach the state every 2N steps"
     )
     if not fitting:
         return
     if any(one.form == "layer" for one in fitting):
         yield remedies.SCAN_BACKWARD.offer(
-            "ask gradient_horizon first; if the gradient reaches far, call "
+            "If the gradient reaches far (gradient_horizon), call "
             "stepscope.fix.scan.scan_backward(model): same parameters, another backward pass"
         )
     else:
         yield remedies.SCAN_BACKWARD.offer(
-            "ask gradient_horizon first; if the gradient reaches far, write the loop as one "
+            "If the gradient reaches far (gradient_horizon), write the loop as one "
             "stepscope.fix.scan.ScanRNN"
         )
 
 
-RULE = FindingRule(id="long-recurrence", title="Long recurrence: backward is a chain", find=find)
+RULE = FindingRule(id="long-recurrence", title="Long recurrence", find=find)

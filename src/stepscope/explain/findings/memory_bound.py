@@ -55,8 +55,9 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=saved,
         severity=kernel_severity(evidence, saved),
-        summary=f"{percent(moving)} of the step moves data instead of computing; up to "
-        f"{percent(saved)} is values that one kernel writes and the next one reads.",
+        summary=f"{percent(moving)} of the step is limited by memory bandwidth. Up to "
+        f"{percent(saved)} goes into passing values from one kernel to the next, which fusion "
+        "avoids.",
         evidence=(
             f"operators limited by memory bandwidth: {evidence.step_ms(moving)}",
             *_describe_replayed(evidence, in_graphs),
@@ -67,8 +68,8 @@ def find(evidence: RankEvidence) -> Finding | None:
         ),
         where=costliest_places(trace, callers(trace, launched)[chosen], launched.dur_ns[chosen]),
         remedies=(
-            remedies.COMPILE.offer("use torch.compile: fused kernels read their data once"),
-            remedies.BF16.offer("use bf16: half the bytes where tensors are still fp32"),
+            remedies.COMPILE.offer("Call torch.compile(model): fused kernels read their data once"),
+            remedies.BF16.offer("Use bf16 autocast: half the bytes where tensors are still fp32"),
         ),
     )
 

@@ -31,7 +31,7 @@ def find_in(run: RankRun, limit_bytes: int | None = None) -> Finding | None:
         return None
     left = _steps_left(growth, limit_bytes)
     share = max(0.0, 1 - growth.first_bytes / max(1, growth.last_bytes))
-    whose = "the process's memory" if growth.of == "host" else "allocated memory"
+    whose = "The process's memory" if growth.of == "host" else "Allocated memory"
     return RULE.finding(
         share=share,
         of="memory",
@@ -59,7 +59,7 @@ def _evidence(growth: MemoryGrowth, share: float, left: int | None) -> list[str]
     lines = [
         f"at the end of a step: {size(growth.first_bytes)} after the warm-up, "
         f"{size(growth.last_bytes)} at the end of the run ({percent(share)} of it is growth)",
-        f"{_interval(growth)} per step, by the least that is alive from each step on",
+        f"{_interval(growth)} per step, by the lowest level from each step to the end",
     ]
     if left is not None:
         lines.append(f"at this rate memory is full in about {counted(left, 'step')}")

@@ -48,7 +48,7 @@ def find_in(memory: Memory) -> Finding | None:
         share=min(1.0, growth.bytes_per_step / memory.peak_bytes) if memory.peak_bytes else 0.0,
         of="memory",
         severity="high" if left is not None and left < SOON_STEPS else "medium",
-        summary=f"every step adds {size(growth.bytes_per_step)} that is never released.",
+        summary=f"Every step adds {size(growth.bytes_per_step)} that is never released.",
         evidence=tuple(evidence),
         remedies=(remedies.DETACH.offer(), remedies.SNAPSHOT.offer()),
     )

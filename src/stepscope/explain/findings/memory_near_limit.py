@@ -19,7 +19,7 @@ NEAR, FULL = 0.90, 0.97
 _REMEDIES = (
     remedies.SAVE_MEMORY.offer(),
     remedies.ACTIVATION_CHECKPOINTING.offer(),
-    remedies.BF16.offer("use bf16 autocast: it halves most activations"),
+    remedies.BF16.offer("Use bf16 autocast: it halves most activations"),
     remedies.SMALLER_BATCH.offer(),
     remedies.SHARDING.offer(),
 )
@@ -48,7 +48,7 @@ def find_in(memory: Memory) -> Finding | None:
         share=min(1.0, share),  # a given limit may be less than the step needs
         of="memory",
         severity="medium" if share >= FULL else "low",
-        summary=f"a step needs {percent(share)} of the available memory; most of it is "
+        summary=f"A step needs {percent(share)} of the available memory. Most of it is "
         f"{biggest(memory)}.",
         evidence=tuple(evidence),
         remedies=_REMEDIES,
@@ -66,7 +66,7 @@ def _report_failure(memory: Memory, last: OutOfMemory) -> Finding:
         share=min(1.0, max(0.0, last.allocated_bytes / limit)) if limit else 1.0,
         of="memory",
         severity="high",
-        summary=f"a request for {size(last.asked_bytes)} failed with "
+        summary=f"A request for {size(last.asked_bytes)} failed with "
         f"{size(last.allocated_bytes)} allocated.",
         evidence=(
             *_describe_room(last),

@@ -34,14 +34,14 @@ def find(evidence: NcclEvidence) -> Finding | None:
         share=0.0,
         severity="medium" if switches or quotes else "low",
         summary=f"{count_pairs(through_host)} of {pairs} of ranks on one machine exchange data "
-        "through host memory instead of directly between GPUs.",
+        "through CPU memory instead of directly between GPUs.",
         evidence=(*describe_links(through_host), *switches, *quotes),
         where=first_places(through_host),
         remedies=(
             remedies.P2P.offer(
-                "unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL where they are set"
+                "Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL where they are set"
                 if switches
-                else "run `nvidia-smi topo -p2p r`: PCIe access control (ACS), a virtual machine "
+                else "Run `nvidia-smi topo -p2p r`. PCIe access control (ACS), a virtual machine "
                 "or a container without all GPUs can block GPU-to-GPU access"
             ),
         ),

@@ -39,13 +39,18 @@ def find(evidence: NcclEvidence) -> Finding | None:
     switches = list_switches(logs, _HIDES_P2P if within_machine else _HIDES_ADAPTERS)
     severity: Severity = "high" if within_machine or faster else "medium" if switches else "low"
     if within_machine:
-        summary = "ranks on one machine talk over TCP sockets instead of P2P or shared memory."
+        summary = "Ranks on one machine talk over TCP sockets instead of P2P or shared memory."
     elif faster:
-        summary = "ranks talk over TCP sockets although their machines have a faster network."
+        summary = "Ranks talk over TCP sockets although their machines have a faster network."
     elif switches:
-        summary = "ranks talk over TCP sockets: the environment switches faster connections off."
+        summary = (
+            "Ranks talk over TCP sockets because environment variables switch faster connections "
+            "off."
+        )
     else:
-        summary = "ranks talk over TCP sockets: NCCL found no faster network on these machines."
+        summary = (
+            "Ranks talk over TCP sockets because NCCL found no faster network on these machines."
+        )
     return RULE.finding(
         share=0.0,
         severity=severity,

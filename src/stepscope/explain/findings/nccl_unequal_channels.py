@@ -33,7 +33,7 @@ def find(evidence: NcclEvidence) -> Finding | None:
     return RULE.finding(
         share=0.0,
         severity="medium" if slows_all else "low",
-        summary="ranks of one communicator are connected differently: the slowest connection sets "
+        summary="Ranks of one communicator are connected differently. The slowest connection sets "
         "the pace for all.",
         evidence=(*lines[:SHOWN], *count_rest(len(lines) - SHOWN, "more difference")),
         where=tuple(where[:SHOWN]),

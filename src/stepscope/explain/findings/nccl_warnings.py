@@ -12,6 +12,8 @@ from stepscope.records.explanation import Place
 from stepscope.records.words import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stepscope.explain.findings.evidence import NcclEvidence
     from stepscope.records.nccl import NcclLog, NcclWarning
 
@@ -32,7 +34,7 @@ def find(evidence: NcclEvidence) -> Finding | None:
         share=0.0,
         severity="medium" if failed else "low",
         summary=f"NCCL logged {counted(total, 'warning')}"
-        + (" and a communicator never finished its initialisation." if failed else "."),
+        + (", and a communicator never finished its initialization." if failed else "."),
         evidence=(
             *(_describe(same) for same in kinds[:SHOWN]),
             *count_rest(len(kinds) - SHOWN, "other warning"),
@@ -43,7 +45,8 @@ def find(evidence: NcclEvidence) -> Finding | None:
         ),
         remedies=(
             remedies.READ_NCCL_WARNINGS.offer(
-                "read the first warning: the later ones often follow from it"
+                f"Read the first warning ({_place_of(*_first_of(logs))}): later ones often follow "
+                "from it"
             ),
         ),
     )
@@ -56,8 +59,17 @@ def _count(same: list[tuple[NcclLog, NcclWarning]]) -> int:
 def _describe(same: list[tuple[NcclLog, NcclWarning]]) -> str:
     log, warning = same[0]
     source = f" ({warning.source})" if warning.source else ""
-    at = f"{Path(log.path).name}:{warning.line}"
-    return f"{_count(same)} x {warning.text}{source}, first at {at}"
+    return f"{_count(same)} x {warning.text}{source}, first at {_place_of(log, warning)}"
+
+
+def _first_of(logs: Sequence[NcclLog]) -> tuple[NcclLog, NcclWarning]:
+    """Return the first warning of the first log that has one."""
+    log = next(log for log in logs if log.warnings)
+    return log, min(log.warnings, key=lambda warning: warning.line)
+
+
+def _place_of(log: NcclLog, warning: NcclWarning) -> str:
+    return f"{Path(log.path).name}:{warning.line}"
 
 
 RULE = FindingRule(id="nccl-warnings", scope="nccl", title="NCCL warnings", find=find)

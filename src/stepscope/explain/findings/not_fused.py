@@ -29,8 +29,8 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         severity="low",
-        summary=f"kernels that torch.compile wrote read tensors again that the kernel before had "
-        f"at hand: up to {evidence.step_ms(share)}.",
+        summary="torch.compile left pairs of kernels unfused: the second reads again what the "
+        f"first had just used. This costs up to {evidence.step_ms(share)}.",
         evidence=tuple(_describe(pair) for pair in pairs[:_MOST]),
         where=tuple(r.lines[0].place for r in regions if r.unfused and r.lines)[:_MOST],
         remedies=(remedies.FUSE_NEIGHBOURS.offer(),),

@@ -32,7 +32,7 @@ def find(evidence: JobEvidence) -> Finding | None:
             severity="none",
             of="work",
             summary=f"{len(members)} processes train one model in shared memory, without a process "
-            "group: none waits for another.",
+            "group. None waits for another.",
             evidence=words,
         )
     started_as_job = max(member.world_size for member in members) > 1
@@ -51,8 +51,8 @@ def _judge_job(members: list[Membership]) -> tuple[Severity, str]:
     """Started as one job: each rank repeats, or contradicts, the others' work."""
     at_times = any(member.calls_before and not member.exchanged_bytes for member in members)
     unless = " unless models are averaged in other steps" if at_times else ""
-    model = f"each trains a model of its own{unless}"
-    summary = f"the {len(members)} ranks exchange no gradients: {model}."
+    model = f"each trains its own model{unless}"
+    summary = f"The {len(members)} ranks exchange no gradients: {model}."
     return "medium" if at_times else "high", summary
 
 
@@ -60,11 +60,11 @@ def _judge_separate(members: list[Membership]) -> tuple[Severity, str]:
     """Started one by one, as in a sweep: this may be intended."""
     known = all(member.shared is False for member in members)
     consequence = (
-        "they share no parameters, so each trains a model of its own"
+        "They share no parameters, so each trains its own model"
         if known
-        else "whether they share parameters is not known"
+        else "Whether they share parameters is not known"
     )
-    return "low", f"{len(members)} processes train without a process group; {consequence}."
+    return "low", f"{len(members)} processes train without a process group. {consequence}."
 
 
 def _list_evidence(members: list[Membership]) -> tuple[str, ...]:
@@ -83,5 +83,5 @@ def _list_evidence(members: list[Membership]) -> tuple[str, ...]:
 
 
 RULE = FindingRule(
-    id="not-training-together", scope="job", title="These ranks do not train together", find=find
+    id="not-training-together", scope="job", title="Ranks do not train together", find=find
 )

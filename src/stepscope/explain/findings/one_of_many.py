@@ -8,7 +8,7 @@ from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import percent
-from stepscope.records.words import counted
+from stepscope.records.words import counted, plural
 
 if TYPE_CHECKING:
     from stepscope.records.job import SimilarRuns
@@ -30,19 +30,19 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=idle,
         severity=severity(idle) if sure else "low",
-        summary=f"the {evidence.device} computes for {percent(computes)} of the step, and this run "
-        f"{_belongs(similar)}: train several of these models as one.",
+        summary=f"The {evidence.device} computes for only {percent(computes)} of the step. "
+        f"{_belongs(similar)}",
         evidence=(
-            f"waiting for the host and for launches: "
+            f"waiting for the CPU and for launches: "
             f"{evidence.budget_ms('idle_launch', 'operators', 'python')}",
-            "an array of models has as many launches as one model, whatever their number",
+            "models trained together need as many launches as one model, whatever their number",
             *_other_share(evidence),
         ),
         remedies=(
             remedies.FUSE.offer(),
             remedies.CUDA_GRAPHS.offer(
-                "where every step has the same shapes, a CUDA graph also ends the wait, and one "
-                "model alone keeps its program"
+                "Capture the step with torch.cuda.graph() if its shapes never change: this also "
+                "ends the wait for one model alone"
             ),
         )
         if sure
@@ -52,13 +52,17 @@ def find(evidence: RankEvidence) -> Finding | None:
 
 def _belongs(similar: SimilarRuns) -> str:
     if similar.count:
-        runs = counted(similar.count, "run")
-        return f"is one of many: {runs} of {similar.script} with other arguments beside it"
-    return f"may be one of many (it has {', '.join(similar.options)}); if so"
+        runs = counted(similar.count, "more run")
+        found = plural(similar.count, "was", "were")
+        return (
+            f"It looks like one of a search: {runs} of {similar.script} with other arguments "
+            f"{found} found."
+        )
+    return f"Its options are those of a search: {', '.join(similar.options)}."
 
 
 def _other_share(evidence: RankEvidence) -> tuple[str, ...]:
-    """What an array cannot take away."""
+    """Say what training models together cannot take away."""
     data = evidence.budget_share("data_loading")
     if data < LOW:
         return ()

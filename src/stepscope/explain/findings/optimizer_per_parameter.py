@@ -45,8 +45,8 @@ def find(evidence: RankEvidence) -> Finding | None:
     kernels = int(inside.sum()) / steps
     return RULE.finding(
         share=share,
-        summary=f"the optimizer takes {percent(share)} of the step: it launches {kernels:,.0f} "
-        "kernels, one parameter at a time.",
+        summary=f"The optimizer takes {percent(share)} of the step because it launches "
+        f"{kernels:,.0f} kernels, one parameter at a time.",
         evidence=(
             f"from its first kernel to its last: {evidence.step_ms(share)}, with kernels running "
             f"for {milliseconds(evidence.device_share(worked_ns) * evidence.budget.step_ms)}",
@@ -56,10 +56,10 @@ def find(evidence: RankEvidence) -> Finding | None:
         where=costliest_places(trace, step[inside], launched.dur_ns[inside]),
         remedies=(
             remedies.FUSED_OPTIMIZER.offer(
-                "create the optimizer with fused=True or foreach=True: one kernel for many "
+                "Pass fused=True or foreach=True to the optimizer: one kernel then updates many "
                 "parameters"
             ),
-            remedies.CUDA_GRAPHS.offer("replay the step as one CUDA graph: one launch per step"),
+            remedies.CUDA_GRAPHS.offer(),
         ),
     )
 

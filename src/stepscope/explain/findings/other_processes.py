@@ -35,9 +35,12 @@ def find(evidence: RankEvidence) -> Finding | None:
     if not leads and (others < _LEAST_CORES or share < LOW):
         return None
     cores = load.cores or load.room
-    busy = f"other processes keep {significant(others)} of {f'{cores:g}' if cores else 'the'} cores"
-    waits = f"the training thread waits for a core for {percent(share)} of the step: {busy} busy."
-    beside = f"{busy} busy during the steps: every time is measured beside them."
+    busy = f"{significant(others)} of {f'{cores:g}' if cores else 'the'} cores busy"
+    waits = (
+        f"The training thread waits for a core for {percent(share)} of the step because other "
+        f"processes keep {busy}."
+    )
+    beside = f"Other processes keep {busy} during the steps, so every measured time is too long."
     return RULE.finding(
         share=share,
         severity="high" if leads else None,
@@ -45,7 +48,9 @@ def find(evidence: RankEvidence) -> Finding | None:
         evidence=tuple(_list_evidence(evidence, plain)),
         remedies=(
             remedies.IDLE_MACHINE.offer(),
-            remedies.THREADS.offer("use fewer threads: each of them gets a core sooner"),
+            remedies.THREADS.offer(
+                "Set OMP_NUM_THREADS to fewer threads: each of them gets a core sooner"
+            ),
         )[: 2 if threads_take_part(load, plain) else 1],
     )
 

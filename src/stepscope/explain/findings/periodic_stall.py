@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Data, collections, compiling and the rest have findings of their own, with their period.
 CAUSES: dict[StallCause, str] = {
     "logging": " in Python between two steps, as for logging or .item()",
-    "operating_system": ": no core is free then, or pages come from disk",
+    "operating_system": ": no core is free, or pages come from disk",
     "unknown": "",
 }
 
@@ -61,7 +61,7 @@ def offer_for_line(stall: Stall) -> tuple[Remedy, ...]:
     place = next((place for place in stall.where if not is_library_frame(place)), None)
     if place is None or stall.cause == "operating_system":
         return ()
-    return (remedies.LESS_OFTEN.offer(f"run {place.words} less often, or make it cheaper"),)
+    return (remedies.LESS_OFTEN.offer(f"Run {place.words} less often, or make it cheaper"),)
 
 
 def _offer(stall: Stall) -> tuple[Remedy, ...]:
@@ -70,8 +70,8 @@ def _offer(stall: Stall) -> tuple[Remedy, ...]:
     if stall.cause == "logging":
         return (
             remedies.LESS_OFTEN.offer(
-                "log less often than every "
-                f"{stall.period} steps, or in another thread; read values of the device only then"
+                "Log less often than every "
+                f"{stall.period} steps, or in another thread. Read values of the device only then"
             ),
             remedies.NO_SYNC.offer(),
         )

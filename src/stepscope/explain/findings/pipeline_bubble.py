@@ -33,8 +33,8 @@ def _report(pipeline: Pipeline) -> Finding:
     slowest = pipeline.deciding_stage
     return RULE.finding(
         share=share,
-        summary=f"pipeline stages are idle for {percent(share)} of the step"
-        f"{_least_possible(pipeline)}.",
+        summary=f"Pipeline stages are idle for {percent(share)} of the step."
+        f"{_least_possible(pipeline)}",
         evidence=(
             *(_describe_stage(stage) for stage in pipeline.stages),
             f"the slowest stage computes {factor(pipeline.imbalance)} times the mean",
@@ -57,8 +57,8 @@ def _least_possible(pipeline: Pipeline) -> str:
         return ""
     microbatches = counted(pipeline.microbatches or 0, "micro-batch", "micro-batches")
     return (
-        f"; with {counted(pipeline.size, 'stage')} and {microbatches}, "
-        f"{percent(pipeline.bound_share)} is the least possible"
+        f" With {counted(pipeline.size, 'stage')} and {microbatches}, "
+        f"{percent(pipeline.bound_share)} is the least possible."
     )
 
 
@@ -67,14 +67,14 @@ def _offer(pipeline: Pipeline) -> Iterator[Remedy]:
     if slowest is not None:
         where = ", ".join(map(str, pipeline.stages[slowest].stage_indices))
         yield remedies.BALANCE_STAGES.offer(
-            f"move layers away from stage {where}: it computes {factor(pipeline.imbalance)} "
-            "times the mean and the others wait for it"
+            f"Move layers away from stage {where}: it computes {factor(pipeline.imbalance)} "
+            "times as long as the mean, and the others wait for it"
         )
     if pipeline.microbatches and pipeline.bound_share is not None:
         most = max(len(stage.stage_indices) for stage in pipeline.stages)
         twice = bound(pipeline.size, 2 * pipeline.microbatches * most)
         yield remedies.MICRO_BATCHES.offer(
-            f"use {2 * pipeline.microbatches} micro-batches: the least possible idle time "
+            f"Use {2 * pipeline.microbatches} micro-batches: the least possible idle time "
             f"falls from {percent(pipeline.bound_share)} to {percent(twice)}"
         )
     if pipeline.schedule != "interleaved":

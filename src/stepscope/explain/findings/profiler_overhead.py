@@ -16,8 +16,8 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         severity="low" if severity(share) == "low" else "medium",
-        summary=f"{percent(share)} of the step is the profiler's own work on its buffers: without "
-        "the profiler this time does not exist.",
+        summary=f"{percent(share)} of the step is the profiler's own work on its buffers. Steps "
+        "without the profiler do not have it.",
         evidence=(f"in the profiler: {evidence.budget_ms('profiler')}",),
         remedies=(remedies.LIGHTER_PROFILE.offer(),),
     )

@@ -26,19 +26,19 @@ def find(evidence: RankEvidence) -> Finding | None:
         return None
     return RULE.finding(
         share=share,
-        summary=f"the {evidence.device} waits for Python code between operators for "
-        f"{percent(share)} of the step.",
+        summary=f"The {evidence.device} waits {percent(share)} of the step for Python code that "
+        "runs between operators.",
         evidence=(
-            f"idle while the host is in Python outside operators: {evidence.step_ms(share)}",
-            f"idle while the host is inside operators: {evidence.step_ms(host - share)}",
+            f"idle while Python runs between operators: {evidence.step_ms(share)}",
+            f"idle while the CPU is inside operators: {evidence.step_ms(host - share)}",
         ),
         where=places(evidence, (GAP_CAUSES.index("python"),)),
         remedies=(
             remedies.COMPILE.offer(
-                "use torch.compile: it removes Python from the model's forward pass"
+                "Call torch.compile(model): it removes Python from the model's forward pass"
             ),
             remedies.CUDA_GRAPHS.offer(
-                "replay the step as one CUDA graph: no Python runs between kernels"
+                "Capture the step with torch.cuda.graph(): no Python runs between kernels"
             ),
         ),
     )

@@ -41,10 +41,10 @@ def find_in(run: RankRun | None, compiled: CompiledWork | None = None) -> Findin
     stall = costly_stall(run, "compile") if run is not None else None
     if run is None or stall is None:
         return _in_any_step(run, again)
-    compiles = stalling_steps(stall, run, "compiles", "compile")
+    recompiles = stalling_steps(stall, run, "recompiles", "recompile")
     return RULE.finding(
         share=stall.share,
-        summary=f"{compiles} again, for {typical_wait(stall)}.",
+        summary=f"{recompiles} a function, which takes {typical_wait(stall)}.",
         evidence=(*cost_lines(stall, run), *_guard_lines(again)),
         where=_own(_places(again)) or _own(stall.where) or _places(again) or stall.where,
         remedies=_offer(again),
@@ -66,17 +66,17 @@ def _in_any_step(run: RankRun | None, again: Sequence[Recompiled]) -> Finding | 
         return None
     times = sum(one.times for one in again)
     summary = (
-        f"{counted(len(again), 'function')} compiled again, {counted(times, 'time')} in all, for "
-        f"{duration(1e9 * seconds)} of the run"
+        f"torch.compile recompiled {counted(len(again), 'function')}, {counted(times, 'time')} in "
+        f"all, for {duration(1e9 * seconds)} of the run."
     )
     if gave_up:
-        summary += f"; torch now runs {gave_up[0].function} without compiling it"
+        summary += f" It gave up on {gave_up[0].function}, which runs without being compiled."
     severity: Severity = "medium" if gave_up else "low"
     return RULE.finding(
         share=share,
         of="run",
         severity=severity,
-        summary=f"{summary}.",
+        summary=summary,
         evidence=_guard_lines(again),
         where=_places(again),
         remedies=_offer(again),
@@ -115,7 +115,9 @@ def _offer(again: Sequence[Recompiled]) -> tuple[Remedy, ...]:
     """A guard on a plain number needs another cure than one on a size."""
     sizes = (
         remedies.MARK_DYNAMIC.offer(),
-        remedies.STEADY_SHAPES.offer("pad batches to a few lengths: one graph for each"),
+        remedies.STEADY_SHAPES.offer(
+            "Pad batches to a few lengths: torch.compile makes one graph for each"
+        ),
     )
     guards = [failed.guard for one in again for failed in one.guards]
     numbers = [guard for guard in guards if not any(word in guard for word in _SIZES)]

@@ -17,7 +17,7 @@ _FEW = 3  # stalls: a frequency would promise too much
 _MOST_NUMBERS = 4
 _LEAST_WANTED, _MUCH_WANTED = 0.05, 0.25  # of the training loop
 _HOUR_MS = 3.6e6
-_ONCE = "it came once: only a longer run shows whether it comes again"
+_ONCE = "it happened once: only a longer run shows whether it happens again"
 # Of the account.
 _LOOP = ("training", *WITHOUT_GRADIENTS, "checkpoint", "between_epochs", "outside")
 
@@ -29,12 +29,12 @@ def costly_stall(run: RankRun, *causes: StallCause) -> Stall | None:
 
 
 def stalling_steps(stall: Stall, run: RankRun, one: str, many: str) -> str:
-    """Subject and verb: `every 4th step waits`, `1 step in 12 waits`, `3 steps wait`. `one` and
-    `many` are the verb's forms."""
+    """Return subject and verb: `Every 4th step waits`, `1 step in 12 waits`, `3 steps of 80 wait`.
+    `one` and `many` are the verb's forms."""
     if stall.period == 1:
-        return f"every step {one}"
+        return f"Every step {one}"
     if stall.period:
-        return f"every {ordinal(stall.period)} step {one}"
+        return f"Every {ordinal(stall.period)} step {one}"
     all_steps = run.times.steps if run.times else run.steps
     if stall.steps <= _FEW:
         return (

@@ -30,7 +30,7 @@ def find(summary: TogetherSummary) -> Finding | None:
     return RULE.finding(
         share=share,
         of="run",
-        summary=f"workers spend {percent(share)} of their time on pulls and pushes, and shard "
+        summary=f"Workers spend {percent(share)} of their time on pulls and pushes. Shard "
         f"{busiest.shard} of {shards} is busy for {percent(busiest.busy_share)} of the run.",
         evidence=(
             f"{significant(busiest.mean_queue or 0.0)} requests wait at it on average, each for "

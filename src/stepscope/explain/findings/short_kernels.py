@@ -26,16 +26,15 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         severity="low" if severity(share) == "low" else "medium",
-        summary=f"{percent(share)} of the step is kernels shorter than "
-        f"{SHORT_KERNEL_NS // 1000} µs: "
-        f"{short:,} of {counted(kernels, 'kernel')}.",
+        summary=f"{percent(share)} of the step goes into kernels shorter than "
+        f"{SHORT_KERNEL_NS // 1000} µs: {short:,} of {counted(kernels, 'kernel')}.",
         evidence=(
             "mean duration of these: " + duration(short_ns / max(1, short)),
-            "such a kernel mostly starts up and drains: few multiprocessors do work",
+            "such a kernel mostly starts up and drains, so few multiprocessors work",
         ),
         remedies=(
-            remedies.COMPILE.offer("use torch.compile: it fuses elementwise kernels"),
-            remedies.BATCH.offer("use a larger batch: each kernel has more to do"),
+            remedies.COMPILE.offer("Call torch.compile(model): it fuses elementwise kernels"),
+            remedies.BATCH.offer("Use a larger batch: each kernel has more to do"),
         ),
     )
 

@@ -52,10 +52,9 @@ def find(evidence: RankEvidence) -> Finding | None:
     known = _find_calibrated_peak(evidence, worst) is not None
     return RULE.finding(
         share=share,
-        summary=f"{worst.operator} reaches {rate(worst.flops_s, 'FLOP/s')} of "
-        f"{rate(roof, 'FLOP/s')} "
-        f"({'measured by calibrate' if known else 'the best product of this trace'}); "
-        f"{percent(share)} of the step is what such products take longer than at half of that.",
+        summary=f"Slow matmuls lose {percent(share)} of the step. {worst.operator} reaches "
+        f"{rate(worst.flops_s, 'FLOP/s')} of {rate(roof, 'FLOP/s')} "
+        f"({'measured by calibrate' if known else 'the best matmul of this trace'}).",
         evidence=(
             *(_describe(product) for product, _ in slow[:3]),
             *_list_reasons(use.load, [product.operator for product, _ in slow]),
@@ -123,9 +122,9 @@ def _offer(load: HostLoad | None, convolutions: bool) -> Iterator[Remedy]:
         yield remedies.ONEDNN.offer()
     if convolutions:
         yield remedies.CHANNELS_LAST.offer(
-            "convert model and inputs to torch.channels_last: convolutions then need no reordering"
+            "Convert model and inputs to torch.channels_last: convolutions then need no reordering"
         )
-    yield remedies.BATCH.offer("use a larger batch, and sizes that are multiples of 16")
+    yield remedies.BATCH.offer("Use a larger batch, and sizes that are multiples of 16")
 
 
-RULE = FindingRule(id="slow-products", title="Slow matrix products", find=find)
+RULE = FindingRule(id="slow-products", title="Slow matmuls", find=find)

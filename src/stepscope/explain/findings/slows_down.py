@@ -10,6 +10,7 @@ from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import factor, milliseconds, percent
 from stepscope.records.whole_run import CORE_WAIT
+from stepscope.records.words import sentence
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Place, Remedy
@@ -47,7 +48,7 @@ def find_in(run: RankRun) -> Finding | None:
     return RULE.finding(
         share=worst.share,
         severity=severity(max(worst.share, worst.last)),
-        summary=f"{worst.summary}.",
+        summary=f"{sentence(worst.summary)}.",
         evidence=(*worst.evidence, *(other.summary for other in others)),
         where=_where(run),
         remedies=_offer(run),
@@ -63,7 +64,7 @@ def _offer(run: RankRun) -> tuple[Remedy, ...]:
         *((remedies.LOOK_AT_LINE.offer(_look_at(lines[0])),) if lines and not crowded else ()),
         remedies.LATE_WINDOW.offer(),
         remedies.CHECK_HOST.offer(
-            "look for a device that throttles, other processes, and lists or logs that grow"
+            "Look for a device that throttles, other processes, and lists or logs that grow"
         ),
     )
 
@@ -76,7 +77,7 @@ def _where(run: RankRun) -> tuple[Place, ...]:
 
 
 def _look_at(place: Place) -> str:
-    return f"look at {place.words}: since then it takes longer, or runs more often"
+    return f"Look at {place.words}: since then it takes longer, or runs more often"
 
 
 def _main_cause(change: LevelChange) -> str | None:
@@ -166,8 +167,8 @@ def _by_drift(trend: Trend | None) -> _Slower | None:
     return _Slower(
         share=trend.growth / 2 / (1 + trend.growth / 2),
         last=trend.growth / (1 + trend.growth),
-        summary=f"steps grow all the time: the last ones take {percent(trend.growth)} longer than "
-        "the first",
+        summary=f"steps get slower all the time: the last ones take {percent(trend.growth)} longer "
+        "than the first",
         evidence=(f"{percent(trend.low)} to {percent(trend.high)} longer, over the run", *memory),
     )
 

@@ -55,10 +55,10 @@ def find(evidence: RankEvidence) -> Finding | None:
             f"idle between kernels: {evidence.budget_ms('idle_launch', 'operators', 'python')}",
         ),
         remedies=(
-            remedies.BATCH.offer("use a larger batch: more blocks run in the same time"),
-            remedies.COMPILE.offer("use torch.compile: it fuses small kernels"),
+            remedies.BATCH.offer("Use a larger batch: more blocks run in the same time"),
+            remedies.COMPILE.offer("Call torch.compile(model): it fuses small kernels"),
             remedies.CUDA_GRAPHS.offer(
-                "if the batch cannot grow, replay the step as one CUDA graph: one launch per step"
+                "If the batch cannot grow, capture the step with torch.cuda.graph() and replay it"
             ),
         ),
     )
@@ -91,4 +91,4 @@ def _mean(values: Floats, weights: Int64s) -> float:
     return float((values * weights).sum() / max(1, weights.sum()))
 
 
-RULE = FindingRule(id="small-batch", title="Kernels too small for the device", find=find)
+RULE = FindingRule(id="small-batch", title="Kernels too small", find=find)

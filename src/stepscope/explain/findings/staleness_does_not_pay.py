@@ -20,14 +20,16 @@ def find(summary: TogetherSummary) -> Finding | None:
     if summary.verdict != "does not pay" or straggling is None:
         return None
     slow = (
-        remedies.NO_STRAGGLER.offer("bring the slow worker up to the pace of the others"),
-        remedies.BALANCE.offer("give the slow worker less work per step, or leave it out"),
+        remedies.NO_STRAGGLER.offer(
+            "Find what slows this worker: other processes, low clocks or a smaller device"
+        ),
+        remedies.BALANCE.offer("Give the slow worker smaller batches, or leave it out"),
     )
     return RULE.finding(
         share=summary.blocked_share,
         of="run",
         severity="high" if summary.blocked_share >= HIGH else "medium",
-        summary=f"{summary.why}.",
+        summary=summary.why,
         evidence=(*describe_staleness(summary), *name_blockers(summary)),
         remedies=(
             *(slow if straggling.kind == "persistent" else ()),

@@ -42,7 +42,7 @@ def find_in(run: RankRun) -> Finding | None:
         share=share,
         of="run",
         severity=_severity(trial.share if trial else share, ms),
-        summary=f"training is at its pace after {duration(1e6 * ms)}, {percent(share)} of the "
+        summary=f"Training reaches its pace after {duration(1e6 * ms)}, {percent(share)} of the "
         f"{duration(1e6 * run.account.wall_ms)} run.",
         evidence=(
             ", ".join(_describe(part) for part in parts if part.ms >= 0.02 * ms),

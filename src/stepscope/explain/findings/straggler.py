@@ -9,7 +9,7 @@ import numpy as np
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.figures import factor, milliseconds, percent
-from stepscope.records.words import counted
+from stepscope.records.words import counted, sentence
 
 if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import JobEvidence
@@ -19,19 +19,21 @@ if TYPE_CHECKING:
 _REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
     "compute": (
         remedies.CHECK_HOST.offer(),
-        remedies.NO_STRAGGLER.offer("bring this rank up to the pace of the others"),
-        remedies.BALANCE.offer("if this rank has more work than the others, balance it"),
+        remedies.NO_STRAGGLER.offer("Bring this rank up to the pace of the others"),
+        remedies.BALANCE.offer(
+            "If this rank has more work than the others, give every rank the same amount"
+        ),
     ),
     "input": (
         remedies.NO_DATA_WAIT.offer(
-            "feed this rank faster: cheaper batches, cached data, another num_workers"
+            "Feed this rank faster: cheaper batches, cached data, another num_workers"
         ),
-        remedies.CHECK_STORAGE.offer("check whether its host reads from slower storage"),
+        remedies.CHECK_STORAGE.offer("Check whether its host reads from slower storage"),
     ),
     "link": (
-        remedies.BANDWIDTH.offer("look for the slow link: cable, port, transport, routes"),
+        remedies.BANDWIDTH.offer("Look for the slow link: cable, port, transport, routes"),
         remedies.CHECK_NCCL.offer(
-            "`stepscope run --nccl-debug` shows the transport between each pair of ranks"
+            "Record with `stepscope run --nccl-debug` to see the transport between the ranks"
         ),
     ),
 }
@@ -42,13 +44,13 @@ _WORDS: dict[Cause, str] = {
 }
 _HOST_REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
     "compute": (
-        remedies.CHECK_HOST.offer("look at this host: other processes, clocks, power, its devices"),
-        remedies.NO_STRAGGLER.offer("bring this host up to the pace of the others, or replace it"),
+        remedies.CHECK_HOST.offer("Look at this host: other processes, clocks, power, its devices"),
+        remedies.NO_STRAGGLER.offer("Bring this host up to the pace of the others, or replace it"),
     ),
     "input": (
-        remedies.CHECK_STORAGE.offer("check whether this host reads from slower storage"),
+        remedies.CHECK_STORAGE.offer("Check whether this host reads from slower storage"),
         remedies.NO_DATA_WAIT.offer(
-            "feed its ranks faster: cheaper batches, cached data, another num_workers"
+            "Feed its ranks faster: cheaper batches, cached data, another num_workers"
         ),
     ),
     "link": _REMEDIES["link"],
@@ -56,8 +58,8 @@ _HOST_REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
 
 
 _WANDERING = (
-    remedies.CHECK_HOST.offer("look for what holds up one rank at a time: other processes, disks"),
-    remedies.BALANCE.offer("if some batches take longer than others, balance them over the ranks"),
+    remedies.CHECK_HOST.offer("Look for what delays one rank at a time: other processes, disks"),
+    remedies.BALANCE.offer("If some batches take longer than others, balance them over the ranks"),
     remedies.BOUNDED_STALENESS.offer(),
 )
 
@@ -77,7 +79,7 @@ def find(evidence: JobEvidence) -> Finding | None:
     return RULE.finding(
         title=_title(worst),
         share=share,
-        summary=f"{_describe(worst)}; this costs {milliseconds(worst.cost_ms)} of every step "
+        summary=f"{_begin(worst)}. This costs {milliseconds(worst.cost_ms)} of every step "
         f"({percent(share)}).",
         evidence=(
             *(worst.evidence[1:] if worst.link is not None else worst.evidence),
@@ -108,8 +110,14 @@ def _choose_step_ms(job: Job, worst: Straggler) -> float:
 
 def _title(worst: Straggler) -> str:
     if worst.kind == "wandering":
-        return "Wandering straggler"
+        return "Slow rank varies"
     return {"rank": "", "host": "Slow host", "link": "Slow link"}[worst.scope]
+
+
+def _begin(worst: Straggler) -> str:
+    """Capitalize the first word, unless it is the name of a host."""
+    words = _describe(worst)
+    return words if words.startswith(worst.host or " ") else sentence(words)
 
 
 def _describe(straggler: Straggler) -> str:
@@ -124,15 +132,15 @@ def _describe(straggler: Straggler) -> str:
     late = f"is late by {milliseconds(straggler.excess_ms)}"
     often = f"in 1 step of {straggler.one_in}"
     if straggler.kind == "wandering":
-        return f"a different rank each time {late} {often}, and none is to blame"
+        return f"a different rank each time {late} {often}, so no single rank is to blame"
     why = "it waits for its data" if straggler.cause == "input" else "its own work takes longer"
     often = "at every step" if straggler.kind == "constant" else often
-    return f"{_name(straggler)} {late} {often}: {why}"
+    return f"{_name(straggler)} {late} {often} because {why}"
 
 
 def _describe_host(straggler: Straggler) -> str:
     its = f"{straggler.host} is slow: its {counted(len(straggler.ranks), 'rank')}"
-    why = ", as they wait for their data" if straggler.cause == "input" else ""
+    why = " because they wait for their data" if straggler.cause == "input" else ""
     if straggler.excess_ms is None:
         times = factor(straggler.slowdown)
         return f"{its} take {times} times as long as those of other hosts for their own work{why}"
@@ -156,7 +164,8 @@ def _name(straggler: Straggler) -> str:
 def _describe_other(straggler: Straggler) -> str:
     if straggler.excess_ms is not None or straggler.scope == "host" or straggler.link is not None:
         return _describe(straggler)
-    return f"{_name(straggler)} is slow too: {straggler.cause}, {factor(straggler.slowdown)} times"
+    times = factor(straggler.slowdown)
+    return f"{_name(straggler)} is slow too ({straggler.cause}): {times} times as long"
 
 
 def _describe_arrivals(job: Job, worst: Straggler) -> list[str]:
@@ -172,4 +181,4 @@ def _describe_arrivals(job: Job, worst: Straggler) -> list[str]:
     return []
 
 
-RULE = FindingRule(id="straggler", scope="job", title="Straggler", find=find)
+RULE = FindingRule(id="straggler", scope="job", title="Slow rank", find=find)

@@ -39,13 +39,13 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         severity=kernel_severity(evidence, share),
-        summary=f"{percent(share)} of the step is half-precision products that use no tensor "
-        "cores, or have sizes that slow them down.",
+        summary=f"{percent(share)} of the step is lost in half-precision matmuls that use no "
+        "tensor cores, or whose sizes slow them down.",
         evidence=tuple(_list_evidence(evidence, efficiency, without_ns, uneven)),
         remedies=(
             remedies.COMPILE.offer(
-                "use torch.compile, which pads odd sizes where that pays; or choose multiples of "
-                "64 yourself (a vocabulary of 50257 becomes 50304)"
+                "Choose sizes that are multiples of 64 (a vocabulary of 50257 becomes 50304), or "
+                "call torch.compile(model), which pads odd sizes where that pays"
             ),
         ),
     )
@@ -81,7 +81,7 @@ def _list_evidence(
             f"{spot.operator} {shape_words(spot.shapes, MOST)}: {sizes} is not a multiple of "
             f"{EVEN}; {achieved} of {peak}, {time}"
         )
-    yield f"{percent(efficiency.tensor_core_share or 0.0)} of product time is on tensor cores"
+    yield f"{percent(efficiency.tensor_core_share or 0.0)} of matmul time is on tensor cores"
 
 
 RULE = FindingRule(id="tensor-cores-idle", title="Tensor cores idle", find=find)

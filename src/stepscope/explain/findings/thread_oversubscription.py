@@ -37,8 +37,8 @@ def find(evidence: RankEvidence) -> Finding | None:
     fitting = free_threads(load)
     return RULE.finding(
         share=share,
-        summary=f"{load.job_threads} threads of this job share {load.room:g} cores: for "
-        f"{percent(share)} of the step threads wait for a core, or for each other.",
+        summary=f"{load.job_threads} threads of this job share {load.room:g} cores. For "
+        f"{percent(share)} of the step, threads wait for a core or for each other.",
         evidence=tuple(_list_evidence(evidence, use, load, plain)),
         remedies=_offer(load, fitting),
     )
@@ -102,8 +102,8 @@ def _offer(load: HostLoad, fitting: int) -> tuple[Remedy, ...]:
     number = fitting if fitting < load.threads else max(1, load.threads // 2)
     return (
         remedies.THREADS.offer(
-            f"set OMP_NUM_THREADS={number} (or torch.set_num_threads({number})): one thread for "
-            "each free core"
+            f"Set OMP_NUM_THREADS={number}, or call torch.set_num_threads({number}): one thread "
+            "for each free core"
         ),
         *pinned,
     )

@@ -36,8 +36,8 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         summary=f"{significant(idle)} of {load.room or 0:g} cores are idle while {_threads(load)} "
-        f"compute{'s' if load.threads == 1 else ''}; operators that {fitting} threads can share "
-        f"are {percent(shared)} of the step.",
+        f"compute{'s' if load.threads == 1 else ''}. Operators that {fitting} threads can share "
+        f"take {percent(shared)} of the step.",
         evidence=(
             f"operators of {LONG_NS / 1e6:g} ms and more, which threads can share: "
             f"{evidence.step_ms(shared)}",
@@ -47,8 +47,8 @@ def find(evidence: RankEvidence) -> Finding | None:
         ),
         remedies=(
             remedies.THREADS.offer(
-                f"set OMP_NUM_THREADS={fitting} (or torch.set_num_threads({fitting})): one thread "
-                "for each core"
+                f"Set OMP_NUM_THREADS={fitting}, or call torch.set_num_threads({fitting}): one "
+                "thread for each core"
             ),
         ),
     )

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.records.explanation import Remedy
 
-_SHOWS = "`stepscope run` records shapes, and what CUDA graphs compute when they are captured"
-_STILL = "let the profiler's window include a step without CUDA graphs: `stepscope run --wait 0`"
+_SHOWS = "Record with `stepscope run`: it also records shapes, and what CUDA graphs compute"
+_STILL = "Record a step without CUDA graphs too: `stepscope run --wait 0`"
 
 
 def find(evidence: RankEvidence) -> Finding | None:
@@ -26,8 +26,8 @@ def find(evidence: RankEvidence) -> Finding | None:
     return RULE.finding(
         share=share,
         severity="none",
-        summary=f"no loss was found, but {percent(share)} of the step is in kernels whose work is "
-        "not known: their precision and speed were not checked.",
+        summary=f"No loss was found, but {percent(share)} of the step is in kernels whose work is "
+        "not known. Their precision and speed were not checked.",
         evidence=(
             *(note for note in efficiency.notes if "lower bound" in note),
             f"the {evidence.device} computes for {percent(evidence.budget_share('compute'))} of "
@@ -51,4 +51,4 @@ def unknown_share(evidence: RankEvidence) -> float:
     return evidence.efficiency.unknown_share * evidence.budget_share("compute")
 
 
-RULE = FindingRule(id="unknown-work", title="Not known", find=find)
+RULE = FindingRule(id="unknown-work", title="Unknown work", find=find)

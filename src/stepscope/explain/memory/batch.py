@@ -34,8 +34,8 @@ LOW_SEGMENTS_SHARE = 0.08
 MORE_SEGMENTS = 2.5
 _MOST_SAMPLES = 2**40
 UNKNOWN_POOLS = (
-    "how memory grows with the batch is not known: most of what grows is inside CUDA graphs, whose "
-    "pools do not say what they hold (record the step without graphs once)"
+    "how memory grows with the batch is not known: most of it is inside CUDA graphs, whose pools "
+    "do not show what they hold (record the step once without graphs)"
 )
 
 

@@ -4,7 +4,8 @@ On a CPU operators are long and their own time is real work, so no one factor fi
 costs the same for each event. Operators that only call another show how much (see
 overhead.find_slowness): an event costs 1.8 µs when those take as long as usual, with shapes or
 without, and otherwise in proportion. Fitted to five models (two MLPs, a convolution net, a
-transformer, an LSTM) timed with and without the profiler; docs/scale-out.md has the table.
+transformer, an LSTM) timed with and without the profiler; the table is in
+docs/records/predictions.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A graph is one call of the host, so a trace of it has no operators that show how
 and needs none: the device decides how long a graph takes. There the profiler notes the start and
 the end of each kernel, and the kernels come further apart. It cannot have cost more than all the
 time between them, nor less than nothing: those are the ends of the interval. In between lies what
-two graphs on an H200 took without it (docs/accuracy.md).
+two graphs on an H200 took without it (docs/records/predictions.md).
 """
 
 from __future__ import annotations

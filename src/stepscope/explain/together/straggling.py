@@ -80,13 +80,13 @@ def describe_straggling(found: Straggling) -> str:
         return f"workers take equally long ({barrier} a step with a barrier, {free} without)"
     if found.kind == "transient":
         return (
-            "the straggler is transient: slow steps come to different workers "
+            "slow steps come to different workers "
             f"({barrier} a step with a barrier, {slowest} at the slowest worker's mean pace)"
         )
     if found.always:
-        times = f"takes {factor(found.typical_ratio)} times as long as the others"
-        return f"the straggler is persistent: worker {found.worker} {times}"
-    return f"the straggler is persistent: most slow steps are worker {found.worker}'s"
+        times = f"{factor(found.typical_ratio)} times as long as the others"
+        return f"worker {found.worker} is slow at every step: it takes {times}"
+    return f"most slow steps are those of worker {found.worker}"
 
 
 def describe_effect(found: Straggling, consistency: Consistency, *, pays: bool) -> str:
@@ -95,7 +95,7 @@ def describe_effect(found: Straggling, consistency: Consistency, *, pays: bool) 
     if found.kind == "none":
         return "there is little waiting to save"
     if found.kind == "persistent" and consistency.largest_gap is None:
-        return "nobody waits for it while it adds fewer updates"
+        return "nobody waits for that worker, which adds fewer updates"
     if found.kind == "persistent":
         return f"bounded staleness {would or 'only '}{'only delay' if would else 'delays'} the wait"
     if pays or consistency.synchronous:

@@ -22,6 +22,7 @@ from stepscope.records.together_summary import (
     TogetherSummary,
     WorkerShare,
 )
+from stepscope.records.words import sentence
 
 if TYPE_CHECKING:
     from stepscope.explain.together.own_times import WorkerSteps
@@ -75,18 +76,18 @@ def judge(
 ) -> tuple[TogetherVerdict, str]:
     """Whether running ahead gave more updates than a barrier would have, and why or why not."""
     if straggling is None:
-        return "one worker", "one worker waits for nobody"
+        return "one worker", "One worker waits for nobody."
     gain = rate * straggling.barrier_ms / 1e3 / straggling.workers
     pays = gain >= 1 + WORTH
     effect = describe_effect(straggling, consistency, pays=pays)
-    reason = f"{describe_straggling(straggling)}, and {effect}"
+    reason = f"{sentence(describe_straggling(straggling))}. {sentence(effect)}."
     if consistency.synchronous:
         return "barrier", reason
     if pays:
         times = f"{factor(gain)} times the updates per second of a barrier at every step"
-        return "pays", f"{consistency} gives {times}; {reason}"
+        return "pays", f"{consistency} gives {times}. {reason}"
     moved = f"{percent(abs(gain - 1))} {'more' if gain >= 1 else 'fewer'} updates per second"
-    return "does not pay", f"{consistency} gives {moved} than a barrier at every step; {reason}"
+    return "does not pay", f"{consistency} gives {moved} than a barrier at every step. {reason}"
 
 
 def _span(events: TogetherEvents) -> tuple[int, int]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stepscope.records.whole_run import RankRun
 
 _NOT_ALIGNED = (
-    "the hosts' clocks are not aligned: the account of each host covers its own command only"
+    "the hosts' clocks are not aligned: the wall time of each host is that of its own command only"
 )
 
 

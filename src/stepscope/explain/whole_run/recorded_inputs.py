@@ -30,7 +30,7 @@ def note_other_inputs(steps: StepColumns | None, run: RankRun | None) -> tuple[N
         return ()
     detail = (
         f"the recorded steps have {factor(inside / outside)} times as many elements in a batch as "
-        f"the run's mean step ({round(inside):,} and {round(outside):,}): its operators may take "
-        "other shares than shown; record other steps (`stepscope run --wait N`, or --every N)"
+        f"the run's mean step ({round(inside):,} and {round(outside):,}). Its operators may take "
+        "other shares than shown: record other steps (`stepscope run --wait N`, or --every N)"
     )
     return (Note(id="other-inputs", detail=detail),)

@@ -3,8 +3,8 @@
     from stepscope.fix.ddp import tune_buckets
 
 bucket_tuner.py tries bucket sizes while the training goes on, round_robin.py spreads buckets over
-several links, accumulation.py exchanges once for several backward passes. docs/together-ddp.md has
-examples.
+several links, accumulation.py exchanges once for several backward passes.
+docs/reference/libraries/ddp.md has examples.
 """
 
 from stepscope.fix.ddp.accumulation import accumulate as accumulate

@@ -72,7 +72,7 @@ class BucketTuner:
         import torch.distributed as dist
 
         if dist.get_world_size(ddp.process_group) < 2:
-            raise UsageError("tune_buckets: one rank alone exchanges no gradients")
+            raise UsageError("tune_buckets: a single rank exchanges no gradients")
         why_not = why_not_rebuilt(ddp)
         if why_not is not None:
             raise UsageError(f"tune_buckets: the buckets cannot be changed: {why_not}")
@@ -82,8 +82,8 @@ class BucketTuner:
         devices = sorted({str(parameter.device) for parameter in self._parameters})
         if len(devices) > 1 or not devices[0].startswith(("cpu", "cuda")):
             raise UsageError(
-                "tune_buckets: steps are timed on the CPU or on one CUDA device, but the model is "
-                f"on {', '.join(devices)}"
+                "tune_buckets: steps are timed on the CPU or on one CUDA device, but the "
+                f"model is on {', '.join(devices)}"
             )
         self._agree = RanksAgree(ddp.process_group, self._parameters[0].device)
         self._is_first = dist.get_rank(ddp.process_group) == 0
@@ -100,7 +100,9 @@ class BucketTuner:
         if self._course is None:
             return
         if self._ddp._join_config.enable:
-            raise UsageError("tune_buckets: ranks that may end early (join) cannot tune together")
+            raise UsageError(
+                "tune_buckets: ranks that may end early (join) cannot be tuned together"
+            )
         self._steps += 1
         try:
             next(self._course)

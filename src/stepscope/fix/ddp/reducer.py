@@ -48,7 +48,7 @@ def why_not_rebuilt(ddp: Any) -> str | None:
     reasons = {
         "DDP runs with mixed_precision": ddp.mixed_precision is not None,
         "torch.compile reduces its gradients (python_reducer)": ddp._use_python_reducer,
-        "every bucket has a size of its own (bucket_cap_mb_list)": bool(
+        "every bucket has its own size (bucket_cap_mb_list)": bool(
             getattr(ddp, "bucket_bytes_cap_list", None)
         ),
         "some all-reduces are delayed (delay_all_reduce_named_params)": bool(
@@ -123,7 +123,7 @@ def set_buckets(ddp: Any, *, cap_bytes: int, first_bytes: int | None = None) -> 
         first_bytes=cap_bytes if first_bytes is None else first_bytes, cap_bytes=cap_bytes
     )
     if min(sizes.first_bytes, sizes.cap_bytes) < 1:
-        raise UsageError(f"set_buckets: a bucket must hold a byte or more, not {sizes}")
+        raise UsageError(f"set_buckets: a bucket must hold at least one byte, not {sizes}")
     why_not = why_not_rebuilt(ddp)
     if why_not is not None:
         raise UsageError(f"set_buckets: the buckets cannot be changed: {why_not}")

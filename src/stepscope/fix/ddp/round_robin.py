@@ -17,7 +17,7 @@ _INTERFACE = "GLOO_SOCKET_IFNAME"  # gloo reads it whenever a group is made
 
 
 def round_robin_hook(groups: Sequence[Any]) -> Callable[[Any, Any], Any]:
-    """A communication hook that sums bucket i in group i mod n.
+    """Return a communication hook that sums bucket i in group i mod n.
 
         ddp.register_comm_hook(None, round_robin_hook(link_groups(["eth0", "eth1"])))
 
@@ -66,13 +66,13 @@ def _check(groups: Sequence[Any]) -> None:
     import torch.distributed as dist
 
     if not groups:
-        raise UsageError("round_robin_hook: no process group is given; see link_groups")
+        raise UsageError("round_robin_hook: no process group is given. See link_groups")
     first, *others = [dist.get_process_group_ranks(group) for group in groups]
     for place, ranks in enumerate(others, start=1):
         if ranks != first:
             raise UsageError(
                 f"round_robin_hook: group {place} holds the ranks {ranks}, but group 0 holds "
-                f"{first}; give groups of the same ranks in the same order"
+                f"{first}. Give groups of the same ranks in the same order"
             )
 
 

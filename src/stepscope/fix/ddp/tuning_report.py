@@ -49,7 +49,7 @@ class TuningResult:
         if self.costs is None:
             return f"buckets stay at {self.before}: the timed steps exchanged no gradients"
         if self.before_ns is None or self.after_ns is None:
-            return f"buckets stay at {self.before}: no other sizes give other buckets"
+            return f"buckets stay at {self.before}: other sizes would give the same buckets"
         if not self.is_changed:
             others = f"{len(self.tried)} others were" if len(self.tried) > 1 else "1 other was"
             return f"buckets stay at {self.before}: {others} tried and not clearly faster"
@@ -58,8 +58,8 @@ class TuningResult:
         if self.after == self.before:
             other = "in the order in which gradients become ready"
         return (
-            f"buckets of {self.after} {other}: a step takes "
-            f"{duration(self.after_ns)} instead of {duration(self.before_ns)} ({gain})"
+            f"buckets of {self.after} {other}: a step takes {duration(self.after_ns)} instead "
+            f"of {duration(self.before_ns)} ({gain})"
         )
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class TuningResult:
 
     def _lines(self) -> Iterator[str]:
         yield f"stepscope: {self.verdict}"
-        yield f"  {self.steps} steps were needed"
+        yield f"  the tuning took {self.steps} steps"
         if self.costs is not None:
             yield f"  {_words(self.costs)}"
         yield from _table("before", self.before, self.before_timeline)
@@ -76,8 +76,8 @@ class TuningResult:
         for one in self.tried:
             buckets = "1 bucket" if one.buckets == 1 else f"{one.buckets} buckets"
             yield (
-                f"  tried {one.sizes} ({buckets}): promised {duration(one.predicted_ns)} a step, "
-                f"measured {duration(one.measured_ns)}"
+                f"  tried {one.sizes} ({buckets}): predicted {duration(one.predicted_ns)} per "
+                f"step, measured {duration(one.measured_ns)}"
             )
         if self.after is not None:
             yield f"  next time, without tuning: {_call(self.after)}"
@@ -95,10 +95,13 @@ def _call(sizes: BucketSizes) -> str:
 
 def _table(name: str, sizes: BucketSizes, timeline: ExchangeTimeline) -> Iterator[str]:
     overlap = timeline.overlap
-    hidden = "" if overlap is None else f", {percent(overlap)} of the exchange is hidden"
+    hidden = (
+        "" if overlap is None else f", {percent(overlap)} of the exchange overlaps with compute"
+    )
     yield (
-        f"  {name}: {sizes}; the last gradient is ready after {duration(timeline.backward_end_ns)},"
-        f" the last bucket is done {duration(timeline.exposed_ns)} later{hidden}"
+        f"  {name}: {sizes}. The last gradient is ready after "
+        f"{duration(timeline.backward_end_ns)}, the last bucket is done "
+        f"{duration(timeline.exposed_ns)} later{hidden}"
     )
     exposed = timeline.exposed_by_bucket()
     for place, (bucket, exposed_ns) in enumerate(zip(timeline.buckets, exposed, strict=True)):

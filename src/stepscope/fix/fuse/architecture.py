@@ -24,7 +24,7 @@ def check_given(models: Sequence[nn.Module]) -> None:
     if not models:
         raise UsageError("fuse needs at least one model")
     if len({id(model) for model in models}) < len(models):
-        raise UsageError("fuse needs models of their own: one is given twice")
+        raise UsageError("fuse needs distinct models, but one is given twice")
 
 
 def check_alike(models: Sequence[nn.Module]) -> None:
@@ -92,7 +92,7 @@ def check_lengths(count: int, **given: Sequence[Any]) -> None:
 def place_of(model: int, count: int) -> int:
     """UsageError unless there is such a model; from the end, if it is negative."""
     if not -count <= model < count:
-        raise UsageError(f"there is no model {model}: this array has {count}")
+        raise UsageError(f"there is no model {model}: {count} models are fused")
     return model % count
 
 

@@ -74,14 +74,17 @@ class ModelArray(JoinedModels):
     def step(self, skipped: Sequence[bool] | None = None) -> None:
         """Every model's optimizer, with its own settings; `skipped` models stay as they are."""
         if self.optimizer is None:
-            raise UsageError("this array was fused without optimizers: fuse(models, optimizers)")
+            raise UsageError(
+                "these models were fused without optimizers. Write fuse(models, optimizers)"
+            )
         self.gather_gradients()
         gradient = next((one.grad for one in self.parameters() if one.grad is not None), None)
         used = self._stepped_with() if self._stepped_with is not None else None
         if gradient is not None and used is gradient:
             raise UsageError(
-                "array.step() finds the gradients of the last step again: call array.zero_grad() "
-                "in between; a model's or its optimizer's own zero_grad does not reach the array"
+                "array.step() finds the gradients of the last step again. Call "
+                "array.zero_grad() between two steps. A model's own zero_grad, or its "
+                "optimizer's, does not reach the fused models"
             )
         self._stepped_with = gradient if gradient is None else ref(gradient)
         self.optimizer.step(skipped)
@@ -133,12 +136,14 @@ class ModelArray(JoinedModels):
         """`state_dict(3)` is `state_of(3)`; all models' state is `checkpoint()`."""
         if len(args) == 1 and isinstance(args[0], int) and not kwargs:
             return self.state_of(args[0])
-        raise UsageError("state_dict(i) is one model's; all models' is array.checkpoint()")
+        raise UsageError("state_dict(i) is for one model. For all models write array.checkpoint()")
 
     def optimizer_state_of(self, model: int) -> dict[str, Any]:
         """A plain state dict of the model's own optimizer."""
         if self.optimizer is None:
-            raise UsageError("this array was fused without optimizers: fuse(models, optimizers)")
+            raise UsageError(
+                "these models were fused without optimizers. Write fuse(models, optimizers)"
+            )
         return copy.deepcopy(self.optimizer.export(model))
 
     def export(self, model: int) -> nn.Module:
@@ -151,7 +156,7 @@ class ModelArray(JoinedModels):
     def evict(self, model: int) -> nn.Module:
         """Take one model out of the array; the others go on, and memory shrinks."""
         if len(self) == 1:
-            raise UsageError("the last model cannot leave its array")
+            raise UsageError("the last model cannot be removed")
         model = place_of(model, len(self))
         gone = self._models[model]
         kept = [number for number in range(len(self)) if number != model]
@@ -174,7 +179,10 @@ class ModelArray(JoinedModels):
         modules_alone([*self._models, model])
         check_alike([self._models[0], model])
         if (self.optimizer is None) != (optimizer is None):
-            raise UsageError("give the new model an optimizer exactly if the array has some")
+            raise UsageError(
+                "give the new model an optimizer if the fused models have some, and none if they "
+                "have none"
+            )
         self._take(list(range(len(self))), (model,), optimizer, scheduler, seed)
         if random is not None:
             self._streams.states[-1] = list(random)

@@ -37,9 +37,9 @@ _GLOBAL_HOOKS = (
 _PLAIN_HOOKS = (WeightNorm, prune.BasePruningMethod)  # compute a weight, and keep nothing
 _PLAIN = (torch.Tensor, nn.Parameter)
 _WRAPPERS = {
-    "DistributedDataParallel": "fuse the module inside: one array trains in one process",
+    "DistributedDataParallel": "fuse the module inside: fused models train in one process",
     "DataParallel": "fuse the module inside",
-    "FullyShardedDataParallel": "fuse the module inside: one array trains in one process",
+    "FullyShardedDataParallel": "fuse the module inside: fused models train in one process",
     "OptimizedModule": "fuse the plain models, then call array.compile(...)",
 }
 
@@ -77,7 +77,7 @@ def _module_hooks(models: Sequence[nn.Module]) -> Found:
     for model in models:
         for path, module in model.named_modules():
             if own_hooks(module):
-                yield path, "it has hooks, which each model's module calls"
+                yield path, "it has hooks, which each model's module must call"
 
 
 def _own_forward(models: Sequence[nn.Module]) -> Found:
@@ -85,7 +85,7 @@ def _own_forward(models: Sequence[nn.Module]) -> Found:
         for path, module in model.named_modules():
             own: Any = vars(module).get("forward")
             if own is not None and getattr(own, "__self__", None) is not module:
-                yield path, "its forward was put on the module itself, not on its class"
+                yield path, "its forward was set on the module itself, not on its class"
 
 
 def _global_hooks(_models: Sequence[nn.Module]) -> Found:
@@ -95,9 +95,9 @@ def _global_hooks(_models: Sequence[nn.Module]) -> Found:
                 yield (
                     "",
                     (
-                        "a hook for all modules (such as by register_module_forward_hook) would be "
-                        "called once for all models of the array: register it on the modules, or "
-                        "remove it before the array computes"
+                        "a hook for all modules (such as by register_module_forward_hook) "
+                        "would run once for all fused models. Register it on the modules, or "
+                        "remove it before the fused models compute"
                     ),
                 )
 
@@ -122,7 +122,7 @@ def _lazy(models: Sequence[nn.Module]) -> Found:
             if is_lazy(tensor):
                 yield (
                     "",
-                    f"{name} of model {number} has no shape yet: call every model once before fuse",
+                    f"{name} of model {number} has no shape yet. Call every model once before fuse",
                 )
 
 
@@ -150,9 +150,10 @@ def _hooks_after_gradients(models: Sequence[nn.Module]) -> Found:
             if any(not hasattr(hook, "of_fuse") for hook in hooks.values()):
                 yield (
                     "",
-                    f"{name} of model {number} has a hook by register_post_accumulate_grad_hook, "
-                    "which would find no gradient: those of an array lie in array.parameters(). "
-                    "Do what it does between array.backward and array.step",
+                    f"{name} of model {number} has a hook by "
+                    "register_post_accumulate_grad_hook, which would find no gradient. The "
+                    "gradients of fused models lie in array.parameters(). Do its work "
+                    "between array.backward and array.step",
                 )
 
 
@@ -176,7 +177,7 @@ def _memory_of_two(models: Sequence[nn.Module]) -> Found:
             yield (
                 "",
                 f"{first[2]} of model {first[3]} and {second[2]} of model {second[3]} share "
-                "memory, which they would not in an array: give each a tensor of its own",
+                "memory, but fused models cannot. Give each a tensor of its own",
             )
 
 
@@ -188,8 +189,8 @@ def _modes(models: Sequence[nn.Module]) -> Found:
                 here, there = (("eval", "train")[one] for one in (first[path], module.training))
                 yield (
                     "",
-                    f"{path or 'it'} is in {there} mode in model {number} and in {here} mode in "
-                    "model 0: call train() or eval() on that module of every model",
+                    f"{path or 'it'} is in {there} mode in model {number} and in {here} mode "
+                    "in model 0. Call train() or eval() on that module of every model",
                 )
 
 

@@ -93,7 +93,7 @@ class CapturedStep:
         if self._device is not None:
             kinds.add(self._device.type)
         if "cuda" in kinds and given - {"cuda"}:
-            raise UsageError("a captured step needs its inputs on the GPU: move them there first")
+            raise UsageError("a captured step needs its inputs on the GPU. Move them there first")
         return "cuda" in kinds
 
     def _prepare(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -106,7 +106,7 @@ class CapturedStep:
             held.append(array.training)
             if array.optimizer is not None:
                 if not array.optimizer.is_fused:
-                    raise UsageError("this optimizer steps model by model: no graph can hold it")
+                    raise UsageError("this optimizer steps model by model, so no graph can hold it")
                 array.optimizer.prepare()
                 held.append(array.optimizer.held())
         flat, shape = tree_flatten(inputs)
@@ -138,7 +138,7 @@ class CapturedStep:
         except RuntimeError as error:
             raise UsageError(
                 f"this step cannot be captured: {error}. Models that drop at random need "
-                'fuse(..., draws="together"); a step must not read values from the GPU'
+                'fuse(..., draws="together"). A step must not read values from the GPU'
             ) from error
         self._graph, self._outputs = graph, result
 

@@ -16,7 +16,7 @@ def clip_each(stacks: Sequence[torch.Tensor], most: float | Sequence[float]) -> 
     """As torch.nn.utils.clip_grad_norm_ for each model; every model's norm before."""
     gradients = [stack.grad for stack in stacks if stack.grad is not None]
     if not gradients:
-        raise UsageError("there is no gradient to clip: call array.backward(loss) first")
+        raise UsageError("there is no gradient to clip. Call array.backward(loss) first")
     norms = torch.stack([one.flatten(1).norm(dim=1) for one in gradients]).norm(dim=0)
     limits = torch.as_tensor(most, dtype=norms.dtype, device=norms.device)
     if limits.dim() and len(limits) != len(norms):

@@ -113,7 +113,7 @@ class WindowGradients:
 
 def _both_ways(name: str) -> UsageError:
     return UsageError(
-        f"{name} has a hook, and modules that compute together and modules that compute model by "
-        "model (array.report()['one_by_one']) both give it a gradient: the hook would get two "
-        "parts. Change the gradient between array.backward and array.step"
+        f"{name} has a hook that would get two parts of one gradient. Some modules compute "
+        "together and some model by model (array.report()['one_by_one']). Change the "
+        "gradient between array.backward and array.step instead"
     )

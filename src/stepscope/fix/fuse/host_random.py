@@ -23,6 +23,7 @@ def check_nothing_drawn(before: tuple[Any, bytes, int]) -> None:
     if after != before:
         name = "random" if after[0] != before[0] else "numpy.random"
         raise UsageError(
-            f"the models' code draws from Python's {name}, once for all models: draw by torch "
-            "(torch.rand(()).item()), which each model does by itself, or outside of the array"
+            f"the models' code draws from Python's {name}, which happens once for all models. "
+            "Draw with torch (torch.rand(()).item()), so that each model draws for itself, "
+            "or draw outside of the fused models"
         )

@@ -124,7 +124,7 @@ class JoinedModels(nn.Module):
         """UsageError for what Python does in backward, which no CUDA graph repeats."""
         self.follow()
         if self._gradients.are_hooked():
-            raise UsageError("weights have hooks, which a captured step would not call")
+            raise UsageError("weights have hooks, but a captured step would not call them")
 
     def __len__(self) -> int:
         return len(self._models)

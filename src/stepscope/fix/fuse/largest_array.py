@@ -51,14 +51,16 @@ def largest_array(
     *inputs: Any,
     memory: int | None = None,
 ) -> ArrayFit:
-    """`loss(model, *inputs)` is one model's; `memory` in bytes is else all that is free.
+    """Find how many such models fit into memory together.
+
+    `loss(model, *inputs)` is one model's; `memory` in bytes is else all that is free.
 
     The model, its optimizer and torch's random numbers stay as they are.
     """
     device = next(model.parameters()).device
     limit = allocatable_bytes(device) if memory is None else memory
     if limit <= 0:
-        raise UsageError(f"memory={limit}: give the bytes that an array may take")
+        raise UsageError(f"memory={limit}: give the bytes that the fused models may take")
     peaks: dict[int, int] = {}
     for count in _TRIED:
         if count > 2 and _line(peaks)[0] + count * _line(peaks)[1] > limit:
@@ -117,7 +119,7 @@ def _peak(
 ) -> int | None:
     """Bytes that an array of so many needs; None: more than there are."""
     if device.type == "cpu" and torch.autograd._profiler_enabled():
-        raise UsageError("the memory of an array cannot be measured while a profiler records")
+        raise UsageError("the memory of fused models cannot be measured while a profiler records")
     random = states_now()
     try:
         return int(

@@ -39,8 +39,8 @@ class Streams:
             return
         if self._repeats:
             raise UsageError(
-                "a checkpointed part of the model draws random numbers, which must be the same "
-                'when it is computed again: fuse(..., draws="together")'
+                "a checkpointed part of the model draws random numbers, which must be the "
+                'same when it is recomputed. Write fuse(..., draws="together")'
             )
         outer = states_now()
         restore(self.states[model])
@@ -58,8 +58,9 @@ class Streams:
         """UsageError if something was drawn once for all models."""
         if before is not None and not torch.equal(before, torch.get_rng_state()):
             raise UsageError(
-                "the models' code drew random numbers by a function that draws once for all "
-                "models: draw by torch.rand, torch.randn or dropout, or outside of the array"
+                "the models' code drew random numbers with a function that draws once for "
+                "all models. Draw with torch.rand, torch.randn or dropout, or outside of the "
+                "fused models"
             )
 
     @contextmanager
@@ -69,7 +70,7 @@ class Streams:
         yield
         if before is not None and not torch.equal(before, torch.get_rng_state()):
             torch.set_rng_state(before)
-            raise NotFusableError("it draws random numbers in a way that only each model can")
+            raise NotFusableError("it draws random numbers in a way that only a single model can")
 
     @property
     def are_used(self) -> bool:

@@ -50,7 +50,7 @@ class ArrayOptimizer:
         kinds = {type(optimizer) for optimizer in optimizers}
         if len(kinds) > 1:
             names = sorted(kind.__name__ for kind in kinds)
-            raise UsageError(f"all models of an array need one kind of optimizer, not {names}")
+            raise UsageError(f"all fused models need one kind of optimizer, not {names}")
         check_optimizers(optimizers)
         self._array, self._kind = array, kinds.pop()
         plain = not any(group.get("differentiable") for group in optimizers[0].param_groups)
@@ -383,8 +383,8 @@ def _group_of_each(
         for name, own in array[number].named_parameters():
             if id(own) not in steps and name.replace(".", "/") in groups:
                 raise UsageError(
-                    f"optimizer {number} does not step {name}, which another model's does: "
-                    "give all optimizers of an array the same weights"
+                    f"optimizer {number} does not step {name}, but another model's optimizer "
+                    "does. Give all optimizers the same weights"
                 )
     return groups
 

@@ -22,16 +22,18 @@ _GLOBAL_HOOKS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 def check_optimizers(optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """UsageError for one that an array cannot step."""
     if len({id(one) for one in optimizers}) < len(optimizers):
-        raise UsageError("every model of an array needs an optimizer of its own: one is twice")
+        raise UsageError("every fused model needs its own optimizer, but one is given twice")
     for optimizer in optimizers:
         name = type(optimizer).__name__
         if isinstance(optimizer, torch.optim.SparseAdam):
-            raise UsageError(f"{name} needs sparse gradients, which cannot be stacked: use Adam")
+            raise UsageError(
+                f"{name} needs sparse gradients, which fused models do not support. Use Adam"
+            )
         closure = inspect.signature(type(optimizer).step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
             raise UsageError(
-                f"{name} computes the loss several times in a step, which an array cannot: "
-                "use another optimizer"
+                f"{name} computes the loss several times per step, which fused models cannot. "
+                "Use another optimizer"
             )
 
 
@@ -73,8 +75,8 @@ class StepGuard:
     def __call__(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not self._is_open:
             raise UsageError(
-                "this optimizer belongs to an array, whose gradients it cannot see: array.step() "
-                "steps all models, array.evict(i) gives a model back"
+                "this optimizer belongs to fused models, whose gradients it cannot see. "
+                "array.step() steps all models. array.evict(i) gives a model back"
             )
 
     @contextmanager

@@ -108,8 +108,8 @@ class PythonState:
         first = values[0]
         if name == "training" and any(value != first for value in values):
             raise UsageError(
-                f"{same.path or 'the model'} is in train mode in some models of the array and in "
-                "eval mode in others: call train() or eval() on that module of every model"
+                f"{same.path or 'the model'} is in train mode in some fused models and in "
+                "eval mode in others. Call train() or eval() on that module of every model"
             )
         if all(value is MISSING for value in values):
             same.shared.values.pop(name, None)
@@ -146,8 +146,8 @@ class PythonState:
             found = {id(same.module): same.path for same in self._modules}.get(id(value))
             if found is None:
                 raise UsageError(
-                    f"{path or 'the model'} makes a module in forward, of which each model needs "
-                    "its own: make it in __init__, or call every model once before fuse"
+                    f"{path or 'the model'} creates a module in forward, and each model needs "
+                    "its own. Create it in __init__, or call every model once before fuse"
                 )
             return self._models[model].get_submodule(found)
 
@@ -161,8 +161,8 @@ class PythonState:
             return value
         if not self._known.knows(value):
             raise UsageError(
-                f"{path or 'the model'} keeps a {type(value).__name__} that forward makes, of "
-                "which each model needs its own: make it in __init__"
+                f"{path or 'the model'} keeps a {type(value).__name__} that forward creates, "
+                "and each model needs its own. Create it in __init__"
             )
         if callable(value) or not hasattr(value, "__dict__"):
             return copy.deepcopy(value)
@@ -199,9 +199,9 @@ def check_keeps_nothing(state: PythonState) -> None:
     """UsageError where compiled or captured code would keep something in Python only once."""
     if state.template_has_changed():
         raise UsageError(
-            "the models' code keeps something in Python in forward, which compiled and captured "
-            "steps would do only once: call the array once before, if it is a cache, or leave the "
-            "step as it is"
+            "the models' code keeps Python state in forward, which compiled and captured "
+            "steps would update only once. If it is a cache, call the fused models once "
+            "before. Else leave the step uncompiled"
         )
 
 

@@ -67,7 +67,7 @@ class ArrayPool:
             raise UsageError(f"steps={steps} and every={every}: give a multiple of `every`")
         ray = import_ray()
         if not ray.is_initialized():
-            raise UsageError("Ray is not started: call ray.init() before ArrayPool(...)")
+            raise UsageError("Ray is not started. Call ray.init() before ArrayPool(...)")
         place = Path(folder).absolute()
         place.mkdir(parents=True, exist_ok=True)
         self.places = arrays * width
@@ -144,7 +144,9 @@ class HostedTrial:
                 self._seen += 1
                 return answer
             time.sleep(_ASK_AGAIN_S)
-        raise NotCapturedError(f"no array answered trial {self._name} for {_GIVE_UP_S:g} s")
+        raise NotCapturedError(
+            f"no group of fused models answered trial {self._name} for {_GIVE_UP_S:g} s"
+        )
 
     def _ask(self) -> dict[str, Any] | None:
         """None: not yet. A host that was started again may not know the trial, which then joins

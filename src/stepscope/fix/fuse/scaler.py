@@ -58,8 +58,8 @@ class ArrayScaler:
         """Each model's loss times its own scale."""
         if loss.count != len(self.scales):
             raise UsageError(
-                f"this scaler has {len(self.scales)} models, the loss {loss.count}: call "
-                "scaler.evict(i) or scaler.admit() with the array's"
+                f"this scaler has {len(self.scales)} models, the loss {loss.count}. Call "
+                "scaler.evict(i) or scaler.admit() together with the array's"
             )
         return Stacked(loss.front() * self.scales.to(loss.device), loss.count)
 

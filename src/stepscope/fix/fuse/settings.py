@@ -82,7 +82,7 @@ class SettingColumns:
             assert self._columns is not None
             return self._columns[place]
         if not _all_equal(values):
-            raise UsageError(f"models of an array cannot differ in a setting such as {values[0]!r}")
+            raise UsageError(f"fused models cannot differ in a setting such as {values[0]!r}")
         return float(values[0]) if place is not None else values[0]
 
     def _copy(self, numbers: torch.Tensor) -> None:

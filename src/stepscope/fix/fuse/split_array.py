@@ -127,7 +127,7 @@ class SplitArray:
         """Take one model out; it and its optimizer go on alone."""
         array, place = self._find(model)
         if len(self) == 1:
-            raise UsageError("the last model cannot leave its array")
+            raise UsageError("the last model cannot be removed")
         gone = self._order.pop(model)
         self._places = _numbered(self._order)
         if len(array) > 1:
@@ -171,8 +171,8 @@ class SplitArray:
         members: list[list[int]] = saved["members"]
         if sorted(chain(*members)) != list(range(len(self))) or len(self.arrays) > 1:
             raise UsageError(
-                f"the checkpoint has {sum(map(len, members))} models: resume it in one new array "
-                f"of as many, not of {len(self)}"
+                f"the checkpoint has {sum(map(len, members))} models. Resume it with as many "
+                f"models, not with {len(self)}"
             )
         (array,) = self.arrays
         own = array.optimizer.optimizers if array.optimizer is not None else []
@@ -200,7 +200,7 @@ class SplitArray:
         """By the first model and its batch."""
         first = self.arrays[0]
         if first.optimizer is None:
-            raise UsageError("this array was fused without optimizers: give one for each model")
+            raise UsageError("these models were fused without optimizers. Give one for each model")
         batch = [_change_lists(itemgetter(0), one) for one in inputs]
         fit = largest_array(
             first[0], first.optimizer.optimizers[0], loss, *batch, memory=self._limit
@@ -223,8 +223,8 @@ class SplitArray:
         """The halves, and which of their models have this step still before them."""
         middle = len(array) // 2
         self.halvings.append(
-            f"step {self._steps + 1}: out of memory with {len(array)} models, "
-            f"so {middle} and {len(array) - middle} from now on"
+            f"step {self._steps + 1}: out of memory with {len(array)} models at once. From "
+            f"now on {middle} and {len(array) - middle} train in turns"
         )
         self._most = min(len(array) - middle, self._most or len(array))
         at = self.arrays.index(array)
@@ -254,7 +254,7 @@ class SplitArray:
 
         def part(values: list[Any]) -> list[Any]:
             if len(values) != len(self):
-                raise UsageError(f"{len(values)} values for {len(self)} models: one each is needed")
+                raise UsageError(f"{len(values)} values for {len(self)} models: give one for each")
             return [values[self._place_of(model)] for model in _models(array)]
 
         return _change_lists(part, value)
@@ -355,8 +355,10 @@ def fuse_to_fit(
     memory_limit: int | None = None,
     **options: Any,
 ) -> SplitArray:
-    """As `fuse`, with its other options, in as many arrays as `memory_limit` (bytes) makes
-    necessary. Without a limit all are one array until memory runs out."""
+    """Train models together as `fuse` does, in as many groups as `memory_limit` (bytes) requires.
+
+    Without a limit all are one group until memory runs out. Other options are those of `fuse`.
+    """
     array = fuse(models, optimizers, schedulers, seeds, random, **options)
     return SplitArray(array, memory_limit, **options)
 

@@ -175,7 +175,7 @@ class Stacked(torch.Tensor):
         if name in _ONE_VALUE and not all_common(args, kwargs):
             return _agreed(func, name, args, kwargs)
         if name in _ITSELF or func is torch.autograd.grad:
-            raise NotFusableError(f"{name} needs each model's own tensor: result.of(i) is one")
+            raise NotFusableError(f"{name} needs a single model's tensor: result.of(i) is one")
         if not all(map(_is_known_kind, types)):
             raise NotFusableError("tensors of another class, with code of its own, take part")
         if name == "backward":
@@ -202,7 +202,9 @@ def _backward(
 ) -> None:
     """From every model's loss; `gradient` is 1 for each."""
     if inputs is not None:
-        raise UsageError("backward(inputs=...) is not known to an array: use array.backward(loss)")
+        raise UsageError(
+            "backward(inputs=...) is not supported for fused models. Use array.backward(loss)"
+        )
     front = loss.front()
     first = gradient.front() if isinstance(gradient, Stacked) else gradient
     if first is None:
@@ -261,7 +263,7 @@ def _agreed(
         if all(value == values[0] for value in values):
             note(name, "agreed")
             return values[0]
-    raise NotFusableError(f"{name} asks for the values of one model: result.of(i) has them")
+    raise NotFusableError(f"{name} asks for the values of one model. result.of(i) has them")
 
 
 def all_common(*values: Any) -> bool:
@@ -295,4 +297,4 @@ def _read_property(func: Any, args: Sequence[Any]) -> Any:
         return getattr(tensor.physical, name)
     if name == "grad" and not isinstance(tensor.physical, torch.nn.Parameter):
         return None
-    raise NotFusableError(f"{name} of an array's tensor is not known")
+    raise NotFusableError(f"fused models do not support {name} of a tensor")

@@ -68,8 +68,8 @@ class Stacks:
         for one in self._buffers:
             if any(len(held) != len(before) for held, before in one.made):
                 raise UsageError(
-                    f"{one.path or 'the model'} makes a module or a weight in forward: make it in "
-                    "__init__, or call every model once before fuse"
+                    f"{one.path or 'the model'} creates a module or a weight in forward. "
+                    "Create it in __init__, or call every model once before fuse"
                 )
             if len(one.held) != len(one.stacked) or any(
                 map(is_not, one.held.values(), one.stacked.values())
@@ -144,8 +144,8 @@ class Stacks:
         if not is_ordinary(values) or is_capturing():
             if not isinstance(old, Stacked) or old.physical.shape != values.shape:
                 raise UsageError(
-                    f"{one.path}.{name} is a buffer that forward replaces by one of another shape, "
-                    "which compiled and captured steps cannot follow"
+                    f"{one.path}.{name} is a buffer that forward replaces by one of another "
+                    "shape. Compiled and captured steps cannot follow that"
                 )
             one.held[name] = old  # those hold its memory
             with torch.no_grad():
@@ -163,8 +163,8 @@ class Stacks:
         first = values[0]
         if any(value.shape != first.shape or value.dtype != first.dtype for value in values):
             raise UsageError(
-                f"{one.path}.{name} is a buffer that has another shape in each model by now: "
-                "buffers of an array must stay alike"
+                f"{one.path}.{name} is a buffer that has another shape in each model now. "
+                "Buffers of fused models must keep the same shape"
             )
         stack = torch.stack(values)
         self._set(one, name, stack, Stacked(stack, self._count), values)

@@ -30,7 +30,7 @@ _MOST_ON_DEVICE, _MOST_ON_HOST = 64, 8  # models that "auto" trains together; mo
 
 
 def grid(**values: Sequence[Any]) -> list[dict[str, Any]]:
-    """Every combination, in order."""
+    """Return every combination of the values, in order."""
     return [
         dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
     ]
@@ -46,8 +46,10 @@ def sweep(
     seed: int = 0,
     stop: Callable[[SweptTrial], bool] = lambda _trial: False,
 ) -> Iterator[SweptTrial]:
-    """Trials as they end. `configs` may be endless or wait for results: one is asked for whenever
-    a place in an array is free. `width` None: as many at a time as fit into memory.
+    """Train one model per setting, several at a time, and yield trials as they end.
+
+    `configs` may be endless or wait for results: one is asked for whenever a place is free.
+    `width` None: as many at a time as fit into memory.
 
     A trial whose `build` or data raise ends as "failed", with its error; the others go on. If the
     model or the loss raises, all trials of the array fail.

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def fits(facts: ScriptFacts, value: str) -> str | None:
     if facts.bf16 is False:
         device = "CPU" if facts.device == "cpu" else "GPU"
-        return f"this {device} has no instructions for bf16 products"
+        return f"this {device} has no instructions for bf16 matmuls"
     if facts.of_kind("scaler"):
-        return "the script has a GradScaler of its own: bf16 needs none"
+        return "the script has its own GradScaler, which bf16 does not need"
     return why_not_autocast(facts)
 
 

@@ -27,7 +27,7 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     if not facts.image_inputs:
         return "no model is given images (floating tensors of four or five dimensions)"
     if len(_kinds(facts)) != 1:
-        return "the models have convolutions of images and of volumes: no format fits both"
+        return "the models have convolutions of images and of volumes, and no format fits both"
     return None
 
 

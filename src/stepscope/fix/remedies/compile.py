@@ -20,11 +20,11 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     if facts.compiled:
         return "the script compiles its model already"
     if not facts.roots:
-        return "no call of a model was seen"
+        return "stepscope saw no call of a model"
     if facts.no_compiler:
         return facts.no_compiler
     if value == "reduce-overhead" and facts.device != "cuda":
-        return "it captures CUDA graphs: it needs a CUDA device"
+        return "it captures CUDA graphs, so it needs a CUDA device"
     return None
 
 

@@ -67,7 +67,7 @@ def apply(training: TrainingProcess, value: str) -> None:
         if library is None:
             raise RefusedError(f"{value} is not installed here: {_PACKAGES[value]}")
         raise RefusedError(f"{library} was not loaded into this process ({_VARIABLE})")
-    training.did(f"host memory comes from {value}")
+    training.did(f"CPU memory comes from {value}")
 
 
 def patch(script: Script, value: str) -> Proposal:

@@ -34,7 +34,7 @@ def apply(training: TrainingProcess, value: str) -> None:
     def switch(_module: object) -> None:
         if not torch.backends.cudnn.benchmark:
             torch.backends.cudnn.benchmark = True
-            tell("cuDNN tries its algorithms")
+            tell("cuDNN times its algorithms and keeps the fastest")
 
     training.when_root(switch)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stepscope.records.script_facts import Built, ScriptFacts
 
 _NAME = "torch.distributed._DEFAULT_FIRST_BUCKET_BYTES"
-_OWN_CAP = "the script gives bucket_cap_mb, which holds for the first bucket too: use bucket-mb"
+_OWN_CAP = "the script sets bucket_cap_mb, which holds for the first bucket too. Use bucket-mb"
 
 
 def fits(facts: ScriptFacts, value: str) -> str | None:

@@ -28,9 +28,9 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
         return why
     able = [built for built in optimizers if _can_use_foreach(built)]
     if not able:
-        return "the optimizer uses foreach already, or has a tensor as its learning rate"
+        return "the optimizer already uses foreach, or its learning rate is a tensor"
     if facts.device in _BY_DEFAULT and all(b.options["foreach"] is None for b in able):
-        return f"torch uses foreach on {facts.device} by itself"
+        return f"torch already uses foreach on {facts.device}"
     return None
 
 
@@ -55,7 +55,7 @@ def apply(training: TrainingProcess, value: str) -> None:
         if why is None and made.value("fused"):
             why = f"{made.name} is fused"
         if why is None and isinstance(made.value("lr"), torch.Tensor):
-            why = f"{made.name} has a tensor as its learning rate"
+            why = f"the learning rate of {made.name} is a tensor"
         if why is not None:
             leave_alone(why)
         elif not made.value("foreach"):

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from stepscope.records.script_facts import Frame, ScriptFacts
 
 _BY_HAND = (
-    "run forward and loss under fp16 autocast, and use a GradScaler: "
-    "scaler.scale(loss).backward(), scaler.unscale_(optimizer) before gradients are clipped, "
-    "scaler.step(optimizer), scaler.update()"
+    "run forward and loss under fp16 autocast with a GradScaler: call "
+    "scaler.scale(loss).backward() and scaler.step(optimizer), then scaler.update(). Before "
+    "gradients are clipped, call scaler.unscale_(optimizer)"
 )
 
 
@@ -41,13 +41,13 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     if facts.device != "cuda":
         return "it needs a CUDA device"
     if facts.of_kind("scaler"):
-        return "the script has a GradScaler of its own"
+        return "the script has its own GradScaler"
     if len(facts.of_kind("optimizer")) != 1:
-        return f"it needs one torch optimizer: there are {len(facts.of_kind('optimizer'))}"
+        return f"it needs one torch optimizer, but the script has {len(facts.of_kind('optimizer'))}"
     if facts.closure:
         return "the optimizer computes the loss in a closure"
     if "float16" in facts.dtypes:
-        return "parameters are fp16: their gradients cannot be unscaled"
+        return "parameters are fp16, so their gradients cannot be unscaled"
     if any(name.startswith(("FSDP", "FullySharded")) for name in facts.modules):
         return "sharded gradients need FSDP's own scaler"
     return why_not_autocast(facts)

@@ -37,7 +37,7 @@ def apply(training: TrainingProcess, value: str) -> None:
             return
         gc.collect()
         gc.freeze()
-        tell(f"froze what existed after {_STEPS} steps")
+        tell(f"froze all objects that existed after {_STEPS} steps")
 
     training.after_step(count)
 

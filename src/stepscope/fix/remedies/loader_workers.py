@@ -31,7 +31,7 @@ _OF_WORKERS = (
     "timeout",
     "worker_init_fn",
 )
-_ALL_OF_IT = "the dataset only yields (IterableDataset): every worker would yield all of it"
+_ALL_OF_IT = "the dataset is an IterableDataset, so every worker would yield all of it"
 
 
 def fits(facts: ScriptFacts, value: str) -> str | None:
@@ -74,9 +74,9 @@ def _why_not(made: Made, count: int) -> str | None:
     if count > 1 and isinstance(dataset, IterableDataset):
         return _ALL_OF_IT
     if any(tensor.is_cuda for tensor in getattr(dataset, "tensors", ())):
-        return "the dataset is on the GPU already, where workers cannot reach it"
+        return "the dataset is already on the GPU, where workers cannot reach it"
     if multiprocessing.current_process().daemon:
-        return "this process may not start others (it is a daemon)"
+        return "this process is a daemon, so it cannot start workers"
     return None
 
 

@@ -104,8 +104,8 @@ def _counter(loop: ast.For | ast.While) -> str | None:
 def _words(source: PythonSource, read: BlockingRead) -> str:
     text = " ".join(source.segment(read.node).split())
     return (
-        f"{source.file}:{read.node.lineno}: `{text}` waits for the device in every step: keep the "
-        f"tensor (.detach()) and read it every {_EVERY} steps"
+        f"{source.file}:{read.node.lineno}: `{text}` waits for the GPU in every step. Keep "
+        f"the tensor (.detach()) and read it every {_EVERY} steps"
     )
 
 

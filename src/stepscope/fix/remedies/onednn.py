@@ -48,7 +48,7 @@ def patch(script: Script, value: str) -> Proposal:
     edits = tuple(edit for source in sources for edit in _edits(source))
     if edits:
         return Proposal(edits=edits)
-    return Proposal(by_hand=(f"set {_NAME}.enabled = True: something turns it off",))
+    return Proposal(by_hand=(f"set {_NAME}.enabled = True, because something turns it off",))
 
 
 def _edits(source: PythonSource) -> Iterator[Edit]:

@@ -32,9 +32,9 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     if not loaders:
         return "the DataLoader has no workers"
     if all(built.options.get("persistent_workers") for built in loaders):
-        return "the workers are persistent already"
+        return "the workers already persist"
     if all(built.begun < 2 for built in loaders):
-        return "no second epoch began in these steps: its gain cannot be seen"
+        return "no second epoch began in these steps, so its gain cannot be measured"
     return None
 
 

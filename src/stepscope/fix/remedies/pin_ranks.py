@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def fits(facts: ScriptFacts, value: str) -> str | None:
     ranks = facts.local_ranks
     if ranks == 1 and facts.numa_nodes == 1:
-        return "one rank has this machine's one NUMA node to itself"
+        return "the only rank has this machine's only NUMA node to itself"
     if facts.cores < ranks:
-        return f"{ranks} ranks have {facts.cores} cores: fewer than one each"
+        return f"{ranks} ranks have {facts.cores} cores, fewer than one each"
     if ranks > 1 and ranks * facts.cores <= facts.machine_cores:
-        return "each rank has cores of its own already"
+        return "each rank already has its own cores"
     return None
 
 
@@ -34,14 +34,14 @@ def apply(training: TrainingProcess, value: str) -> None:
     import torch
 
     if not hasattr(os, "sched_setaffinity"):
-        raise RefusedError("this system cannot keep a process to cores")
+        raise RefusedError("this system cannot bind a process to cores")
     ranks, rank = ranks_here(), processors.local_rank()
     if rank is None and ranks == 1:
         rank = 0
     nodes = processors.numa_nodes()
     shares = share_cores(nodes, ranks, processors.first_sibling)
     if rank is None or rank >= len(shares):
-        raise RefusedError("it is not known which of the machine's ranks this is")
+        raise RefusedError("stepscope does not know which of the machine's ranks this is")
     tell = training.telling()
 
     def pin(cores: tuple[int, ...]) -> None:
@@ -49,7 +49,7 @@ def apply(training: TrainingProcess, value: str) -> None:
         threads = min(torch.get_num_threads(), len(cores))
         if threads < torch.get_num_threads():
             torch._C.set_num_threads(threads)
-        tell(f"local rank {rank} keeps to cores {processors.write_core_list(cores)}")
+        tell(f"local rank {rank} is bound to cores {processors.write_core_list(cores)}")
 
     def move_to_device(module: Any) -> None:
         homes = _nodes_of_devices(ranks) if _is_on_cuda(module) else []
@@ -105,9 +105,9 @@ def patch(script: Script, value: str) -> Proposal:
     more = ", and so on" if len(lists) > 4 else ""
     return Proposal(
         by_hand=(
-            "start each rank with `taskset -c` and cores of its own"
-            f"{f' ({words}{more})' if words else ''}, or torchrun (2.9 and later) with "
-            "--numa-binding=node",
+            "start each rank with `taskset -c` and its own "
+            f"cores{f' ({words}{more})' if words else ''}, or use torchrun (2.9 and later) "
+            "with --numa-binding=node",
         )
     )
 

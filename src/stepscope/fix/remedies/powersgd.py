@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stepscope.records.script_facts import ScriptFacts
 
 # The hook makes calls as others end: on gloo two buckets may make theirs in another order per rank.
-_NEEDS_ORDER = "torch's powerSGD_hook needs NCCL: over gloo ranks may wait for each other forever"
+_NEEDS_ORDER = "torch's powerSGD_hook needs NCCL. Over gloo, ranks may wait for each other forever"
 _WHOLE_STEPS = 10  # with whole gradients, before compression begins
 
 
@@ -49,7 +49,9 @@ def apply(training: TrainingProcess, value: str) -> None:
         )
         return state, powerSGD_hook
 
-    words = f"gradients are exchanged as products of rank {value} after {_WHOLE_STEPS} steps"
+    words = (
+        f"gradients are exchanged as low-rank products (rank {value}) after {_WHOLE_STEPS} steps"
+    )
     register(training, words, make)
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from stepscope.records.script_facts import ScriptFacts
 
 _COMPILED = (
-    "the script compiles its model, and the compiler already frees what it can recompute: "
-    "set torch._functorch.config.activation_memory_budget to free more"
+    "the script compiles its model, and the compiler already frees what it can recompute. "
+    "Set torch._functorch.config.activation_memory_budget to free more"
 )
 
 
@@ -29,9 +29,9 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     if facts.compiled:
         return _COMPILED
     if facts.checkpointed:
-        return "the script checkpoints its blocks already: they keep little else"
+        return "the script already checkpoints its blocks, which then save little else"
     if not facts.roots:
-        return "no call of a model was seen"
+        return "stepscope saw no call of a model"
     return None
 
 

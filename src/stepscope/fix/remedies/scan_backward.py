@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.declaration import Effect, Fix
 from stepscope.fix.root_places import add_before_training, import_where_edited
+from stepscope.records.addresses import SITE
 from stepscope.records.scan_costs import LARGEST_LSTM, LARGEST_SIZE
 
 if TYPE_CHECKING:
@@ -15,27 +16,28 @@ if TYPE_CHECKING:
     from stepscope.records.script_facts import ScriptFacts
 
 _MODULE = "stepscope.fix.scan"
+_PAGE = f"{SITE}/reference/libraries/scan/"
 _KINDS = ("RNN", "GRU", "LSTM")
 _NAMES = (*_KINDS, *(f"Parametrized{kind}" for kind in _KINDS))  # as torch names them
 
 
 def fits(facts: ScriptFacts, value: str) -> str | None:
     if not any(map(facts.modules.get, _NAMES)):
-        return "no module is an nn.RNN, nn.GRU or nn.LSTM (docs/scan.md)"
+        return f"no module is an nn.RNN, nn.GRU or nn.LSTM ({_PAGE})"
     root = next((name for name in _NAMES if name in facts.roots), None)
     if root is not None:
         kind = root.removeprefix("Parametrized")
         return (
-            f"the script calls an nn.{kind} itself: build a stepscope.fix.scan.Scan{kind} in its "
-            "place"
+            f"the script calls an nn.{kind} itself. Build a stepscope.fix.scan.Scan{kind} in "
+            "its place"
         )
     if facts.device != "cpu" and facts.recurrent and not any(map(_may_pay, facts.recurrent)):
         return (
-            f"cuDNN is faster than a scan for an nn.LSTM of more than {LARGEST_LSTM} and an nn.RNN "
-            f"of more than {LARGEST_SIZE} (docs/scan.md)"
+            f"cuDNN is faster than a scan for an nn.LSTM of more than {LARGEST_LSTM} and an "
+            f"nn.RNN of more than {LARGEST_SIZE} ({_PAGE})"
         )
     if facts.compiled:
-        return "the model is compiled: call scan_backward on it before torch.compile"
+        return "the model is compiled. Call scan_backward on it before torch.compile"
     return None
 
 

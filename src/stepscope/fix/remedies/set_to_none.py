@@ -81,8 +81,8 @@ class _Switch:
                 self._refused = True
         if self._refused:
             self._refuse(
-                "some parameters get no gradient in some steps: the optimizer updates them if "
-                "their gradient is zero, and skips them if it is None"
+                "some parameters get no gradient in some steps. The optimizer updates them "
+                "if their gradient is zero, but skips them if it is None"
             )
 
 

@@ -23,9 +23,9 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     if why_not is not None:
         return why_not
     if all_have(facts, _OPTION):
-        return "DDP takes the graph as static already"
+        return "DDP already uses a static graph"
     if facts.graph_changes:
-        return "the parameters that a step leaves unused change"
+        return "the set of unused parameters changes from step to step"
     if facts.synced_passes != facts.passes_per_step:
         return "some passes run under no_sync(), which DDP does not support with a static graph"
     return None

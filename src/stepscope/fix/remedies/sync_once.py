@@ -26,11 +26,11 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
         return why_not + _words_for_others(facts)
     passes = facts.passes_per_step
     if passes is None:
-        return "the number of backward passes per step is not always the same"
+        return "the number of backward passes per step varies"
     if passes == 1:
         return "a step has one backward pass"
     if facts.synced_passes != passes:
-        return "some backward passes run under no_sync() already"
+        return "some backward passes already run under no_sync()"
     if any(built.options.get("static_graph") for built in facts.of_kind("ddp")):
         return "DDP does not support no_sync() with a static graph"
     if value and value != str(passes):
@@ -60,8 +60,8 @@ def patch(script: Script, value: str) -> Proposal:
 def _by_hand(facts: ScriptFacts) -> str:
     where = f" ({facts.backward[0].words})" if facts.backward else ""
     return (
-        f"put forward and backward{where} under `with model.no_sync():` in all passes of a step "
-        "but the last one before optimizer.step(); model is the DistributedDataParallel"
+        f"put forward and backward{where} under `with model.no_sync():`, except in the last "
+        "pass before optimizer.step(). Here model is the DistributedDataParallel"
     )
 
 
@@ -69,7 +69,7 @@ def _words_for_others(facts: ScriptFacts) -> str:
     """What does the same without DDP."""
     if (facts.passes_per_step or 1) > 1 and facts.world_size > 1 and not facts.of_kind("ddp"):
         return (
-            "; by hand: FSDP's model.set_requires_gradient_sync(is_last_pass), or "
+            ". For FSDP write model.set_requires_gradient_sync(is_last_pass), for Accelerate "
             "`with accelerator.accumulate(model):`"
         )
     return ""

@@ -21,7 +21,7 @@ _ELSEWHERE = {
     "torch.backends.cuda.matmul.allow_tf32": "True",
     "torch.backends.cuda.matmul.fp32_precision": '"tf32"',
 }
-_NEWER = "the script sets precision with torch.backends.*.fp32_precision: choose tf32 there"
+_NEWER = "the script sets precision with torch.backends.*.fp32_precision. Choose tf32 there"
 
 
 def fits(facts: ScriptFacts, value: str) -> str | None:
@@ -30,11 +30,11 @@ def fits(facts: ScriptFacts, value: str) -> str | None:
     if facts.dtypes and "float32" not in facts.dtypes:
         return "no parameter is fp32"
     if facts.autocast:
-        return f"the script's products run in {facts.autocast} already"
+        return f"the script's matmuls already run in {facts.autocast}"
     if facts.matmul_precision == "mixed":
         return _NEWER
     if facts.matmul_precision != "highest" and facts.conv_tf32:
-        return "the script uses tf32 already"
+        return "the script already uses TF32"
     return None
 
 
@@ -48,10 +48,10 @@ def apply(training: TrainingProcess, value: str) -> None:
         try:
             if torch.get_float32_matmul_precision() == "highest":
                 torch.set_float32_matmul_precision("high")
-                tell("matrix products use tf32")
+                tell("matmuls use TF32")
             if not torch.backends.cudnn.allow_tf32:
                 torch.backends.cudnn.allow_tf32 = True
-                tell("convolutions use tf32")
+                tell("convolutions use TF32")
         except RuntimeError:  # torch does not let older and newer switches be used together
             raise RefusedError(_NEWER) from None
 

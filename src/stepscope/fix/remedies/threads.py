@@ -41,7 +41,7 @@ def _number_here(facts: ScriptFacts, value: str) -> int:
 def fits(facts: ScriptFacts, value: str) -> str | None:
     number = _number_here(facts, value)
     if number == 1 and not value.isdecimal():
-        return "a rank has one core: one-thread does the same"
+        return "a rank has one core, so one-thread does the same"
     return why_not_threads(facts, number)
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def fits(facts: ScriptFacts, value: str) -> str | None:
     return why_no_ddp(facts) or (
-        "it tries bucket sizes inside one run, longer than a trial: `stepscope run --with "
-        "tuned-buckets`"
+        "it tries bucket sizes within one run, which takes longer than a trial. Use "
+        "`stepscope run --with tuned-buckets`"
     )
 
 
@@ -65,8 +65,8 @@ def apply(training: TrainingProcess, value: str) -> None:
 def patch(script: Script, value: str) -> Proposal:
     return Proposal(
         by_hand=(
-            "after the model is wrapped and the optimizer is built: "
-            "from stepscope.fix.ddp import tune_buckets; tune_buckets(model, optimizer)",
+            "after the model is wrapped and the optimizer is built: from stepscope.fix.ddp "
+            "import tune_buckets; tune_buckets(model, optimizer)",
         )
     )
 

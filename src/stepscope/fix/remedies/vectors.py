@@ -20,7 +20,7 @@ _NAME = "ATEN_CPU_CAPABILITY"
 
 def fits(facts: ScriptFacts, value: str) -> str | None:
     if not facts.variables.get(_NAME):
-        return f"{_NAME} is not set: torch uses the widest vectors"
+        return f"{_NAME} is not set, so torch already uses the widest vectors"
     if facts.device != "cpu":
         return "the model is not on the CPU"
     return None

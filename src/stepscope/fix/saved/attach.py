@@ -28,7 +28,7 @@ def save_memory(
     lossy: str | None = None,
     heavy: bool = False,
 ) -> MemorySaver:
-    """Keep less for the model's backward pass, with the same results to the last bit.
+    """Save less for the model's backward pass, with the same results to the last bit.
 
     `reduce=0.5` halves what backward keeps, `budget="12GB"` limits what a step needs,
     `batch="2x"` makes twice the batch fit, `max_slowdown=0.05` limits the time that recomputing
@@ -67,7 +67,8 @@ def _check(model: Any, reduce: Any, max_slowdown: Any, warmup: Any, plan: Any) -
         raise UsageError(f"warmup={warmup!r}: pass a number of passes, 0 or more")
     if plan is not None and not isinstance(plan, SavePlan):
         raise UsageError(
-            f"plan= is a {type(plan).__name__}: pass a SavePlan; SavePlan.from_json(text) reads one"
+            f"plan= is a {type(plan).__name__}. Pass a SavePlan, which "
+            "SavePlan.from_json(text) reads"
         )
 
 

@@ -112,7 +112,7 @@ def plan_step(
         held_back = _asks_too_much(better, limited, most_ns)
         notes.append(_why_no_more(chosen.extra_ns / record.step_ns, target, held_back=held_back))
     if any(is_lossy(option.encoding) for option in chosen.selection.encoded.values()):
-        notes.append("Some values are rounded (lossy): results differ from plain training.")
+        notes.append("Some values are rounded (lossy), so results differ from plain training.")
     notes.extend(_advice(record, plain.memory.peak_bytes, chosen.peak_bytes))
     return PlannedStep(
         plan=_plan(record, target, plain, chosen, around, tuple(notes)),
@@ -254,7 +254,7 @@ class _PeakLimit:
         else:
             most, least = self.backward_bytes or 0, one.memory.peak_bytes
         within = " within the time allowed" if timed else ""
-        return f"The target of {size(most)} is out of reach: {size(least)} is the least{within}."
+        return f"The target of {size(most)} is out of reach. The least is {size(least)}{within}."
 
 
 def _limit(
@@ -282,28 +282,33 @@ def _why_nothing(
     plain: _Candidate, limit: _PeakLimit | None, found: list[_Candidate], target: MemoryTarget
 ) -> str:
     if limit is not None and limit.step_bytes is not None and limit.allows(plain):
-        return f"It fits as it is: {size(plain.peak_bytes)} of {size(limit.step_bytes)}."
+        return f"The step fits as it is: {size(plain.peak_bytes)} of {size(limit.step_bytes)}."
     worthwhile = [one for one in found if _is_worthwhile(one, plain)]
     if worthwhile and target.max_slowdown is not None:
         cheapest = min(worthwhile, key=lambda one: one.extra_ns)
         return (
-            f"Nothing is worth it within {percent(target.max_slowdown)} of a step: "
-            f"{size(plain.memory.peak_bytes - cheapest.memory.peak_bytes)} less would take "
+            f"Nothing is worth it within {percent(target.max_slowdown)} of a step. To save "
+            f"{size(plain.memory.peak_bytes - cheapest.memory.peak_bytes)} would take "
             f"{duration(cheapest.extra_ns)}."
         )
     if any(one.memory.saved_bytes <= _WORTH * plain.memory.saved_bytes for one in found):
         return (
-            "Less could be kept, but the peak would stay: few layers are made again nearly at once."
+            "Less could be saved for backward, but the peak would stay the same: a few "
+            "layers are recomputed almost at the same time."
         )
     return "Nothing here is cheap to recompute or compresses exactly."
 
 
 def _why_no_more(share: float, target: MemoryTarget, *, held_back: bool) -> str:
     """`held_back`: there is more to save, but the host could not follow."""
-    more = "" if target.heavy else " heavy=True also repeats products, which may save more."
-    why = "nothing else that is cheap to repeat lowers the peak."
+    more = (
+        ""
+        if target.heavy
+        else " heavy=True also repeats matmuls and convolutions, which may save more."
+    )
+    why = "nothing else that is cheap to recompute lowers the peak."
     if held_back:
-        why = "to save more would cost the host more time than it has."
+        why = "saving more would need more CPU time than is free."
     return (
         f"Recomputing takes {percent(share)} of a step, less than the "
         f"{percent(target.max_slowdown or 0.0)} allowed: {why}{more}"
@@ -367,15 +372,15 @@ def _advice(record: StepRecord, peak_bytes: int, needed_bytes: int) -> Iterator[
     limit_bytes = None if around is None or around.expandable else around.limit_bytes
     if limit_bytes is not None and needed_bytes > _NEAR_LIMIT * limit_bytes:
         yield (
-            f"A step needs {size(needed_bytes)} of the {size(limit_bytes)} there are, and holes "
-            "between blocks need some, too. Start the training with "
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: then there are hardly any."
+            f"A step needs {size(needed_bytes)} of {size(limit_bytes)}, and fragmentation "
+            "needs some, too. Start the training with "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid most fragmentation."
         )
     owned = sum(value.size_bytes for value in record.values if value.owned)
     if owned > _WEIGHTS_DOMINATE * peak_bytes:
         share = percent(peak_bytes / (owned + peak_bytes))
         yield (
-            f"The weights dominate: what backward keeps is only {share} of both. Sharding "
+            f"Weights dominate: what is saved for backward is only {share} of both. Sharding "
             "(FSDP, ZeRO) saves more."
         )
 

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from stepscope.fix.saved.step_record import StepRecord
 
 COMPILED_PART = (
-    "part of the model is compiled ({part}): everything is kept. Compile the whole model and call "
-    "save_memory(model, reduce=0.5) on that, or call save_memory on the parts that are not"
+    "part of the model is compiled ({part}), so everything stays saved. Compile the whole "
+    "model and call save_memory(model, reduce=0.5) on that. Or call save_memory on the parts "
+    "that are not compiled"
 )
 _COMPILED_NODE = "CompiledFunctionBackward"
 

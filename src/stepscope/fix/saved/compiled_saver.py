@@ -29,8 +29,8 @@ class CompiledSaver(MemorySaver):
         self._latest = None
         self.ended = None
         self.notes = [
-            f"The model is compiled: the compiler keeps about {percent(share)} of what it would "
-            "keep, in graphs that are compiled from now on."
+            f"The model is compiled: graphs compiled from now on save about {percent(share)} "
+            "of what they would save."
         ]
         self._model = model
         self._start_over()
@@ -82,8 +82,9 @@ def save_compiled(
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise UsageError(
-            f"{given[0]}= is not known to the compiler, which takes a share of what it would keep: "
-            "pass reduce=0.5, or call save_memory on the model before it is compiled"
+            f"{given[0]}= is not supported for a compiled model. The compiler takes a share "
+            "of what it would save: pass reduce=0.5. Or call save_memory on the model before "
+            "it is compiled"
         )
     return CompiledSaver(model, _USUAL_SHARE if reduce is None else 1 - reduce)
 

@@ -97,19 +97,20 @@ class KnownPass:
             return
         self.pinned = None  # the next pass pins it again
         self.deviations += 1
-        yield f"a pass differed from the recorded one, the rest was kept: {report.deviation}"
+        yield f"a pass differed from the recorded one, so its rest stays saved: {report.deviation}"
         if pinned and not self.counted:
             # Some operators save other tensors when they are watched (CTC's loss does): such a plan
             # holds in every watched pass and in no other.
             self.failed_pins += 1
             if self.failed_pins >= _MOST_FAILED_PINS:
                 self.must_watch = self.counted = True
-                yield "unwatched passes differ from watched ones: all operators are watched"
+                yield "unwatched passes differ from watched ones, so all operators are watched"
         if self.deviations >= _MOST_DEVIATIONS:
             self.given_up = True
             yield (
-                f"{_MOST_DEVIATIONS} passes in a row differed: everything is kept from now on for "
-                "inputs of these shapes. The model's operators change from pass to pass"
+                f"{_MOST_DEVIATIONS} passes in a row differed. From now on everything stays "
+                "saved for inputs of these shapes. The model's operators change from pass to "
+                "pass"
             )
 
     @property
@@ -164,14 +165,14 @@ class KnownPass:
         too_slow = added is not None and is_surely_too_slow(added, target)
         if not self.looks.seen(self.followed_passes, too_slow=too_slow) or added is None:
             return None
-        slower = f"steps have come to take {percent(added.share)} longer than plain ones"
+        slower = f"steps now take {percent(added.share)} longer than plain ones"
         if target.limits_bytes:
             self.looks = None
-            return f"{slower}. The plan stays, as less would not be saved for the memory asked for"
+            return f"{slower}. The plan stays, because a smaller one would miss the memory target"
         verdict = self.tries.judge_again(self.record, self.planned, added)
         if not has_room(verdict.planned.plan.step_peak_bytes):
             self.looks = None
-            return f"{slower}. The plan stays, as a smaller one needs more memory than is free"
+            return f"{slower}. The plan stays, because a smaller one needs more memory than is free"
         return self._obey(verdict)
 
     def _obey(self, verdict: Verdict) -> str | None:

@@ -197,8 +197,8 @@ class MemorySaver:
             yield
         except Exception as error:
             self._stop(
-                f"save_memory failed ({type(error).__name__}: {error}): everything is kept from "
-                "now on, and the training goes on. Please report this"
+                f"save_memory failed ({type(error).__name__}: {error}). Everything stays "
+                "saved from now on, and the training goes on. Please report this"
             )
 
     def _stop(self, why: str) -> None:
@@ -229,8 +229,8 @@ class MemorySaver:
         # A pinned plan waits for nothing and decides by host facts: a graph can hold it.
         if is_capturing() and not known.counted:
             self._note(
-                "a CUDA graph was captured before the plan was carried out: everything is kept in "
-                "it. Run a few steps before the capture"
+                "a CUDA graph was captured before the plan was active, so everything stays "
+                "saved in it. Run a few steps before the capture"
             )
             return
         if self._watches(known) and (part := compiled_part(self._model)) is not None:
@@ -334,9 +334,9 @@ class MemorySaver:
             self._note(note)
         if report.uncaptured:
             self._note(
-                f"a CUDA graph was captured: what is planned as "
-                f"{', '.join(sorted(report.uncaptured))} is kept in it, as it needs the host "
-                "or a size that differs from step to step"
+                "a CUDA graph was captured. What is planned as "
+                f"{', '.join(sorted(report.uncaptured))} stays saved in it, because it needs "
+                "the CPU or its size varies from step to step"
             )
         if report.deviation is not None:
             return
@@ -373,7 +373,9 @@ class MemorySaver:
             met = known.planned is not None and known.planned.meets_target
             if met and not other.meets_target:
                 known.must_watch, known.counted, known.report = True, True, report
-                self._note("some operators cannot be recognised by what they save: all are watched")
+                self._note(
+                    "some operators cannot be recognized by what they save, so all are watched"
+                )
             else:
                 known.use(other)
                 self._latest = other.plan
@@ -408,8 +410,8 @@ class MemorySaver:
         known = self._passes.get(key)
         if known is None and len(self._passes) >= _MOST_PLANS:
             self._note(
-                f"more than {_MOST_PLANS} kinds of input shapes: the others keep everything. "
-                "Pad batches to fewer shapes"
+                f"there are more than {_MOST_PLANS} kinds of input shapes. The others save "
+                "everything. Pad batches to fewer shapes"
             )
             return None
         if known is None:
@@ -429,12 +431,14 @@ class MemorySaver:
 
     def _may_act(self) -> bool:
         if torch._C._are_functorch_transforms_active():
-            self._note("torch.func transforms allow no hooks: everything is kept inside them")
+            self._note(
+                "torch.func transforms allow no hooks, so everything stays saved inside them"
+            )
             return False
         if other_hooks_are_active() or is_following():
             self._note(
-                "saved-tensor hooks are active around the model (checkpointing, offloading): they "
-                "go first, and everything is left to them"
+                "saved-tensor hooks are active around the model (checkpointing, offloading). "
+                "They come first, and save_memory leaves everything to them"
             )
             return False
         return True

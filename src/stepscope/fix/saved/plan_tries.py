@@ -106,8 +106,8 @@ class PlanTries:
         slowed = self._slowed
         if slowed is not None and self._is_no_faster(slowed):
             said = (
-                f"steps have become slower than {percent(self._limit)}, with a smaller plan, too: "
-                "something else takes longer, and the larger plan stays"
+                f"steps are slower than {percent(self._limit)} with a smaller plan, too. "
+                "Something else takes longer, so the larger plan stays"
             )
             return Verdict(record, slowed.planned, True, said, added=slowed.added, for_good=True)
         following = self._following(record) if len(self.tried) < self._most else None
@@ -129,8 +129,8 @@ class PlanTries:
             return f" of the {percent(self._limit)} allowed"
         if last.held_up_by_copies:
             waited = duration(last.added.waited_ns)
-            return f", as the device waited {waited} a step for offloaded values"
-        return ", as the host cannot keep up" if last.held_up_host else ""
+            return f", because the GPU waited {waited} per step for offloaded values"
+        return ", because the CPU cannot keep up" if last.held_up_host else ""
 
     @property
     def _limit(self) -> float:
@@ -272,9 +272,9 @@ class PlanTries:
         if chosen is None:
             heavy = "" if self.target.heavy else ", or try heavy=True"
             said = (
-                f"{said}, {percent(self._limit)} are allowed, and no plan that was tried kept "
-                "within them: everything is kept from now on. Where training waits for the host, "
-                f"capture a CUDA graph, or train with a larger batch{heavy}"
+                f"{said}, but {percent(self._limit)} are allowed. No plan that was tried "
+                "stayed within that, so everything stays saved. Where training waits for the "
+                f"CPU, capture a CUDA graph, or train with a larger batch{heavy}"
             )
             return Verdict(record, plan_nothing(record, self.target, said), True, said, True)
         if chosen is self.tried[-1]:

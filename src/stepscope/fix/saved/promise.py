@@ -55,13 +55,13 @@ class SavePromise:
     tried_step: bool = False
 
     def __str__(self) -> str:
-        of = "The step's peak" if self.whole_step else "The peak of what backward keeps"
+        of = "The step's peak" if self.whole_step else "The peak of what is saved for backward"
         slower = percent(self.step_ns / max(1, self.step_ns_before) - 1)
         return (
             f"{of} goes from {size(self.peak_bytes_before)} to {size(self.peak_bytes)} "
-            f"({size(self.peak_low_bytes)} to {size(self.peak_high_bytes)}); a step takes "
-            f"{duration(self.step_ns)} instead of {duration(self.step_ns_before)}, {slower} more "
-            f"({duration(self.step_low_ns)} to {duration(self.step_high_ns)})."
+            f"({size(self.peak_low_bytes)} to {size(self.peak_high_bytes)}). A step takes "
+            f"{duration(self.step_ns)} instead of {duration(self.step_ns_before)}, {slower} "
+            f"more ({duration(self.step_low_ns)} to {duration(self.step_high_ns)})."
         )
 
 

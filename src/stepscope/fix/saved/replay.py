@@ -68,9 +68,10 @@ class KeptTensor:
         if self.version is not None and self.tensor._version != self.version:
             shape = "x".join(map(str, self.tensor.shape)) or "scalar"
             raise ChangedInPlaceError(
-                f"a tensor needed for backward ({shape}, {self.tensor.dtype}) was changed by an "
-                f"in-place operation: it is at version {self.tensor._version}, expected "
-                f"{self.version}. Call saver.remove() before training, or avoid the in-place change"
+                f"a tensor needed for backward ({shape}, {self.tensor.dtype}) was changed by "
+                f"an in-place operation. It is at version {self.tensor._version}, but "
+                f"{self.version} was expected. Call saver.remove() before training, or avoid "
+                "the in-place change"
             )
         return self.tensor
 
@@ -334,9 +335,9 @@ def _checked(call: RepeatableCall, results: tuple[torch.Tensor, ...]) -> tuple[t
     for tensor, size_bytes in zip(results, call.sizes, strict=True):
         if tensor.untyped_storage().nbytes() != size_bytes:
             raise ReplayDiffersError(
-                f"{call.template.operator} returned {tensor.untyped_storage().nbytes()} bytes when "
-                f"it was repeated for backward, {size_bytes} in forward. Please report this; "
-                "saver.remove() turns recomputing off"
+                f"{call.template.operator} returned {tensor.untyped_storage().nbytes()} bytes "
+                f"when it was repeated for backward, but {size_bytes} in forward. Please "
+                "report this. saver.remove() turns recomputing off"
             )
     return results
 

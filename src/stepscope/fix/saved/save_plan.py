@@ -109,13 +109,14 @@ class SavePlan:
 
     def verdict(self) -> str:
         if self.peak_bytes >= self.peak_bytes_before:
-            return f"Backward keeps {size(self.saved_bytes_before)}; nothing is changed."
+            return f"Backward needs {size(self.saved_bytes_before)}. Nothing is changed."
         ratio = self.peak_bytes_before / max(1, self.peak_bytes)
         return (
-            f"Backward keeps {size(self.saved_bytes)} instead of {size(self.saved_bytes_before)}; "
-            f"its peak is {size(self.peak_bytes)} instead of {size(self.peak_bytes_before)} "
-            f"({factor(ratio)} times less), for about {duration(self.extra_ns)} more "
-            f"({percent(self.slowdown)}) per step.{self._step_words()}"
+            f"Backward needs {size(self.saved_bytes)} instead of "
+            f"{size(self.saved_bytes_before)}. The peak is {size(self.peak_bytes)} instead of "
+            f"{size(self.peak_bytes_before)} ({factor(ratio)} times less), for about "
+            f"{duration(self.extra_ns)} more ({percent(self.slowdown)}) "
+            f"per step.{self._step_words()}"
         )
 
     def _step_words(self) -> str:
@@ -157,7 +158,7 @@ class SavePlan:
             return cls._from(data)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UnreadableInputError(
-                f"not a plan of save_memory ({error}): pass what SavePlan.to_json() returned"
+                f"not a plan of save_memory ({error}). Pass what SavePlan.to_json() returned"
             ) from None
 
     @classmethod

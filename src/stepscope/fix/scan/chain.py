@@ -129,7 +129,7 @@ def scan_chain(layers: nn.Sequential | Sequence[nn.Module]) -> ScanChain:
     in eval only. An nn.Sequential inside of another counts as its layers."""
     chosen = list(_in_one_line(layers))
     if not chosen:
-        raise ValueError("scan_chain needs a layer at least")
+        raise ValueError("scan_chain needs at least one layer")
     return ScanChain(chosen)
 
 

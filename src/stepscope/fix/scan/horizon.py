@@ -44,7 +44,7 @@ class GradientHorizon:
 def gradient_horizon(
     rnn: nn.RNN | Any, inputs: Tensor, hx: Tensor | None = None, share: float = SHARE
 ) -> GradientHorizon:
-    """Of a plain RNN's layer that reaches furthest, for a gradient that enters at the last step.
+    """Measure how many steps back a gradient reaches that enters a plain RNN at its last step.
 
     `inputs` is a batch as training has it. Several random gradients are sent back; what counts is
     the largest of them, the batch and the layers. Where the gradient grows out of the range of a
@@ -54,13 +54,13 @@ def gradient_horizon(
         raise ValueError(f"share is between 0 and 1, not {share:g}")
     if not isinstance(inputs, torch.Tensor):
         raise ValueError(
-            f"inputs are a padded batch, a tensor, not a {type(inputs).__name__}: a sequence of "
-            "full length says how far its gradient reaches"
+            f"inputs are a padded batch, a tensor, not a {type(inputs).__name__}. A sequence "
+            "of full length shows how far its gradient reaches"
         )
     with torch.no_grad():
         states = _states_by_layer(rnn, inputs, hx)
     if not all(bool(layer.isfinite().all()) for layer, _ in states):
-        raise ValueError("the states are not all finite: look at the inputs and the forward pass")
+        raise ValueError("not all states are finite. Check the inputs and the forward pass")
     reach = max(
         _reach(layer, weight, rnn.nonlinearity == "tanh", share) for layer, weight in states
     )

@@ -23,10 +23,14 @@ _CHUNK = 64
 
 
 def linear_scan(decay: Tensor, inputs: Tensor, initial: Tensor | None = None) -> Tensor:
-    """All states, shaped like `inputs`, [steps, ...]; `decay` may lack steps or other dimensions
-    where it is the same for all of them."""
+    """Return all states of a linear recurrence, shaped like `inputs`: [steps, ...].
+
+    `decay` may lack steps or other dimensions if it is the same for all of them.
+    """
     if inputs.dim() < 1 or not len(inputs):
-        raise ValueError(f"inputs are [steps, ...] with a step at least, not {list(inputs.shape)}")
+        raise ValueError(
+            f"inputs are [steps, ...] with at least one step, not {list(inputs.shape)}"
+        )
     _check_broadcast("decay", decay, inputs)
     if initial is not None:
         _check_broadcast("initial", initial, inputs[0])

@@ -70,7 +70,9 @@ def recommend(
     device: torch.device | str | None = None,
     horizon: GradientHorizon | None = None,
 ) -> ScanAdvice:
-    """For one layer; `cell` is "rnn", "gru" or "lstm". Give `gradient_horizon(rnn, inputs)` of a
+    """Time one layer with and without a scan on this device, and recommend one.
+
+    `cell` is "rnn", "gru" or "lstm". Give `gradient_horizon(rnn, inputs)` of a
     plain RNN too: where few steps matter, truncation beats both. Takes a second the first time."""
     kind = nonlinearity if cell == "rnn" else cell
     shape = RnnShape(steps, batch, size, size if features is None else features, kind)

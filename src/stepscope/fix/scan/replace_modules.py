@@ -14,9 +14,11 @@ from stepscope.records.scan_costs import LARGEST_LSTM
 
 
 def scan_backward(model: nn.Module, precision: str = "tf32x3") -> nn.Module:
-    """A ScanRNN, ScanGRU or ScanLSTM in the place of torch's module, or of every such one inside a
-    model: same parameters. Inside a model, an LSTM on a CPU and one with a state of more than 32 on
-    a GPU stay: torch's is the faster one there. `precision` is ScanRNN's."""
+    """Replace torch's RNN, GRU or LSTM, also inside a model, by one whose backward is a scan.
+
+    Parameters stay the same. Inside a model, an LSTM on a CPU and one with a state of more than
+    32 on a GPU stay: torch's is the faster one there. `precision` is ScanRNN's.
+    """
     if not isinstance(model, nn.Module):
         raise RefusedError(f"scan_backward takes a module, not a {type(model).__name__}")
     if isinstance(model, nn.RNNBase) and _plain_kind(model):
@@ -61,13 +63,13 @@ def _scan_of(module: Any, precision: str) -> ScanStack:
 def _nothing_to_replace(model: nn.Module) -> str:
     name, inside = type(model).__name__, list(model.modules())
     if any(isinstance(one, ScanStack) for one in inside):
-        return f"every nn.RNN, nn.GRU and nn.LSTM in {name} goes back by a scan already"
+        return f"every nn.RNN, nn.GRU and nn.LSTM in {name} already uses a scan"
     recurrent = next((one for one in inside if isinstance(one, nn.RNNBase)), None)
     if recurrent is not None:
         return f"there is nothing to replace in {name}: {_why_left(recurrent)}"
     return (
-        f"there is no nn.RNN, nn.GRU or nn.LSTM in {name}; cells called step by step are not "
-        "replaced"
+        f"there is no nn.RNN, nn.GRU or nn.LSTM in {name}. Cells that are called step by step "
+        "are not replaced"
     )
 
 
@@ -77,5 +79,5 @@ def _why_left(recurrent: nn.RNNBase) -> str:
     if recurrent.proj_size:
         return "there is no scan for an nn.LSTM with proj_size"
     if recurrent.hidden_size > LARGEST_LSTM:
-        return f"torch goes back faster through an nn.LSTM of more than {LARGEST_LSTM} numbers"
-    return "torch goes back through an nn.LSTM faster on a CPU; move the model to its GPU first"
+        return f"torch's backward is faster through an nn.LSTM of more than {LARGEST_LSTM} numbers"
+    return "torch's backward through an nn.LSTM is faster on a CPU. Move the model to its GPU first"

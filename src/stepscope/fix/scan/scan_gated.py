@@ -47,8 +47,8 @@ class ScanLSTM(ScanStack):
     def _take(self, rnn: nn.RNNBase) -> None:
         if rnn.proj_size:
             raise RefusedError(
-                f"there is no scan for an nn.LSTM with proj_size={rnn.proj_size}: leave it as it "
-                "is, or project its outputs by an nn.Linear"
+                f"there is no scan for an nn.LSTM with proj_size={rnn.proj_size}. Leave it "
+                "unchanged, or project its outputs with an nn.Linear"
             )
         super()._take(rnn)
 

@@ -153,7 +153,7 @@ class ScanStack(nn.Module):
         if steps.dim() != 3 or steps.shape[-1] != self.input_size:
             raise ValueError(
                 f"input is [steps, batch, {self.input_size}] or [steps, {self.input_size}], "
-                f"batch first if so asked, not {list(steps.shape)}"
+                f"or batch first with batch_first=True, not {list(steps.shape)}"
             )
         layers = self.num_layers * (2 if self.bidirectional else 1)
         sizes = (layers, steps.shape[1])
@@ -201,7 +201,7 @@ class ScanStack(nn.Module):
         casts = torch.is_autocast_enabled(device)
         if values.dtype != kind and not casts:
             raise ValueError(
-                f"input is {values.dtype} and the weights are {kind}: convert one of them"
+                f"input is {values.dtype} and the weights are {kind}. Convert one of them"
             )
         with torch.autocast(device, enabled=False) if casts else nullcontext():
             return self._one_layer(
@@ -224,7 +224,7 @@ def what_it_is(model: Any) -> str:
     for kind in (nn.RNN, nn.GRU, nn.LSTM):
         if isinstance(model, kind) and not is_plain(model, kind):
             scan = f"Scan{kind.__name__}"
-            return f"{name}, a subclass whose own code would be lost: build a {scan} in it"
+            return f"{name}, a subclass whose own code would be lost. Build a {scan} in it"
     return name
 
 

@@ -11,6 +11,6 @@ class SecondDerivativeError(NotImplementedError):
 
 def refuse_second_derivative(*_: Any) -> NoReturn:
     raise SecondDerivativeError(
-        "the gradient of a scan's gradient is not implemented: use torch's own modules where a "
-        "second derivative is needed (create_graph=True, gradient penalties)"
+        "the gradient of a scan's gradient is not implemented. Use torch's own modules where "
+        "a second derivative is needed (create_graph=True, gradient penalties)"
     )

@@ -37,11 +37,9 @@ def why_refused(layer: nn.Module) -> str | None:
     """Why this layer, as it is set now, has no Jacobian of a single sample."""
     name, batch_norm = type(layer).__name__, isinstance(layer, _BATCH_NORMS)
     if batch_norm and (layer.training or layer.running_mean is None):
-        return (
-            f"{name} mixes the samples of a batch: call eval() on it, or fold it into a neighbour"
-        )
+        return f"{name} mixes the samples of a batch. Call eval() on it, or fold it into a neighbor"
     if layer.training and isinstance(layer, (_DROPOUTS, nn.RReLU)):
-        return f"{name} is random in training: call eval() on it, or leave it out of the chain"
+        return f"{name} is random in training. Call eval() on it, or leave it out of the chain"
     if isinstance(layer, nn.Flatten) and layer.start_dim == 0:
         return f"{name} with start_dim=0 mixes the samples of a batch"
     return None

@@ -60,8 +60,8 @@ def load_cut(folder: Path, layouts: Sequence[Layout]) -> list[ShardSnapshot]:
         saved = _load(path)
         if saved.get("tensors") != _names(layout):
             raise UnreadableInputError(
-                f"{path}: was saved for another model or number of shards: use a new checkpoint "
-                "folder, or the settings that it was saved with"
+                f"{path} was saved for another model or number of shards. Use a new "
+                "checkpoint folder, or the settings that it was saved with"
             )
         snapshots.append(
             ShardSnapshot(
@@ -78,7 +78,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         saved = torch.load(path, weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged file
-        raise UnreadableInputError(f"{path}: is no checkpoint of a shard: {error}") from None
+        raise UnreadableInputError(f"{path} is not a checkpoint of a shard: {error}") from None
     return saved if isinstance(saved, dict) else {}
 
 

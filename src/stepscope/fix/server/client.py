@@ -90,7 +90,7 @@ class WorkerClient:
     @property
     def joined(self) -> Joined:
         if self._joined is None:
-            raise UsageError("this worker has not joined the server: use `with server.worker()`")
+            raise UsageError("this worker has not joined the server. Use `with server.worker()`")
         return self._joined
 
     async def join(self) -> Joined:
@@ -204,7 +204,7 @@ class WorkerClient:
         """Packed gradients by shard. False if the worker was evicted meanwhile: it has joined
         again, and this push is not part of the history."""
         if not self._may_push:
-            raise UsageError("push() without pull(): a step reads, computes, then pushes")
+            raise UsageError("push() without pull(): a step pulls, computes, then pushes")
         at, begun, ended_ns = time.time_ns(), time.monotonic_ns(), self._read_ended_ns
         self._resent = self._refused_ns = 0
         try:
@@ -319,8 +319,8 @@ class WorkerClient:
             except Unreachable as lost:
                 if lost.dead or asyncio.get_running_loop().time() > give_up:
                     raise StepscopeError(
-                        f"the parameter server's coordinator is gone ({lost}): start the server "
-                        "again; ParameterServer(..., checkpoint=FOLDER) resumes"
+                        f"the parameter server's coordinator is gone ({lost}). Start the "
+                        "server again. ParameterServer(..., checkpoint=FOLDER) resumes"
                     ) from None
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, _LONGEST_WAIT_S)

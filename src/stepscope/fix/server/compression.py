@@ -37,8 +37,8 @@ class Compression:
         if spelled is not None and 0.0 < float(spelled[1]) <= 1.0:
             return cls("top-k", float(spelled[1]))
         raise UsageError(
-            f'compression "{text}" is not known: use None, "bf16", or "top-k:0.01" for the '
-            "largest hundredth of the gradient"
+            f'compression "{text}" is unknown. Use None, "bf16", or "top-k:0.01" for '
+            "the largest hundredth of the gradient"
         )
 
     @property

@@ -111,7 +111,7 @@ class Coordinator:
                 return
             member = self._table.members[name]
             silent = f"rank {member.rank} was silent for {now - member.heard_at:.0f} s"
-            await self._fence(member, "evicted", f"{silent}; the others go on without it")
+            await self._fence(member, "evicted", f"{silent}. The others go on without it")
         await self._notify()
 
     async def ask(self, message: Any) -> Any:
@@ -141,7 +141,7 @@ class Coordinator:
             case ReadState():
                 return (await self._take_cut())[1]
             case _:
-                return OutOfOrder(why=f"the coordinator knows no {type(message).__name__}")
+                return OutOfOrder(why=f"the coordinator does not know {type(message).__name__}")
 
     # Members
 

@@ -38,7 +38,7 @@ class EventLog:
             path = Path(folder, FOLDER, name)
             self._file = path.open("w", buffering=1, encoding="utf-8")
         except OSError as error:
-            _say_once(f"{folder}: events of the parameter server are not written: {error}")
+            _say_once(f"{folder}: events of the parameter server cannot be written: {error}")
 
     def write(self, event: ServerEvent) -> None:
         if self._file is None:
@@ -62,7 +62,7 @@ def write_facts(folder: str | None, facts: ServerFacts) -> None:
         Path(folder, FOLDER).mkdir(parents=True, exist_ok=True)
         Path(folder, FOLDER, SERVER_FILE).write_text(json.dumps(asdict(facts)), encoding="utf-8")
     except OSError as error:
-        _say_once(f"{folder}: facts of the parameter server are not written: {error}")
+        _say_once(f"{folder}: facts of the parameter server cannot be written: {error}")
 
 
 def _say_once(text: str) -> None:

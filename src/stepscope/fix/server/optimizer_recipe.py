@@ -60,8 +60,9 @@ def make_recipe(
         unknown = [one for one in group["params"] if id(one) not in by_id]
         if unknown:
             raise UsageError(
-                f"{type(optimizer).__name__} trains {len(unknown)} tensors that are no parameters "
-                "of the model given to the server: build it from that model's parameters"
+                f"{type(optimizer).__name__} trains {len(unknown)} tensors that are not "
+                "parameters of the model given to the server. Build it from that model's "
+                "parameters"
             )
         names.append(tuple(by_id[id(one)] for one in group["params"]))
     return OptimizerRecipe(

@@ -90,14 +90,14 @@ class ServerConnection:
                 self._actor = ray.get_actor(self.name, namespace=NAMESPACE)
             except ValueError:
                 raise UsageError(
-                    f'no parameter server named "{self.name}" runs on this Ray cluster: it ended, '
-                    "or this process is connected to another cluster"
+                    f'no parameter server named "{self.name}" runs on this Ray cluster. It '
+                    "ended, or this process is connected to another cluster"
                 ) from None
         return self._actor
 
 
 class ParameterServer(ServerConnection):
-    """Starts the server, and ends it in `close` or at the end of `with`.
+    """Start the server, and end it in `close` or at the end of `with`.
 
     model         an nn.Module, or its parameters by name
     optimizer     a torch optimizer of these parameters, or a function that makes one of a list
@@ -177,8 +177,9 @@ class ParameterServer(ServerConnection):
             self._ray.get(actor.start.remote())
         except self._ray.exceptions.RayError as error:
             raise UsageError(
-                "the parameter server does not start on this Ray cluster: every machine needs the "
-                f"same stepscope and torch as this one ({str(error).strip().splitlines()[-1]})"
+                "the parameter server does not start on this Ray cluster. Every machine "
+                "needs the same stepscope and torch as this one "
+                f"({str(error).strip().splitlines()[-1]})"
             ) from None
         return actor
 
@@ -207,7 +208,7 @@ class ParameterServer(ServerConnection):
 
 
 def connect(name: str, address: str | None = None) -> ServerConnection:
-    """A server by its name, from a process of one's own on a machine of the cluster."""
+    """Connect to a server by its name, from any process on a machine of the cluster."""
     connect_ray(address)
     connection = ServerConnection(name)
     connection._its_actor()
@@ -229,7 +230,7 @@ def named_parameters(model: Any) -> dict[str, Any]:
         plain = type(one) in (torch.Tensor, torch.nn.Parameter) and one.layout == torch.strided
         if not plain or one.is_meta:
             raise UsageError(
-                f"{name} is a {type(one).__name__} on {one.device}: a parameter server holds "
+                f"{name} is a {type(one).__name__} on {one.device}. A parameter server holds "
                 "ordinary, dense tensors with values"
             )
     return parameters

@@ -69,7 +69,7 @@ class RayNetwork:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(flat.future()), _ASK_S)
         except TimeoutError:
-            raise Unreachable("the object store gave nothing in time") from None
+            raise Unreachable("the object store did not answer in time") from None
         except self._ray.exceptions.RayError as error:
             raise Unreachable(str(error)) from None
 

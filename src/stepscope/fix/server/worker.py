@@ -133,7 +133,7 @@ class Worker:
 
     def _its_setup(self) -> ServerSetup:
         if self._setup is None or self._loop.closed:
-            raise UsageError("this worker has not joined the server: use `with server.worker()`")
+            raise UsageError("this worker has not joined the server. Use `with server.worker()`")
         return self._setup
 
 

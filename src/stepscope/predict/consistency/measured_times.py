@@ -21,18 +21,18 @@ def find_own_times(context: StepContext) -> WorkerTimes:
     """Of every step if that is known, else of the profiler's window. Raises Refused."""
     job = context.job
     if job is None or len(job.ranks) < 2:
-        raise Refused("consistency: give all ranks of the job: one alone waits for nobody")
+        raise Refused("consistency: give all ranks of the job, because one alone waits for nobody")
     exchange = find_traced_exchange(context, context.graph)
     if exchange is None or exchange.ranks < 2:
         raise Refused("consistency: the ranks exchange no gradients, so none waits for another")
     if exchange.not_replicas:
-        raise Refused(f"consistency: the ranks are no replicas: {exchange.not_replicas}")
+        raise Refused(f"consistency: the ranks are not replicas: {exchange.not_replicas}")
     times = job.own_times or _window_times(job)
     steps = min(map(len, times.own_ns))
     if steps < ENOUGH_STEPS:
         raise Refused(
-            f"consistency: {counted(steps, 'step')} of all ranks are known, too few to tell slow "
-            "workers from slow steps: record more with `stepscope run`"
+            f"consistency: only {counted(steps, 'step')} of all ranks are known, too few to "
+            "separate slow workers from slow steps. Record more with `stepscope run`"
         )
     return times
 

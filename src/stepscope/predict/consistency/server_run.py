@@ -59,9 +59,9 @@ class ServerRun:
         promise = promise_throughput(self.work, consistency, self.server)
         promise = _moved(promise, measured / now)
         off = (
-            f"as it ran ({self.simulated.consistency}) the simulation gives {significant(now)} "
-            f"updates/s, measured {significant(measured)}: the promise is moved by "
-            f"{signed_percent(measured / now - 1)}"
+            f"for the present run ({self.simulated.consistency}) the simulation gives "
+            f"{significant(now)} updates/s, measured {significant(measured)}. The prediction "
+            f"is scaled by {signed_percent(measured / now - 1)}"
         )
         described = describe_promise(find_straggling(self.times), self.times, promise)
         server = _describe_server(self.server)
@@ -71,11 +71,11 @@ class ServerRun:
 def _refuse_short(steps: list[WorkerSteps]) -> None:
     fewest = min(map(len, steps), default=0)
     if len(steps) < 2:
-        raise Refused("consistency: one worker waits for nobody")
+        raise Refused("consistency: there is one worker, which waits for nobody")
     if fewest < ENOUGH_STEPS:
         raise Refused(
-            f"consistency: a worker has {counted(fewest, 'step')}, too few to tell slow workers "
-            "from slow steps: train for longer"
+            f"consistency: a worker has {counted(fewest, 'step')}, too few to separate slow "
+            "workers from slow steps. Train for longer"
         )
 
 
@@ -158,5 +158,5 @@ def _describe_server(server: ServerTimes) -> str:
     delay = server.pull_delay_ns + server.push_delay_ns
     return (
         f"the busiest shard works {busy} ms for each step of a worker, one request after the "
-        f"other; messages take {significant(delay / 1e6)} ms more"
+        f"other. Messages take {significant(delay / 1e6)} ms more"
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _SOURCES = {
     "every step": "every step of the run",
-    "window": "the steps under the profiler only: slow steps are rare in them",
+    "window": "only the steps under the profiler, where slow steps are rare",
     "server": "what the workers recorded",
 }
 
@@ -31,10 +31,10 @@ def describe_promise(
     steps = sum(map(len, times.own_ns))
     return (
         f"{describe_straggling(straggling)}, and {effect}",
-        f"{promise.consistency}: {significant(promise.updates_per_s)} updates/s; parameters are "
-        f"{reads} when read, and workers are blocked for {percent(promise.blocked_share)} of "
+        f"{promise.consistency}: {significant(promise.updates_per_s)} updates/s. Parameters "
+        f"are {reads} when read. Workers are blocked for {percent(promise.blocked_share)} of "
         "their time",
         f"simulated from {_SOURCES[times.source]} ({counted(steps, 'step')} of "
-        f"{counted(len(times.workers), 'worker')}), slow spells kept together",
-        "throughput only: stale gradients may need more steps to reach the same loss",
+        f"{counted(len(times.workers), 'worker')}). Slow periods stay together",
+        "this is throughput only: stale gradients may need more steps to reach the same loss",
     )

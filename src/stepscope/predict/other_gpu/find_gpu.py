@@ -17,13 +17,15 @@ from stepscope.predict.other_gpu.gpu import (
     make_gpu,
     with_profile,
 )
+from stepscope.records.addresses import SITE
 from stepscope.records.devices import plain_name
 from stepscope.trace.profiles import read_profile
 from stepscope.trace.regular_files import read_whole
 
+_PAGE = f"{SITE}/reference/devices/"
 _FILE_HELP = (
-    "or give a file: what `stepscope calibrate` wrote on the GPU, or its data sheet as JSON "
-    "(docs/gpus.md)"
+    "or give a file: what `stepscope calibrate` wrote on that GPU, or its data sheet as JSON "
+    f"({_PAGE})"
 )
 
 
@@ -38,8 +40,8 @@ def find_gpu(text: str) -> Gpu:
     lower = {name.lower(): name for name in names}
     begins = [name for name in names if name.lower().startswith(text.lower())]
     near = begins[:3] or [lower[name] for name in get_close_matches(text.lower(), lower, 3, 0.4)]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)};"
-    raise UsageError(f"there is no GPU {text!r} in the table: {hint} {_FILE_HELP}")
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(names)};"
+    raise UsageError(f"there is no GPU {text!r} in the table. {hint} {_FILE_HELP}")
 
 
 def other_boards(text: str) -> tuple[str, ...]:
@@ -69,14 +71,14 @@ def read_gpu(path: Path) -> Gpu:
         return _calibrated(path)
     if "times" in body:
         raise UnreadableInputError(
-            f"{path} holds operator times: take them over with `stepscope library import {path}`, "
-            "and name the GPU"
+            f"{path} holds operator times. Import them with `stepscope probe import "
+            f"{path}`, then name the GPU"
         )
     try:
         row = msgspec.convert(body, GpuRow)
     except msgspec.ValidationError as error:
         raise UnreadableInputError(
-            f"{path} does not describe a GPU: {error}; docs/gpus.md lists its fields"
+            f"{path} does not describe a GPU: {error}. Its fields: {_PAGE}"
         ) from None
     base = find_row(row.device) if row.device else None
     if row.device and base is None:
@@ -88,7 +90,7 @@ def read_gpu(path: Path) -> Gpu:
     ]
     numbers = (row.boost_mhz, row.l2_mb, row.watts, row.threads, row.lanes, *row.tflops.values())
     if missing or min(numbers) <= 0:
-        what = f"{', '.join(missing)} missing" if missing else "every figure has to be above 0"
+        what = f"{', '.join(missing)} missing" if missing else "every figure must be above 0"
         raise UnreadableInputError(f"{path} does not describe a GPU: {what}")
     return make_gpu(row if base is None else base)
 

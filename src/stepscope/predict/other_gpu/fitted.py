@@ -1,6 +1,7 @@
 """Numbers fitted to kernel times of other GPUs; benchmarks/fit_gpu_transfer.py writes them.
 
-They are shares, exponents and spreads; no measured time is among them. docs/gpus.md explains each.
+They are shares, exponents and spreads; no measured time is among them.
+docs/records/gpus.md explains each.
 """
 
 from __future__ import annotations

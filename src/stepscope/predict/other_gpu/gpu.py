@@ -1,7 +1,7 @@
 """GPUs as predictions need them: data sheets, and the rates that kernels reach on them.
 
 A rate is measured if the GPU was among those fitted or if `calibrate` ran on it. Otherwise it
-follows from its peak, its watts and its generation (docs/gpus.md).
+follows from its peak, its watts and its generation (docs/records/gpus.md).
 """
 
 from __future__ import annotations

@@ -162,7 +162,10 @@ def attention_ms(
 
 
 def convolution_ms(shape: Floats, *, rate: float, element_bytes: float, gpu: Gpu) -> Floats:
-    """Forward convolution as blocks of patches, plus its bytes; columns as in docs/gpus.md."""
+    """Return the time of forward convolutions: blocks of patches, plus their bytes.
+
+    docs/reference/cli/gpus.md has the columns.
+    """
     batch, channels, filters, width, image, stride, padding = shape.T
     side = np.maximum(1.0, np.floor((image + 2 * padding - width) / stride) + 1)
     patches = batch * side * side

@@ -42,21 +42,21 @@ def describe_memory(context: StepContext, gpu: Gpu) -> tuple[str, ...]:
     """Whether it fits, as a sentence; nothing if the peak is not known."""
     memory = check_memory(context, gpu)
     if memory.peak_bytes is None:
-        return ("peak memory was not captured, so whether the step fits is not known",)
+        return ("peak memory was not captured, so it is unknown whether the step fits",)
     if memory.fits:
         return (f"its peak of {size(memory.peak_bytes)} fits into {size(gpu.memory_bytes)}",)
     return (
-        f"it does not fit: its peak of {size(memory.peak_bytes)} is more than "
-        f"{size(memory.limit_bytes)}, what {gpu.name} leaves for tensors; {_what_fits(memory)}",
+        f"it does not fit. Its peak of {size(memory.peak_bytes)} is more than the "
+        f"{size(memory.limit_bytes)} that {gpu.name} leaves for tensors. {_what_fits(memory)}",
     )
 
 
 def _what_fits(memory: MemoryFit) -> str:
     if memory.batch:
-        return f"a batch of {memory.batch} would"
+        return f"A batch of {memory.batch} would fit"
     if memory.factor:
-        return f"{significant(memory.factor)} of the batch would"
-    return "no batch is known that would"
+        return f"{significant(memory.factor)} of the batch would fit"
+    return "No batch is known to fit"
 
 
 def _peak_bytes(context: StepContext, factor: float) -> int | None:

@@ -39,7 +39,9 @@ def source_gpu(context: StepContext) -> Gpu:
     """The GPU of the trace, with what `calibrate` measured on it if that is known."""
     name = context.trace.device_name
     if context.on_host or name is None:
-        raise Refused("gpu: the trace has no accelerator; a CPU's step says nothing about a GPU's")
+        raise Refused(
+            "gpu: the trace has no GPU, and a step on a CPU says nothing about one on a GPU"
+        )
     row = find_row(name)
     if row is None:
         raise Refused(f"gpu: {name}, the GPU of the trace, is not in the table of GPUs")
@@ -114,21 +116,26 @@ def _assumptions(
     probed: ProbedStep | None,
 ) -> tuple[str, ...]:
     if source == target:
-        return (f"the trace is of a {source.name} already: nothing changes",)
+        return (f"the trace was recorded on a {source.name}, so nothing changes",)
     graph = after.graph
-    basis = "calibrated there" if target.calibrated else "nothing measured there"
+    basis = "calibrated there" if target.calibrated else "not measured there"
     if probed is not None:
         basis = "probed there"
     lines = [
-        f"{source.name} -> {target.name}, {basis}: kernels by shapes, FLOPs and bytes",
-        f"the host keeps its recorded pace: {milliseconds(graph.host_ns / 1e6)} per step",
+        f"{source.name} -> {target.name}, {basis}: kernels by their shapes, FLOPs and bytes",
+        f"CPU time stays as recorded: {milliseconds(graph.host_ns / 1e6)} per step",
     ]
     if probed is not None:
         lines.append(probed.describe("modelled"))
     if moved.unknown_share >= 0.01:
         share = percent(moved.unknown_share)
-        lines.append(f"{share} of the device's time has no FLOPs or bytes: by bandwidth alone")
+        lines.append(
+            f"{share} of the GPU's time has no FLOPs or bytes, so it is predicted from bandwidth "
+            "alone"
+        )
     if decides == "host":
         device = milliseconds(graph.device_ns / 1e6)
-        lines.append(f"host-bound there: the GPU needs {device} and waits for the rest")
+        lines.append(
+            f"host-bound there: the GPU has {device} of work and waits the rest of the step"
+        )
     return tuple(lines)

@@ -66,17 +66,17 @@ def retime(
 
     `launch_ms` is the host's time inside `ms`; a kernel's own time, as profilers record it, has
     none. By default fp32 times hold as much as times taken with events do. Names of operators and
-    GPUs are those of docs/gpus.md; shapes are (batch, m, n, k) for products and (rows, columns) for
-    elementwise operators.
+    GPUs are those of docs/reference/cli/gpus.md; shapes are (batch, m, n, k) for matmuls and
+    (rows, columns) for elementwise operators.
     """
     if not ms > 0 or not math.isfinite(ms):
         raise UsageError(f"retime: ms={ms!r} is not a time: give milliseconds above 0")
     known = find_operator(op)
     if len(shape) != known.columns:
-        raise UsageError(f"retime: {op} takes a shape of {known.columns} numbers, not {shape!r}")
+        raise UsageError(f"retime: {op} needs a shape of {known.columns} numbers, not {shape!r}")
     sides = shape[:-1] if op == "conv" else shape  # a convolution's padding may be 0
     if not all(math.isfinite(side) and side > 0 for side in sides):
-        raise UsageError(f"retime: {shape!r} is no shape of {op}: give sides above 0")
+        raise UsageError(f"retime: {shape!r} is not a shape of {op}. Give sides above 0")
     before, after = _as_gpu(source), _as_gpu(target)
     for gpu in (before, after):
         if dtype not in gpu.rates:
@@ -177,7 +177,7 @@ def find_operator(op: str) -> ModelledOperator:
 
     near = get_close_matches(op, list(operators), 3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    raise UsageError(f"retime: there is no operator {op!r}: {hint}there are {', '.join(operators)}")
+    raise UsageError(f"retime: there is no operator {op!r}. {hint}Known are {', '.join(operators)}")
 
 
 @cache

@@ -6,13 +6,14 @@ trace does not hold enough to tell. A file is imported when its what-if is first
 
 from __future__ import annotations
 
-import re
 from collections import UserDict
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
 from stepscope.records.prediction import Setting
+from stepscope.records.remedies import REMEDIES
+from stepscope.records.same_change import WHATIF_OF, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,27 +67,31 @@ WHATIFS = _WhatIfs(dict.fromkeys(_NAMES))
 
 
 def find_whatif(name: str) -> WhatIf:
-    """Raises UsageError for a name that nothing has."""
+    """Return the declaration, or raise UsageError for a name that nothing has."""
     if name in WHATIFS:
         return WHATIFS[name]
-    from difflib import get_close_matches
+    if name in REMEDIES and name not in remedy_ids():
+        raise UsageError(
+            f"stepscope cannot predict the change {name!r}. `stepscope tune --only {name}` "
+            "measures it if stepscope can apply it, and `stepscope ab` compares two versions"
+        )
+    hint = did_you_mean(name, [*WHATIFS, *sorted(remedy_ids())])
+    raise UsageError(f"there is no change {name!r} to predict{hint or '. ' + _known()}")
 
-    names = [*WHATIFS, *remedy_ids()]
-    words = set(re.split(r"[-_ ]", name.lower()))
-    near = get_close_matches(name, names, 1) or [
-        known for known in names if words & set(known.split("-"))
-    ]
-    hint = f", did you mean {near[0]}?" if near else ";"
-    raise UsageError(f"there is no what-if {name!r}{hint} there are {', '.join(sorted(WHATIFS))}")
+
+def _known() -> str:
+    return f"There are {', '.join(sorted(WHATIFS))}"
 
 
 def parse_setting(text: str) -> Setting:
-    """NAME, NAME=VALUE or the id of a remedy, as on the command line."""
+    """Read NAME or NAME=VALUE of a what-if, or the same change as `run --with` spells it."""
     setting = Setting.parse(text)
+    if str(setting) in WHATIF_OF and not text.strip().endswith("="):
+        return Setting.parse(WHATIF_OF[str(setting)])
     stands_for = () if setting.name in WHATIFS else settings_for_remedy(setting.name)
     takes_value = not stands_for and find_whatif(setting.name).takes_value
     if setting.value and not takes_value:
-        raise UsageError(f"{setting}: {setting.name} takes no value; leave it out to go without it")
+        raise UsageError(f"{setting}: {setting.name} takes no value. Write --set {setting.name}")
     return stands_for[0] if stands_for else setting
 
 
@@ -98,14 +103,18 @@ def in_order(settings: Iterable[Setting]) -> list[Setting]:
 
 
 def remedy_ids() -> set[str]:
-    """Remedies that a what-if can predict."""
-    return {remedy for whatif in WHATIFS.values() for remedy in whatif.remedies}
+    """Return the changes, as findings and fixes name them, that a what-if can predict."""
+    fixes = {fix for fix in WHATIF_OF if "=" not in fix}
+    return fixes | {remedy for whatif in WHATIFS.values() for remedy in whatif.remedies}
 
 
 def settings_for_remedy(remedy: str) -> tuple[Setting, ...]:
-    """What predicts a remedy; none for a remedy without a what-if. The best one counts."""
-    return tuple(
+    """Return what predicts a change of findings and fixes: the best one counts. May be none."""
+    declared = tuple(
         Setting(name=whatif.name, value=value)
         for whatif in WHATIFS.values()
         for value in whatif.remedies.get(remedy, ())
     )
+    if declared or remedy not in WHATIF_OF:
+        return declared
+    return (Setting.parse(WHATIF_OF[remedy]),)

@@ -33,14 +33,15 @@ def apply(context: StepContext, value: str) -> Outcome:
     if wanted * len(graph.calls) > _MAX_CALLS:
         most = max(2, _MAX_CALLS // len(graph.calls))
         raise Refused(
-            f"accumulate={value}: {len(graph.calls):,} calls {wanted:,} times are too many to "
-            f"replay; {most} micro-batches can be, and with more the time per sample stays the same"
+            f"accumulate={value}: {len(graph.calls):,} calls repeated {wanted:,} times are "
+            f"too many to replay. {most} micro-batches can be replayed. With more, the time "
+            "per sample stays the same"
         )
     now = context.calls.micro_batches if context.calls else 1
     if wanted % now or wanted == now:
         raise Refused(
-            f"accumulate={value}: the step has {now} micro-batches already: "
-            f"give a multiple of {now}"
+            f"accumulate={value}: the step already has {now} micro-batches. Give a multiple "
+            f"of {now}"
         )
     repeats = wanted // now
     passes = np.flatnonzero(~stepping)
@@ -51,8 +52,8 @@ def apply(context: StepContext, value: str) -> Outcome:
             stalls=repeat_stalls(context.stalls, repeats),
         ),
         assumptions=(
-            f"{value} forward and backward passes of the present batch, then one optimizer step; "
-            "gradients are added up in place (zero_grad once)",
+            f"{value} forward and backward passes of the present batch, then one optimizer "
+            "step. Gradients are added in place (one zero_grad)",
         ),
         spread=0.05,
         doubt=0.03,  # backward adds to gradients instead of writing them

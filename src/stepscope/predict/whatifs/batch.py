@@ -25,7 +25,7 @@ def apply(context: StepContext, value: str) -> Outcome:
     reading = context.batch_reading
     if reading is not None and reading.one_graph:
         raise Refused(
-            f"batch={value}: every step reads the same {reading.size:,} rows: this may be one "
+            f"batch={value}: every step reads the same {reading.size:,} rows. This may be one "
             "whole graph, which has no batch"
         )
     outcome = grow_batch(context, factor)
@@ -49,11 +49,14 @@ def batch_factor(context: StepContext, value: str) -> float:
     reading = context.batch_reading
     if reading and reading.doubt:
         raise Refused(
-            f"batch={value}: the trace shows {reading.size:,} ({reading.read_from}), but that may "
-            f"not be a number of samples: {reading.doubt}. Give a factor, such as batch=x2"
+            f"batch={value}: the trace shows {reading.size:,} ({reading.read_from}), but that "
+            f"may not be the number of samples: {reading.doubt}. Give a factor, such as "
+            "batch=x2"
         )
     if not context.batch:
-        raise Refused(f"batch={value}: the trace does not say its batch; give a factor such as x2")
+        raise Refused(
+            f"batch={value}: the trace does not say its batch size. Give a factor, such as batch=x2"
+        )
     return wanted / context.batch
 
 

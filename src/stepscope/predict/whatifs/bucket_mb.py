@@ -33,7 +33,7 @@ def apply(context: StepContext, value: str) -> Outcome:
 
 WHATIF = WhatIf(
     name="bucket-mb",
-    help="DDP's bucket_cap_mb: gradients summed in buckets of N MiB (bucket-mb=25)",
+    help="DDP's bucket_cap_mb: exchange gradients in buckets of N MiB (bucket-mb=25)",
     label="DDP buckets of {} MiB",
     stage=ApplyStage.BUCKETS,
     apply=apply,

@@ -53,7 +53,10 @@ def apply(context: StepContext, value: str) -> Outcome:
 
 
 def _label(value: str) -> str:
-    labels = {"blocks": "checkpointing every block", "none": "no checkpointing"}
+    labels = {
+        "blocks": "activation checkpointing of every block",
+        "none": "no activation checkpointing",
+    }
     return labels.get(value, f"checkpoint={value}" if value else "checkpoint")
 
 
@@ -66,7 +69,7 @@ WHATIF = WhatIf(
     usual=("none", "blocks"),
     saves_memory=("blocks",),
     joins_peak=True,
-    remedies={"activation-checkpointing": ("blocks",), "no-checkpoint": ("none",)},
+    remedies={"no-checkpoint": ("none",)},
 )
 
 
@@ -74,7 +77,7 @@ def _stop_recomputing(context: StepContext) -> Outcome:
     recomputed = _find_recomputed(context)
     count, saved_ns = _count_items(context, recomputed)
     if not count:
-        raise NothingToChange("checkpoint=none: nothing is recomputed in this step")
+        raise NothingToChange("checkpoint=none: this step recomputes nothing")
     without = remove(context.graph, recomputed)
     for phase, python_ns in _python_of_blocks(context, count_blocks(context)).items():
         without = _shorten_host(without, phase, python_ns)
@@ -82,9 +85,9 @@ def _stop_recomputing(context: StepContext) -> Outcome:
     return Outcome(
         context=changed(context, without),
         assumptions=(
-            f"{what} ({milliseconds(saved_ns / 1e6)}) removed"
-            f"{'' if context.on_host else ' with their launches'}; memory grows by what was not "
-            "kept",
+            f"{what} ({milliseconds(saved_ns / 1e6)}) "
+            f"removed{'' if context.on_host else ' with their launches'}. Memory grows by "
+            "what backward then needs",
         ),
         spread=0.06,
     )
@@ -97,9 +100,7 @@ def _recompute_blocks(context: StepContext) -> Outcome:
     repeats = _find_repeats(context)
     backward = np.flatnonzero(graph.calls.phase == Phase.BACKWARD)
     if not len(repeats.calls) or not len(backward):
-        raise NothingToChange(
-            "checkpoint=blocks: no repeated blocks were found in the forward pass"
-        )
+        raise NothingToChange("checkpoint=blocks: the forward pass has no repeated blocks")
     inside = repeats.calls[graph.calls.kind[repeats.calls] != CallKind.WAIT]
     again_ns = float(_durations_ns(context)[inside].sum())
     compiled = is_compiled(context)
@@ -108,8 +109,8 @@ def _recompute_blocks(context: StepContext) -> Outcome:
     slower_ns = {phase: (1.0 + _PYTHON_DOUBT) * ns for phase, ns in python_ns.items()}
     slower = _run_again(context, repeats, slower_ns)
     how = (
-        "; the compiler recomputes inside its graphs, as with "
-        "torch._functorch.config.activation_memory_budget = 0; a larger budget costs less"
+        ". The compiler recomputes inside its graphs, as with "
+        "torch._functorch.config.activation_memory_budget = 0. A larger budget costs less"
     )
     change = replace(context.memory_change, recompute=True)
     after = replace(changed(context, repeated), memory_change=change)
@@ -118,7 +119,7 @@ def _recompute_blocks(context: StepContext) -> Outcome:
         context=after,
         assumptions=(
             f"{counted(len(inside), *what)} of the blocks' forward pass "
-            f"({milliseconds(again_ns / 1e6)}) run again inside backward; "
+            f"({milliseconds(again_ns / 1e6)}) run again during backward. "
             f"{repeats.others}{how if compiled else ''}",
         ),
         spread=0.08,
@@ -195,7 +196,7 @@ def _repeats_of_spans(context: StepContext, spans: Sequence[BlockSpan]) -> _Repe
         calls=np.concatenate(inside or none),
         before=np.concatenate(before or none),
         python_ns=_python_of_blocks(context, len(inside), kept),
-        others="what lies outside the blocks does not, nor does the end of a block that backward "
+        others="What lies outside the blocks does not, nor does the end of a block that backward "
         "does not need",
     )
 
@@ -220,7 +221,7 @@ def _repeats_of_products(context: StepContext) -> _Repeats:
         calls=inside[::-1].astype(np.int32),
         before=before.astype(np.int32),
         python_ns=_python_of_blocks(context, count_blocks(context)),
-        others="embedding, head and loss do not",
+        others="Embedding, head and loss do not",
     )
 
 

@@ -53,7 +53,7 @@ _WORTH_SAYING = 0.05  # of the device's time
 _NO_GAIN = 0.95  # of the step: above, compiling is not worth its time
 # Of 35 compiled steps on an H200, 32 were within a tenth of this as CUDA graphs, 25 within 2%.
 _TOGETHER_DOUBT = 0.05
-_NOT_TUNED = "products take as long as now: what autotuning finds is not known"
+_NOT_TUNED = "matmuls take as long as now: the gain of autotuning is unknown"
 _TUNED_DOUBT = 0.03  # other kernels for products: rarely slower, seldom much faster
 
 
@@ -64,12 +64,12 @@ def apply(context: StepContext, value: str) -> Outcome:
     if is_compiled(context):
         return _launch_together(context, value)
     if context.on_host:
-        raise Refused("compile: the trace has no accelerator; a CPU's gain is not known")
+        raise Refused("compile: the trace has no GPU, and the gain on a CPU is unknown")
     require_operators(context, "compile")
     compiled = compile_step(context)
     guessed = _find_guessed(context, compiled)
     if not compiled.by_shapes.any() and not guessed.any():
-        raise NothingToChange("compile: there is nothing to fuse")
+        raise NothingToChange("compile: the step has nothing to fuse")
     compiled = _guess(compiled, guessed)
     times = relaunch(context, compiled, graphed=value in _GRAPHED)
     known_ns = context.graph.tasks.dur_ns
@@ -106,8 +106,8 @@ def _launch_together(context: StepContext, value: str) -> Outcome:
         )
     assumptions = [
         f"{counted(int(launches.sum()), 'launch', 'launches')} of compiled code become "
-        f"{counted(graphs, 'CUDA graph')}: shapes stay the same, and none of them changes its "
-        "inputs or uses the CPU, which torch.compile would launch as before"
+        f"{counted(graphs, 'CUDA graph')}. Shapes must stay the same. A graph that changes "
+        "its inputs or uses the CPU would not be captured"
     ]
     if value in _TUNED:
         assumptions.append(_NOT_TUNED)
@@ -160,21 +160,21 @@ def _assume(
 ) -> list[str]:
     assumptions = [
         f"{counted(times.launches, 'launch', 'launches')} of both passes become "
-        f"{compiled.calls:,} calls: {counted(compiled.fused_loops, 'loop')} fuse their neighbours "
-        f"and move {size(compiled.saved_bytes)} less; the host takes {percent(times.share)} of its "
-        "time; graph breaks and recompilation take that away"
+        f"{compiled.calls:,} calls. {counted(compiled.fused_loops, 'loop')} fuse their "
+        f"neighbors and move {size(compiled.saved_bytes)} less. CPU time falls to "
+        f"{percent(times.share)}. Graph breaks and recompilation would reduce the gain"
     ]
     if compiled.channels_last:
         assumptions.append("convolutions keep their tensors in channels-last order")
     if guessed_share > 0.1:
         assumptions.append(
-            f"{percent(guessed_share)} of what may fuse has no recorded shapes: a guess, "
-            f"{UNKNOWN_SHARE} of its time"
+            f"{percent(guessed_share)} of what may fuse has no recorded shapes. It is assumed "
+            f"to take {UNKNOWN_SHARE} of its time"
         )
     if value in _GRAPHED:
         assumptions.append(
-            "forward and backward are one CUDA graph each: shapes stay the same, and nothing in "
-            "them waits for the device"
+            "forward and backward become one CUDA graph each. Shapes must stay the same, and "
+            "nothing in them may wait for the GPU"
         )
     if value in _TUNED:
         assumptions.append(_NOT_TUNED)
@@ -191,25 +191,27 @@ def _assume_splits(context: StepContext, compiled: CompiledStep, times: HostTime
     assumptions = []
     if times.branches:
         assumptions.append(
-            f"{counted(times.branches, 'branch', 'branches')} on the value of a tensor per step "
-            "split the compiled graph there"
+            f"{counted(times.branches, 'branch', 'branches')} per step on the value of a "
+            "tensor split the compiled graph"
         )
     checks = int(compiled.checks.sum())
     if checks:
         assumptions.append(
-            f"{counted(checks, 'question')} about the inputs that waits for the device "
-            "disappears; causal attention gets its mask as a tensor, and computes what it skips now"
+            f"{counted(checks, 'check')} of the inputs, which waits for the GPU, disappears. "
+            "Causal attention then gets its mask as a tensor and computes what it skips now"
         )
     if _plain_attention(context, compiled) > _WORTH_SAYING:
         assumptions.append(
-            "attention stays one fused call; libraries that pass a mask when they are compiled "
-            "lose that (transformers does for models without a causal mask), and the step is slower"
+            "attention stays one fused call. Some libraries pass a mask when they are "
+            "compiled and lose it (transformers, for models without a causal mask). Then the "
+            "step is slower"
         )
     calls = context.graph.calls
     waits = int(((calls.kind == CallKind.WAIT) & (calls.phase != Phase.OPTIMIZER)).sum()) - checks
     if waits > 0:
         assumptions.append(
-            f"{counted(waits, 'blocking call')} per step may break the graph: they stay as they are"
+            f"{counted(waits, 'blocking call')} per step may break the graph. They are "
+            "assumed to stay"
         )
     return assumptions
 
@@ -223,9 +225,9 @@ def _describe_pace(context: StepContext, times: HostTimes) -> str:
         does = "does" if ratio > _NO_GAIN else "may"
         gain = f"compile=default {does} not make this step faster: "
     return (
-        f"{gain}the host paces the compiled step: it calls the kernels one by one, which takes "
-        f"{host}; the device needs {device}. compile=reduce-overhead launches them together, as "
-        "CUDA graphs"
+        f"{gain}the compiled step is host-bound. The CPU launches kernels one by one, which "
+        f"takes {host}, and the GPU needs {device}. compile=reduce-overhead launches them "
+        "together, as CUDA graphs"
     )
 
 
@@ -235,7 +237,10 @@ def _label(value: str) -> str:
 
 WHATIF = WhatIf(
     name="compile",
-    help="torch.compile: neighbours fused along their data; with graphs: reduce-overhead",
+    help=(
+        "torch.compile: fuse neighboring operators; reduce-overhead also launches them as CUDA "
+        "graphs"
+    ),
     label=_label,
     stage=ApplyStage.FUSE,
     apply=apply,

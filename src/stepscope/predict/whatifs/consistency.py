@@ -44,8 +44,8 @@ def apply(context: StepContext, value: str) -> Outcome:
         context=longer,
         assumptions=(
             *describe_promise(find_straggling(times), times, then),
-            "servers answer as fast as the all-reduce does now: with a shard on every worker's "
-            "host they move as many bytes over each link",
+            "servers are assumed to answer as fast as the all-reduce does now. With a shard "
+            "on every worker's host they move as many bytes over each link",
         ),
         spread=0.0,
         doubt=math.log(then.high / then.low) / (2 * NORMAL_95),

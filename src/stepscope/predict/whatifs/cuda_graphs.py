@@ -31,10 +31,10 @@ def apply(context: StepContext, _value: str) -> Outcome:
     """Refuses a CPU, a step that is a graph already, and a step that launches nothing."""
     graph = context.graph
     if context.on_host or not len(graph.tasks):
-        raise NothingToChange("cuda-graphs: the trace has no accelerator")
+        raise NothingToChange("cuda-graphs: the trace has no GPU")
     if any(name.startswith("gloo:") for name in context.trace.strings):
         raise NothingToChange(
-            "cuda-graphs: gloo exchanges tensors on the host, which no graph can record"
+            "cuda-graphs: gloo exchanges tensors on the CPU, which no graph can capture"
         )
     launches = int((graph.calls.kind == CallKind.LAUNCH).sum())
     many = len(graph.calls) and len(graph.tasks) > _KERNELS_PER_LAUNCH * launches
@@ -42,18 +42,19 @@ def apply(context: StepContext, _value: str) -> Outcome:
         raise NothingToChange("cuda-graphs: the step is launched as a graph already")
     tasks = _join_streams(context)
     assumptions = [
-        f"{counted(len(tasks), 'kernel')} in one launch, {duration(SPACING_NS)} apart; shapes must "
-        "stay the same from step to step"
+        f"{counted(len(tasks), 'kernel')} in one launch, {duration(SPACING_NS)} apart. Shapes "
+        "must stay the same from step to step"
     ]
     waits = int((graph.calls.kind == CallKind.WAIT).sum())
     if waits:
         assumptions.append(
-            f"{counted(waits, 'blocking call')} per step must go: nothing may wait inside a graph"
+            f"{counted(waits, 'blocking call')} per step must be removed: nothing may wait "
+            "inside a graph"
         )
     spread = 0.05
     if tasks is not graph.tasks:
         spread = 0.35
-        assumptions.append("several streams compute; how far they will overlap is a guess")
+        assumptions.append("several streams compute, and how far they will overlap is an estimate")
     inside = replace(
         tasks,
         call=np.zeros(len(tasks), np.int32),

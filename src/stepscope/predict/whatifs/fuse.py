@@ -38,16 +38,16 @@ def _against_a_graph(context: StepContext, each_ns: float) -> tuple[str, ...]:
         alone = step_ns(cuda_graphs.apply(context, "").context.graph)
     except Refused:
         return ()
-    words = f"one model alone, launched as a CUDA graph, would take {duration(alone)} a step"
+    words = f"one model alone, launched as a CUDA graph, would take {duration(alone)} per step"
     if alone < _ALIKE * each_ns:
-        words += ": as good as the array, and simpler"
+        words += ". That is as good as training them together, and simpler"
     return (words,)
 
 
 WHATIF = WhatIf(
     name="fuse",
-    help="train B models of the same program as one array, B times the samples",
-    label="{} models as one",
+    help="train N models of one architecture together, for N times the samples (fuse=8)",
+    label="{} models trained together",
     stage=ApplyStage.BATCH,
     apply=apply,
     remedies={"fuse": ("8", "16", "32")},

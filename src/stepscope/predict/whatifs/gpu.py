@@ -25,7 +25,7 @@ def apply(context: StepContext, value: str) -> Outcome:
         raise WrongValue(f"gpu={value}: {error}") from None
     moved = move_context(context, target)
     boards = other_boards(value)
-    read_as = f"{value} is read as {target.name}; {', '.join(boards)} differ"
+    read_as = f"{value} is read as {target.name}. {', '.join(boards)} differ"
     return Outcome(
         context=moved.context,
         assumptions=(

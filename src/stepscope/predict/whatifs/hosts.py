@@ -37,7 +37,9 @@ def apply(context: StepContext, value: str) -> Outcome:
     traced = find_traced_exchange(context, context.bare or context.graph)
     now = hosts_now(context, traced)
     if count == now.count and link is None:
-        return Outcome(context=context, assumptions=("hosts stay as they are",), spread=0.0)
+        return Outcome(
+            context=context, assumptions=("the number of hosts stays the same",), spread=0.0
+        )
     plan = replace(now, count=count, link=link)
     return replan(context, ranks=count * now.per_host, hosts=plan)
 
@@ -50,14 +52,14 @@ def parse_hosts(value: str) -> tuple[int, GivenLink | None]:
     fast, late = _RATE.fullmatch(speed.strip()), _LATENCY.fullmatch(latency.strip())
     if not 1 <= count <= _MAX_HOSTS or (rest and not fast) or (latency and not late):
         raise WrongValue(
-            f"hosts={value}: give their number, such as 8, and if need be the rate and the latency "
-            "of a host's link, as in 8:10GB/s or 8:100Gbit/s:20us"
+            f"hosts={value}: give their number, such as 8. Add the rate and the latency of a "
+            "host's link if needed, as in 8:10GB/s or 8:100Gbit/s:20us"
         )
     if not fast:
         return count, None
     bytes_s = float(fast[1]) * _PREFIX[fast[2]] / (1 if fast[3] else 8)
     if not bytes_s:
-        raise WrongValue(f"hosts={value}: a link of no bandwidth carries nothing")
+        raise WrongValue(f"hosts={value}: a link needs a bandwidth above 0")
     latency_ns = float(late[1]) * _NS[late[2]] if late else None
     return count, GivenLink(bytes_s=bytes_s, latency_ns=latency_ns)
 

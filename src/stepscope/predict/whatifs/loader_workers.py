@@ -54,16 +54,17 @@ def _loader(context: StepContext, workers: int) -> LoaderUse:
     loader = context.analysis.inputs.loader
     if loader is None:
         raise Refused(
-            "loader-workers: no DataLoader that feeds the training was captured (stepscope run "
-            "records it)"
+            "loader-workers: no DataLoader that feeds the training was captured. `stepscope "
+            "run` captures it"
         )
     if loader.workers == workers:
         has = counted(workers, "worker") if workers else "no workers"
         raise NothingToChange(f"loader-workers={workers}: the DataLoader has {has} already")
     if loader.iterable and workers > max(1, loader.workers) and loader.workers < 2:
         raise Refused(
-            f"loader-workers={workers}: {loader.dataset or 'the dataset'} is an IterableDataset: "
-            "every worker would yield all of it unless it takes its share (get_worker_info)"
+            f"loader-workers={workers}: {loader.dataset or 'the dataset'} is an "
+            "IterableDataset. Every worker would yield all of it unless it takes its share "
+            "(get_worker_info)"
         )
     return loader
 
@@ -133,8 +134,8 @@ def _assumptions(
     if not workers:
         return [f"{made}, in the training thread"]
     lines = [
-        f"{made} in a worker, receiving it {milliseconds(step.passing_ns / 1e6)} of the training "
-        "thread"
+        f"{made} in a worker. Receiving it takes {milliseconds(step.passing_ns / 1e6)} "
+        "of the training thread"
     ]
     if step.crowd_ns >= max(step.thread_ns, step.making_ns):
         cores = significant(costs.cores)
@@ -145,9 +146,9 @@ def _assumptions(
             f"{milliseconds(step.epoch_ns / 1e6)} to a step"
         )
     if costs.passing_doubt > 0.5:
-        lines.append("what passing costs was not tried on this machine")
+        lines.append("the cost of passing a batch was not measured on this machine")
     if loader.iterable and workers:
-        lines.append("the dataset only yields: each worker must take its share of it")
+        lines.append("the dataset is iterable only, so each worker must take its share of it")
     return lines
 
 

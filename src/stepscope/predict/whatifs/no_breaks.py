@@ -39,8 +39,9 @@ def apply(context: StepContext, _value: str) -> Outcome:
     no_tasks = np.zeros(len(graph.tasks), np.bool_)
     graph = remove(graph, Selection(calls=waiting, tasks=no_tasks), with_gaps=False)
     assumptions = [
-        f"{counted(len(starts), 'gap')} between graphs closed ({milliseconds(saved_ns / 1e6)} of "
-        "the host); what the larger graphs would fuse besides is not counted"
+        f"{counted(len(starts), 'gap')} between graphs closed "
+        f"({milliseconds(saved_ns / 1e6)} of CPU time). What the larger graphs would "
+        "also fuse is not counted"
     ]
     if waiting.any():
         assumptions.append(
@@ -62,7 +63,7 @@ def _find_waits(context: StepContext, starts: Int64s, ends: Int64s) -> Flags:
 
 WHATIF = WhatIf(
     name="no-breaks",
-    help="without graph breaks: torch.compile makes one graph of those that lines split",
+    help="without graph breaks: torch.compile makes one graph where lines of code split it now",
     label="no graph breaks",
     stage=ApplyStage.STOP_WAITING,
     apply=apply,

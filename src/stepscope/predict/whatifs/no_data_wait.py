@@ -41,8 +41,8 @@ def apply(context: StepContext, _value: str) -> Outcome:
 
 WHATIF = WhatIf(
     name="no-data-wait",
-    help="batches are ready when the step needs them",
-    label="data always ready",
+    help="every batch is ready when the step needs it",
+    label="every batch ready in time",
     stage=ApplyStage.STOP_WAITING,
     apply=apply,
     takes_value=False,

@@ -22,7 +22,8 @@ def apply(context: StepContext, value: str) -> Outcome:
     stalls = context.stalls
     if stalls is None:
         raise Refused(
-            "no-stalls: only a run folder has every step of the run: record with `stepscope run`"
+            "no-stalls: only a run folder has every step of the run. Record one with "
+            "`stepscope run`"
         )
     left = stalls.without(causes)
     saved_ns = stalls.total_ns - left.total_ns
@@ -40,7 +41,9 @@ def _causes(value: str) -> tuple[str, ...]:
     unknown = next((name for name in names if name not in STALL_CAUSES), None)
     if unknown is not None:
         known = ", ".join(STALL_CAUSES)
-        raise WrongValue(f"no-stalls={value}: stalls have no cause {unknown!r}; there are {known}")
+        raise WrongValue(
+            f"no-stalls={value}: {unknown!r} is not a cause of stalls. There are {known}"
+        )
     return names or STALL_CAUSES
 
 
@@ -59,7 +62,7 @@ def _label(value: str) -> str:
 
 WHATIF = WhatIf(
     name="no-stalls",
-    help="every step is a typical one (no-stalls=data,gc: only these causes' stalls are gone)",
+    help="every step is a typical one (no-stalls=data,gc removes only stalls of these causes)",
     label=_label,
     stage=ApplyStage.STOP_WAITING,
     apply=apply,

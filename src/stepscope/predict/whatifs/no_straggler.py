@@ -28,7 +28,9 @@ def apply(context: StepContext, _value: str) -> Outcome:
     """Refuses one rank, and a job in which no rank is known to be slower than the others."""
     job = context.job
     if job is None or len(job.ranks) < 2:
-        raise Refused("no-straggler: give all ranks of the job: one alone is no comparison")
+        raise Refused(
+            "no-straggler: give all ranks of the job, because one alone cannot be compared"
+        )
     accused = _accused_by_run(job)
     if accused is not None:
         return _without(context, accused, job.step_ms or max(times.step_ms for times in job.times))
@@ -43,9 +45,10 @@ def apply(context: StepContext, _value: str) -> Outcome:
             context, _shorten(context, (rank,), _to_median(own_ms, slowest), wanted_ns)
         ),
         assumptions=(
-            f"rank {rank} needs {milliseconds(own_ms[slowest])} per step without communication, "
-            f"the others {milliseconds(_median_of_others(own_ms, slowest))} (median): without that "
-            f"difference, steps of {milliseconds(job_step_ms)} (recorded) are "
+            f"rank {rank} needs {milliseconds(own_ms[slowest])} per step without "
+            "communication. The others need "
+            f"{milliseconds(_median_of_others(own_ms, slowest))} (median). Without that "
+            f"difference, recorded steps of {milliseconds(job_step_ms)} are "
             f"{milliseconds(gain_ms)} shorter",
             "the next slowest rank then sets the pace",
         ),
@@ -55,8 +58,8 @@ def apply(context: StepContext, _value: str) -> Outcome:
 
 WHATIF = WhatIf(
     name="no-straggler",
-    help="the slowest rank takes as long as the median one",
-    label="no straggler",
+    help="the slowest rank takes as long as the median rank",
+    label="no slow rank",
     stage=ApplyStage.BALANCE,
     apply=apply,
     takes_value=False,
@@ -87,8 +90,9 @@ def _without(context: StepContext, late: Straggler, step_ms: float) -> Outcome:
     return Outcome(
         context=changed(context, graph),
         assumptions=(
-            f"{_who(late)} is late by {milliseconds(late.excess_ms or late.cost_ms)} {often}: "
-            f"without that, the last rank arrives {milliseconds(late.cost_ms)} earlier on average",
+            f"{_who(late)} is late by {milliseconds(late.excess_ms or late.cost_ms)} {often}. "
+            f"Without that, the last rank arrives {milliseconds(late.cost_ms)} earlier on "
+            "average",
             "the next slowest rank then sets the pace",
         ),
         spread=0.05,
@@ -111,7 +115,7 @@ def _is_rank(stragglers: Stragglers) -> bool:
 
 def _why_not(stragglers: Stragglers) -> str:
     if stragglers.verdict == "not resolved":
-        return f"whether a rank is slower than the others is not resolved: {stragglers.detail}"
+        return f"it is unclear whether a rank is slower than the others: {stragglers.detail}"
     return "no rank is slower than the others"
 
 

@@ -19,17 +19,20 @@ if TYPE_CHECKING:
 def apply(context: StepContext, _value: str) -> Outcome:
     """Refuses a step in which nothing waits."""
     if context.on_host:
-        raise NothingToChange("no-sync: the trace has no accelerator to wait for")
+        raise NothingToChange("no-sync: the trace has no GPU to wait for")
     graph = context.graph
     waiting = graph.calls.kind == CallKind.WAIT
     if not waiting.any():
-        raise NothingToChange("no-sync: no call of this step waits for the device")
+        raise NothingToChange("no-sync: no call of this step waits for the GPU")
     no_tasks = np.zeros(len(graph.tasks), np.bool_)
     without = remove(graph, Selection(calls=waiting, tasks=no_tasks), with_gaps=False)
     return Outcome(
         context=changed(context, without),
         assumptions=(
-            f"{counted(int(waiting.sum()), 'blocking call')} per step removed, all else as before",
+            (
+                f"{counted(int(waiting.sum()), 'blocking call')} per step removed, everything "
+                "else stays the same"
+            ),
         ),
         spread=0.05,
     )
@@ -37,7 +40,7 @@ def apply(context: StepContext, _value: str) -> Outcome:
 
 WHATIF = WhatIf(
     name="no-sync",
-    help="without calls that wait for the device (.item(), .cpu(), synchronize)",
+    help="without calls that wait for the GPU (.item(), .cpu(), synchronize)",
     label="no blocking calls",
     stage=ApplyStage.STOP_WAITING,
     apply=apply,

@@ -55,7 +55,7 @@ def apply(context: StepContext, value: str) -> Outcome:
     if not context.on_host:
         device_after_ns = _device_ns(context, parameters, device_ns, old, new)
         device_after_ns = max(device_after_ns, launches * FLOOR_NS)
-    on_device = f", {_change(device_ns, device_after_ns)} of the device"
+    on_device = f", {_change(device_ns, device_after_ns)} of GPU time"
     updated = _replace_update(graph, updating, launches, host_after_ns, device_after_ns)
     after = replace(
         changed(context, updated),
@@ -66,8 +66,8 @@ def apply(context: StepContext, value: str) -> Outcome:
         context=after,
         assumptions=(
             f"{now} -> {value} for {counted(parameters.tensors, 'tensor')} of "
-            f"{parameters.elements:,} parameters: {_change(host_ns, host_after_ns)} of the host"
-            f"{'' if context.on_host else on_device}",
+            f"{parameters.elements:,} parameters: {_change(host_ns, host_after_ns)} of CPU "
+            f"time{'' if context.on_host else on_device}",
             _basis(context, value),
         ),
         spread=_CPU_SPREAD if context.on_host else _SPREAD,
@@ -77,13 +77,12 @@ def apply(context: StepContext, value: str) -> Outcome:
 
 WHATIF = WhatIf(
     name="optimizer",
-    help="a foreach or fused optimizer instead of the present form",
+    help="create the optimizer as foreach or fused",
     label="a {} optimizer",
     stage=ApplyStage.OPTIMIZER,
     apply=apply,
     usual=("fused",),
     joins_peak=True,
-    remedies={"fused-optimizer": ("fused",), "foreach-optimizer": ("foreach",)},
 )
 
 
@@ -122,7 +121,10 @@ def _change(before_ns: float, after_ns: float) -> str:
 def _basis(context: StepContext, value: str) -> str:
     rule = context.rule
     if not rule.fused and not (context.on_host and rule.fused_on_cpu):
-        return f"as Adam in this form does; {rule.name} moves other bytes"
+        return f"the gain is Adam's in this form, but {rule.name} moves other bytes"
     if context.on_host:
-        return f"as {rule.name} gains by {value} on one core of an ARM server; other CPUs differ"
-    return f"as {rule.name} in this form does on an H200"
+        return (
+            f"the gain is that of {rule.name} with {value} on one core of an ARM server. "
+            "Other CPUs differ"
+        )
+    return f"the gain is that of {rule.name} in this form on an H200"

@@ -85,16 +85,14 @@ def apply(context: StepContext, value: str) -> Outcome:
     ceilings = context.ceilings
     if ceilings is None or value not in ceilings.flops:
         device = ceilings.device if ceilings else context.trace.device_name or "this device"
-        raise Refused(f"precision={value}: no {value} rate is known for {device}")
+        raise Refused(f"precision={value}: the {value} rate of {device} is unknown")
     require_operators(context, f"precision={value}")
     stays = find_before_training(context) & (value != "tf32")  # outside of autocast
     wide = _find_wide(context, value) & ~stays
     depthwise = wide & find_depthwise(context)
     product = wide & (context.operators.flops > 0) & ~depthwise
     if not product.any():
-        raise NothingToChange(
-            f"precision={value}: no matrix product runs in a wider dtype than {value}"
-        )
+        raise NothingToChange(f"precision={value}: no matmul runs in a wider dtype than {value}")
     probed, problem = find_probed(context, value)
     modelled_share = probed.modelled_share if probed else 1.0
     convolution_ns = np.where(product, find_convolution_ns(context, value, ceilings), 0.0)
@@ -104,10 +102,10 @@ def apply(context: StepContext, value: str) -> Outcome:
         convolution_ns = np.where(halfway, halfway_ns, convolution_ns)
     graph = _speed_up_products(context, product, convolution_ns, value, ceilings)
     assumptions = [
-        f"matrix products at the share of {value}'s peak that such products reached on an H200"
+        f"matmuls reach the share of {value}'s peak that such matmuls reached on an H200"
     ]
     if convolution_ns.any():
-        assumptions.append("convolutions by their shapes, as cuDNN's took on an H200")
+        assumptions.append("convolutions take as long as cuDNN's of these shapes took on an H200")
     if value != "tf32":
         graph = retime_elements(context, graph, wide, ~product & ~depthwise)
         dur_ns = np.where(stays, context.graph.tasks.dur_ns, graph.tasks.dur_ns)
@@ -133,8 +131,8 @@ def apply(context: StepContext, value: str) -> Outcome:
         assumptions += said
     if stays.any():
         assumptions.append(
-            f"{counted(int(stays.sum()), 'task')} without gradients before the training pass: "
-            "outside of autocast, as now"
+            f"{counted(int(stays.sum()), 'kernel')} without gradients before the training "
+            "pass stay outside autocast, as now"
         )
     assumptions += [problem] if problem else []
     assumptions += [probed.describe("modelled")] if probed else []
@@ -175,18 +173,18 @@ def _under_autocast(
     graph, casts = _add_casts(context, graph, host_ns, ceilings, modelled_share)
     where = "of weights " if is_compiled(context) else ""
     said = [
-        "autocast: what follows a product in half the bytes, norms and losses in fp32; "
-        f"{casts:,} casts {where}added with their launches"
+        "autocast: what follows a matmul has half the bytes. Norms and losses stay FP32. "
+        f"{casts:,} casts {where}are added, with their launches"
     ]
     if measured_ns is not None:
         said.append(
-            f"autocast costs the host {milliseconds(host_ns / 1e6)} more: the mean of what was "
-            "probed and what casts cost in other models"
+            f"autocast costs {milliseconds(host_ns / 1e6)} more CPU time. This is the "
+            "mean of what was probed and what casts cost in other models"
         )
     if attention:
         said.append(
-            f"{counted(len(attention), 'attention call')} of single operators in fp32: a fused "
-            f"kernel takes {'it' if len(attention) == 1 else 'them'} in {value}"
+            f"{counted(len(attention), 'attention call')} of single operators in FP32: a "
+            f"fused kernel runs {'it' if len(attention) == 1 else 'them'} in {value}"
         )
     return graph, said
 
@@ -208,14 +206,14 @@ def _with_peak(outcome: Outcome, value: str) -> Outcome:
 def _apply_on_host(context: StepContext, value: str) -> Outcome:
     """A CPU's gain depends on its instructions: only measured operator times tell it."""
     if value == "tf32":
-        raise NothingToChange("precision=tf32: the trace has no accelerator, and a CPU has no tf32")
+        raise NothingToChange("precision=tf32: the trace has no GPU, and a CPU has no TF32")
     probed, problem = find_probed(context, value)
     if probed is None:
         why = problem or (
             f"`stepscope probe PATH --set precision={value}` measures it where the job trained"
         )
         raise Refused(
-            f"precision={value}: the trace has no accelerator; a CPU's gain is not known: {why}"
+            f"precision={value}: the trace has no GPU, and the gain on a CPU is unknown. {why}"
         )
     calls = context.graph.calls
     graph = replace(context.graph, calls=replace(calls, call_ns=calls.call_ns * probed.factor))
@@ -232,13 +230,12 @@ def _apply_on_host(context: StepContext, value: str) -> Outcome:
 
 WHATIF = WhatIf(
     name="precision",
-    help="matrix products in tf32, bf16, fp16 (autocast) or fp8",
+    help="matmuls in tf32, bf16, fp16 (autocast) or fp8",
     label="{}",
     stage=ApplyStage.PRECISION,
     apply=apply,
     usual=("tf32", "bf16"),
     joins_peak=True,
-    remedies={"bf16": ("bf16",), "fp16": ("fp16",), "tf32": ("tf32",)},
 )
 
 

@@ -26,13 +26,13 @@ def apply(context: StepContext, value: str) -> Outcome:
         raise Refused(f"remove={value}: no kernel, operator or annotation has such a name")
     kernels_ns = float(context.graph.tasks.dur_ns[chosen.tasks].sum())
     assumption = (
-        f"{counted(int(chosen.tasks.sum()), 'kernel')} ({milliseconds(kernels_ns / 1e6)}) and "
-        f"{counted(int(chosen.calls.sum()), 'call')} removed, with the host's time before them"
+        f"{counted(int(chosen.tasks.sum()), 'kernel')} "
+        f"({milliseconds(kernels_ns / 1e6)}) and "
+        f"{counted(int(chosen.calls.sum()), 'call')} removed, with the CPU time before them"
     )
     if not chosen.calls.any():
         assumption = (
-            f"{milliseconds(saved_ns / 1e6)} of the host's time removed; no call or kernel has "
-            "such a name"
+            f"{milliseconds(saved_ns / 1e6)} of CPU time removed. No call or kernel has such a name"
         )
     return Outcome(
         context=changed(context, edit.remove(graph, chosen)), assumptions=(assumption,), spread=0.03
@@ -46,7 +46,7 @@ def compile_pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise WrongValue(f"{text!r} is no regular expression: {error}") from None
+        raise WrongValue(f"{text!r} is not a regular expression: {error}") from None
 
 
 WHATIF = WhatIf(

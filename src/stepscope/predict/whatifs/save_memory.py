@@ -40,7 +40,7 @@ _MADE_AGAIN = 0.10  # of what is freed, at least: there at once while backward m
 _DOUBT = 0.35  # of what is freed
 _COMPILED = "CompiledFunction"
 _HEAVY_NOT_COUNTED = (
-    "products that may be repeated are not counted here: save_memory(model, dry_run=True, "
+    "matmuls that may be repeated are not counted here. save_memory(model, dry_run=True, "
     "heavy=True) plans them",
 )
 
@@ -69,8 +69,9 @@ def apply(context: StepContext, value: str) -> Outcome:
     return Outcome(
         context=changed(context, _again(context, chosen)),
         assumptions=(
-            f"{size(freed)} of the activations ({', '.join(kind.producer for kind in chosen)}) are "
-            f"made again in backward: {milliseconds(again_ns / 1e6)} of the forward pass",
+            f"{size(freed)} of the activations "
+            f"({', '.join(kind.producer for kind in chosen)}) are recomputed in backward, "
+            f"which takes {milliseconds(again_ns / 1e6)} of the forward pass",
             *_advice(captured),
             *(_HEAVY_NOT_COUNTED if target.heavy else ()),
         ),
@@ -82,19 +83,20 @@ def apply(context: StepContext, value: str) -> Outcome:
 def _captured(context: StepContext) -> CapturedMemory:
     inputs = context.analysis.inputs.memory
     if inputs.saving is not None:
-        raise Refused("save-memory: this run was made with it")
+        raise Refused("save-memory: this run already used it")
     captured = inputs.captured
     rows = captured.activations_by_producer if captured is not None else []
     if captured is None or not rows:
         raise Refused(
-            "save-memory: what backward keeps was not captured by operator; record with "
-            "`stepscope run`, or plan in the script: save_memory(model, dry_run=True)"
+            "save-memory: the operators whose results are saved for backward were not "
+            "captured. Record with `stepscope run`, or plan in the script: "
+            "save_memory(model, dry_run=True)"
         )
     total = sum(row.bytes for row in rows)
     compiled = sum(row.bytes for row in rows if row.producer.startswith(_COMPILED))
     if compiled > total / 2:
         raise Refused(
-            "save-memory: the model is compiled, and the compiler already frees this; "
+            "save-memory: the model is compiled, and the compiler already frees this. "
             "torch._functorch.config.activation_memory_budget frees more"
         )
     if sum(row.free_bytes for row in rows) < _WORTH * total:
@@ -110,7 +112,7 @@ def _advice(captured: CapturedMemory) -> tuple[str, ...]:
     if states <= _DOMINATE * kept:
         return ()
     share = percent(kept / (states + kept))
-    return (f"weights dominate: activations are {share} of both; shard the optimizer (zero=1)",)
+    return (f"Weights dominate: activations are {share} of both. Shard the optimizer (zero=1)",)
 
 
 def _kinds(context: StepContext, captured: CapturedMemory) -> list[_Kind]:
@@ -183,9 +185,9 @@ def _choose(context: StepContext, kinds: list[_Kind], target: MemoryTarget) -> l
             spent += kind.again_ns
     if not chosen:
         raise Refused(
-            "save-memory: it fits as it is, nothing has to be freed"
+            "save-memory: the step fits as it is, so nothing has to be freed"
             if enough is not None and enough <= 0
-            else "save-memory: nothing can be made again within this time"
+            else "save-memory: nothing can be recomputed within this time"
         )
     return chosen
 
@@ -277,18 +279,17 @@ def _peak(context: StepContext, chosen: list[_Kind], masks: int) -> PeakMemory |
 
 def _label(value: str) -> str:
     try:
-        return f"less kept for backward ({read_target(value).words})"
+        return f"recomputing cheap activations ({read_target(value).words})"
     except ValueError:
-        return "less kept for backward"
+        return "recomputing cheap activations"
 
 
 WHATIF = WhatIf(
     name="save-memory",
-    help="keep less for backward: within 5%, half (0.5), a budget (12GB), for 2x the batch, or max",
+    help="save less for backward: within 5%, half (0.5), a budget (12GB), for 2x the batch, or max",
     label=_label,
     stage=ApplyStage.RECOMPUTE,
     apply=apply,
     usual=("5%",),
     saves_memory=("5%",),
-    remedies={"save-memory": ("5%",)},
 )

@@ -31,20 +31,22 @@ def apply(context: StepContext, value: str) -> Outcome:
     chosen = edit.select(context.graph, context.trace, matches)
     if chosen.tasks.any():
         graph = edit.scale_tasks(context.graph, chosen.tasks, factor)
-        assumption = f"duration of {counted(int(chosen.tasks.sum()), 'kernel')} times {factor:g}"
+        assumption = (
+            f"the time of {counted(int(chosen.tasks.sum()), 'kernel')} is multiplied by {factor:g}"
+        )
     else:
         graph, saved_ns, events = shorten_gaps(context, HostKind.PYTHON, matches, factor)
         own = chosen.calls & (graph.calls.call_ns > 0)
         graph = edit.scale_calls(graph, own, factor)
         if not saved_ns and not own.any():
             raise Refused(f"scale={value}: no kernel, operator or annotation has such a name")
-        assumption = f"host time of {counted(events, 'event')} times {factor:g}"
+        assumption = f"the CPU time of {counted(events, 'event')} is multiplied by {factor:g}"
     return Outcome(context=changed(context, graph), assumptions=(assumption,), spread=0.03)
 
 
 WHATIF = WhatIf(
     name="scale",
-    help="kernels, or else host events, whose name matches take FACTOR times as long",
+    help="kernels, or else CPU events, whose name matches take FACTOR times as long",
     label="scaling {}",
     stage=ApplyStage.SCALE,
     apply=apply,

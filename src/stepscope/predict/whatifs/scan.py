@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _HOST_NS = 300e3  # of one layer's launches; a loop makes several for each of its steps
 _HORIZON = (
-    "the gradient reaches far enough to matter: ask gradient_horizon first; where few steps "
-    "matter, truncation is cheaper than any scan"
+    "the gradient must reach far enough to matter: ask gradient_horizon first. Where only a "
+    "few steps matter, truncation is cheaper than any scan"
 )
 
 
@@ -155,23 +155,23 @@ def _why_none(found: Sequence[Recurrence]) -> str:
         return f"states are larger than {LARGEST_SIZE}, or the step has no backward pass"
     if found:
         return (
-            "what the scan of an LSTM or a GRU takes is not known for this shape: measure it on "
-            'the device by stepscope.fix.scan.recommend(steps, batch, size, cell="lstm") (or "gru")'
+            "the time of a scan of an LSTM or a GRU of this shape is unknown. Measure it on "
+            'the GPU: stepscope.fix.scan.recommend(steps, batch, size, cell="lstm") (or '
+            '"gru")'
         )
     return (
-        f"no recurrence of {LONG} steps or more was found; shapes must be recorded "
-        "(record_shapes=True; stepscope run does)"
+        f"no recurrence of {LONG} steps or more was found. Shapes must be recorded "
+        "(record_shapes=True, or stepscope run)"
     )
 
 
 WHATIF = WhatIf(
     name="scan",
-    help="backward through time of recurrent layers in chunks that run at the same time",
+    help="backward through recurrent layers in chunks that run at the same time",
     label="scan backward",
     stage=ApplyStage.SCALE,
     apply=apply,
     takes_value=False,
     keeps_peak=True,
     needs_ceilings=False,
-    remedies={"scan-backward": ("",)},
 )

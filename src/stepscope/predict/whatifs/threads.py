@@ -54,7 +54,7 @@ def apply(context: StepContext, value: str) -> Outcome:
         )
     _, counters = looked(use)
     if counters is not None and count < load.threads and not threads_take_part(load, counters):
-        raise NothingToChange(f"threads={value}: only one thread computes in this step as it is")
+        raise NothingToChange(f"threads={value}: only one thread computes in this step")
     waited = disturbed(use)
     calls = context.graph.calls
     plain = calls.kind == CallKind.PLAIN
@@ -86,7 +86,6 @@ WHATIF = WhatIf(
     stage=ApplyStage.THREADS,
     apply=apply,
     keeps_peak=True,
-    remedies={"threads": (_FIT,), "one-thread": ("1",)},
 )
 
 
@@ -95,7 +94,7 @@ def _known_use(context: StepContext) -> tuple[CpuUse, HostLoad]:
         raise Refused("threads: the step does not compute on the CPU")
     if context.cpu.load is None:
         raise Refused(
-            "threads: the number of threads and cores was not recorded (stepscope run records it)"
+            "threads: the number of threads and cores was not recorded. `stepscope run` records it"
         )
     return context.cpu, context.cpu.load
 
@@ -135,11 +134,14 @@ def _assumptions(load: HostLoad, count: int, crowding: float, *, waited: bool) -
     lines = [f"{counted(count, 'thread')} instead of {load.threads}"]
     if waited:
         lines.append(
-            "operators as fast as their fastest calls, or as one core's arithmetic: threads that "
-            "wait for each other hide how long the work is, so the interval is wide"
+            "operators are as fast as their fastest calls, or as one core's arithmetic. "
+            "Threads that wait for each other hide how long the work is, so the interval is "
+            "wide"
         )
     if crowding > 1:
         lines.append(f"other processes stay and make it {factor_text(crowding)} times as long")
     if not waited:
-        lines.append("operators of 0.2 ms and more gain with the power 0.8 of the threads")
+        lines.append(
+            "operators of 0.2 ms and more gain with the power 0.8 of the number of threads"
+        )
     return lines

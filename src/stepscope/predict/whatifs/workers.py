@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext
 
 _MAX_WORKERS = 1 << 20
-_NOT_THE_LOADERS = "workers are data-parallel ranks; those of the DataLoader: loader-workers=N"
+_NOT_THE_LOADERS = (
+    "workers are data-parallel ranks. For workers of the DataLoader write loader-workers=N"
+)
 
 
 def apply(context: StepContext, value: str) -> Outcome:
@@ -33,7 +35,7 @@ def apply(context: StepContext, value: str) -> Outcome:
     try:
         outcome = replan(context, ranks=count, strong=scaling == "strong")
     except Refused as reason:
-        raise (Refused(f"{reason}; {hint}") if hint else reason) from None
+        raise (Refused(f"{reason}. {hint}") if hint else reason) from None
     return replace(outcome, assumptions=(*outcome.assumptions, hint)) if hint else outcome
 
 
@@ -49,8 +51,7 @@ def _shares_batch(value: str) -> bool:
 
 WHATIF = WhatIf(
     name="workers",
-    help="N data-parallel workers, each with its own batch (workers=8; 8:strong divides one batch; "
-    "the DataLoader's are loader-workers)",
+    help="N data-parallel workers, each with its own batch (workers=8; 8:strong divides one batch)",
     label=_label,
     stage=ApplyStage.WORKERS,
     apply=apply,

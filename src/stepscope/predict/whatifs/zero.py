@@ -33,7 +33,7 @@ def apply(context: StepContext, value: str) -> Outcome:
         outcome,
         assumptions=(
             *outcome.assumptions,
-            f"{VOLUME[stage]:g} times the bytes of plain data parallelism on the wire; the "
+            f"{VOLUME[stage]:g} times the bytes of plain data parallelism are sent. The "
             f"optimizer works on 1/{ranks} of the parameters",
             "with mixed-precision Adam a worker would hold "
             f"{significant(bytes_per_parameter(stage, ranks))} bytes per parameter instead of "

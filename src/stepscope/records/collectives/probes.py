@@ -33,7 +33,7 @@ MANY = 4
 
 
 def build_probes(ranks: int, hosts: Sequence[Sequence[int]]) -> list[LinkProbe]:
-    """What `hop`, `add`, `pair`, `fan` and `inside` measure: docs/collectives.md."""
+    """What `hop`, `add`, `pair`, `fan` and `inside` measure: docs/records/collectives.md."""
     everyone = [list(range(ranks))]
     probes = [
         _probe("hop", 1, ranks, _shift(everyone)),

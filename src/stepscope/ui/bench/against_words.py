@@ -32,9 +32,9 @@ def against_answer(comparison: BenchComparison) -> Answer:
 def against_notes(comparison: BenchComparison) -> list[str]:
     """What to know before the verdict is believed."""
     rows = comparison.workloads
-    unlike = [f"{row_name(row)} is not comparable: {row.why}" for row in rows if row.why]
+    unlike = [f"{row_name(row)} cannot be compared: {row.why}" for row in rows if row.why]
     own = [f"{row_name(row)}: {note}" for row in rows for note in (*row.notes, *_others_note(row))]
-    skipped = f"in the base and not run now: {', '.join(comparison.not_run)}"
+    skipped = f"saved in the base but not run this time: {', '.join(comparison.not_run)}"
     return [*unlike, *own, *comparison.notes, *([skipped] if comparison.not_run else [])]
 
 
@@ -44,8 +44,8 @@ def _others_note(change: WorkloadChange) -> list[str]:
     if before is None or now is None or change.paced or abs(now - before) < _WORTH_SAYING:
         return []
     return [
-        f"other programs had the cores for {percent(now)} of the step, and for {percent(before)} "
-        "when the base was measured: the change leaves that out"
+        f"other programs used the cores for {percent(now)} of the step. When the base was "
+        f"measured, it was {percent(before)}. The reported change leaves this out"
     ]
 
 
@@ -74,9 +74,9 @@ def parts_words(change: WorkloadChange) -> str:
         return ""
     waiting = "waiting: no difference seen"
     if waits.low > 0:
-        waiting = f"waits {unsigned_percent(waits.change)} of the step longer"
+        waiting = f"waits longer, by {unsigned_percent(waits.change)} of the step"
     elif waits.high < 0:
-        waiting = f"waits {unsigned_percent(waits.change)} of the step less"
+        waiting = f"waits less, by {unsigned_percent(waits.change)} of the step"
     computing = "computing: no difference seen"
     if computes.low > 0 or computes.high < 0:
         computing = f"computes {longer_or_shorter(computes.change)}"
@@ -90,7 +90,7 @@ def _verdict(comparison: BenchComparison) -> str:
     slower, faster = _of(comparison, "slower"), _of(comparison, "faster")
     compared = len(comparison.workloads) - len(_of(comparison, "not comparable"))
     if not compared:
-        return f"nothing could be compared with {comparison.against}"
+        return f"no workload could be compared with {comparison.against}"
     if not slower and not faster:
         return f"no difference seen in {counted(compared, 'workload')}"
     parts = [
@@ -115,9 +115,10 @@ def _why(comparison: BenchComparison) -> str:
     coarse = max(rows, key=lambda row: row.smallest_detectable or 0.0)
     waits = [row.waiting.smallest_detectable for row in rows if row.waiting is not None]
     return (
-        f"a change of {unsigned_percent(coarse.smallest_detectable or 0.0)} or more would have "
-        f"been found in 4 of 5 cases, also in {row_name(coarse)}, the least certain one"
-        + (f"; a wait of {unsigned_percent(max(waits))} of the step too" if waits else "")
+        "in 4 of 5 cases this would show a change of "
+        f"{unsigned_percent(coarse.smallest_detectable or 0.0)} or more, even in "
+        f"{row_name(coarse)}, the noisiest one"
+        + (f", and a wait of {unsigned_percent(max(waits))} of the step" if waits else "")
     )
 
 
@@ -126,10 +127,10 @@ def _evidence(change: WorkloadChange) -> str:
         return f"{row_name(change)} {parts_words(change)}"
     moved = moved_words(change)
     return (
-        f"{row_name(change)} takes {milliseconds(change.now_ms or 0.0)}, the base "
+        f"{row_name(change)} takes {milliseconds(change.now_ms or 0.0)}. The base took "
         f"{milliseconds(change.base_ms or 0.0)} ({interval_words(change)})"
-        + (f", most of it {moved}" if moved else "")
-        + (f"; {parts}" if (parts := parts_words(change)) else "")
+        + (f", mostly {moved}" if moved else "")
+        + (f". {parts}" if (parts := parts_words(change)) else "")
     )
 
 
@@ -140,16 +141,18 @@ def _next(comparison: BenchComparison) -> str:
         and change.decided_by == "step"
         for change in comparison.workloads
     ):
-        return "measure the base again: the machine's own pace has changed"
+        return "measure the base again: the machine's own speed has changed"
     if slower := _of(comparison, "slower"):
         worst = max(slower, key=lambda row: row.counted_change or 0.0)
         if worst.decided_by == "waiting":
-            return f"find what {row_name(worst)} waits for: a sleep, a file, a lock, a process"
+            return (
+                f"find what {row_name(worst)} waits for: a sleep, a file, a lock or another process"
+            )
         return (
-            f"find what changed {row_name(worst)}; if it is meant to be slower, save new results "
-            "with --save"
+            f"find what changed {row_name(worst)}. If it is meant to be slower, save new "
+            "results with --save"
         )
-    return "nothing to do; --save writes a new base"
+    return "nothing to do. --save writes a new base"
 
 
 def _of(comparison: BenchComparison, verdict: ChangeVerdict) -> list[WorkloadChange]:

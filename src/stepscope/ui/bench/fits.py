@@ -59,8 +59,8 @@ def too_large(peak: PredictedPeak) -> str:
     words = f"needs about {size(peak.peak_bytes or 0)} {where}{each}, "
     words += f"{size(peak.free_bytes or 0)} are free"
     if peak.fitting_batch is None:
-        return f"{words}; not even a small batch would fit"
-    return f"{words}; --set batch={peak.fitting_batch} would fit"
+        return f"{words}. Even a small batch does not fit"
+    return f"{words}. --set batch={peak.fitting_batch} fits"
 
 
 def _ask(requests: Sequence[bytes]) -> list[PredictedPeak]:

@@ -29,7 +29,9 @@ _GPU_CLOCKS = ("sm", "mem")  # as nvidia-smi names them
 def require_torch() -> None:
     """UsageError without it."""
     if importlib.util.find_spec("torch") is None:
-        raise UsageError("bench trains with torch, which is not installed here: pip install torch")
+        raise UsageError(
+            "bench trains with torch, which is not installed in this Python: pip install torch"
+        )
 
 
 def require_gpu(request: BenchRequest) -> None:
@@ -38,7 +40,7 @@ def require_gpu(request: BenchRequest) -> None:
         names = " ".join(request.names)
         runs_here = " ".join(("stepscope bench", *filter(None, [names]), "--size tiny"))
         raise UsageError(
-            "--size paper is the published shape and needs a GPU: torch sees none here",
+            "--size paper is the published size and needs a GPU, but torch finds none",
             f"{runs_here} runs on this machine's {counted(allowed_cores(), 'core')}",
         )
 

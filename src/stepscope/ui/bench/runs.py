@@ -137,7 +137,10 @@ def _read(task: BenchTask, ranks: list[dict[str, Any]], known: dict[str, Any]) -
     run = find_runs(str(folder))[0]
     steps = whole_steps(steady_steps(run.step_ms), per_step)
     if len(steps) < FEWEST_STEPS:
-        why = f"only {counted(len(steps), 'steady step')}; {FEWEST_STEPS} are needed (--steps)"
+        why = (
+            f"only {counted(len(steps), 'steady step')} were measured, but {FEWEST_STEPS} are "
+            "needed. Ask for more with --steps"
+        )
         return BenchRun(**known, failed=why)
     return BenchRun(
         **known,
@@ -176,7 +179,7 @@ def _why_failed(folder: Path, end: CommandEnd) -> str | None:
     if raised is not None:
         return raised
     if end.code > _SIGNALS:
-        return f"signal {end.code - _SIGNALS} ended it"
+        return f"it was ended by signal {end.code - _SIGNALS}"
     last = f": {lines[-1].strip()}" if lines else ""
     return f"it ended with exit code {end.code}{last}"
 

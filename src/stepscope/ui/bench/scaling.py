@@ -35,11 +35,11 @@ def _predicted(
 ) -> ScalingStudy:
     """As it is, with why, if the first point has no run to predict from."""
     if study.points[0].samples_per_s is None or folder is None:
-        return replace(study, notes=("nothing is predicted: the first point was not measured",))
+        return replace(study, notes=("there is no prediction: the first point was not measured",))
     try:
         bench = open_run(folder)
     except StepscopeError as error:
-        return replace(study, notes=(f"nothing is predicted: {error}",))
+        return replace(study, notes=(f"there is no prediction: {error}",))
     return predict_points(replace(study, predicted_from=folder), bench)
 
 

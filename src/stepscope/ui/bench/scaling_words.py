@@ -19,7 +19,7 @@ def saturation_words(study: ScalingStudy) -> str:
     if len({point.batch for point in measured}) < 2:
         return ""
     if study.saturates_at is None:
-        return "no batch here saturates the device: each doubling still gains 10% or more"
+        return "no batch here saturates the device. Each doubling still gains 10% or more"
     return f"from batch {study.saturates_at:,} on, doubling it gains less than 10%"
 
 

@@ -161,12 +161,12 @@ class _Suite:
         for _ in range(CLAIM_RUNS):
             for row in self._rows:
                 if not row.gave_up and not row.cannot_be_paced:
-                    self._run_paced(row, "beside a yardstick")
+                    self._run_paced(row, "timed beside a reference load")
         while rows := [
             row for row in self._rows if not row.gave_up and not enough.are_there(row.result())
         ]:
             for row in rows:
-                why = f"its starts differ too much to see {percent(SEEN)}"
+                why = f"its starts differ too much to see a change of {percent(SEEN)}"
                 if not row.cannot_be_paced and enough.wants_paced(row.result()):
                     self._run_paced(row, why)
                     continue
@@ -182,11 +182,11 @@ class _Suite:
         seen = None if row.gave_up else enough.smallest_seen(row.result())
         if seen is None or seen.step <= SEEN:
             return
-        waits = f", a wait from {percent(seen.waiting)} of it on" if seen.waiting else ""
+        waits = f", and a longer wait from {percent(seen.waiting)} of it on" if seen.waiting else ""
         self._progress.news(
-            f"{row.task.name}: its starts differ too much to see {percent(SEEN)} in "
-            f"{MOST_S / 60:.0f} minutes. These runs see a slower step from "
-            f"{percent(seen.step)} on{waits}, in 4 of 5 cases (--runs makes more)"
+            f"{row.task.name}: its starts differ too much to see {percent(SEEN)} within "
+            f"{MOST_S / 60:.0f} minutes. In 4 of 5 cases these runs see a slower step from "
+            f"{percent(seen.step)} on{waits}. --runs makes more"
         )
 
     def _run_paced(self, row: TaskRow, why: str) -> None:
@@ -266,7 +266,7 @@ class _Suite:
             write_results(results, self._folder / RESULTS)
         except OSError as error:
             why = layout.why_refused(error)
-            self._progress.news(f"{self._folder / RESULTS} could not be written: {why}")
+            self._progress.news(f"{self._folder / RESULTS} cannot be written: {why}")
         return results
 
     def _changed(self) -> list[str]:

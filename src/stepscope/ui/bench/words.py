@@ -48,12 +48,12 @@ def _verdict(results: BenchResults) -> str:
         others = [row_name(row) for row in rows if row.status != "measured"]
         more = f" and {len(others) - _MOST_NAMES} more" if len(others) > _MOST_NAMES else ""
         named = ", ".join(others[:_MOST_NAMES])
-        return f"{len(measured)} of {of_all} measured; not: {named}{more}"
+        return f"{len(measured)} of {of_all} measured. Not measured: {named}{more}"
     if missed:
         names = ", ".join(map(row_name, missed))
-        return f"{of_all} measured; the loss of {names} did not reach its target"
+        return f"{of_all} measured. The loss of {names} did not reach its target"
     known = sum(row.target_reached is True for row in measured)
-    return f"{of_all} measured" + (f"; {known} reached the target loss" if known else "")
+    return f"{of_all} measured" + (f". {known} reached the target loss" if known else "")
 
 
 def _why(rows: Sequence[WorkloadResult]) -> str:
@@ -94,7 +94,7 @@ def _next(results: BenchResults) -> str:
     if failed is not None:
         return f"the output of {row_name(failed)} is in {failed.folder}/output.txt"
     if results.broken_rules:
-        return f"no claim yet: {results.broken_rules[0]}"
+        return f"these results support no claim yet: {results.broken_rules[0]}"
     slowest = min(
         (row for row in results.workloads if row.busy is not None and row.folder),
         key=lambda row: row.busy or 0.0,
@@ -102,20 +102,20 @@ def _next(results: BenchResults) -> str:
     )
     if slowest is None:
         return "stepscope bench --list names the workloads"
-    return f"stepscope explain {shlex.quote(slowest.folder or '')} looks into {row_name(slowest)}"
+    return f"stepscope explain {shlex.quote(slowest.folder or '')} explains {row_name(slowest)}"
 
 
 def rerun_words(results: BenchResults) -> str:
     """Whether anybody has run a saved file's command again, and what came of it."""
     if not results.reruns:
-        return "nobody has run this again yet: stepscope bench --again FILE does"
+        return "nobody has repeated this run yet: stepscope bench --again FILE does"
     last = results.reruns[-1]
     times = counted(len(results.reruns), "time")
     if last.agrees is None:
-        return f"run again {times}; the last one could not be compared"
+        return f"repeated {times}. The last one could not be compared"
     if last.agrees:
-        return f"run again {times}; the last one, on {last.host}, agrees"
-    return f"run again {times}; the last one, on {last.host}, does not agree: " + "; ".join(
+        return f"repeated {times}. The last one, on {last.host}, agrees"
+    return f"repeated {times}. The last one, on {last.host}, does not agree: " + "; ".join(
         last.differs
     )
 

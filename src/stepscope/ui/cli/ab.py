@@ -1,4 +1,4 @@
-"""stepscope ab: run two commands alternately and compare their steps."""
+"""stepscope ab: run two commands in turns and compare their steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import click
 from stepscope.errors import UsageError
 from stepscope.measure import folder as layout
 from stepscope.ui.cli.compare import check_ending, comparing_options, conclude
-from stepscope.ui.cli.options import out_option, step_on_option, wait_option
+from stepscope.ui.cli.options import complete_file, out_option, step_on_option, wait_option
+from stepscope.ui.cli.verb_command import VerbCommand
 from stepscope.ui.run_folder import claim_or_refuse
 from stepscope.ui.say import say
 
@@ -23,7 +24,23 @@ if TYPE_CHECKING:
 _SEPARATOR = "---"
 
 
-@click.command(name="ab", context_settings={"allow_interspersed_args": False})
+@click.command(
+    cls=VerbCommand,
+    name="ab",
+    context_settings={"allow_interspersed_args": False},
+    examples=(
+        ("stepscope ab -- python a.py --- python b.py", "Compare two scripts, five runs each"),
+        (
+            "stepscope ab --fail-on-slower 3% -- python train.py --- python train.py --amp",
+            "Exit with code 5 if the second command is more than 3% slower",
+        ),
+    ),
+    option_groups=(
+        ("The runs", ("--pairs", "--seed", "--out", "--step-on", "--wait", "--no-trace")),
+        ("Predictions", ("--prediction", "--no-prediction")),
+        ("Output", ("--json", "--html", "--top", "--fail-on-slower")),
+    ),
+)
 @click.option(
     "--pairs",
     default=5,
@@ -35,14 +52,21 @@ _SEPARATOR = "---"
     "--seed",
     default=0,
     show_default=True,
-    help="Seed that decides which command of a pair runs first.",
+    help="Decides which command of each pair runs first.",
 )
 @out_option("Folder for all runs (default: stepscope-runs/<time>-ab).")
 @wait_option(10, "Steps to skip before the last pair's trace is recorded.")
 @click.option("--no-trace", is_flag=True, help="Record no trace in the last pair, only step times.")
 @step_on_option
 @comparing_options
-@click.argument("commands", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument(
+    "commands",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    metavar="COMMAND_A --- COMMAND_B",
+    shell_complete=complete_file,
+)
 def command(
     pairs: int,
     seed: int,
@@ -53,10 +77,10 @@ def command(
     commands: tuple[str, ...],
     **ending: Any,
 ) -> None:
-    """Run COMMAND_A --- COMMAND_B alternately (A B, B A, ...), then compare them pair by pair.
+    """Run two commands in turns, then compare their steps pair by pair.
 
-    Each command must end by itself; a few hundred steps per run are plenty. Their output goes to
-    files.
+    The words are COMMAND_A --- COMMAND_B. Each command must end by itself. A few hundred steps per
+    run are enough. Their output goes to files.
     """
     from stepscope.verify.compare import compare
     from stepscope.verify.pairs import PairedRuns, plan_pairs, read_pairs
@@ -91,7 +115,7 @@ def _split(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _check_command(command: tuple[str, ...]) -> None:
-    """Check both before the first one runs for nothing."""
+    """Raise UsageError before the first one runs for nothing."""
     from shutil import which
 
     word = command[0]

@@ -1,4 +1,4 @@
-"""stepscope bench: run a suite of training workloads under capture, by fixed rules."""
+"""stepscope bench: run the suite of training workloads by fixed rules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ from stepscope.ui.cli.bench_against import (
     read_base,
     stop_if_slower,
 )
-from stepscope.ui.cli.options import check_html, html_option, json_option, out_option, writing_html
+from stepscope.ui.cli.options import (
+    check_html,
+    complete_change,
+    html_option,
+    json_option,
+    out_option,
+    writing_html,
+)
+from stepscope.ui.cli.verb_command import VerbCommand
 from stepscope.ui.run_folder import claim_or_refuse
 from stepscope.ui.say import say
 
@@ -38,7 +46,7 @@ _DECIDES_WHAT_RUNS = (
 def _remedy_sets(
     _context: Any, _parameter: Any, texts: tuple[str, ...]
 ) -> tuple[tuple[str, ...], ...]:
-    """Each --with is one set; UsageError for a remedy that nothing has."""
+    """Read each --with as one set; raise UsageError for an unknown change."""
     if not texts:
         return ((),)
     from stepscope.bench.request import PLAIN
@@ -59,7 +67,7 @@ def _changes(_context: Any, _parameter: Any, texts: tuple[str, ...]) -> dict[str
 
 
 def _ranks(_context: Any, _parameter: Any, text: str) -> tuple[int, ...]:
-    return parse_counts(text, f"--ranks {text}: give numbers of processes, such as 1,2,4")
+    return parse_counts(text, f"--ranks {text}: name numbers of processes, such as 1,2,4")
 
 
 def _sweep(_context: Any, _parameter: Any, text: str | None) -> tuple[int, ...]:
@@ -67,48 +75,68 @@ def _sweep(_context: Any, _parameter: Any, text: str | None) -> tuple[int, ...]:
         return ()
     name, _, values = (part.strip() for part in text.partition("="))
     if name != "batch":
-        raise UsageError(f"--sweep {text}: only the batch can be swept, such as batch=8,16,32")
-    return parse_counts(values, f"--sweep {text}: give batches, such as batch=8,16,32")
+        raise UsageError(f"--sweep {text}: only the batch size can be swept, such as batch=8,16,32")
+    return parse_counts(values, f"--sweep {text}: name batch sizes, such as batch=8,16,32")
 
 
 def _file_option(name: str, help_text: str) -> Callable[[Any], Any]:
     path = click.Path(path_type=Path, dir_okay=False)
-    return click.option(name, type=path, help=help_text, callback=_check_folder)
+    return click.option(name, type=path, metavar="FILE", help=help_text, callback=_check_folder)
 
 
 def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Before anything is measured."""
+    """Raise UsageError before anything is measured."""
     if path is not None and not path.absolute().parent.is_dir():
         raise UsageError(f"{parameter.opts[0]} {path}: its folder does not exist")
     return path
 
 
-@click.command(name="bench")
+@click.command(
+    cls=VerbCommand,
+    name="bench",
+    examples=(
+        ("stepscope bench", "Run the whole suite at its smallest size"),
+        ("stepscope bench --save base.json", "Measure a base to compare with later"),
+        (
+            "stepscope bench --against base.json --fail-on-slower 5%",
+            "Exit with code 5 if a workload became slower",
+        ),
+        ("stepscope bench --list", "List the workloads"),
+    ),
+    option_groups=(
+        ("What to run", ("--size", "--all", "--set", "--with", "--list", "--again")),
+        ("How often and where", ("--steps", "--runs", "--ranks", "--sweep", "--memory-check")),
+        ("Compare with a base", ("--save", "--against", "--fail-on-slower")),
+        ("Output", ("--out", "--html", "--csv", "--json", "--quiet")),
+    ),
+)
 @click.argument("names", nargs=-1)
 @click.option(
     "--size",
     default="tiny",
     show_default=True,
     metavar="tiny|small|paper",
-    help="How large: seconds on a CPU, seconds on one GPU, or the published shape.",
+    help="Size of the workloads: tiny takes seconds on a CPU, small seconds on one GPU. "
+    "paper has the published shape.",
 )
-@click.option("--all", "everything", is_flag=True, help="Also the workloads outside the suite.")
+@click.option("--all", "everything", is_flag=True, help="Also run the workloads outside the suite.")
 @click.option(
     "--set",
     "changes",
     multiple=True,
     metavar="NAME=VALUE",
     callback=_changes,
-    help="Change a setting of the workloads. The result is then no longer the suite's.",
+    help="Change a setting of the workloads. The result is then not the suite's. Repeatable.",
 )
 @click.option(
     "--with",
     "remedies",
     multiple=True,
-    metavar="ID[,ID]",
+    metavar="CHANGE[,CHANGE]",
     callback=_remedy_sets,
-    help="Apply these remedies (docs/remedies.md). Several --with take turns and are compared; "
-    "--with none is the workload as it is.",
+    shell_complete=complete_change,
+    help="Apply these changes; `stepscope tune --list` lists them. Several --with take turns and "
+    "are compared. --with none is the workload without changes.",
 )
 @click.option(
     "--ranks",
@@ -116,37 +144,40 @@ def _check_folder(_context: Any, parameter: click.Parameter, path: Path | None) 
     show_default=True,
     metavar="N[,N]",
     callback=_ranks,
-    help="Processes, by torchrun. Several numbers: a scaling study, throughput against ranks.",
+    help="Processes that torchrun starts. Several numbers make a scaling study.",
 )
 @click.option(
     "--sweep",
     metavar="batch=N,N,...",
     callback=_sweep,
-    help="A scaling study: throughput against the batch, measured and predicted.",
+    help="Measure and predict throughput for several batch sizes.",
 )
 @click.option(
-    "--steps", type=click.IntRange(24), help="Steps of each run (default: as the target allows)."
+    "--steps", type=click.IntRange(24), help="Steps of each run (default: as its target allows)."
 )
 @click.option(
     "--runs",
     type=click.IntRange(1),
-    help="Runs of each workload (default: 1; with --save and --against 5, and more until a change "
-    "of 5% would be seen, for two minutes a workload at most).",
+    help="Runs of each workload (default: 1). With --save and --against: 5 or more, until a "
+    "change of 5% would show. They take at most two minutes per workload.",
 )
-@_file_option("--save", "Write all results to this file, to compare later ones with it.")
+@_file_option("--save", "Write all results to this file, as a base for later runs.")
 @click.option(
     "--again",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Run what this saved file holds again, as it was run, and note there what came of it.",
+    metavar="FILE",
+    help="Repeat a saved benchmark with its own options. Write into the file whether the results "
+    "agree.",
 )
 @against_options
-@_file_option("--csv", "Write a table to this file, one line for each workload.")
-@html_option("Write a page with all workloads side by side to this file. It needs no network.")
+@_file_option("--csv", "Write a table with one line per workload to this file.")
+@html_option("Write a page with all workloads side by side. It needs no network.")
 @out_option("Folder for all runs (default: stepscope-runs/<time>-bench).")
 @click.option(
     "--memory-check/--no-memory-check",
     default=True,
-    help="Predict first whether workloads fit the memory (seconds each; not for plain tiny ones).",
+    help="Predict first whether a workload fits into memory (on by default). Takes seconds. Plain "
+    "tiny workloads skip it.",
 )
 @click.option("--list", "only_list", is_flag=True, help="List the workloads and run nothing.")
 @json_option
@@ -168,10 +199,10 @@ def command(
     quiet: bool,
     **asked: Any,
 ) -> int:
-    """Train the workloads NAMES (default: the suite), each in a process of its own, and print
-    throughput, busy share, memory, loss and verdict of each.
+    """Train the suite's workloads by fixed rules and print throughput, memory, loss and verdict.
 
-    Hyper-parameters, seeds and warm-up are fixed: docs/bench.md has the rules.
+    NAMES are workloads (default: the suite). Each trains in a process of its own, with fixed
+    hyper-parameters, seeds and warm-up.
     """
     check_html(html)
     if only_list:
@@ -201,7 +232,7 @@ def command(
 
 
 def _request(asked: dict[str, Any], *, claim: bool) -> BenchRequest:
-    """`claim`: the results are to be compared with later ones."""
+    """Return what to run; with `claim`, later results will be compared with these."""
     from stepscope.bench.request import BenchRequest, parse_size
     from stepscope.bench.rules import CLAIM_RUNS
 
@@ -281,21 +312,21 @@ def _list(names: tuple[str, ...], *, as_json: bool) -> int:
 
 
 def _read_saved(context: click.Context, path: Path) -> BenchResults:
-    """UsageError if the command line asks for something of its own too."""
+    """Read a saved file; raise UsageError if the command line has options beside --again."""
     from stepscope.bench.saved_results import read_results
 
     given = click.core.ParameterSource.COMMANDLINE
     for name in _DECIDES_WHAT_RUNS:
         if context.get_parameter_source(name) is given and context.params[name]:
-            raise UsageError(f"--again runs {path} as it was run: leave out everything else")
+            raise UsageError(f"--again repeats {path} with its own options: leave out all others")
     results = read_results(path)
     if results.command[:2] != ("stepscope", "bench"):
-        raise UsageError(f"--again {path}: it does not say which command it came from")
+        raise UsageError(f"--again {path}: the file does not name the command that wrote it")
     return results
 
 
 def _asked_before(base: BenchResults, path: Path) -> dict[str, Any]:
-    """The options of the command that wrote the file."""
+    """Return the options of the command that wrote the file."""
     try:
         params = command.make_context("bench", list(base.command[2:])).params
     except click.ClickException as error:
@@ -306,7 +337,7 @@ def _asked_before(base: BenchResults, path: Path) -> dict[str, Any]:
 
 
 def _note_rerun(base: BenchResults, path: Path, results: BenchResults) -> None:
-    """In the file itself, so that it says whether anybody could repeat it."""
+    """Write into the file itself whether the results could be repeated."""
     from stepscope.bench.saved_results import write_results
     from stepscope.ui.bench.rerun import with_rerun
     from stepscope.ui.bench.words import rerun_words

@@ -1,4 +1,4 @@
-"""The options of `bench` that compare with saved results, and how they end it."""
+"""Options of `bench` that compare with saved results, and how they end it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--against and --fail-on-slower; `read_base` and `conclude_against` take them."""
+    """Add --against and --fail-on-slower; `read_base` and `stop_if_slower` take them."""
     for option in (
         click.option(
             "--fail-on-slower",
             callback=parse_share,
             metavar="SHARE",
-            help="With --against: exit with code 5 if a workload is surely slower, or surely waits "
-            "longer, and by more than this as measured, such as 3%.",
+            help="With --against: exit with code 5 if a workload is slower or waits longer by more "
+            "than this, such as 3%. Its 95% interval must exclude zero.",
         ),
         click.option(
             "--against",
             type=click.Path(path_type=Path),
             metavar="FILE|RUN",
-            help="Compare with the results of --save, a bench's folder, or one run of a workload.",
+            help="Compare with a file of --save, a bench folder, or one run of a workload.",
         ),
     ):
         command = option(command)
@@ -41,10 +41,10 @@ def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read_base(against: Path | None, fail_on_slower: float | None) -> BenchResults | None:
-    """Before anything is measured: a base that cannot be read is refused."""
+    """Read the base before anything is measured."""
     if against is None:
         if fail_on_slower is not None:
-            raise UsageError("--fail-on-slower needs --against: slower than what?")
+            raise UsageError("--fail-on-slower needs --against: name the base to compare with")
         return None
     from stepscope.bench.saved_results import read_results
 
@@ -58,8 +58,10 @@ def compare_with(base: BenchResults, results: BenchResults, against: Path) -> Be
 
 
 def stop_if_slower(comparison: BenchComparison, fail_on_slower: float | None) -> None:
-    """After the answer: SlowerError for an alarm, NotCapturedError if nothing could be compared, or
-    if the machine itself became slower."""
+    """Raise SlowerError for a slower workload, after the answer.
+
+    NotCapturedError: nothing could be compared, or the machine itself became slower.
+    """
     if fail_on_slower is None:
         return
     from stepscope.bench.against import slower_by, slower_with_machine

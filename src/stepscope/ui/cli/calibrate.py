@@ -1,4 +1,4 @@
-"""stepscope calibrate: measure how fast this machine and its ranks can be."""
+"""stepscope calibrate: measure this machine's matmuls, copies and collectives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,15 @@ import click
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.measure.calibrate.settings import KINDS, CalibrationSettings
 from stepscope.records.collectives.schedule import COLLECTIVES
-from stepscope.ui.cli.options import check_html, html_option, json_option, writing_html
+from stepscope.ui.cli.options import (
+    SIZE,
+    check_html,
+    html_option,
+    json_option,
+    time_between,
+    writing_html,
+)
+from stepscope.ui.cli.verb_command import VerbCommand, long_name
 from stepscope.ui.json_text import write_json
 from stepscope.ui.own_python import own_ranks
 from stepscope.ui.sizes import parse_size
@@ -32,67 +40,88 @@ _LABORATORY_RANKS = 4  # with fewer, most algorithms are the same
 _MOST_BYTES = 4 << 30  # of a vector in the laboratory
 
 
-def _parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    del ctx
-    return None if value is None else parse_size(value, param.opts[0])
-
-
 def _parse_sizes(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...]:
     del ctx
-    sizes = tuple(parse_size(text, param.opts[0]) for text in value.split(",")) if value else ()
+    option = long_name(param)
+    sizes = tuple(parse_size(text, option) for text in value.split(",")) if value else ()
     for size in sizes:
         if not 4 <= size <= _MOST_BYTES:
-            raise UsageError(f"{param.opts[0]} {value!r}: sizes are 4 bytes to 4GiB")
+            raise UsageError(f"{option} {value!r}: sizes are 4 bytes to 4GiB")
     if len(set(sizes)) == 1:
-        raise UsageError(f"{param.opts[0]} {value!r}: at least two sizes make a line")
+        raise UsageError(f"{option} {value!r}: name at least two sizes")
     return sizes
 
 
-@click.command(name="calibrate")
+@click.command(
+    cls=VerbCommand,
+    name="calibrate",
+    examples=(
+        ("stepscope calibrate", "Measure matmuls, copies and launches of one device"),
+        ("stepscope calibrate --ranks 8", "Also measure collectives, with eight processes"),
+        (
+            "torchrun --nproc-per-node 8 -m stepscope calibrate",
+            "The same, under a launcher of your own",
+        ),
+    ),
+    option_groups=(
+        ("What to measure", ("--ranks", "--backend", "--kind", "--max-bytes")),
+        ("How long", ("--seconds", "--quick")),
+        ("Algorithms of collectives", ("--algorithms", "--sizes", "--compare", "--world")),
+        ("Output", ("--json", "--html")),
+    ),
+)
 @click.option(
     "--ranks",
     type=click.IntRange(2),
-    help="Start this many processes here with torchrun, to measure collectives.",
+    help="Start this many processes with torchrun, to measure collectives.",
 )
 @click.option(
     "--backend",
-    help="Communication backend: gloo, nccl, ... (default: nccl where there is CUDA, else gloo).",
+    metavar="NAME",
+    help="Communication backend, such as gloo or nccl (default: nccl with CUDA, otherwise gloo).",
 )
 @click.option(
     "--max-bytes",
-    callback=_parse_size,
-    metavar="SIZE",
+    type=SIZE,
     help="Largest message to measure (default: 256MiB).",
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.1),
-    help="Seconds for each collective in each group (default: 20, with --quick 1).",
+    type=time_between(0.1),
+    help="Time for each collective in each group (default: 20s, with --quick 1s).",
 )
 @click.option(
-    "--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Measure only this collective."
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice(KINDS),
+    metavar="NAME",
+    help="Measure only this collective, such as all_reduce. Repeatable.",
 )
-@click.option("--quick", is_flag=True, help="Fewer and smaller sizes, a few seconds in all.")
+@click.option("--quick", is_flag=True, help="Measure fewer and smaller sizes, in a few seconds.")
 @json_option
-@html_option("Write an HTML page with the plots to this file.")
+@html_option("Write a page with the plots. It needs no network.")
 @click.option(
     "--compare",
-    callback=_parse_size,
-    metavar="SIZE",
-    help="Measure nothing: compare all-reduce algorithms for this message size.",
+    type=SIZE,
+    help="Measure nothing. Compare all-reduce algorithms for this message size instead.",
 )
 @click.option(
     "--algorithms",
     is_flag=True,
-    help="Measure algorithms of collectives (ring, tree, ...) against their formulas instead.",
+    help="Measure algorithms of collectives, such as ring and tree, against their formulas.",
 )
 @click.option(
     "--sizes",
     callback=_parse_sizes,
     metavar="SIZE,SIZE,...",
-    help="Vectors for --algorithms (default: powers of four, 1KiB to 16MiB).",
+    help="Sizes for --algorithms (default: powers of four, 1KiB to 16MiB).",
 )
-@click.option("--world", type=click.IntRange(2), help="Number of ranks for --compare.")
+@click.option(
+    "--world",
+    type=click.IntRange(2),
+    help="Ranks that --compare assumes (default: those measured).",
+)
 def command(
     ranks: int | None,
     backend: str | None,
@@ -107,25 +136,24 @@ def command(
     sizes: tuple[int, ...],
     world: int | None,
 ) -> None:
-    """Measure the ceilings of this machine: matmuls, copies, launches and, with several ranks,
-    collectives, each fitted as latency + bytes / rate. The profile is saved for this host.
+    """Measure how fast this machine is: matmuls, copies, launches and collectives.
 
-    Run it alone, with --ranks N, or under torchrun --nproc-per-node=8 -m stepscope calibrate
+    Each is fitted as latency + bytes / rate. The profile is saved for this host. Collectives need
+    several ranks.
 
-    With --compare SIZE it measures nothing: it compares ring, tree and halving-doubling with the
-    numbers of the saved profile.
+    --compare SIZE compares ring, tree and halving-doubling from the saved profile.
 
-    With --algorithms it measures seven algorithms of all-reduce, all-gather and reduce-scatter
-    against their formulas and the backend's own (docs/collectives.md); 4 ranks unless told.
+    --algorithms measures seven algorithms of all-reduce, all-gather and reduce-scatter, beside
+    their formulas and the backend. It starts 4 ranks unless --ranks names another number.
     """
     _check_together(compare, algorithms, sizes, kinds)
     if compare is not None:
         _compare(compare, world, as_json)
         return
     if world is not None:
-        raise UsageError("--world is for --compare only; --ranks starts ranks")
+        raise UsageError("--world needs --compare; --ranks starts ranks")
     if max_bytes is not None and max_bytes < 1 << 12:
-        raise UsageError("--max-bytes: a sweep starts at 1KiB and needs at least 4KiB")
+        raise UsageError("--max-bytes: it needs at least 4KiB")
     if find_spec("torch") is None:
         raise UsageError("calibrate measures with PyTorch: pip install torch")
     check_html(html)
@@ -148,11 +176,11 @@ def command(
 def _check_together(
     compare: int | None, algorithms: bool, sizes: tuple[int, ...], kinds: tuple[str, ...]
 ) -> None:
-    """Options that do not go together."""
+    """Raise UsageError for options that contradict each other."""
     if algorithms and compare is not None:
-        raise UsageError("--algorithms measures and --compare measures nothing: choose one")
+        raise UsageError("--algorithms measures, --compare measures nothing: choose one")
     if sizes and not algorithms:
-        raise UsageError("--sizes is for --algorithms only; --max-bytes limits the other sweeps")
+        raise UsageError("--sizes needs --algorithms; --max-bytes limits the other measurements")
     others = [kind for kind in kinds if kind not in COLLECTIVES]
     if algorithms and others:
         raise UsageError(
@@ -161,7 +189,7 @@ def _check_together(
 
 
 def _default_ranks(settings: CalibrationSettings) -> tuple[CalibrationSettings, int]:
-    """A rank for each GPU where there are several, else four ranks on gloo."""
+    """Return a rank for each GPU where there are several, else four ranks on gloo."""
     import torch
 
     gpus = torch.cuda.device_count() if settings.backend != "gloo" else 0
@@ -177,7 +205,7 @@ def _is_launched() -> bool:
 def _measure(
     settings: CalibrationSettings, ranks: int | None, *, quiet: bool
 ) -> dict[str, Any] | None:
-    """What was measured; None on every rank but the first."""
+    """Return what was measured; None on every rank but the first."""
     from stepscope.ui.terminal.progress import shown_shares
 
     launched = _is_launched()
@@ -207,7 +235,7 @@ def _measure_here(settings: CalibrationSettings, show: ShowShare) -> dict[str, A
 
 @contextlib.contextmanager
 def _silent_stdout() -> Iterator[None]:
-    """Some backends print to stdout, which is for our answer alone."""
+    """Silence backends that print to stdout, which is for our answer alone."""
     sys.stdout.flush()
     stdout = os.dup(1)
     try:
@@ -271,7 +299,7 @@ def _read_answer(file: Path) -> dict[str, Any]:
 
 
 def _failure(answer: Path, output: list[str]) -> StepscopeError:
-    """The errors that ranks wrote, else the launcher's last lines."""
+    """Return the errors that ranks wrote, else the launcher's last lines."""
     errors = [_read_answer(path) for path in sorted(answer.parent.glob("*.error-*"))]
     if not errors:
         return StepscopeError("the ranks ended without an answer:", *output[-_LAST_LINES:])

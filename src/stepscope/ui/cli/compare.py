@@ -1,4 +1,4 @@
-"""stepscope compare: whether the step really changed, and whether a promise was kept."""
+"""stepscope compare: show whether the step changed, and whether a prediction was right."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from stepscope.records.figures import longer_or_shorter, unsigned_percent
 from stepscope.records.words import counted
 from stepscope.ui.cli.options import (
     check_html,
+    complete_file,
     html_option,
     json_option,
+    mode_option,
+    no_cache_option,
     top_option,
     writing_html,
 )
+from stepscope.ui.cli.verb_command import VerbCommand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def parse_share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """3% or 0.03."""
+    """Read 3% or 0.03."""
     del ctx
     if value is None:
         return None
@@ -41,23 +45,30 @@ def parse_share(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 def comparing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that `compare` and `ab` share; `check_ending` and `conclude` take them."""
+    """Add the options that `compare` and `ab` share; `check_ending` and `conclude` take them."""
     for option in (
         json_option,
-        html_option("Write an HTML page with both distributions and what changed."),
+        html_option("Write a page with both distributions and what changed."),
         click.option(
             "--fail-on-slower",
             callback=parse_share,
             metavar="SHARE",
-            help="Exit with code 5 if B is surely slower by more than this, such as 3%.",
+            help="Exit with code 5 if B is slower by more than this, such as 3%. The whole 95% "
+            "interval must be above it.",
         ),
         click.option(
+            "--prediction",
             "--promise",
+            "promise",
             metavar="ID",
-            help="The promise that B puts to the test; `stepscope record` lists them.",
+            help="The prediction that B puts to the test. `whatif --history` lists them.",
         ),
         click.option(
-            "--no-promise", is_flag=True, help="Check no promise that whatif --remember recorded."
+            "--no-prediction",
+            "--no-promise",
+            "no_promise",
+            is_flag=True,
+            help="Check no prediction that `whatif --remember` saved.",
         ),
         top_option(6, 100, "Rows in each table."),
     ):
@@ -65,8 +76,8 @@ def comparing_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-class _TwoSides(click.Command):
-    """All paths after --against belong to B, so that a shell can expand a-* --against b-*."""
+class _TwoSides(VerbCommand):
+    """Give all paths after --against to B, so that a shell can expand a-* --against b-*."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         out: list[str] = []
@@ -83,45 +94,64 @@ class _TwoSides(click.Command):
         return super().parse_args(ctx, out)
 
 
-@click.command(cls=_TwoSides, name="compare")
-@click.argument("paths", nargs=-1, required=True)
+@click.command(
+    cls=_TwoSides,
+    name="compare",
+    examples=(
+        ("stepscope compare runs/before runs/after", "Compare two runs"),
+        (
+            "stepscope compare before-* --against after-* --pairs",
+            "Compare several starts of each, pair by pair",
+        ),
+        (
+            "stepscope compare --run -- python a.py --- python b.py",
+            "Run two commands in turns, then compare them",
+        ),
+    ),
+    option_groups=(
+        ("The two sides", ("--against", "--pairs", "--run", "--between-starts", "--steps-only")),
+        ("Lists of step times", ("--unit", "--column")),
+        ("Predictions", ("--prediction", "--no-prediction")),
+        ("Output", ("--json", "--html", "--top", "--fail-on-slower")),
+    ),
+    modes={"--run": "ab"},
+)
+@click.argument("paths", nargs=-1, required=True, shell_complete=complete_file)
 @click.option(
     "--against",
     multiple=True,
     metavar="B...",
-    help="The runs of side B; all PATHS are then side A.",
+    help="The runs of side B. All PATHS are then side A.",
+)
+@mode_option(
+    "--run",
+    "Run COMMAND_A --- COMMAND_B in turns first. `compare --run --help` has its options.",
 )
 @click.option(
     "--pairs",
     is_flag=True,
-    help="The runs alternated: compare A's first with B's first, and so on.",
+    help="The runs took turns: compare A's first with B's first, and so on.",
 )
 @click.option(
     "--unit",
     type=click.Choice(["ns", "us", "ms", "s"]),
     default="ms",
     show_default=True,
-    help="Unit of the step times in a list that does not name it.",
+    help="Unit of the step times, if the list does not name it.",
 )
-@click.option(
-    "--column", metavar="NAME", help="The column of a step list that holds the step times."
-)
+@click.option("--column", metavar="NAME", help="The column that holds the step times.")
 @click.option(
     "--between-starts",
     callback=parse_share,
     default="0.5%",
     show_default=True,
     metavar="SHARE",
-    help="How much two starts of one command differ by chance; used if each side is one run.",
+    help="How much two starts of one command differ by chance. Used if each side is one run.",
 )
 @click.option(
-    "--steps-only", is_flag=True, help="Compare step times and phases only; read no traces."
+    "--steps-only", is_flag=True, help="Compare step times and phases only, read no traces."
 )
-@click.option(
-    "--no-cache",
-    is_flag=True,
-    help="Read the traces themselves, not cached copies, and cache nothing.",
-)
+@no_cache_option
 @comparing_options
 def command(
     paths: tuple[str, ...],
@@ -134,10 +164,10 @@ def command(
     no_cache: bool,
     **ending: Any,
 ) -> None:
-    """Compare A and B: run folders, traces, or lists of step times.
+    """Compare two runs and show whether the difference is real, with a 95% interval.
 
-    compare A B, or several runs per side: compare A1 A2 --against B1 B2. A folder of run folders
-    stands for all of them; the folder of a `stepscope ab` stands for both sides.
+    A and B are run folders, traces, or lists of step times. A folder of run folders stands for all
+    of them. The folder of `compare --run` stands for both sides.
     """
     from stepscope.ui.terminal.progress import shown_progress
     from stepscope.verify.compare import compare
@@ -160,12 +190,12 @@ def command(
 
 
 def check_ending(html: Path | None, promise: str | None, no_promise: bool, **_: Any) -> None:
-    """Refuse a page that cannot be written and an unknown promise before anything is measured."""
+    """Refuse an unwritable page and an unknown prediction before anything is measured."""
     check_html(html)
     if promise is None:
         return
     if no_promise:
-        raise UsageError("--promise and --no-promise contradict each other")
+        raise UsageError("--prediction and --no-prediction contradict each other")
     from stepscope.verify.track_record import find_promise
 
     find_promise(promise)
@@ -182,7 +212,7 @@ def conclude(
     top: int,
     cache: bool = True,
 ) -> None:
-    """Answer promises, write the page, print the answer, and end as asked."""
+    """Check predictions, write the page, print the answer, and end as asked."""
     if not no_promise:
         from stepscope.verify.answered_promise import with_promise
 

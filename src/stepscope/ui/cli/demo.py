@@ -1,4 +1,4 @@
-"""stepscope demo: train a small model here, in two processes, and explain it."""
+"""stepscope demo: train a small model here and explain it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,26 @@ import click
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.ui.cli.options import json_option, out_option
+from stepscope.ui.cli.verb_command import VerbCommand
 from stepscope.ui.own_python import own_ranks
 
 RANKS = 2
 
 
-@click.command(name="demo")
-@out_option("Folder for the capture and the report (default: a new stepscope-demo folder here).")
+@click.command(
+    cls=VerbCommand,
+    name="demo",
+    examples=(
+        ("stepscope demo", "Train for a few seconds, then print where the steps' time went"),
+        ("stepscope demo --out first-look", "Put the recording and the report into this folder"),
+    ),
+)
+@out_option("Folder for the recording and the report (default: a new stepscope-demo folder here).")
 @json_option
 def command(out: Path | None, as_json: bool) -> None:
-    """Capture and explain a small training: two CPU processes, one with a slow input.
+    """Train a small model in two CPU processes, one with slow input, and explain it.
 
-    It works as `stepscope run -- torchrun ...` does, without a GPU or a network.
+    It does what `stepscope run -- torchrun ...` does. It needs no GPU and no network.
     """
     if find_spec("torch") is None:
         raise UsageError("demo trains a model and needs PyTorch: pip install torch")
@@ -36,7 +44,7 @@ def command(out: Path | None, as_json: bool) -> None:
     try:
         folder = _new_folder(out)
     except OSError as error:
-        raise UsageError(f"no folder for the capture can be made: {error}") from None
+        raise UsageError(f"cannot make a folder for the recording: {error}") from None
     settings = Settings(folder=str(folder.absolute()), wait=12, warmup=1, active=5, stacks=True)
     code, ranks = capture(_training(), folder, settings, output=sys.stderr.fileno())
     if code:
@@ -64,7 +72,7 @@ def _training() -> tuple[str, ...]:
 
 
 def _new_folder(out: Path | None) -> Path:
-    """`out`, or the first stepscope-demo folder that does not exist yet."""
+    """Return `out`, or the first stepscope-demo folder that does not exist yet."""
     from stepscope.ui.run_folder import claim_or_refuse
 
     if out is not None:

@@ -11,6 +11,7 @@ import click
 
 from stepscope.records.figures import size
 from stepscope.ui.cli.options import json_option
+from stepscope.ui.cli.verb_command import VerbCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +22,17 @@ class Check:
     todo: str = ""
 
 
-@click.command(name="doctor")
+@click.command(
+    cls=VerbCommand,
+    name="doctor",
+    examples=(
+        ("stepscope doctor", "Check Python, torch, the GPU, the cache and other things"),
+        ("stepscope doctor --json", "The same, for a program"),
+    ),
+)
 @json_option
 def command(as_json: bool) -> None:
-    """Check everything stepscope relies on, and say what to do about what is missing."""
+    """Check what works on this machine, and show what to do about what is missing."""
     checks = [check() for check in _CHECKS]
     if as_json:
         from stepscope.ui.json_text import write_json

@@ -10,14 +10,17 @@ import click
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.ui.cli.options import (
+    SIZE,
     check_html,
     check_perfetto,
+    complete_file,
     html_option,
     json_option,
     no_cache_option,
     top_option,
     writing_html,
 )
+from stepscope.ui.cli.verb_command import VerbCommand
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,45 +34,56 @@ if TYPE_CHECKING:
     from stepscope.ui.rank_look import RankLook
 
 
-@click.command(name="explain")
-@click.argument("paths", nargs=-1, required=True)
+@click.command(
+    cls=VerbCommand,
+    name="explain",
+    examples=(
+        ("stepscope explain stepscope-runs/my-run", "One screen: verdict, findings, what to do"),
+        ("stepscope explain trace.json.gz --full", "Every table of one trace"),
+        ("stepscope explain traces/ --html report.html", "A report for a browser"),
+    ),
+    option_groups=(
+        ("What to show", ("--full", "--top", "--memory-limit")),
+        ("Output", ("--json", "--html", "--perfetto")),
+        ("Reading", ("--engine", "--workers", "--no-cache")),
+    ),
+)
+@click.argument("paths", nargs=-1, required=True, shell_complete=complete_file)
 @json_option
 @click.option(
     "--full",
     is_flag=True,
-    help="Print every table: ranks, collectives, all findings and changes tried, efficiency, "
-    "memory, kernels, operators. Without it: one screen.",
+    help="Print every table: ranks, collectives, all findings, efficiency, memory, kernels, "
+    "operators. Without it, one screen.",
 )
-@html_option(
-    "Write an HTML report (timeline, flame graphs, tables) to this file. It needs no network."
-)
+@html_option("Write an HTML report with timeline, flame graphs and tables. It needs no network.")
 @click.option(
     "--perfetto",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write the trace with our tracks (budget, idle causes, critical path, findings) for "
-    "ui.perfetto.dev; compressed if FILE ends with .gz. Several ranks get a file each.",
+    help="Write the trace for ui.perfetto.dev, with tracks for budget, idle causes, critical path "
+    "and findings. Compressed if FILE ends with .gz. One file per rank.",
 )
 @no_cache_option
-@top_option(8, 100, "Rows in each table that --full prints.")
+@top_option(8, 100, "Rows in each table of --full.")
 @click.option(
     "--engine",
     type=click.Choice(["pool", "ray", "torch"]),
     default="pool",
     show_default=True,
-    help="Where the files are read: in processes here, on a Ray cluster, or by the ranks that "
-    "torchrun started this command with.",
+    help="Where to read the files: in processes here, on a Ray cluster, or in the ranks of a "
+    "torchrun job.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(1),
-    help="How many files to read at the same time (default: one per CPU core).",
+    help="Files to read at the same time (default: one per CPU core).",
 )
 @click.option(
     "--memory-limit",
-    metavar="SIZE",
-    help="Memory that the training may use on each device, such as 24GB, for the largest batch "
-    "that fits (default: all the device has).",
+    type=SIZE,
+    help="Memory that training may use on each device, such as 24GB. Sets the largest batch size "
+    "that fits (default: all that the device has).",
 )
 def command(
     paths: tuple[str, ...],
@@ -81,21 +95,21 @@ def command(
     top: int,
     engine: EngineName,
     workers: int | None,
-    memory_limit: str | None,
+    memory_limit: int | None,
 ) -> None:
-    """Explain trace files, folders of traces, run folders, or the baseline of a tune folder.
+    """Explain where each training step's time goes, from a run folder or from traces.
 
-    PATHS are PyTorch profiler traces (.json, .json.gz, .json.zst), Nsight Systems SQLite exports,
-    CUDA memory snapshots, or folders that hold one per rank, here or behind a URL (s3://, gs://,
-    ...). Nothing leaves this machine.
+    PATHS are run folders, PyTorch profiler traces (.json, .json.gz, .json.zst), Nsight Systems
+    SQLite exports or CUDA memory snapshots. A folder holds one trace per rank. URLs such as s3://
+    and gs:// work too. Of a tune folder, the baseline is explained. Nothing leaves this machine.
     """
     from stepscope.explain.open_engine import open_engine
-    from stepscope.ui.sizes import parse_size
 
-    limit = parse_size(memory_limit, "--memory-limit") if memory_limit else None
     with open_engine(engine, workers) as chosen:
         if not chosen.leads:
-            _take_part(paths, cache=not no_cache, html=html, engine=chosen, memory_limit=limit)
+            _take_part(
+                paths, cache=not no_cache, html=html, engine=chosen, memory_limit=memory_limit
+            )
             return
         try:
             explanation = explain_paths(
@@ -105,7 +119,7 @@ def command(
                 perfetto=perfetto,
                 quiet=as_json,
                 engine=chosen,
-                memory_limit=limit,
+                memory_limit=memory_limit,
             )
         except UsageError as error:
             if html or perfetto:
@@ -126,11 +140,11 @@ def command(
     from stepscope.ui.terminal.short import print_short
 
     more = "--full prints all tables" + ("" if html else "; --html FILE a report")
-    print_short(explanation, more=more, report=html, memory_limit=limit)
+    print_short(explanation, more=more, report=html, memory_limit=memory_limit)
 
 
 def _answer_several(error: UsageError, paths: Sequence[str], *, cache: bool, as_json: bool) -> None:
-    """A line for each job, if the error says that there are several; else the error again."""
+    """Print a line for each job, if the error says that there are several; else raise it."""
     from stepscope.ui.several_jobs import explain_apart, several_json
 
     several = explain_apart(error, paths, cache=cache)
@@ -211,7 +225,7 @@ def _take_part(
     engine: Engine,
     memory_limit: int | None,
 ) -> None:
-    """The share of a process that does not lead; it prints nothing."""
+    """Do the share of a process that does not lead; it prints nothing."""
     from stepscope.explain.explain_job import JobTraces
     from stepscope.ui.rank_look import DRAWN_RANKS, choose_look
 

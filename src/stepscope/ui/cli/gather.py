@@ -1,4 +1,4 @@
-"""stepscope gather: the parts of one job, from several hosts, in one run folder."""
+"""stepscope gather: copy the parts of one job from several hosts into one run folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import click
 
 from stepscope.records.figures import size
 from stepscope.records.words import counted
-from stepscope.ui.cli.options import json_option
+from stepscope.ui.cli.options import complete_file, json_option, out_option
+from stepscope.ui.cli.verb_command import VerbCommand
 from stepscope.ui.json_text import write_json
 
 if TYPE_CHECKING:
@@ -18,29 +19,36 @@ if TYPE_CHECKING:
 _NAMED = 8
 
 
-@click.command(name="gather")
-@click.argument("sources", nargs=-1, required=True)
-@click.option(
-    "-o",
-    "--out",
+@click.command(
+    cls=VerbCommand,
+    name="gather",
+    examples=(
+        (
+            "stepscope gather ssh://node1/job/run ssh://node2/job/run -o run",
+            "Copy the parts of two hosts, then explain the folder",
+        ),
+        ("stepscope gather s3://bucket/job -o run", "Copy a run from a bucket"),
+    ),
+)
+@click.argument("sources", nargs=-1, required=True, shell_complete=complete_file)
+@out_option(
+    "The run folder to make or to complete.",
     required=True,
     type=click.Path(path_type=Path),
-    help="The run folder to make, or to go on with.",
 )
 @click.option(
     "--all",
     "everything",
     is_flag=True,
-    help="Copy everything: also reports, other windows and traces of stalls, which explain does "
-    "not read.",
+    help="Also copy what `explain` does not read: reports, other recordings, traces of stalls.",
 )
 @json_option
 def command(sources: tuple[str, ...], out: Path, everything: bool, as_json: bool) -> None:
     """Copy the parts of one job from several hosts or buckets into one run folder.
 
-    SOURCES are run folders, folders of run folders or globs: here, ssh://host/folder,
-    s3://bucket/folder, or any URL that fsspec reads. A second call copies only what is missing or
-    has changed.
+    SOURCES are run folders, folders of run folders or globs. They may be here, at
+    ssh://host/folder, at s3://bucket/folder, or at any URL that fsspec reads. A second call copies
+    only what is missing or has changed.
     """
     import msgspec
 

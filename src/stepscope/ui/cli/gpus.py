@@ -1,4 +1,4 @@
-"""stepscope gpus: the step on every GPU of the table."""
+"""stepscope gpus: predict the step on every GPU of the table."""
 
 from __future__ import annotations
 
@@ -7,23 +7,36 @@ from pathlib import Path
 import click
 
 from stepscope.errors import NotCapturedError
-from stepscope.ui.cli.options import json_option, no_cache_option
+from stepscope.ui.cli.options import complete_file, json_option, no_cache_option
+from stepscope.ui.cli.verb_command import VerbCommand
 from stepscope.ui.json_text import write_json
 
 
-@click.command(name="gpus")
-@click.argument("paths", nargs=-1, required=True)
+@click.command(
+    cls=VerbCommand,
+    name="gpus",
+    newer="stepscope whatif PATHS --gpus",
+    examples=(
+        ("stepscope whatif trace.json.gz --gpus", "Predict the step on every GPU of the table"),
+        (
+            "stepscope whatif trace.json.gz --gpus --prices prices.csv",
+            "Also show samples per unit of money",
+        ),
+    ),
+)
+@click.argument("paths", nargs=-1, required=True, shell_complete=complete_file)
 @click.option(
     "--gpu",
     "names",
     multiple=True,
     metavar="NAME|FILE",
-    help="Only these GPUs, or more of them: a name, a data sheet, or what `calibrate` wrote there.",
+    help="A GPU to predict: a name, a data sheet, or a profile of `calibrate`. Repeatable.",
 )
 @click.option(
     "--prices",
     type=click.Path(path_type=Path),
-    help="Prices per hour: lines of GPU,PRICE or a JSON object.",
+    metavar="FILE",
+    help="Prices per hour, as lines of GPU,PRICE or as a JSON object.",
 )
 @json_option
 @no_cache_option

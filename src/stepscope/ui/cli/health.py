@@ -1,4 +1,4 @@
-"""stepscope health: start a training command, check three steps of every rank, stop it."""
+"""stepscope health: start a training command, check three steps, stop it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from stepscope.measure.schedule import Schedule
 from stepscope.measure.settings import Settings
 from stepscope.records.words import counted
 from stepscope.ui.capture import capture
-from stepscope.ui.cli.options import json_option, out_option, step_on_option, wait_option
+from stepscope.ui.cli.options import (
+    complete_file,
+    json_option,
+    out_option,
+    step_on_option,
+    wait_option,
+)
+from stepscope.ui.cli.verb_command import VerbCommand
 from stepscope.ui.run_folder import claim_or_refuse
 
 if TYPE_CHECKING:
@@ -28,19 +35,30 @@ _STEPS = 3
 
 
 @click.command(
+    cls=VerbCommand,
     name="health",
+    newer="stepscope run --check -- COMMAND",
+    examples=(
+        ("stepscope run --check -- python train.py", "Check three steps, then stop the training"),
+        (
+            "stepscope run --check --let-run -- python train.py",
+            "Check three steps and let the training go on",
+        ),
+    ),
     context_settings={"allow_interspersed_args": False},
 )
-@out_option("Keep the capture in this folder, for explain and whatif.")
+@out_option("Keep the recording in this folder, for `explain` and `whatif`.")
 @wait_option(3, "Steps to skip before recording.")
 @click.option(
     "--let-run",
     is_flag=True,
-    help="Let the command run to its end instead of stopping it after three steps.",
+    help="Let the command run to its end. Without it, stepscope stops it after three steps.",
 )
 @json_option
 @step_on_option
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument(
+    "command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_file
+)
 def command(
     out: Path | None,
     wait: int,
@@ -49,9 +67,10 @@ def command(
     step_on: str,
     command: tuple[str, ...],
 ) -> int:
-    """Start COMMAND, record three steps of every rank, stop it, and report how it is doing.
+    """Check how a training command is doing after three steps, then stop it.
 
-    The command's own output goes to stderr. Its work is lost: use `run` for training that counts.
+    The command's own output goes to stderr. Its work is lost, so use `run` for training that
+    counts.
     """
     with _folder(out, command) as folder:
         where = str(folder.absolute())
@@ -76,7 +95,9 @@ def _folder(out: Path | None, command: tuple[str, ...]) -> Iterator[Path]:
             prefix="stepscope-health-", ignore_cleanup_errors=True
         )
     except OSError as error:
-        raise UsageError(f"no temporary folder can be made: {error}; --out names one") from None
+        raise UsageError(
+            f"cannot make a temporary folder: {error}; name a folder with --out"
+        ) from None
     with temporary as name:
         yield Path(name)
 
@@ -106,8 +127,8 @@ def _check(folder: Path, settings: Settings, code: int) -> Health:
         needed = Schedule.plan(settings).windows[0].last + 1
         seen = max((_facts(rank).get("steps") or 0 for rank in ranks), default=0)
         raise NotCapturedError(
-            f"the command ended with exit code {code} after {counted(seen, 'step')}; its health "
-            f"shows after {needed}"
+            f"the command ended with exit code {code} after {counted(seen, 'step')}; a check needs "
+            f"{needed}"
         )
     explanation = explain_job(folder, cache=False)
     return check_health(

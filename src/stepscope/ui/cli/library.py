@@ -1,4 +1,4 @@
-"""stepscope library: the operator times that probes have measured."""
+"""stepscope library: show, export or import the operator times that probes measured."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
 from stepscope.records.words import counted
 from stepscope.ui.cli.options import json_option
+from stepscope.ui.cli.verb_command import VerbCommand, VerbGroup
 from stepscope.ui.json_text import write_json
 
 if TYPE_CHECKING:
@@ -20,15 +21,33 @@ if TYPE_CHECKING:
 _SCHEMA = 1
 
 
-@click.group(name="library")
+_EXPORT = "stepscope probe export times.json"
+_IMPORT = "stepscope probe import times.json"
+
+
+@click.group(
+    cls=VerbGroup,
+    name="library",
+    newer="stepscope probe show, probe export FILE, probe import FILE",
+    examples=(
+        ("stepscope probe show", "Count the operator times of this machine"),
+        (_EXPORT, "Write them to a file, for another machine"),
+    ),
+)
 def command() -> None:
-    """Show the library of operator times, or carry it to another machine as a file."""
+    """Show the operator times that probes measured, or carry them to another machine as a file."""
 
 
-@command.command()
+@command.command(
+    cls=VerbCommand,
+    examples=(
+        ("stepscope probe show", "Count the operator times of this machine"),
+        ("stepscope probe show --json", "The same, for a program"),
+    ),
+)
 @json_option
 def show(as_json: bool) -> None:
-    """Count the library's times by device, software and precision."""
+    """Count the measured operator times by device, software and precision."""
     times = _read()
     if as_json:
         from stepscope.ui.probe_json import library_json
@@ -40,10 +59,16 @@ def show(as_json: bool) -> None:
     print_library(times)
 
 
-@command.command()
+@command.command(
+    cls=VerbCommand,
+    examples=(
+        (_EXPORT, "Write the times of this machine to a file"),
+        (_IMPORT, "Then read them on another machine"),
+    ),
+)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def export(file: Path) -> None:
-    """Write all times to FILE, as JSON."""
+    """Write all operator times to FILE, as JSON."""
     import msgspec
 
     from stepscope.records.operator_times import TimesFile
@@ -56,10 +81,17 @@ def export(file: Path) -> None:
     click.echo(f"{counted(_timed(times), 'operator time')} written to {file}")
 
 
-@command.command(name="import")
+@command.command(
+    name="import",
+    cls=VerbCommand,
+    examples=(
+        (_EXPORT, "Write the times of one machine to a file"),
+        (_IMPORT, "Then read them on this machine"),
+    ),
+)
 @click.argument("file", type=click.Path(path_type=Path))
 def import_(file: Path) -> None:
-    """Add the times of FILE, which `library export` wrote, to the library."""
+    """Add the operator times of FILE, which `probe export` wrote."""
     from msgspec.structs import replace
 
     from stepscope.predict.operator_library import LibraryProblemError, save_times
@@ -71,7 +103,7 @@ def import_(file: Path) -> None:
         times = decode(read_whole(file), TimesFile)
     except NotJsonError as error:
         raise UnreadableInputError(
-            f"{file} is no file of `stepscope library export`: {error}"
+            f"{file} is not a file of `stepscope probe export`: {error}"
         ) from None
     if times.schema != _SCHEMA:
         raise UnreadableInputError(f"{file}: a newer stepscope wrote it (schema {times.schema})")

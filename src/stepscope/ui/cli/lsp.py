@@ -1,4 +1,4 @@
-"""stepscope lsp: the language server for editors."""
+"""stepscope lsp: show what each line of a script costs, in an editor."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from importlib import import_module
 import click
 
 from stepscope.errors import UsageError
+from stepscope.ui.cli.verb_command import VerbCommand
 
 
-@click.command(name="lsp")
-@click.option("--stdio", is_flag=True, help="Talk over standard input and output (the default).")
+@click.command(
+    cls=VerbCommand,
+    name="lsp",
+    examples=(
+        ("stepscope lsp", "What an editor starts: a server on standard input and output"),
+        ("stepscope lsp --tcp 8765", "Wait for one editor on a port of this machine"),
+    ),
+)
+@click.option("--stdio", is_flag=True, help="Use standard input and output (the default).")
 @click.option(
     "--tcp",
     type=click.IntRange(1, 65535),
@@ -20,8 +28,7 @@ from stepscope.errors import UsageError
 def command(stdio: bool, tcp: int | None) -> None:
     """Show what each line of a training script costs, in an editor.
 
-    Editors start this command themselves: docs/lsp.md has a few lines for each. Nothing is run
-    before somebody asks for a profile.
+    Editors start this language server themselves. It runs no training before you ask for a profile.
     """
     if stdio and tcp is not None:
         raise UsageError("choose one of --stdio and --tcp")

@@ -17,11 +17,11 @@ def main() -> None:
     without_blas_threads()
     import click
 
-    from stepscope.ui.cli.verbs import cli
+    from stepscope.ui.cli.verbs import COMPLETE, cli
     from stepscope.ui.say import leave_quietly, say
 
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False, complete_var=COMPLETE)
         if sys.stdout is not None:  # None if it was closed before we started
             sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)

@@ -1,4 +1,4 @@
-"""stepscope probe: time a step's operators one by one on this device."""
+"""stepscope probe: time a step's operators one by one on this machine."""
 
 from __future__ import annotations
 
@@ -8,27 +8,39 @@ from importlib.util import find_spec
 import click
 
 from stepscope.errors import UsageError
-from stepscope.ui.cli.options import json_option, no_cache_option, parse_budget
+from stepscope.ui.cli.options import TIME, complete_file, json_option, no_cache_option
+from stepscope.ui.cli.verb_command import VerbCommand
 from stepscope.ui.json_text import write_json
 
 
-@click.command(name="probe")
-@click.argument("paths", nargs=-1, required=True)
+@click.command(
+    cls=VerbCommand,
+    name="probe",
+    examples=(
+        ("stepscope probe stepscope-runs/my-run", "Time the operators of a recorded step"),
+        (
+            "stepscope probe stepscope-runs/my-run --set precision=bf16 --budget 1m",
+            "Also time them in bf16, for one minute",
+        ),
+        ("stepscope probe show", "Count the times measured so far"),
+    ),
+    modes={"show": "library", "export": "library", "import": "library"},
+)
+@click.argument("paths", nargs=-1, required=True, shell_complete=complete_file)
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Also time the operators in this precision (precision=tf32, bf16 or fp16, by autocast) or "
-    "with this batch (batch=x2). May be repeated.",
+    help="Also time the operators in another precision (precision=tf32, bf16 or fp16) or with "
+    "another batch size (batch=x2). Repeatable.",
 )
 @click.option(
     "--budget",
     default="20s",
     show_default=True,
-    callback=parse_budget,
-    metavar="TIME",
-    help="Stop after this long; the most expensive operators come first.",
+    type=TIME,
+    help="Stop after this long. The most expensive operators come first.",
 )
 @json_option
 @no_cache_option
@@ -39,13 +51,15 @@ def command(
     as_json: bool,
     no_cache: bool,
 ) -> None:
-    """Rebuild every operator call of a step with random tensors of its shapes and time it here,
-    forward and backward, as traced and in another precision or with another batch.
+    """Time the operators of a recorded step one by one on this machine.
 
-    The times go into the library of operator times (stepscope library show), and
-    `stepscope whatif --set precision=...` and `batch=...` use them instead of their models.
+    Each operator runs alone, forward and backward, on random tensors of the recorded shapes.
+    `whatif` then predicts precision and batch size from these times.
 
-    PATHS are a run folder, a trace or a folder of traces; of several ranks, the slowest is probed.
+    PATHS are a run folder, a trace or a folder of traces. Of several ranks, the slowest is probed.
+
+    `probe show` counts the times measured so far. `probe export FILE` and `probe import FILE` carry
+    them to another machine.
     """
     from stepscope.records.prediction import Setting
     from stepscope.ui.cli.whatif import open_bench

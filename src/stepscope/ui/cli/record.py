@@ -1,4 +1,4 @@
-"""stepscope record: what was promised and what was measured afterwards."""
+"""stepscope record: show past predictions beside their results."""
 
 from __future__ import annotations
 
@@ -6,22 +6,32 @@ import click
 
 from stepscope.errors import UsageError
 from stepscope.ui.cli.options import json_option, top_option
+from stepscope.ui.cli.verb_command import VerbCommand, VerbGroup
 
 
-@click.group(name="record", invoke_without_command=True)
+@click.group(
+    cls=VerbGroup,
+    name="record",
+    invoke_without_command=True,
+    newer="stepscope whatif --history",
+    examples=(
+        ("stepscope whatif --history", "Show the latest predictions beside their results"),
+        ("stepscope whatif --history forget 3f2a91c0", "Stop counting one prediction"),
+    ),
+)
 @json_option
 @click.option(
     "--every-host",
     is_flag=True,
-    help="Show the promises of all hosts that share the folder, not only of this one.",
+    help="Show the predictions of all hosts that share the folder, not only of this one.",
 )
-@top_option(10, None, "How many promises to list.")
+@top_option(10, None, "How many predictions to list.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, every_host: bool, top: int) -> None:
-    """The track record of this host: what each what-if promised, and what comparisons measured.
+    """Show past predictions of this host beside their results.
 
-    `whatif --remember` records a promise, `compare` and `ab` answer it. Nothing leaves this
-    machine.
+    `whatif --remember` saves a prediction. `compare` and `ab` measure its result. Nothing leaves
+    this machine.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -42,22 +52,33 @@ def command(ctx: click.Context, as_json: bool, every_host: bool, top: int) -> No
     print_record(kept, rows, record_folder(), top=top, unread=count_unread(), ignored=ignored)
 
 
-@command.command(name="forget", short_help="stop counting a promise")
+@command.command(
+    name="forget",
+    short_help="stop counting a prediction",
+    cls=VerbCommand,
+    examples=(
+        ("stepscope whatif --history forget 3f2a91c0", "Stop counting one prediction"),
+        (
+            "stepscope whatif --history forget --all-of precision",
+            "Stop counting all predictions of a change",
+        ),
+    ),
+)
 @click.argument("ids", nargs=-1, metavar="ID...")
-@click.option("--all-of", metavar="NAME", help="All promises of a what-if, such as precision.")
+@click.option("--all-of", metavar="CHANGE", help="All predictions of a change, such as precision.")
 @click.option(
     "--delivery",
     "delivery_only",
     is_flag=True,
-    help="Forget only its measurement: the promise is open again.",
+    help="Forget only the result: the prediction is open again.",
 )
 def forget_command(ids: tuple[str, ...], all_of: str | None, delivery_only: bool) -> None:
-    """Stop counting promises: predictions no longer learn from them.
+    """Stop counting predictions: later ones no longer learn from their results.
 
-    This appends a line to the record; nothing is overwritten.
+    This appends a line to the track record. Nothing is overwritten.
     """
     if bool(ids) == bool(all_of):
-        raise UsageError("record forget takes ids of promises, or --all-of NAME")
+        raise UsageError("name the ids of predictions to forget, or --all-of CHANGE")
     from stepscope.ui.record import forgotten_words
     from stepscope.ui.words import one_line
     from stepscope.verify.track_record import find_promise, forget, forget_all_of

@@ -19,7 +19,16 @@ from stepscope.measure.chosen_ranks import parse_ranks
 from stepscope.measure.settings import Settings
 from stepscope.ui.attachment import why_nothing
 from stepscope.ui.capture import capture_into
-from stepscope.ui.cli.options import log_option, parse_budget, step_on_option, with_option
+from stepscope.ui.cli.options import (
+    TIME,
+    complete_file,
+    log_option,
+    mode_option,
+    out_option,
+    step_on_option,
+    with_option,
+)
+from stepscope.ui.cli.verb_command import VerbCommand
 from stepscope.ui.job_key import find_job
 from stepscope.ui.job_part import JobPart, PartTakenError, candidate_folders
 from stepscope.ui.job_process import HeldSignals, raising_on_signals, run_job
@@ -42,11 +51,43 @@ AFTER_SIGTERM_S = 25.0  # for closing and explaining
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
-@click.command(name="run", context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--out",
+@click.command(
+    cls=VerbCommand,
+    name="run",
+    context_settings={"allow_interspersed_args": False},
+    examples=(
+        ("stepscope run -- python train.py", "Record a training, then explain its steps"),
+        (
+            "stepscope run --with tf32,fused-optimizer -- torchrun --nproc-per-node 8 train.py",
+            "Record all ranks of a job, with two changes applied",
+        ),
+        ("stepscope run --check -- python train.py", "Check three steps, then stop the training"),
+    ),
+    option_groups=(
+        ("Where and how", ("--out", "--with", "--check", "--quiet", "--no-explain")),
+        (
+            "What to record",
+            (
+                *("--stacks", "--lines", "--modules", "--shapes", "--memory", "--ranks"),
+                *("--script-facts", "--nvtx", "--nccl-debug"),
+            ),
+        ),
+        (
+            "When to record",
+            (
+                *("--wait", "--warmup", "--active", "--repeat", "--every", "--on-stall"),
+                "--step-on",
+            ),
+        ),
+        ("While it runs", ("--log", "--metrics-file")),
+        ("Several hosts", ("--job", "--collect")),
+        ("Afterwards", ("--probe", "--set", "--probe-budget")),
+    ),
+    modes={"--check": "health"},
+)
+@out_option(
+    "Folder for the recording and the report (default: stepscope-runs/<time>-<script>).",
     type=click.Path(path_type=Path),
-    help="Folder for the capture and the report (default: stepscope-runs/<time>-<script>).",
 )
 @click.option(
     "--wait",
@@ -59,7 +100,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     default=2,
     show_default=True,
     type=click.IntRange(0),
-    help="Steps to profile and throw away, so that the profiler's start does not count.",
+    help="Steps to profile and throw away, because the profiler's start slows them.",
 )
 @click.option(
     "--active",
@@ -79,18 +120,17 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     "--every",
     default=0,
     type=click.IntRange(0),
-    metavar="N",
-    help="Also record a window every N steps through the whole run; old ones are thinned out.",
+    help="Also record every N steps through the whole run. Older recordings are thinned out.",
 )
 @click.option(
     "--on-stall",
     is_flag=True,
-    help="Also record a window around a stall that comes again (trace-stall.json.gz).",
+    help="Also record the steps around a stall that recurs (trace-stall.json.gz).",
 )
 @click.option(
     "--shapes/--no-shapes",
     default=True,
-    help="Record operators' input shapes: FLOPs and what-ifs need them.",
+    help="Record the operators' input shapes (on by default). FLOPs and predictions need them.",
 )
 @click.option(
     "--stacks",
@@ -107,7 +147,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
 @click.option(
     "--memory/--no-memory",
     default=True,
-    help="Measure memory by category (parameters, activations, ...) in one more step.",
+    help="Measure memory by category in one more step (on by default): parameters, "
+    "activations and others.",
 )
 @click.option(
     "--nvtx",
@@ -123,58 +164,64 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.
     "--ranks",
     default="auto",
     metavar="LIST",
-    help="Ranks that record traces: 0,7,64-71, one-per-host, all or auto (at most 64, spread over "
-    "the hosts). Steps and collectives are kept of all.",
+    help="Ranks that record traces: 0,7,64-71, one-per-host, all or auto. "
+    "auto takes at most 64, spread over the hosts. Every rank records its step times.",
 )
 @click.option(
     "--job",
     metavar="NAME",
-    help="Several `stepscope run`s with this name are one job and share its folder. Needed only "
-    "where the launcher does not tell (torchrun, Slurm, MPI and Kubernetes do).",
+    help="Runs with this name are one job and share its folder. stepscope finds the job itself "
+    "under torchrun, Slurm, MPI and Kubernetes.",
 )
 @click.option(
     "--collect",
     is_flag=True,
-    help="The hosts share no disk: when the command has ended, each sends its small files to the "
-    "first host, which explains all of them.",
+    help="For hosts without a shared disk. After the command, each host sends its small files "
+    "to the first one, which explains all of them.",
 )
 @with_option
+@mode_option(
+    "--check",
+    "Check how training is doing after three steps, then stop it. `run --check --help` has its "
+    "options.",
+)
 @click.option(
     "--metrics-file",
     type=click.Path(path_type=Path),
     metavar="FILE.prom",
-    help="Keep the job's metrics in this file while it trains, for Prometheus' node exporter.",
+    help="Write the job's metrics to this file while it trains, for Prometheus' node exporter.",
 )
 @click.option(
     "--script-facts",
     is_flag=True,
-    help="Also write script.json: what the script builds and where, which patches are made from.",
+    help="Also write script.json: what the script builds, and where. Patches need it.",
 )
 @click.option(
     "--probe",
     is_flag=True,
-    help="When the command has ended, time the step's operators one by one on this device, as "
-    "`stepscope probe` does: what-ifs then use these times.",
+    help="After the command, time the step's operators one by one, as `stepscope probe` does. "
+    "Predictions then use these times.",
 )
 @click.option(
     "--set",
     "probe_settings",
     multiple=True,
     metavar="precision=VALUE",
-    help="With --probe: also time them in this precision (tf32, bf16, fp16). May be repeated.",
+    help="With --probe: also time them in this precision (tf32, bf16, fp16). Repeatable.",
 )
 @click.option(
     "--probe-budget",
     default="20s",
     show_default=True,
-    callback=parse_budget,
-    metavar="TIME",
+    type=TIME,
     help="With --probe: stop after this long.",
 )
 @log_option
 @click.option("--quiet", is_flag=True, help="Print nothing while the command runs.")
-@click.option("--no-explain", is_flag=True, help="Capture only: no verdict, no report.")
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--no-explain", is_flag=True, help="Record only: no verdict, no report.")
+@click.argument(
+    "command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_file
+)
 def command(
     out: Path | None,
     job: str | None,
@@ -189,9 +236,9 @@ def command(
     command: tuple[str, ...],
     **options: Any,
 ) -> int:
-    """Run COMMAND as it is and capture every rank's training steps.
+    """Run a training command as it is, record steps of every rank, and explain them.
 
-    The command's output and exit code pass through untouched; what stepscope says goes to stderr.
+    The command's output and exit code pass through. stepscope prints to stderr.
     """
     command = startable(command)
     precisions = asked_precisions(probe_settings, probe=probe)

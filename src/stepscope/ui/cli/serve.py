@@ -1,4 +1,4 @@
-"""stepscope serve: the runs of a folder in a browser of this machine."""
+"""stepscope serve: show a folder of runs in a browser."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from urllib.parse import quote
 import click
 
 from stepscope.errors import UsageError
+from stepscope.ui.cli.verb_command import VerbCommand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,34 +23,41 @@ _SHORTEST_TOKEN = 16
 _HOME = "stepscope-runs"
 
 
-@click.command(name="serve")
+@click.command(
+    cls=VerbCommand,
+    name="serve",
+    examples=(
+        ("stepscope serve", "Serve the runs below stepscope-runs"),
+        ("stepscope serve /data/runs --open", "Serve another folder and open a browser"),
+    ),
+)
 @click.argument("runs_dir", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=None,
-    help="The port of 127.0.0.1 to listen on; 0 takes any free one (default: 8763).",
+    metavar="PORT",
+    help="Port of 127.0.0.1 to listen on; 0 takes any free one (default: 8763).",
 )
 @click.option("--open", "open_browser", is_flag=True, help="Open the page in a browser.")
-@click.option(
-    "--rebuild", is_flag=True, help="Forget the index and make it again from the run folders."
-)
+@click.option("--rebuild", is_flag=True, help="Build the index anew from the run folders.")
 def command(runs_dir: Path | None, port: int | None, open_browser: bool, rebuild: bool) -> None:
-    """Show the runs below RUNS_DIR (stepscope-runs) in a browser: list, report, compare, what-if.
+    """Show a folder of runs in a browser: list, reports, comparisons, predictions.
 
-    Only this machine is served, and only who has the token in the printed address. Run folders are
-    read; only a window that you ask a running job for writes a file. Ctrl-C stops it.
+    RUNS_DIR holds run folders (default: stepscope-runs). The server listens on 127.0.0.1 and needs
+    the token of the printed address. It only reads, except when you ask a running job to record.
+    Ctrl-C stops it.
     """
     root = runs_dir or Path(_HOME)
     if not root.is_dir():
         missing = f"{root} is not a folder" if root.exists() else f"{root} does not exist"
-        raise UsageError(missing, "serve takes a folder that holds run folders: serve RUNS_DIR")
+        raise UsageError(missing, "name a folder that holds run folders: stepscope serve RUNS_DIR")
     try:
         from stepscope.ui.serve.app import make_app
     except ImportError as error:
         raise UsageError(
             f"serve needs {error.name}, which is not installed",
-            "pip install 'stepscope[serve]' brings it",
+            "pip install 'stepscope[serve]' installs it",
         ) from None
     from stepscope.ui.serve.listen import HOST, PORT, open_port, serve_until_stopped
     from stepscope.ui.serve.served_runs import ServedRuns
@@ -74,7 +82,7 @@ def command(runs_dir: Path | None, port: int | None, open_browser: bool, rebuild
 
 @contextlib.contextmanager
 def _leading_to(address: str) -> Iterator[Path]:
-    """A page that only its owner can read: everybody can read a browser's command line."""
+    """Make a page that only its owner can read: everybody can read a browser's command line."""
     address = html.escape(address)
     with tempfile.NamedTemporaryFile("w", prefix="stepscope-", suffix=".html") as file:
         file.write(
@@ -86,7 +94,7 @@ def _leading_to(address: str) -> Iterator[Path]:
 
 
 def _chosen_token() -> str:
-    """A new one, or that of the environment, for programs that come back."""
+    """Return a new token, or that of the environment, for programs that come back."""
     import secrets
 
     chosen = os.environ.get(_TOKEN)

@@ -1,4 +1,4 @@
-"""stepscope sweep: train a script's model with many settings, several at a time as one array."""
+"""stepscope sweep: train a model with many settings, several models at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope.errors import UsageError
-from stepscope.ui.cli.options import json_option, out_option
+from stepscope.ui.cli.options import complete_file, json_option, out_option
+from stepscope.ui.cli.verb_command import VerbCommand
 from stepscope.ui.run_folder import claim_or_refuse
 from stepscope.ui.say import say
 
@@ -16,21 +17,38 @@ if TYPE_CHECKING:
     from stepscope.ui.sweep.journal import SweepJournal
 
 
-@click.command(name="sweep")
-@click.argument("script")
+@click.command(
+    cls=VerbCommand,
+    name="sweep",
+    examples=(
+        (
+            "stepscope sweep train.py --grid lr=1e-3,3e-4 wd=0,0.1",
+            "Train four settings, several models at a time",
+        ),
+        (
+            "stepscope sweep train.py --grid lr=1e-3,3e-4 --fuse auto --steps 1000",
+            "Train as many models together as fit into memory",
+        ),
+    ),
+    option_groups=(
+        ("What to train", ("--grid", "--fuse", "--steps", "--seed", "--resume")),
+        ("Output", ("--every", "--out", "--json", "--quiet")),
+    ),
+)
+@click.argument("script", shell_complete=complete_file)
 @click.argument("more", nargs=-1, metavar="[NAME=VALUE,VALUE]...")
 @click.option(
     "--grid",
     multiple=True,
     metavar="NAME=VALUE,VALUE",
-    help="Settings to try, each with each; more of them may follow as plain words.",
+    help="Settings to try, in every combination. More of them may follow as plain words.",
 )
 @click.option(
     "--fuse",
     default="8",
     show_default=True,
     metavar="N|auto",
-    help="How many models train at a time, as one array; auto: as many as fit into memory.",
+    help="Models to train together. auto takes as many as fit into memory.",
 )
 @click.option(
     "--steps",
@@ -44,13 +62,14 @@ if TYPE_CHECKING:
     default=50,
     show_default=True,
     type=click.IntRange(1),
-    help="Steps between two reports of a trial's loss.",
+    help="Steps between two reports of each trial's loss.",
 )
-@click.option("--seed", default=0, show_default=True, help="Every trial starts from it.")
+@click.option("--seed", default=0, show_default=True, help="Every trial starts from this seed.")
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Go on with the sweep in this folder, as it was asked for.",
+    metavar="FOLDER",
+    help="Resume the sweep in this folder with its own options.",
 )
 @out_option("Folder for the results (default: stepscope-runs/<time>-<script>).")
 @json_option
@@ -65,9 +84,10 @@ def command(
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Train what SCRIPT's build(config) gives with every setting of the grid.
+    """Train a model with every setting of a grid, several models at a time.
 
-    Models of one architecture train as one array, each as it would alone.
+    SCRIPT defines build(config). Models of one architecture train together in one process, and each
+    trains as it would alone.
     """
     from stepscope.ui.sweep.running import run_sweep
     from stepscope.ui.sweep.table import shown_sweep
@@ -94,7 +114,7 @@ def _begin(
 
     axes = parse_axes(words)
     if not axes:
-        raise UsageError("there is no grid: --grid lr=1e-3,3e-4 wd=0,0.1")
+        raise UsageError("name the settings to try: --grid lr=1e-3,3e-4 wd=0,0.1")
     if not Path(script).is_file():
         raise UsageError(f"{script} does not exist")
     start = SweepStart(
@@ -110,7 +130,7 @@ def _parse_fuse(text: str) -> int | None:
     if text == "auto":
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"--fuse {text}: give a number of models, or auto")
+        raise UsageError(f"--fuse {text}: write a number of models, or auto")
     return int(text)
 
 
@@ -123,7 +143,7 @@ def _resume(script: str, words: tuple[str, ...], folder: Path) -> SweepJournal:
         raise UsageError(f"{folder} is a sweep of {journal.start.script}, not of {script}")
     asked = {name: list(values) for name, values in parse_axes(words).items()}
     if asked and asked != journal.start.grid:
-        raise UsageError(f"{folder} has another grid: leave --grid out to go on with it")
+        raise UsageError(f"{folder} has another grid: leave out --grid to resume it")
     return journal
 
 

@@ -1,4 +1,4 @@
-"""stepscope tune: try remedies in short runs of the command, and keep what wins."""
+"""stepscope tune: try changes in short runs of the command, keep those that help."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
-from stepscope.ui.cli.options import json_option, out_option, parse_budget, step_on_option
+from stepscope.ui.cli.options import (
+    SIZE,
+    TIME,
+    complete_change,
+    complete_file,
+    json_option,
+    out_option,
+    step_on_option,
+)
 from stepscope.ui.cli.run import startable
+from stepscope.ui.cli.verb_command import VerbCommand
 from stepscope.ui.run_folder import claim_or_refuse
 from stepscope.ui.say import say
 
@@ -26,7 +35,21 @@ def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
 
 
 @click.command(
+    cls=VerbCommand,
     name="tune",
+    examples=(
+        ("stepscope tune -- python train.py", "Try all changes that fit, for ten minutes"),
+        (
+            "stepscope tune --only tf32,fused-optimizer --budget 5m -- python train.py",
+            "Try two changes, for five minutes",
+        ),
+        ("stepscope tune --list", "List the changes that can be tried"),
+    ),
+    option_groups=(
+        ("What to try", ("--only", "--skip", "--allow", "--memory-limit", "--list")),
+        ("How long", ("--budget", "--steps", "--step-on", "--resume")),
+        ("Output", ("--out", "--json", "--quiet", "--apply")),
+    ),
     context_settings={"allow_interspersed_args": False},
 )
 @click.option(
@@ -34,61 +57,83 @@ def _names(_context: Any, _parameter: Any, text: str) -> tuple[str, ...]:
     default=60,
     show_default=True,
     type=click.IntRange(_FEWEST_STEPS),
-    help="Steps of each trial at least; it ends itself then.",
+    help="Fewest steps of each trial. A trial ends itself after them.",
 )
 @click.option(
     "--budget",
     default="10m",
     show_default=True,
-    callback=parse_budget,
+    type=TIME,
     help="Time for all trials together, such as 90s, 10m or 1h.",
 )
 @click.option(
-    "--only", default="", callback=_names, metavar="ID[,ID]", help="Try only these remedies."
+    "--only",
+    default="",
+    callback=_names,
+    metavar="CHANGE[,CHANGE]",
+    shell_complete=complete_change,
+    help="Try only these changes.",
 )
 @click.option(
-    "--skip", default="", callback=_names, metavar="ID[,ID]", help="Do not try these remedies."
+    "--skip",
+    default="",
+    callback=_names,
+    metavar="CHANGE[,CHANGE]",
+    shell_complete=complete_change,
+    help="Do not try these changes.",
 )
 @click.option(
     "--allow",
     type=click.Choice(["bit-identical", "rounding", "random", "training"]),
     default="rounding",
     show_default=True,
-    help="The most that a remedy may do to the numbers.",
+    metavar="EFFECT",
+    help="The largest effect of a change on the numbers: bit-identical, rounding, random "
+    "or training.",
 )
 @click.option(
-    "--memory-limit", metavar="SIZE", help="Keep nothing that needs more per rank, such as 24GB."
+    "--memory-limit",
+    type=SIZE,
+    help="Keep no change that needs more memory per rank than this, such as 24GB.",
 )
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Go on with the tune in this folder, as it was asked for; only --budget may change.",
+    metavar="FOLDER",
+    help="Resume the tune in this folder with its own options. Only --budget may change.",
 )
 @out_option("Folder for all trials (default: stepscope-runs/<time>-<script>).")
 @step_on_option
 @click.option(
-    "--apply", is_flag=True, help="Make the change in your files, if git can bring them back."
+    "--apply", is_flag=True, help="Write the changes into your files, if git can restore them."
 )
+@click.option("--list", "as_list", is_flag=True, help="List the changes that can be tried.")
 @json_option
 @click.option("--quiet", is_flag=True, help="Print nothing while trials run.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_file)
 @click.pass_context
 def command(
     context: click.Context,
     /,
     resume: Path | None,
     apply: bool,
+    as_list: bool,
     as_json: bool,
     quiet: bool,
     command: tuple[str, ...],
     **options: Any,
 ) -> int:
-    """Run COMMAND again and again for a few dozen steps, each time with a remedy applied, and keep
-    what makes it surely faster without changing what is trained.
+    """Try changes in short runs of a training command, and keep those that make it faster.
 
-    Without --apply the script is not touched. The command's output goes to files. Its work is lost:
-    use `run` for training that counts.
+    Each trial runs the command for a few dozen steps with a change applied. A change is kept if it
+    is faster beyond noise and the losses stay the same. Without --apply the script stays untouched.
+    The command's output goes to files. Its work is lost, so use `run` for training that counts.
     """
+    if as_list:
+        from stepscope.ui.cli.change_lists import print_applied_changes
+
+        print_applied_changes(as_json=as_json)
+        return 0
     from stepscope.ui.terminal.tune_progress import shown_trials
     from stepscope.ui.tune.patch import require_applicable
     from stepscope.ui.tune.tuning import tune
@@ -113,13 +158,12 @@ def _begin(
     only: tuple[str, ...],
     skip: tuple[str, ...],
     allow: str,
-    memory_limit: str | None,
+    memory_limit: int | None,
     out: Path | None,
     step_on: str,
 ) -> Journal:
     if not words:
-        raise UsageError("what is to be tuned? stepscope tune -- python train.py")
-    from stepscope.ui.sizes import parse_size
+        raise UsageError("name the command to tune: stepscope tune -- python train.py")
     from stepscope.ui.tune.journal import TuneStart
     from stepscope.ui.tune.plan import WantedRemedies
     from stepscope.ui.tune.tuning import begin
@@ -134,7 +178,7 @@ def _begin(
         step_on=step_on,
         only=only,
         skip=skip,
-        memory_limit=parse_size(memory_limit, "--memory-limit") if memory_limit else None,
+        memory_limit=memory_limit,
     )
     folder = claim_or_refuse(out, ("tune", *words))
     try:
@@ -144,7 +188,7 @@ def _begin(
 
 
 def _resume(context: click.Context, folder: Path, words: tuple[str, ...]) -> Journal:
-    """UsageError for another command, another working folder or other options."""
+    """Raise UsageError for another command, another working folder or other options."""
     from msgspec.structs import replace
 
     from stepscope.ui.tune.journal import Journal
@@ -153,14 +197,14 @@ def _resume(context: click.Context, folder: Path, words: tuple[str, ...]) -> Jou
     for name in _OF_A_NEW_TUNE:
         if context.get_parameter_source(name) is given:
             option = name.replace("_", "-")
-            raise UsageError(f"--{option} cannot change in a tune that is resumed: start a new one")
+            raise UsageError(f"--{option} cannot change when a tune is resumed: start a new tune")
     journal = Journal.resume(folder)
     start = journal.start
     if words and startable(words) != start.command:
         raise UsageError(f"--resume {folder}: it tunes another command: {' '.join(start.command)}")
     if start.folder != str(Path.cwd()):
         raise UsageError(
-            f"--resume {folder}: go on in the folder where it was begun: {start.folder}"
+            f"--resume {folder}: resume it in the folder where it was started: {start.folder}"
         )
     if context.get_parameter_source("budget") is given:
         journal.start = replace(start, budget_s=context.params["budget"])
@@ -182,7 +226,7 @@ def _print(end: TuneEnd, folder: Path, *, as_json: bool) -> None:
 
 
 def _write_report(folder: Path) -> Path | None:
-    """Nothing here may take the answer away."""
+    """Write the report; an error here must not hide the answer."""
     from stepscope.ui.html.tune import write_tune_report
 
     try:
@@ -195,12 +239,12 @@ def _write_report(folder: Path) -> Path | None:
 
 
 def _apply(end: TuneEnd) -> None:
-    """UsageError where git could not bring the files back."""
+    """Write the kept changes; raise UsageError where git could not restore the files."""
     from stepscope.ui.tune.patch import apply_patch
     from stepscope.ui.tune.result import patch_of
 
     if end.facts is None or not end.result.kept:
-        say("--apply: nothing was kept, so nothing is changed")
+        say("--apply: no change was kept, so no file is written")
         return
     for path in apply_patch(patch_of(end.result, end.facts)):
         say(f"changed {path}")

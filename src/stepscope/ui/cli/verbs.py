@@ -12,60 +12,111 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from stepscope import __version__
+from stepscope.records.addresses import SITE
+from stepscope.ui.cli.verb_command import HELP_NAMES, WIDEST_HELP
 from stepscope.ui.say import leave_quietly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from click.shell_completion import CompletionItem
 
 VERBS = {
-    "run": "capture an unmodified training command, then explain it",
-    "top": "show a run live in a terminal, while it trains",
-    "serve": "show a folder of runs in a browser of this machine",
-    "explain": "show where each training step's time went",
-    "gather": "copy the parts of one job from several hosts into one run folder",
-    "whatif": "predict what a change would save, before anybody makes it",
-    "gpus": "predict a recorded step on other GPUs, side by side",
-    "compare": "tell whether B's step really differs from A's, with an interval",
-    "ab": "run two training commands alternately and compare their steps",
-    "tune": "try remedies in short runs of a command, keep what wins",
-    "sweep": "train a model with many settings, several at a time as one",
-    "bench": "run a suite of training workloads, by fixed rules",
-    "probe": "time the operators of a step on this device, one by one",
-    "library": "show, export or import the operator times that probes measured",
-    "record": "list what was promised and what was measured afterwards",
-    "health": "start a training command, check three steps, stop it",
-    "lsp": "show what each line of a script costs, in an editor",
-    "demo": "train a small model here, in two processes, and explain it",
-    "calibrate": "measure how fast this machine can be: matmuls, collectives",
+    "run": "run a training command and explain its steps",
+    "explain": "explain a run folder or a trace: where each step's time goes",
+    "why": "show what a finding means and what to do about it",
+    "demo": "train a small model here and explain it",
+    "whatif": "predict what a change would save",
+    "tune": "try changes in short runs, keep those that help",
+    "compare": "compare two runs: is the difference real?",
+    "ab": "run two commands in turns and compare their steps",
+    "top": "show a run live in this terminal",
+    "serve": "show a folder of runs in a browser",
+    "probe": "time the operators of a step one by one on this machine",
+    "calibrate": "measure this machine's matmuls, copies and collectives",
+    "bench": "run the suite of training workloads",
     "doctor": "check what works on this machine",
+    "completion": "print the completion script of a shell",
+    "gather": "copy the parts of one job from several hosts into one run folder",
+    "lsp": "show what each line of a script costs, in an editor",
+    "sweep": "train a model with many settings, several models at a time",
+    "gpus": "predict a recorded step on other GPUs, side by side",
+    "health": "start a training command, check three steps, stop it",
+    "library": "show, export or import the operator times that probes measured",
+    "record": "show past predictions beside their results",
+}
+COMPLETE = "_STEPSCOPE_COMPLETE"  # the variable that a shell asks with
+GROUPS: dict[str, tuple[str, ...]] = {
+    "Look": ("run", "explain", "why", "demo"),
+    "Change": ("whatif", "tune", "compare", "ab"),
+    "Watch": ("top", "serve"),
+    "More": ("probe", "calibrate", "bench", "doctor"),
+}
+ALSO = ("completion", "gather", "lsp", "sweep")
+# Verbs that another verb includes. Their own names keep working.
+NEWER = {
+    "gpus": "stepscope whatif --gpus",
+    "health": "stepscope run --check",
+    "library": "stepscope probe show",
+    "record": "stepscope whatif --history",
 }
 
-
-_SHORT = frozenset({"explain", "whatif", "gpus", "compare", "record", "library"})
+_FIRST_LINES = (
+    "stepscope demo                      # a small training, explained",
+    "stepscope run -- python train.py    # your own training",
+    "stepscope explain trace.json.gz     # a trace that you have",
+)
+_SHORT = frozenset({"explain", "whatif", "gpus", "compare", "record", "library", "why"})
+# What people call a verb elsewhere.
+_MEANT = {
+    "capture": "run",
+    "profile": "run",
+    "trace": "run",
+    "train": "run",
+    "report": "explain",
+    "analyze": "explain",
+    "show": "explain",
+    "predict": "whatif",
+    "what-if": "whatif",
+    "history": "whatif --history",
+    "optimize": "tune",
+    "diff": "compare",
+    "watch": "top",
+    "live": "top",
+    "finding": "why",
+    "version": "--version",
+}
 
 
 @contextlib.contextmanager
 def _closed_output_ends_quietly() -> Iterator[None]:
-    """Click would end with exit code 1."""
+    """Leave with our exit code where click would leave with 1."""
     try:
         yield
     except BrokenPipeError:
         leave_quietly()
 
 
-def _meant(words: list[str]) -> str:
-    """What the user probably wants who named no verb."""
+def _meant(words: Sequence[str]) -> str:
+    """Return what the user probably wants who named no verb."""
     import shlex
     from difflib import get_close_matches
     from pathlib import Path
 
     first = Path(words[0])
     if first.suffix == ".py" or words[0] == "python":
-        return f"To capture a training: stepscope run -- {shlex.join(words)}"
+        return f"To run a training: stepscope run -- {shlex.join(words)}"
     if first.is_dir() or (first.is_file() and not os.access(first, os.X_OK)):
         return f"To explain a trace or a run folder: stepscope explain {shlex.join(words)}"
-    near = get_close_matches(words[0], VERBS, 1)
-    return f"Did you mean {near[0]}?" if near else ""
+    if words[0] in _MEANT:
+        return f"Did you mean {_MEANT[words[0]]}?"
+    if near := get_close_matches(words[0], VERBS, 1):
+        return f"Did you mean {near[0]}?"
+    from stepscope.ui.finding_pages import finding_ids
+
+    if words[0] in finding_ids():
+        return f"To read about this finding: stepscope why {words[0]}"
+    return "`stepscope --help` lists the commands."
 
 
 class _Verbs(click.Group):
@@ -86,11 +137,19 @@ class _Verbs(click.Group):
         command: click.Command = import_module(f"stepscope.ui.cli.{cmd_name}").command
         return command
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:  # help VERB is VERB --help
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in VERBS and not args[0].startswith("-"):
-            ctx.fail(f"No such command {args[0]!r}. {_meant(args)}".rstrip())
+        unknown = args and args[0] not in VERBS and not args[0].startswith("-")
+        if unknown and not ctx.resilient_parsing:
+            from stepscope.ui.words import one_line
+
+            ctx.fail(f"No such command {args[0]!r}. {one_line(_meant(args))}".rstrip())
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **options: Any) -> click.Context:
@@ -101,13 +160,41 @@ class _Verbs(click.Group):
         with _closed_output_ends_quietly():
             return super().invoke(ctx)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        del ctx
-        with formatter.section("Commands"):
-            formatter.write_dl(list(VERBS.items()))
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete verbs without importing any of them."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in VERBS if name not in NEWER and name.startswith(incomplete)]
+        items = [CompletionItem(name, help=VERBS[name]) for name in names]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        with formatter.section("Start with"):
+            for line in _FIRST_LINES:
+                formatter.write(f"  {line}\n")
+        width = max(map(len, VERBS))
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{verb:<{width}}", VERBS[verb]) for verb in verbs])
+        olds = ", ".join(f"{old} ({new.removeprefix('stepscope ')})" for old, new in NEWER.items())
+        with formatter.section("Also"):
+            formatter.write_text(f"{', '.join(ALSO)}; under older names {olds}.")
+        with formatter.section("Options"):
+            formatter.write_dl(
+                [("-V, --version", "Show the version."), ("-h, --help", "Show this help.")]
+            )
+        formatter.write(f"\n`stepscope help COMMAND` explains a command. More: {SITE}/\n")
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="stepscope")
+@click.group(
+    cls=_Verbs,
+    context_settings={
+        "help_option_names": list(HELP_NAMES),
+        "max_content_width": WIDEST_HELP,
+    },
+)
+@click.version_option(__version__, "-V", "--version", prog_name="stepscope")
 def cli() -> None:
-    """Where each training step went, what to change, what it buys, and proof."""
+    """Find where each training step's time goes, predict what a change saves, and check it."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope.errors import NotCapturedError, UsageError
-from stepscope.ui.cli.options import json_option, no_cache_option
+from stepscope.ui.cli.options import complete_file, json_option, mode_option, no_cache_option
+from stepscope.ui.cli.verb_command import VerbCommand
 from stepscope.ui.json_text import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from click.shell_completion import CompletionItem
 
     from stepscope.predict.whatif import Bench
     from stepscope.records.explanation import RankExplanation
@@ -21,23 +24,56 @@ if TYPE_CHECKING:
     from stepscope.ui.whatif import Verdict
 
 
-@click.command(name="whatif")
-@click.argument("paths", nargs=-1)
+def _complete(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
+    from click.shell_completion import CompletionItem
+
+    from stepscope.predict.whatifs import WHATIFS
+
+    return [CompletionItem(name) for name in WHATIFS if name.startswith(incomplete)]
+
+
+@click.command(
+    cls=VerbCommand,
+    name="whatif",
+    examples=(
+        ("stepscope whatif stepscope-runs/my-run", "Predict the usual changes, one at a time"),
+        (
+            "stepscope whatif trace.json.gz --set precision=bf16 --set batch=x2",
+            "Predict two changes made together",
+        ),
+        ("stepscope whatif trace.json.gz --gpus", "Predict the same step on other GPUs"),
+    ),
+    option_groups=(
+        ("The change", ("--set", "--list", "--gpus")),
+        ("Predictions and results", ("--remember", "--history")),
+    ),
+    modes={"--gpus": "gpus", "--history": "record"},
+)
+@click.argument("paths", nargs=-1, shell_complete=complete_file)
 @click.option(
     "--set",
     "settings",
     multiple=True,
-    metavar="NAME[=VALUE]",
-    help="A change, such as bf16 or batch=x2; several combine. Without any, the usual changes are "
-    "tried one at a time.",
+    metavar="CHANGE[=VALUE]",
+    shell_complete=_complete,
+    help="A change, such as precision=bf16 or batch=x2. Repeat it to combine changes. Without it, "
+    "the usual changes are predicted one at a time.",
 )
-@json_option
+@click.option("--list", "as_list", is_flag=True, help="List the changes that can be predicted.")
+@mode_option(
+    "--gpus",
+    "Predict the step on other GPUs, side by side. `whatif --gpus --help` has its options.",
+)
 @click.option(
     "--remember",
     is_flag=True,
-    help="Write the prediction down as a promise that compare and ab check later.",
+    help="Save the prediction, so that `compare` and `ab` check it later.",
 )
-@click.option("--list", "as_list", is_flag=True, help="List the changes that can be predicted.")
+@mode_option(
+    "--history",
+    "Show saved predictions beside their results. `whatif --history --help` has its options.",
+)
+@json_option
 @no_cache_option
 def command(
     paths: tuple[str, ...],
@@ -47,18 +83,18 @@ def command(
     as_list: bool,
     no_cache: bool,
 ) -> None:
-    """Predict a training step with a change made, from a trace of the step without it.
+    """Predict what a change would save, from a recorded step without it.
 
     PATHS are a run folder, the run folders of all hosts of one job, a trace or a folder of traces.
-    With several ranks the change is made on the slowest one, which the others wait for.
+    With several ranks, the prediction is about the slowest one, because the others wait for it.
     """
     if as_list:
         _print_list(as_json)
         return
     if not paths:
-        raise UsageError("give a trace or a run folder, or --list to see what can be changed")
+        raise UsageError("name a trace or a run folder; --list shows what can be changed")
     if remember and not settings:
-        raise UsageError("--remember keeps one prediction: say which one with --set")
+        raise UsageError("--remember saves one prediction: name it with --set")
     wanted = parse_settings(settings)
     if _predict_server(paths, wanted, as_json=as_json, keep=remember):
         return
@@ -71,19 +107,19 @@ def command(
 
 
 def parse_settings(texts: Sequence[str]) -> list[Setting]:
-    """Settings as on the command line; most what-ifs may be given only once."""
+    """Read settings as on the command line; most changes may be given only once."""
     from stepscope.predict.whatifs import WHATIFS, parse_setting
 
     wanted = [parse_setting(text) for text in texts]
     names = [setting.name for setting in wanted if not WHATIFS[setting.name].repeatable]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise UsageError(f"--set {twice[0]} is given twice: a step has one")
+        raise UsageError(f"--set {twice[0]} is given twice")
     return wanted
 
 
 def open_bench(*paths: str, cache: bool, quiet: bool = False) -> tuple[Bench, RankExplanation, str]:
-    """The rank that decides the step, on the bench, and a word about which one that is."""
+    """Return the rank that decides the step, ready for predictions, and which one that is."""
     from stepscope.ui.slowest_bench import open_slowest
     from stepscope.ui.terminal.progress import shown_progress
 
@@ -108,7 +144,7 @@ def _predict_server(
     if not runs:
         return False
     if keep:
-        raise UsageError("--remember keeps predictions of traces: `compare` reads nothing else")
+        raise UsageError("--remember saves predictions from traces only; `compare` reads no others")
     tried = predict_server(runs, wanted)
     best = tried.predictions[0]
     if as_json:
@@ -125,7 +161,7 @@ def _predict_server(
         answer=Answer(
             verdict=verdict(best),
             why=describe_rates(tried),
-            next="train with it, then `stepscope explain` the run: it says whether it paid",
+            next="train with it, then `stepscope explain` shows whether it helped",
         ),
         judged=judge(best),
         assumptions=best.assumptions,
@@ -214,12 +250,12 @@ def _predict_usual(
     from stepscope.ui.terminal.whatif import print_predictions
 
     best, on_host = tried.predictions[0], bench.context.on_host
-    sentence = "nothing that was tried would make this step faster"
-    next_ = "several changes together may do more: give --set more than once"
+    sentence = "none of the usual changes would make this step faster"
+    next_ = "several changes together may save more: repeat --set"
     worth = judge(best) == "faster"
     if worth:
         trial = f"stepscope whatif {path} --set {best.settings[0]}"
-        sentence, next_ = verdict(best), f"{trial} says what it assumes; several --set combine"
+        sentence, next_ = verdict(best), f"{trial} shows what it assumes; repeat --set to combine"
     print_predictions(
         tried,
         headline=headline(rank, tried.before, about),
@@ -232,12 +268,12 @@ def _predict_usual(
 def _next_after_prediction(judged: Verdict, promise: str | None, *, memory: bool) -> str:
     compare = "try it, then `stepscope compare BEFORE AFTER`"
     if promise:
-        return f"{compare} checks promise {promise}"
+        return f"{compare} checks prediction {promise}"
     if judged == "faster":
-        return f"{compare}; --remember makes it a promise to check"
+        return f"{compare}; --remember saves the prediction to check"
     if memory:
-        return f"if memory is short, {compare}; else leave it"
-    return "leave it; `stepscope whatif` without --set tries the usual changes"
+        return f"if memory is short, {compare}; otherwise leave it"
+    return "leave it; `stepscope whatif` without --set predicts the usual changes"
 
 
 def _remember(raw: Prediction, bench: Bench, path: str) -> str:

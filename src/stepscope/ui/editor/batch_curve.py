@@ -39,7 +39,7 @@ def batch_curve(
     bench, rank, _ = open_slowest(str(run), cache=True)
     now = batch or measured_batch(bench)
     if now is None:
-        raise NotCapturedError(f"{run} does not show its batch size: say which it was")
+        raise NotCapturedError(f"{run} does not show its batch size: give it yourself")
     calls = bench.context.calls
     samples = samples or now * ((calls.batches_per_step if calls else None) or 1)
     per_batch = max(1, rank.world_size or 1) * samples / now

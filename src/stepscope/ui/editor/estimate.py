@@ -84,7 +84,7 @@ def estimate_script(
     for file, text in texts.items():
         check_syntax(file, text)
     if measured is None or measured.run is None:
-        raise NotCapturedError(f"{script.name} was not measured yet: profile it once")
+        raise NotCapturedError(f"{script.name} has not been measured: profile it once")
     script = script.resolve()
     before = measured.texts
     if str(script) not in before:
@@ -281,6 +281,6 @@ def _notes(new: _Estimated, step_ms: float) -> tuple[str, ...]:
     if share < _WORTH_SAYING:
         return ()
     return (
-        f"{percent(share)} of the estimate are operators that were measured with other shapes or "
-        "not at all: they are scaled by their work",
+        f"{percent(share)} of the estimate is scaled from operators that were measured with other "
+        "shapes, or from similar operators",
     )

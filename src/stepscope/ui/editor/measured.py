@@ -43,8 +43,8 @@ def line_costs_of(run: Path) -> LineCosts:
     """Of the rank that decides the step. Raises NotCapturedError for a run without `--lines`."""
     if not any(run.glob(f"rank-*/{TRACE}")):
         raise NotCapturedError(
-            f"{run} does not show lines of code: record with `stepscope run --lines`, "
-            "and let it train at least 25 steps"
+            f"{run} has no costs of lines: record with `stepscope run --lines`, and train at least "
+            "25 steps"
         )
     explanation = explain(run)
     rank = _rank_with_lines(explanation.ranks, find_slowest(explanation))

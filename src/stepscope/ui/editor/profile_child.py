@@ -100,14 +100,14 @@ def _why(request: ProfileRequest, code: int, *, too_long: bool, steps: int) -> s
     if too_long:
         limit = long_duration(request.limit_s * 1e9)
         return (
-            f"{name} was ended after {limit}, in training step {steps}: lines are recorded in "
-            "steps 8 and 9; allow it more time, or give it less to do before and in each step"
+            f"{name} was stopped after {limit}, in training step {steps}. stepscope records lines "
+            "in steps 8 and 9: allow more time, or give the script less work before them"
         )
     if code:
         return f"{name} ended with exit code {code} in training step {steps}"
     if not steps:
         return f"{name} ended without a training step: no optimizer stepped"
-    return f"{name} ended after {steps} training steps: lines are recorded in steps 8 and 9"
+    return f"{name} ended after {steps} training steps, but lines are recorded in steps 8 and 9"
 
 
 if __name__ == "__main__":

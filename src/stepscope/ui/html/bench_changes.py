@@ -58,7 +58,7 @@ def compared_columns(
         columns.append(_against(comparison, measured))
     speeds = {key: change for key, row in measured.items() if (change := _speed(row))}
     if speeds:
-        hint = "Throughput over the same workload's without remedies, run in turns."
+        hint = "Throughput relative to the same workload without changes, run in turns."
         columns.append(ComparedColumn(title="Times as fast", hint=hint, cells=_on_scale(speeds)))
     return columns
 
@@ -88,8 +88,8 @@ def _against(comparison: BenchComparison, measured: Mapping[str, WorkloadResult]
             cells[key] = ComparedCell(value=None, words="–", tip=tip, tone="still")
     return ComparedColumn(
         title="Step, change",
-        hint=f"Against {one_line(comparison.against)}, with an interval; all of them together hold "
-        "with 95% confidence.",
+        hint=f"Compared with {one_line(comparison.against)}, with intervals. All intervals "
+        "together hold with 95% confidence.",
         cells=cells,
     )
 
@@ -102,7 +102,7 @@ def _change(row: WorkloadChange) -> _Change | None:
     if row.base_ms is not None and row.now_ms is not None:
         lines.append(f"{milliseconds(row.base_ms)} before, {milliseconds(row.now_ms)} now")
     if moved := moved_words(row):
-        lines.append(f"most of it {one_line(moved)}")
+        lines.append(f"mostly {one_line(moved)}")
     if parts := parts_words(row):
         lines.append(parts)
     return _Change(

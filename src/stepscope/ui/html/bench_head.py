@@ -48,12 +48,15 @@ def machine_facts(machine: BenchMachine) -> list[tuple[str, str]]:
     ]
     many = f"{machine.devices} × " if machine.devices > 1 else ""
     facts = [
-        ("Device", f"{many}{machine.device}" if machine.device else "none, on the processor"),
+        ("Device", f"{many}{machine.device}" if machine.device else "none, on the CPU"),
         ("Processor", f"{machine.processor}, {counted(machine.cores, 'core')}"),
         ("Host", machine.host),
         ("Software", ", ".join(versions)),
         ("Clocks", _clocks(machine)),
-        ("Load of others", "" if machine.load is None else f"{significant(machine.load)} cores"),
+        (
+            "Load of other programs",
+            "" if machine.load is None else f"{significant(machine.load)} cores",
+        ),
     ]
     return [(name, one_line(value)) for name, value in facts if value]
 

@@ -96,7 +96,7 @@ def _view(
         "metrics": shown_metrics(list(measured.values())),
         "rows": rows,
         "compared": compared,
-        "before": "" if not before else "before" if against else "without remedies",
+        "before": "" if not before else "before" if against else "without changes",
         "against": against_answer(comparison) if comparison else None,
         "against_tone": _against_tone(comparison),
         "against_notes": list(map(one_line, against_notes(comparison))) if comparison else [],
@@ -135,7 +135,7 @@ def _facts(results: BenchResults, against: BenchResults | None) -> list[tuple[st
     facts = machine_facts(results.machine) if results.machine else []
     facts.append(("Measured", when_words(results.started_unix)))
     if against is not None:
-        facts.append(("Against results of", when_words(against.started_unix)))
+        facts.append(("Compared with results of", when_words(against.started_unix)))
     facts.append(("stepscope", one_line(results.stepscope)))
     return facts
 

@@ -102,7 +102,7 @@ def _ceilings(machine: BenchMachine | None) -> tuple[dict[str, float], float | N
 
 
 def _remedies(result: WorkloadResult) -> str:
-    return " + ".join(result.remedies) or "as it is"
+    return " + ".join(result.remedies) or "unchanged"
 
 
 def _roof(

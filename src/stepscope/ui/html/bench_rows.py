@@ -87,7 +87,7 @@ METRICS = (
     BenchMetric(
         id="step",
         title="Step",
-        hint="Mean of all runs, each without its start-up. Explain and serve show one run.",
+        hint="Mean of all runs, without start-up. Explain and serve show one run.",
         value=lambda row: row.step_ms,
         words=lambda _, ms: milliseconds(ms),
         logarithmic=True,
@@ -103,7 +103,7 @@ METRICS = (
     BenchMetric(
         id="mfu",
         title="MFU",
-        hint="Model FLOPs utilisation: the model's arithmetic as a share of the device's peak.",
+        hint="Model FLOPs utilization: the model's arithmetic as a share of the device's peak.",
         value=lambda row: row.mfu,
         words=lambda _, share: percent(share),
         whole=1.0,
@@ -111,7 +111,7 @@ METRICS = (
     BenchMetric(
         id="cpu",
         title="CPU",
-        hint="Processor time over wall time and cores.",
+        hint="CPU time divided by wall time and cores.",
         value=lambda row: row.cpu,
         words=lambda _, share: percent(share),
         whole=1.0,
@@ -119,7 +119,7 @@ METRICS = (
     BenchMetric(
         id="memory",
         title="Peak memory",
-        hint="Most bytes that were allocated at once.",
+        hint="The most bytes allocated at once.",
         value=lambda row: row.peak_bytes,
         words=lambda _, held: size(held),
     ),
@@ -174,7 +174,7 @@ def distinctions(results: Sequence[WorkloadResult]) -> list[str]:
         (
             result.size,
             counted(result.ranks, "rank"),
-            " + ".join(result.remedies) or ("as it is" if remedied else ""),
+            " + ".join(result.remedies) or ("unchanged" if remedied else ""),
         )
         for result in results
     ]
@@ -230,7 +230,7 @@ def describe(result: WorkloadResult) -> str:
         runs = ", ".join(map(significant, result.runs_ms))
         lines.append(f"{counted(len(result.runs_ms), 'run')}, mean step each: {runs} ms")
     if result.predicted_peak_bytes is not None:
-        lines.append(f"peak memory said before the run: {size(result.predicted_peak_bytes)}")
+        lines.append(f"peak memory predicted before the run: {size(result.predicted_peak_bytes)}")
     shares = {**result.compute_share, **result.counters}
     lines += [f"{one_line(name)}: {percent(share)}" for name, share in shares.items()]
     lines += [one_line(note) for note in (result.verdict or "", *result.notes) if note]

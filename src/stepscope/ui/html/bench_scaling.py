@@ -85,7 +85,7 @@ def _figure(study: ScalingStudy) -> ScalingFigure:
         lines = _lines(points, lambda point: point.ranks)
         names = [counted(many, "rank") for many in lines]
         charts.append(
-            _chart(study, "Against the batch", "samples a step and rank", list(lines.values()),
+            _chart(study, "By batch", "samples a step and rank", list(lines.values()),
                    names, lambda point: point.batch, ideal=False)
         )  # fmt: skip
     if len({point.ranks for point in points}) > 1:
@@ -94,7 +94,7 @@ def _figure(study: ScalingStudy) -> ScalingFigure:
         names = [f"batch {batch:,}" for batch in lines]
         if lines:
             charts.append(
-                _chart(study, "Against the ranks", "ranks", list(lines.values()),
+                _chart(study, "By ranks", "ranks", list(lines.values()),
                        names, lambda point: point.ranks, ideal=True)
             )  # fmt: skip
     return ScalingFigure(
@@ -250,5 +250,5 @@ def _tip(point: StudyPoint, rate: float) -> str:
         off = signed_percent(prediction_error(point) or 0.0)
         lines.append(f"predicted {significant(promise)}/s{between}, {off}")
     if point.efficiency is not None:
-        lines.append(f"{percent(point.efficiency)} of each rank's throughput is kept")
+        lines.append(f"keeps {percent(point.efficiency)} of each rank's throughput")
     return "\n".join(lines)

@@ -77,9 +77,9 @@ def memory_chart(measured: Mapping[str, WorkloadResult]) -> StackChart | None:
         looks,
         size,
         name="memory",
-        title="What holds the memory's peak",
+        title="What is in memory at the peak",
         to_scale="bytes",
-        caption="Bytes at the moment of the peak, by what they are for.",
+        caption="Bytes at the moment of the peak, by their use.",
     )
 
 

@@ -13,11 +13,28 @@ if TYPE_CHECKING:
     from stepscope.records.bench_result import WorkloadResult
 
 _COLUMNS = (
-    "Workload:text | Size:text | Ranks:count | Batch:count | Remedies:text | "
-    "Samples/s:number | from:number | to:number | Step:ns | Busy:share | MFU:share | CPU:share | "
-    "Peak memory:bytes | predicted:bytes | FLOPs of a step:flops | Bytes of a step:bytes | "
-    "First loss:number | Last loss:number | Target:number | Steps to it:count | "
-    "Time to it:ns | Runs:count"
+    "Workload:text",
+    "Size:text",
+    "Ranks:count",
+    "Batch:count",
+    "Changes:text",
+    "Samples/s:number",
+    "from:number",
+    "to:number",
+    "Step:ns",
+    "Busy:share",
+    "MFU:share",
+    "CPU:share",
+    "Peak memory:bytes",
+    "predicted:bytes",
+    "FLOPs of a step:flops",
+    "Bytes of a step:bytes",
+    "First loss:number",
+    "Last loss:number",
+    "Target:number",
+    "Steps to it:count",
+    "Time to it:ns",
+    "Runs:count",
 )
 _LAST = "All runs took:ns"
 
@@ -36,7 +53,7 @@ def numbers_table(
     more += ["Times as fast:times"] if any(row.speedup for row in results) else []
     more += [f"{_plain(name)} peak:share" for name in shares]
     more += [f"{_plain(name)}:share" for name in counters]
-    columns = " | ".join([_COLUMNS, *more, _LAST])
+    columns = " | ".join([*_COLUMNS, *more, _LAST])
     rows = [
         (
             *_row(result),

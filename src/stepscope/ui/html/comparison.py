@@ -70,7 +70,7 @@ def write_comparison(comparison: Comparison, path: Path, *, cache: bool = True) 
     tables = [table for table in _tables(comparison) if table.rows]
     sections = {
         "verdict": ("Verdict", True),
-        "moved": ("What moved", fall),
+        "moved": ("What changed", fall),
         "steps": ("Steps", True),
         "parts": ("Parts", bars),
         "timelines": ("Timelines", pair),
@@ -121,10 +121,13 @@ def _facts(comparison: Comparison) -> list[tuple[str, str]]:
         ("A", milliseconds(comparison.a_ms)),
         ("B", milliseconds(comparison.b_ms)),
         ("Runs", f"{len(comparison.a.runs)} and {len(comparison.b.runs)}"),
-        ("Smallest change that would be found", unsigned_percent(comparison.smallest_detectable)),
+        (
+            "Smallest change that this comparison finds",
+            unsigned_percent(comparison.smallest_detectable),
+        ),
     ]
     if run_with := run_with_words(comparison):
-        facts.append(("Remedies", run_with))
+        facts.append(("Changes", run_with))
     if comparison.median is not None:
         facts.append(("Typical step", median_words(comparison)))
     if profiled := profiled_words(comparison):
@@ -179,11 +182,12 @@ def _bars(comparison: Comparison) -> dict[str, Any] | None:
 def _about_bars(comparison: Comparison) -> str:
     if comparison.is_as_recorded:
         return (
-            "The recorded steps, divided: the parts add up to them. They are too few for intervals."
+            "Parts of the recorded steps: they add up to the step. The steps are too few for "
+            "intervals."
         )
     return (
-        "Each side's step, as in the verdict, divided as in the trace of a few steps: the parts "
-        "add up to it and have no interval. The phases above cover all steps."
+        "Each side's step, split as in the trace of a few steps. The parts add up to the "
+        "step and have no interval. The phases above cover all steps."
     )
 
 

@@ -187,12 +187,12 @@ def _profiled_rows(comparison: Comparison) -> list[_Change]:
 def _about(comparison: Comparison) -> str:
     if not comparison.phases:
         which = "profiled steps" if comparison.is_as_recorded else "steps, without the profiler"
-        return f"Parts of the {which}; too few were recorded for intervals."
+        return f"Parts of the {which}. Too few steps were recorded for intervals."
     return (
-        "Phases of the training loop on the host, over all measured steps: differences of medians "
-        f"with their {percent(comparison.confidence)} intervals, and what stalls add to the mean "
-        "step. Pale: within chance. The rest is the step less these, so that everything adds up to "
-        "B - A."
+        "Phases of the training loop on the CPU, over all measured steps. Bars are "
+        f"differences of medians with their {percent(comparison.confidence)} intervals, and "
+        "what stalls add to the mean step. Pale bars are within noise. The rest makes the "
+        "bars add up to B - A."
     )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup, escape
 
+from stepscope.records.addresses import finding_page
 from stepscope.records.explanation import GAP_CAUSES
 from stepscope.records.figures import duration, long_duration, percent, rate, size
 from stepscope.records.job import KINDS as COLLECTIVES
@@ -84,6 +85,7 @@ def make_environment(read_template: Callable[[str], str]) -> jinja2.Environment:
     filters: dict[str, Any] = {
         "code": code_markup,
         "duration": duration,
+        "finding_page": finding_page,
         "long_ms": lambda ms: long_duration(ms * 1e6),
         "ms": lambda ms: duration(ms * 1e6),
         "percent": percent,

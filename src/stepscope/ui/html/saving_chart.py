@@ -51,10 +51,10 @@ def draw_saving(line: SavingTimeline | None) -> Markup:
         parts.append(
             path(f"sv-{kind}", [*upper, *reversed(lower)], closed=True, title=f"{action}, before")
         )
-    parts.append(path("sv-after", _points(places, line.after_bytes, top), title="with the plan"))
+    parts.append(path("sv-after", _points(places, line.after_bytes, top), title="with the change"))
     parts += _peak(places, floor, top, "without")
     parts += _peak(places, line.after_bytes, top, "with")
-    return drawing(_WIDTH, _HEIGHT, "Bytes kept for backward, without the plan and with it", parts)
+    return drawing(_WIDTH, _HEIGHT, "Bytes saved for backward, with and without the change", parts)
 
 
 def _x(line: SavingTimeline, point: int) -> float:

@@ -29,7 +29,7 @@ def write_tune_report(folder: Path, path: Path | None = None) -> Path:
     tune = FoundTune(folder, read_tune(folder))
     view = view_of_tune(tune)
     if view is None:
-        raise NotCapturedError(f"{folder} has no measured baseline: there is nothing to draw")
+        raise NotCapturedError(f"{folder} has no measured baseline, so there is nothing to draw")
     page = render_page(
         "tune_page.html.j2",
         styles=STYLES,

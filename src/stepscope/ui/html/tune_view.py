@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from stepscope.ui.answer import Answer
 
 PARITY_WORDS = {
-    "bit-identical": "losses equal to the last bit",
-    "rounding": "losses equal up to rounding",
-    "random": "other random numbers",
-    "training": "another training",
+    "bit-identical": "losses are bit-identical",
+    "rounding": "losses differ by rounding",
+    "random": "losses differ by other random numbers",
+    "training": "a different training",
     FAILED: "losses differ",
     NOT_KNOWN: "losses were not compared",
 }
@@ -161,7 +161,7 @@ def _bar(
     between = f" ({_between(trial)})" if ends else ""
     title = f"{name}: {milliseconds(step)}{between}"
     if promise is not None:
-        title += f", promised {milliseconds(promise)}"
+        title += f", predicted {milliseconds(promise)}"
     return TuneBar(
         name=name,
         tone=tone,

@@ -145,24 +145,24 @@ def _compare_gpus(bench: Bench) -> GpuComparison | None:
 
 def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
     """The most useful first."""
-    dtype = (rank.efficiency.dtype if rank.efficiency else None) or "as it is"
-    now = current_form(bench.context) or "as it is"
+    dtype = (rank.efficiency.dtype if rank.efficiency else None) or "unchanged"
+    now = current_form(bench.context) or "unchanged"
     axes = [
         _choice(
             "precision",
             "Precision",
-            "What matrix products are computed in; bf16 is autocast",
-            f"{dtype} (now)" if dtype != "as it is" else dtype,
+            "The dtype of matmuls. bf16 is autocast",
+            f"{dtype} (now)" if dtype != "unchanged" else dtype,
             ("tf32", "bf16"),
             known,
         ),
         _batch_axis(bench, known),
         _switch("no-stalls", "No stalls", "Every step is a typical one", known),
-        _switch("cuda-graphs", "CUDA graphs", "The whole step launched at once", known),
+        _switch("cuda-graphs", "CUDA graphs", "The whole step is launched at once", known),
         _switch(
             "compile",
             "torch.compile",
-            "A guess between bounds: what will be fused is not known",
+            "An estimate: what torch.compile will fuse is unknown",
             known,
         ),
         _choice(
@@ -173,15 +173,15 @@ def _axes(bench: Bench, known: set[str], rank: RankExplanation) -> list[Axis]:
             ("fused",),
             known,
         ),
-        _switch("no-data-wait", "Data always ready", "Batches wait for the step", known),
+        _switch("no-data-wait", "Data always ready", "Every batch is ready in time", known),
         _switch("no-sync", "No blocking calls", "No .item(), .cpu() or synchronize", known),
         _switch(
-            "checkpoint=none", "No checkpointing", "Nothing is computed twice; more memory", known
+            "checkpoint=none", "No checkpointing", "Nothing is recomputed. Needs more memory", known
         ),
         _switch(
             "checkpoint=blocks",
             "Checkpoint blocks",
-            "Forward runs again inside backward: less memory, more time",
+            "Forward runs again during backward: less memory, more time",
             known,
         ),
     ]
@@ -219,7 +219,11 @@ def _batch_axis(bench: Bench, known: set[str]) -> Axis | None:
         options.append(Option(label=f"{name} (now)" if not factor else name, setting=setting))
     if len(options) < 2:
         return None
-    hint = "Samples of one step" if batch else "Samples of one step, as a multiple of now"
+    hint = (
+        "Samples of one step"
+        if batch
+        else "Samples of one step, as a multiple of the current number"
+    )
     return Axis(id="batch", label="Batch", hint=hint, kind="slider", options=tuple(options))
 
 

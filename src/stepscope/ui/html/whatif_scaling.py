@@ -63,7 +63,7 @@ def _workers(before: int, known: Sequence[str], refusal: str) -> Axis:
         else Option(label=f"{count:,}", setting=f"workers={count}")
         for count in counts
     )
-    hint = "DDP replicas of the model"
+    hint = "Data-parallel (DDP) workers"
     return _slider("workers", "Workers", hint, options, "" if known else refusal)
 
 
@@ -83,7 +83,7 @@ def _share(trials: Trials, known: Iterable[str], why: str) -> Axis:
     return Axis(
         id="share",
         label="Their batch",
-        hint="Weak scaling, or strong: with more workers fewer samples for each",
+        hint="Each worker keeps the batch (weak scaling), or they share it (strong)",
         kind="choice",
         options=(own, shared_batch),
         why=why,
@@ -96,7 +96,7 @@ def _bandwidth(trials: Trials, beside: Sequence[str], why: str) -> Axis:
     options = [Option(label=names[setting], setting=setting) for setting in known]
     slower = sum(setting < "bandwidth=1" for setting in known)
     options.insert(slower, Option(label="1× (now)", setting=""))
-    hint = "Bytes a second between workers"
+    hint = "Bytes per second between workers"
     return _slider("bandwidth", "Link bandwidth", hint, options, "" if known else refusal)
 
 
@@ -124,7 +124,7 @@ def _buckets(trials: Trials, beside: Sequence[str], why: str, *, is_traced: bool
         else Option(label=label, setting="")
         for size in sizes
     )
-    refusal = refusal or "Every size makes the same buckets"
+    refusal = refusal or "All sizes give the same buckets"
     return _slider(
         "bucket-mb", "Bucket size", "DDP's bucket_cap_mb", options, "" if different else refusal
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stepscope.records.addresses import finding_page
 from stepscope.records.figures import percent
 from stepscope.records.lazy_pattern import lazy_pattern
 from stepscope.ui.loggers.metric_log import PREFIX, RunConclusion
@@ -41,7 +42,8 @@ def _text(explained: dict[str, Any]) -> str:
             lines += [f"**{name}** {_plain(explained[name])}", ""]
     for finding in explained["findings"][:_MOST_FINDINGS]:
         share = f"{percent(finding['share'])} " if finding["share"] else ""
-        lines.append(f"- {share}{_plain(finding['summary'])}")
+        page = f" ([{finding['id']}]({finding_page(finding['id'])}))"
+        lines.append(f"- {share}{_plain(finding['summary'])}{page}")
     return "\n".join(lines)
 
 

@@ -74,7 +74,7 @@ class RunLog:
         self._thread.join(_LONGEST_END_S)
         if self._thread.is_alive():
             names = ", ".join(str(choice) for choice, _ in self._choices)
-            say(f"{names}: not done {_LONGEST_END_S:g} s after the run; given up")
+            say(f"{names}: still busy {_LONGEST_END_S:g} s after the run; stepscope stops waiting")
 
     def _open(self, choice: LogChoice, joined: Any) -> None:
         try:

@@ -167,7 +167,7 @@ def _add_commands(server: ScriptServer) -> None:
     def profile(uri: str) -> None:
         state = _state(server, uri)
         if server.text_of(state.script) != server.saved_text(state.script):
-            server.warn(f"{state.script.name} is measured as it was saved last: save it first")
+            server.warn(f"{state.script.name} has unsaved edits: save it first")
         server.jobs.profile(state, server.work_of(state))
 
     @server.command("stepscope.stop")

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stepscope.records.addresses import finding_page
 from stepscope.records.figures import mean_count, milliseconds, percent, size
 from stepscope.ui.lsp.program_text import syntax_tree
 
@@ -22,7 +23,7 @@ SMALLEST_KEPT = 1_000_000  # bytes
 _MOST_ROWS = 6
 _MOST_WHATIFS = 3
 _BLOCKS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.AsyncFor, ast.While)
-_STALE = "_Measured before the last edits; the code is another now._"
+_STALE = "_Measured before the last edits; the code has changed since._"
 _NO_TENSORS = re.compile(r"(, \[\])+\]$")
 _ESTIMATED = "_Estimated, not measured: operator times of the last run, shapes of this text._"
 
@@ -87,7 +88,10 @@ def hover_words(
     parts: list[str] = []
     for shown in lines:
         parts += [f"**{hint_words(shown)}**", *_cautions(shown), *_tables(shown.cost)]
-    parts += [f"**{finding.title}**: {finding.summary}" for finding in findings]
+    parts += [
+        f"**[{finding.title}]({finding_page(finding.id)})**: {finding.summary}"
+        for finding in findings
+    ]
     if lines:
         parts += list(_whatifs(whatifs))
     return "\n\n".join(part for part in parts if part)
@@ -110,7 +114,7 @@ def _tables(cost: LineCost) -> Iterator[str]:
     rows = [(name, milliseconds(ms), _part(ms, cost.total_ms)) for name, ms in phases if ms]
     yield _table(("phase", "ms a step", "of the line"), rows)
     if cost.kept_bytes is not None:
-        yield f"keeps {size(cost.kept_bytes)} for the backward pass"
+        yield f"{size(cost.kept_bytes)} saved for backward"
     operators = sorted(cost.operators, key=lambda one: -one.ms)[:_MOST_ROWS]
     yield _table(
         ("operator", "calls", "ms a step", "shapes"),

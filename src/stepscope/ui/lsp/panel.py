@@ -27,7 +27,7 @@ Block = dict[str, Any]
 
 
 def panel_of(state: ScriptState, text_of: TextOf) -> dict[str, Any]:
-    """Names and units are those of docs/lsp.md; None means not known."""
+    """Names and units are those of docs/reference/cli/lsp.md; None means not known."""
     shown = choose_costs(state, text_of)
     measured = state.measured
     costs = shown.costs if shown is not None else None

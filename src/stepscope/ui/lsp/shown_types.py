@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lsprotocol import types
 
+from stepscope.records.addresses import finding_page
 from stepscope.records.figures import milliseconds
 from stepscope.ui.lsp.findings_at_lines import findings_in
 from stepscope.ui.lsp.line_words import block_costs, hint_words, hover_words, is_worth_a_hint
@@ -30,9 +31,9 @@ _SEVERITY = {
     "low": types.DiagnosticSeverity.Hint,
 }
 _EFFECT = {
-    "bit-identical": "trains the same to the bit",
-    "rounding": "trains the same up to rounding",
-    "random": "draws other random numbers",
+    "bit-identical": "bit-identical training",
+    "rounding": "same training up to rounding",
+    "random": "different random numbers",
     "training": "changes the training",
 }
 
@@ -102,6 +103,7 @@ def diagnostics(file: OpenFile, state: ScriptState, text_of: TextOf) -> list[typ
             else _SEVERITY[one.finding.severity],
             source=SOURCE,
             code=one.finding.id,
+            code_description=types.CodeDescription(href=finding_page(one.finding.id)),
             tags=[types.DiagnosticTag.Unnecessary] if one.stale else None,
         )
         for one in _findings(file, state, text_of)
@@ -164,7 +166,7 @@ def _ways(
     """Apply it where it is not applied, take it back where it is."""
     saves = ""
     if patch.saved_ms is not None and patch.saved_ms > 0:
-        saves = f", saves about {milliseconds(patch.saved_ms)} a step"
+        saves = f", predicted to save {milliseconds(patch.saved_ms)} a step"
     effect = _EFFECT.get(patch.effect, patch.effect)
     before = {file: texts[file] for file in patch.after}
     applied = _rebased(before, patch.after, text_of)
@@ -172,7 +174,7 @@ def _ways(
         yield f"{patch.action} ({patch.id}: {effect}{saves})", applied
     taken_back = _rebased(patch.after, before, text_of)
     if taken_back is not None:
-        yield f"Take back {patch.id}: {patch.action}", taken_back
+        yield f"Undo {patch.id}: {patch.action}", taken_back
 
 
 def _rebased(

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 MAGIC = "stepscope"
 _NO_STEPS = (
-    "no training step was seen in this cell: a step is a backward pass and an optimizer's step; "
-    "--step-on says what else ends one"
+    "no training step was seen in this cell. A step is a backward pass and an optimizer step; name "
+    "what else ends one with --step-on"
 )
 _NO_TRACE = (
-    "{steps} seen, too few to record any: the default needs about 8; --wait 1 --warmup 1 --steps 1 "
-    "needs 3"
+    "only {steps} seen, too few to record any. The default needs about 8; --wait 1 --warmup 1 "
+    "--steps 1 needs 3"
 )
 
 
@@ -100,7 +100,7 @@ def _check(options: argparse.Namespace) -> None:
 
     check_html(options.html)
     if options.name and not options.name.isidentifier():
-        raise UsageError(f"--name {options.name}: that is no name of a variable")
+        raise UsageError(f"--name {options.name}: not a variable name")
     if options.out:
         with contextlib.suppress(OSError):
             claim(options.out, [MAGIC])

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from stepscope.explain.device_path import DevicePiece
     from stepscope.explain.rank_analysis import RankAnalysis
 
-_WORDS = {"queue": "queued on the device", "launch": "launch", "sync": "host returns from a wait"}
-BETWEEN_OPERATORS = "host: Python between operators"
+_WORDS = {"queue": "queued on the device", "launch": "launch", "sync": "CPU returns from a wait"}
+BETWEEN_OPERATORS = "CPU: Python between operators"
 
 
 class PathTrack:

@@ -237,7 +237,7 @@ class RunPages:
             notes=notes,
             tables=[
                 ("What-ifs", SUMMARY_COLUMNS, [summary_cells(row) for row in summarise(kept)]),
-                ("Promises", PROMISE_COLUMNS, [promise_cells(row) for row in newest]),
+                ("Predictions", PROMISE_COLUMNS, [promise_cells(row) for row in newest]),
             ],
         )
 
@@ -260,7 +260,7 @@ class RunPages:
             return self._served.run(given["a"]), self._served.run(given["b"])
         ticked = given.getlist("run")
         if len(ticked) != 2 or ticked[0] == ticked[1]:
-            raise UsageError("two runs are compared: tick two in the list")
+            raise UsageError("a comparison needs two runs: tick two in the list")
         older, newer = sorted(map(self._served.run, ticked), key=lambda run: run.started_unix or 0)
         return older, newer
 

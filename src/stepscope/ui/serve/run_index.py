@@ -35,7 +35,7 @@ create table if not exists runs (
     state text, script text, command text, started_unix real, device text, world_size integer,
     step_ms real, low_ms real, high_ms real, steps integer, peak_bytes integer, mfu real,
     verdict text, problem text
-)
+);
 """
 
 

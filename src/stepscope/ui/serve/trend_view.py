@@ -131,10 +131,8 @@ def make_trend(runs: Sequence[IndexedRun]) -> TrendView:
 def _verdict(script: str, steps: Sequence[float], changes: Sequence[RunLevelChange]) -> str:
     if not changes:
         if len(steps) < FEWEST_RUNS:
-            return (
-                f"{script}: {counted(len(steps), 'run')}; a change can be told from {FEWEST_RUNS}."
-            )
-        return f"{script}: no change of the step over {counted(len(steps), 'run')}."
+            return f"{script}: {counted(len(steps), 'run')}. Finding a change needs {FEWEST_RUNS}."
+        return f"{script}: the step did not change over {counted(len(steps), 'run')}."
     last = changes[-1]
     change = longer_or_shorter(last.change)
     return f"{script}: the step is {change} since run {last.at + 1} of {len(steps)}."
@@ -144,8 +142,8 @@ def _caption(runs: int) -> str:
     if runs < FEWEST_RUNS:
         return "A dot is a run's mean steady step, with its 95% interval."
     return (
-        "A dot is a run's mean steady step, with its 95% interval; lines are medians between "
-        f"changes. Of series without a change, at most {trimmed(percent(LEVEL))} show one "
+        "A dot is a run's mean steady step, with its 95% interval. Lines are medians between "
+        f"changes. At most {trimmed(percent(LEVEL))} of series without a change show one "
         "(permutation test on ranks)."
     )
 

@@ -19,9 +19,9 @@ def parse_axes(words: Sequence[str]) -> dict[str, tuple[Value, ...]]:
         name, _, values = word.partition("=")
         given = tuple(parse_value(value) for value in values.split(",") if value.strip())
         if not name.isidentifier() or not given:
-            raise UsageError(f"{word!r} is no part of a grid: write NAME=VALUE,VALUE")
+            raise UsageError(f"{word!r} is not part of a grid: write NAME=VALUE,VALUE")
         if name in axes:
-            raise UsageError(f"{name} stands twice in the grid: write all of its values once")
+            raise UsageError(f"{name} appears twice in the grid: write all of its values once")
         axes[name] = given
     return axes
 

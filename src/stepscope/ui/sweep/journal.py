@@ -70,11 +70,11 @@ class SweepJournal:
         try:
             records = [_LINE.decode(line) for line in whole]
         except msgspec.MsgspecError as error:
-            raise UnreadableInputError(f"{folder / JOURNAL} is no sweep's: {error}") from None
+            raise UnreadableInputError(
+                f"{folder / JOURNAL} is not the journal of a sweep: {error}"
+            ) from None
         if not records or not isinstance(records[0], SweepStart):
-            raise UsageError(
-                f"{folder} holds no sweep that has begun: start it anew without --resume"
-            )
+            raise UsageError(f"{folder} holds no sweep to resume: start a new one without --resume")
         if cut:
             _cut(folder / JOURNAL, len(text) - len(cut))
         ended = [record for record in records[1:] if isinstance(record, EndedTrial)]

@@ -8,6 +8,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import NotCapturedError, UsageError
+from stepscope.records.addresses import SITE
 from stepscope.ui.sweep.journal import BEST, EndedTrial
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def run_sweep(journal: SweepJournal, shown: SweepTable) -> None:
         journal.add(ended)
         shown.ended(ended)
     if journal.ended and all(trial.state == "failed" for trial in journal.ended):
-        raise NotCapturedError(f"every trial failed, the first with {journal.ended[0].why}")
+        raise NotCapturedError(f"every trial failed, the first one because {journal.ended[0].why}")
 
 
 def _describe(trial: SweptTrial, number: int, script: str) -> EndedTrial:
@@ -91,7 +92,7 @@ def _load_build(script: str) -> Callable[..., Any]:
     if not callable(build):
         raise UsageError(
             f"{script} has no function build(config) that returns model, optimizer, data and loss",
-            "docs/sweep.md has an example",
+            f"see {SITE}/reference/libraries/sweep/ for an example",
         )
     found: Callable[..., Any] = build
     return found

@@ -47,7 +47,7 @@ def sweep_text(journal: SweepJournal) -> str:
 def _verdict(best: EndedTrial | None) -> str:
     if best is None:
         return "no trial has finished"
-    return f"{config_words(best.config)} ends with the lowest loss, {significant(best.loss or 0.0)}"
+    return f"{config_words(best.config)} has the lowest loss, {significant(best.loss or 0.0)}"
 
 
 def _why(journal: SweepJournal, ended: list[EndedTrial]) -> str:
@@ -68,9 +68,9 @@ def _next(journal: SweepJournal, best: EndedTrial | None) -> str:
     """Go on, or use the best weights."""
     if len(journal.ended) < _settings(journal):
         script = shlex.quote(journal.start.script)
-        return f"stepscope sweep {script} --resume {shlex.quote(str(journal.folder))} goes on"
+        return f"to go on: stepscope sweep {script} --resume {shlex.quote(str(journal.folder))}"
     if best is None:
-        return "the reasons are below; mend the script or its settings, and sweep again"
+        return "see the reasons below, correct the script or its settings, and sweep again"
     return f'load the best weights: torch.load("{journal.folder / BEST}")["model"]'
 
 

@@ -108,7 +108,9 @@ def _about(names: Sequence[str], rows: Sequence[WorkloadResult]) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for name, row in zip(names, rows, strict=True):
         if row.status != "measured":
-            reasons.setdefault(f"{row.status}: {row.why or 'not known why'}", []).append(name)
+            reasons.setdefault(f"{row.status}: {row.why or 'for an unknown reason'}", []).append(
+                name
+            )
     return [*notes, *(f"{', '.join(named)}: {reason}" for reason, named in reasons.items())]
 
 

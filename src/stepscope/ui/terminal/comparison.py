@@ -164,7 +164,7 @@ def _budget_title(comparison: Comparison) -> Text:
     profiled = "profiled " if comparison.is_as_recorded else ""
     return Text.assemble(
         (f"parts of the {profiled}step", "bold"),
-        (f"  {a} -> {b} ms, split as a few profiled steps are", "bright_black"),
+        (f"  {a} -> {b} ms, split like a few profiled steps", "bright_black"),
     )
 
 

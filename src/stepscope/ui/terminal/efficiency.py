@@ -52,7 +52,8 @@ def _headline(efficiency: Efficiency) -> Text:
         text.append(f"\n{MFU_WORDS} {against_fastest(efficiency)}".rstrip(), style="bright_black")
     if efficiency.unknown_share >= 0.05:
         text.append(
-            f" {percent(efficiency.unknown_share)} of device time is in kernels of unknown FLOPs.",
+            f" {percent(efficiency.unknown_share)} of device time is in kernels whose FLOPs are "
+            "not known.",
             style="bright_black",
         )
     return text

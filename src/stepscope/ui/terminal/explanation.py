@@ -166,7 +166,7 @@ def _step_words(explanation: Explanation) -> str:
     if first.step_ms.truth is not None and first.step_ms.profiled is not None:
         profiled = max(rank.step_ms.profiled or 0.0 for rank in explanation.ranks)
         host = first.step_ms.host if len(explanation.ranks) == 1 else None
-        own = f", {milliseconds(host)} the host's own" if host is not None else ""
+        own = f", {milliseconds(host)} of CPU work" if host is not None else ""
         return f"{step} a step{own}, measured ({milliseconds(profiled)} under the profiler)"
     if first.budget.basis == "corrected":
         times = first.step_ms
@@ -244,7 +244,7 @@ def _rank_row(rank: RankExplanation) -> tuple[str, ...]:
 
 
 def _findings(findings: tuple[Finding, ...]) -> Table:
-    table = titled_table("findings", "", ">share", "what")
+    table = titled_table("findings (stepscope why ID explains one)", "ID", ">share", "what")
     for finding in findings:
         text = text_line(finding.summary)
         for place in finding.where:
@@ -284,7 +284,7 @@ def _kernels(rank: RankExplanation, top: int, width: int) -> Table:
 
 def _operators(rank: RankExplanation, top: int, width: int) -> Table:
     on_device = rank.launches.device_events > 0
-    columns = [">device", ">host self"] if on_device else [">self time"]
+    columns = [">device", ">CPU self"] if on_device else [">self time"]
     columns += [">calls", "operator", *(["shapes"] if width >= 90 else [])]
     table = titled_table("operators by input shapes", *columns)
     rows = rank.operators if on_device else sorted(rank.operators, key=lambda o: -o.host_self_ns)

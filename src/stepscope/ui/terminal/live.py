@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from stepscope.records.figures import long_duration, milliseconds, percent, significant
@@ -121,8 +122,14 @@ def _body(run: LiveRun, width: int, *, brief: bool) -> list[Text]:
 
 
 def _flow_words(items: Sequence[str], width: int) -> list[Text]:
-    rows = flow([text_line(item) for item in items], width - LABELS)
-    return [_row(row.plain.replace("  ", " · "), width) for row in rows]
+    rows: list[str] = []
+    for item in items:
+        longer = f"{rows[-1]} · {item}" if rows else ""
+        if longer and cell_len(longer) <= width - LABELS:
+            rows[-1] = longer
+        else:
+            rows.append(item)
+    return [_row(row, width) for row in rows]
 
 
 def _step(run: LiveRun, rank: LiveRank, width: int) -> list[Text]:

@@ -94,7 +94,7 @@ def _remarks(memory: Memory) -> Text:
 
 def _sites(memory: Memory, most: int, width: int) -> Table:
     columns = (">size", ">share", ">blocks", "for", "operator", "where")
-    table = titled_table("held at the peak, by allocating operator", *columns)
+    table = titled_table("held at the peak, by operator that allocated it", *columns)
     for site in memory.by_site[:most]:
         table.add_row(
             size(site.size_bytes),

@@ -75,12 +75,15 @@ def _untimed_lines(unprobed: Sequence[UnprobedOperator]) -> Iterator[str]:
         yield f"not timed{where}: {words} ({percent(shares[call])} of the operators): {why}"
     if more := [call for call in failed if call not in large]:
         share = percent(sum(shares[call] for call in more))
-        yield f"not timed: {counted(len(more), 'other call')} ({share} of the operators); --json"
+        yield (
+            f"not timed: {counted(len(more), 'other call')} ({share} of the operators), listed "
+            "with --json"
+        )
     if late:
         share = percent(sum(shares[call] for call in late))
         yield (
-            f"{counted(len(late), 'call')} ({share} of the operators' time): {OUT_OF_TIME}; "
-            "--budget gives more"
+            f"{counted(len(late), 'call')} ({share} of the operators' time): {OUT_OF_TIME}. "
+            "Give more with --budget"
         )
 
 
@@ -96,20 +99,20 @@ def print_library(times: Sequence[OperatorTime]) -> None:
         table = fitting_table("operator times", columns, rows, width=console.width, spare=["with"])
         console.print(table)
     else:
-        console.print("the library is empty: `stepscope probe PATH` fills it")
+        console.print("the library is empty. `stepscope probe PATH` fills it")
     print_path(console, "library ", library_file())
 
 
 def _answer(report: ProbeReport, path: str) -> Answer:
     timed = sum(row.probed_ms is not None for row in report.operators)
     verdict = (
-        f"{percent(report.probed_share)} of the step's operators are timed on {report.place}: "
-        f"{counted(timed, 'distinct call')}"
+        f"{counted(timed, 'distinct call')} timed on {report.place}: "
+        f"{percent(report.probed_share)} of the step's operators"
     )
-    why = "nothing was timed"
+    why = "no operator was timed"
     if report.difference is not None:
         why = (
-            f"as traced they take {milliseconds(report.same_probed_ms)} alone and "
+            f"the operators take {milliseconds(report.same_probed_ms)} alone and "
             f"{milliseconds(report.same_traced_ms)} in the trace "
             f"({signed_percent(report.difference)})"
         )

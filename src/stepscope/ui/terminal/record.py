@@ -1,4 +1,4 @@
-"""The track record in a terminal: how good each what-if's promises were, and which are open."""
+"""Print the track record: how good each kind of prediction was, and which are open."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ def print_record(
 
 
 def _summaries(rows: Sequence[Summary], width: int) -> Table:
-    columns = _right_aligned(SUMMARY_COLUMNS, ("what-if",))
+    columns = _right_aligned(SUMMARY_COLUMNS, ("change",))
     cells = [summary_cells(row) for row in rows]
-    return fitting_table("promised against delivered", columns, cells, width=width, spare=("bias",))
+    return fitting_table("track record", columns, cells, width=width, spare=("bias",))
 
 
 def _promises(kept: Sequence[TrackedPromise], top: int, width: int) -> Table:
-    columns = _right_aligned(PROMISE_COLUMNS, ("id", "when", "what-if"))
+    columns = _right_aligned(PROMISE_COLUMNS, ("id", "when", "change"))
     cells = [promise_cells(row) for row in newest_first(kept)[:top]]
     spare = ("when", "before", "error")
-    return fitting_table("newest promises", columns, cells, width=width, spare=spare)
+    return fitting_table("newest predictions", columns, cells, width=width, spare=spare)
 
 
 def _right_aligned(columns: Sequence[str], words: Sequence[str]) -> list[str]:

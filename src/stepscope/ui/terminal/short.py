@@ -127,8 +127,16 @@ def _lines(
     out += labelled("notes", _notes(explanation, console))
     if report is not None:
         out += labelled("report", [text_line(_clickable(report), "bold")])
-    out += labelled("more", [text_line(more, style=FAINT)])
+    out += labelled("more", _more(explanation, more, width))
     return out
+
+
+def _more(explanation: Explanation, more: str, width: int) -> list[Text]:
+    """Lead to the page of the first finding and to all numbers; on one line if both fit."""
+    why = f"stepscope why {explanation.findings[0].id}"
+    both = f"{why} · {more}"
+    rows = [both] if cell_len(both) <= width - LABELS else [why, more]
+    return [text_line(row, style=FAINT) for row in rows]
 
 
 def _headline(explanation: Explanation, width: int) -> Text:
@@ -205,9 +213,7 @@ def _what_fits(explanation: Explanation, limit: int | None, console: Console) ->
     fits = [one.largest_batch for one in memory if one.largest_batch is not None]
     if fits:
         return wrapped(batch_words(fits[0]), console, _NEXT_LINES)
-    words = (
-        f"whether a batch fits in {size(limit)} is not known: the input holds no memory of a step"
-    )
+    words = f"whether a batch fits in {size(limit)} is not known: the input has no memory of a step"
     return wrapped(f"{words}; stepscope run records it", console, _NEXT_LINES)
 
 
@@ -308,7 +314,7 @@ def _what_ifs(advice: Sequence[Advice], width: int) -> list[Text]:
     helping = sorted(known, key=lambda a: (not a.gain.is_sure, -a.saved_ms))
     if not helping:
         changes = counted(len(advice), "change")
-        words = f"{changes} tried on this step: none surely saves {trimmed(percent(WORTH))} or more"
+        words = f"{changes} predicted: none saves {trimmed(percent(WORTH))} or more"
         return [Text(cut(words, width - LABELS), style=FAINT)] if advice else []
     measured = [change.tried for change in helping if change.tried is not None][:_MOST_WHATIFS]
     rows = [Text(cut(f"{tried.label}: {tried.words}", width - LABELS)) for tried in measured]
@@ -332,7 +338,7 @@ def _with_setting(row: Text, change: Advice, room: int) -> list[Text]:
 
 
 def _notes(explanation: Explanation, console: Console) -> list[Text]:
-    """The first grave note of each kind, two at most; another one, if it is alone; else a count."""
+    """Show the first grave note of each kind, two at most; then the last one left, or a count."""
     notes = _all_notes(explanation)
     kinds = {note.id: f"{whose}{note.detail}" for whose, note in reversed(notes)}
     grave = [text for name, text in reversed(kinds.items()) if name in GRAVE][:2]
@@ -342,7 +348,9 @@ def _notes(explanation: Explanation, console: Console) -> list[Text]:
     left = len(notes) - len(grave)
     if len(notes) == 1 and not grave:
         return wrapped(next(iter(kinds.values())), console, 2, style=FAINT)
-    if left:
+    if left == 1 and (others := [kinds[name] for name in kinds if name not in GRAVE]):
+        rows += wrapped(others[0], console, 1, style=FAINT)
+    elif left:
         words = counted(left, "more note" if grave else "note")
         rows.append(Text(f"{words} about the input: --full", style=FAINT))
     return rows

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from stepscope.records.tuning import TriedConfiguration, TuneResult
 
-_SPARE = ("memory", "promised", "numbers")
+_SPARE = ("memory", "predicted", "numbers")
 
 
 def print_tune(
@@ -44,7 +44,7 @@ def print_tune(
 
 
 def _table(result: TuneResult, width: int) -> Table:
-    columns = ["remedies", ">promised", ">measured", ">interval", ">memory", "numbers", "kept"]
+    columns = ["changes", ">predicted", ">measured", ">95%", ">memory", "numbers", "kept"]
     rows = [_baseline(result), *(_cells(row, result.kept) for row in result.trials)]
     return fitting_table("what was tried, ms per step", columns, rows, width=width, spare=_SPARE)
 

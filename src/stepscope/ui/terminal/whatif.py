@@ -9,7 +9,7 @@ from rich.console import Group
 from stepscope.records.figures import factor, interval, milliseconds, significant
 from stepscope.ui.terminal.console import make_console, text_line
 from stepscope.ui.terminal.tables import answer_grid, fitting_table, labelled_grid
-from stepscope.ui.whatif import decides, memory_words
+from stepscope.ui.whatif import BOUND, decides, memory_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -53,7 +53,7 @@ def _steps_table(
     """The step without any change first: a prediction has to be better than that."""
     columns = ["", ">step", ">95%", ">samples/s"]
     if not on_host:
-        columns += [">host", ">device", "bottleneck"]
+        columns += [">CPU", ">GPU", "bottleneck"]
     with_memory = any(step.peak_bytes is not None for step in (before, *changed))
     if with_memory:
         columns.append(">peak memory")
@@ -68,12 +68,12 @@ def _steps_table(
         if not on_host:
             host, device = prediction.host_ms, prediction.device_ms
             cells += [significant(host), significant(device)]
-            cells.append(decides(prediction.typical_ms, host, device))
+            cells.append(BOUND[decides(prediction.typical_ms, host, device)])
         if with_memory:
             cells.append(memory_words(prediction))
         rows.append(cells)
     title = "one change at a time" if len(changed) > 1 else "the step"
-    spare = ("host", "device", "bottleneck", "peak memory")
+    spare = ("CPU", "GPU", "bottleneck", "peak memory")
     table = fitting_table(title, columns, rows, width=width, spare=spare)
     table.rows[0].style = "bright_black"
     return table
@@ -81,13 +81,13 @@ def _steps_table(
 
 def _name(prediction: Prediction) -> str:
     if len(prediction.settings) > 1:
-        return "all of it"
+        return "all together"
     return str(prediction.settings[0]) if prediction.settings else "no change"
 
 
 def _lists(assumptions: Iterable[str], refused: Iterable[str]) -> list[RenderableType]:
     sections: list[RenderableType] = []
-    for title, lines in (("assumed", assumptions), ("does not apply here", refused)):
+    for title, lines in (("assumptions", assumptions), ("not predicted", refused)):
         distinct = dict.fromkeys(lines)
         if distinct:
             grid = labelled_grid(gap=1)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Configuration = tuple[str, ...]
 BASELINE: Configuration = ()
 FEWEST_TOGETHER = 2
-OUT_OF_TIME = "the budget was spent before it was sure"
+OUT_OF_TIME = "the budget was spent before the result was certain"
 
 
 @dataclass(slots=True, kw_only=True)

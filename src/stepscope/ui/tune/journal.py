@@ -134,7 +134,7 @@ class Journal:
         path = folder / JOURNAL
         if not may_exist(path):
             raise UsageError(
-                f"--resume {folder}: it holds no {JOURNAL}, so no tune was begun there"
+                f"--resume {folder}: it holds no {JOURNAL}, so no tune was started there"
             )
         text = read_whole(path, _MOST_BYTES)
         whole = text[: text.rfind(b"\n") + 1]

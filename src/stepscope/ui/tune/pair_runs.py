@@ -32,7 +32,7 @@ class PairRuns:
         trial = self._bench.run(BASELINE)
         if not trial.counts:
             raise NotCapturedError(
-                f"the command as it is could not be measured: {trial.failed}", *trial.output
+                f"the unchanged command could not be measured: {trial.failed}", *trial.output
             )
         self.bases.append(trial)
 
@@ -51,7 +51,9 @@ class PairRuns:
             if test.base == BASELINE and base.counts:
                 self.bases.append(base)
             why, test.checked = self.why_out(challenger, members)
-            why = why or (f"the run beside it failed: {base.failed}" if base.failed else None)
+            why = why or (
+                f"the run of the baseline beside it failed: {base.failed}" if base.failed else None
+            )
             if why is not None:
                 test.why = why
                 return

@@ -105,7 +105,7 @@ def apply_patch(patch: TunePatch) -> tuple[Path, ...]:
     for path, change in zip(paths, patch.changes, strict=True):
         if read_whole(path) != change.before:
             raise UsageError(
-                f"{path} changed while tune ran: tune again, or apply the diff by hand"
+                f"{path} changed while tune ran. Tune again, or apply the diff by hand"
             )
     _write_all(paths, [change.after for change in patch.changes])
     return tuple(paths)
@@ -115,8 +115,8 @@ def _require_clean(root: Path, files: Sequence[str]) -> None:
     by_hand = "or leave out --apply and use the diff"
     if _git(root, "rev-parse", "--is-inside-work-tree").strip() != "true":
         raise UsageError(
-            f"--apply changes files only in a git work tree, and {root} is none: "
-            f"commit the script to one, {by_hand}"
+            f"--apply changes files only in a git work tree, and {root} is not one. Commit "
+            f"the script to one, {by_hand}"
         )
     if not files:
         return
@@ -124,11 +124,11 @@ def _require_clean(root: Path, files: Sequence[str]) -> None:
     known = _git(root, "ls-files", "-z", *names).split("\0")
     changed = _git(root, "status", "--porcelain", "-z", *names)
     if unknown := [name for name in files if name not in known]:
-        raise UsageError(f"git does not have {', '.join(unknown)}: commit it first, {by_hand}")
+        raise UsageError(f"git does not track {', '.join(unknown)}: commit it first, {by_hand}")
     if changed:
         raise UsageError(
-            f"{', '.join(files)}: there are changes that are not committed; commit or "
-            f"stash them first, {by_hand}"
+            f"{', '.join(files)}: some changes are not committed. Commit or stash them first, "
+            f"{by_hand}"
         )
 
 
@@ -141,7 +141,7 @@ def _git(folder: Path, *words: str) -> str:
     except FileNotFoundError:
         raise UsageError("--apply needs git, which is not installed: use the diff") from None
     except subprocess.TimeoutExpired:
-        raise UsageError(f"git gave no answer in {_GIT_S} s: use the diff") from None
+        raise UsageError(f"git did not answer within {_GIT_S} s: use the diff") from None
     return os.fsdecode(done.stdout) if done.returncode == 0 else ""
 
 

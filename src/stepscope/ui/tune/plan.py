@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepscope.errors import UsageError
-from stepscope.fix.chosen import ChosenFix
+from stepscope.fix.chosen import ChosenFix, choose
 from stepscope.fix.declaration import Effect
 from stepscope.fix.remedies import FIXES
 from stepscope.ui.tune.journal import LeftOut, PlannedRemedy
@@ -48,10 +48,8 @@ class WantedRemedies:
         cls, only: Sequence[str], skip: Sequence[str], allow: str, *, saves_memory: bool = False
     ) -> WantedRemedies:
         """UsageError for an id that nothing has."""
-        from stepscope.fix.chosen import choose
-
-        for text in (*only, *skip):
-            choose(text)
+        only = [_own_spelling(text) for text in only]
+        skip = [_own_spelling(text) for text in skip]
         if both := set(only) & set(skip):
             raise UsageError(f"{min(both)} is in both --only and --skip")
         return cls(
@@ -71,6 +69,12 @@ class WantedRemedies:
             ]
             values = dict.fromkeys((*remedy.values_for(facts), *asked))
             yield from filter(self.wants, (ChosenFix(remedy, value) for value in values))
+
+
+def _own_spelling(text: str) -> str:
+    """Return a name as tune prints it: a name without a value stays so, and means all values."""
+    chosen = choose(text)
+    return chosen.remedy.id if text.strip() == chosen.remedy.id else str(chosen)
 
 
 def _named(chosen: ChosenFix, texts: Iterable[str]) -> bool:
@@ -107,10 +111,10 @@ def _why_not(chosen: ChosenFix, facts: ScriptFacts, wanted: WantedRemedies) -> s
     if why is not None:
         return why
     if chosen.remedy.saves == "memory" and not wanted.saves_memory and not wanted.only:
-        return "it saves memory and costs time; --memory-limit or --only tries it"
+        return "it saves memory and costs time. --memory-limit or --only tries it"
     if not _is_allowed(chosen, wanted.allow):
         effect = chosen.remedy.effect
-        return f"it {EFFECT_WORDS[effect]}; --allow {effect} tries it"
+        return f"it {EFFECT_WORDS[effect]}. --allow {effect} tries it"
     return None
 
 

@@ -58,7 +58,7 @@ def predict_remedies(run: Path, candidates: Sequence[ChosenFix]) -> RemedyPredic
             raise
         known = isinstance(error, StepscopeError)
         why = str(error) if known else f"a defect in stepscope: {type(error).__name__}: {error}"
-        return RemedyPredictions(note=f"nothing could be predicted: {why}")
+        return RemedyPredictions(note=f"there is no prediction: {why}")
     return RemedyPredictions(
         baseline_ms=before.baseline_ms,
         by_remedy={row.remedy: row for row in planned if row is not None},

@@ -86,7 +86,7 @@ class TrialRules:
     def _why_numbers(self, parity: Parity, declared: Effect) -> str | None:
         """A script that draws other random numbers in every run loses nothing if a remedy does."""
         if parity.parity == "failed":
-            return f"its losses are not those of the command as it is: {parity.why}"
+            return f"its losses differ from those of the unchanged command: {parity.why}"
         observed = _LEVELS.get(parity.observed)
         if observed is None:  # what is not known cannot be better than what was declared
             observed = declared.level
@@ -108,20 +108,20 @@ def _control_wanted(
 
 
 def control_words(bases: Sequence[TrialRun], memory_limit: int | None = None) -> str:
-    """What runs of the command as it is show: their losses, and whether they keep to the limit."""
+    """Say how runs of the unchanged command ended: their losses, and the memory limit."""
     words = [_losses_words(bases)]
     refused = compare_peaks([], [base.ranks for base in bases], memory_limit).refused
     if refused is not None:
-        words.append(f"the command as it is {refused}")
+        words.append(f"the unchanged command breaks the memory limit: {refused}")
     return "; ".join(filter(None, words))
 
 
 def _losses_words(bases: Sequence[TrialRun]) -> str:
     losses = [losses_of(base.ranks) for base in bases]
     if len(losses) < 2 or not losses[0]:
-        return "no loss was caught" if losses and not losses[0] else ""
+        return "no loss was captured" if losses and not losses[0] else ""
     if all(_repeats(losses[0], other) for other in losses[1:]):
-        return "its losses repeat to the bit"
+        return "its losses are bit-identical from run to run"
     return "its own losses differ from run to run"
 
 

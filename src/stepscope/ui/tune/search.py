@@ -73,7 +73,7 @@ class Search:
         self.rescreened: dict[Configuration, Rescreened] = {}  # by the whole configuration
         self.kept: Configuration = BASELINE
         self.final: PairTest | None = None
-        self.doing = "the command as it is"
+        self.doing = "the unchanged command"
         self.leapt = False  # the combination that was predicted was kept
         self.done = False
         self.out_of_time = False
@@ -443,4 +443,4 @@ def _middle(trial: TrialRun) -> float:
 
 
 def _words(configuration: Configuration) -> str:
-    return " + ".join(configuration) or "the command as it is"
+    return " + ".join(configuration) or "the unchanged command"

@@ -97,7 +97,7 @@ class TrialCommand:
         )
         was_ended = end.too_long and not all_reached(folder)
         failed = (
-            f"it was ended after {long_duration(limit_s * 1e9)}"
+            f"it was stopped after {long_duration(limit_s * 1e9)}"
             if was_ended
             else self._why_failed(folder, end, ranks, steps)
         )
@@ -194,7 +194,7 @@ def _measured_steps(folder: Path) -> Floats:
     steps = steady_steps(run.step_ms)
     if len(steps) < FEWEST_STEPS:
         raise NotCapturedError(
-            f"only {counted(len(steps), 'step')} could be measured; {FEWEST_STEPS} are needed"
+            f"only {counted(len(steps), 'step')} were measured, but {FEWEST_STEPS} are needed"
         )
     return steps
 
@@ -208,7 +208,7 @@ def _unapplied(
     for remedy in remedies:
         about = [entry for entry in told if entry["id"] == remedy]
         if not about:
-            reasons[remedy] = "no rank tells whether it was applied"
+            reasons[remedy] = "no rank reports whether it was applied"
         elif refused := next((entry["refused"] for entry in about if entry["refused"]), None):
             reasons[remedy] = refused
         elif not any(entry["did"] for entry in about):

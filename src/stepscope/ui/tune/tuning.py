@@ -113,7 +113,7 @@ class _Tune:
     # The baseline, and what follows from it.
 
     def _make_plan(self) -> TunePlan:
-        self._progress.trying("capturing the command as it is, with a trace")
+        self._progress.trying("capturing the unchanged command, with a trace")
         began = time.monotonic()
         run = self._folder / BASELINE
         steps = self._capture(run)
@@ -121,8 +121,8 @@ class _Tune:
         facts = read_script(run / "rank-00000")
         if facts is None:
             raise NotCapturedError(
-                f"{run} does not say what the script is made of: its first rank did not end as a "
-                f"trial does. Its output is in {run / OUTPUT}"
+                f"{run} does not say what the script consists of, because its first rank did "
+                f"not end normally. Its output is in {run / OUTPUT}"
             )
         start = self._start
         limited = start.memory_limit is not None
@@ -172,15 +172,15 @@ class _Tune:
             why = f"ended with exit code {end.code} after {counted(steps, 'step')}"
         elif not ranks or not steps:
             why = (
-                "had no training step. If it trains without a torch optimizer, try "
-                "--step-on dataloader (or forward)"
+                "had no training step. If it trains without a torch optimizer, try --step-on "
+                "dataloader (or forward)"
             )
         elif steps < FEWEST_STEPS:
-            why = f"has {counted(steps, 'step')}: {FEWEST_STEPS} are needed to compare two runs"
+            why = f"has {counted(steps, 'step')}, but {FEWEST_STEPS} are needed to compare two runs"
         else:
             return int(steps)
         raise NotCapturedError(
-            f"the command {why}: nothing can be tuned. Its output is in {run / OUTPUT}",
+            f"the command {why}, so nothing can be tuned. Its output is in {run / OUTPUT}",
             *last_lines(run, _LAST_LINES),
         )
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from stepscope.ui.tune.trial_bench import TrialBench
     from stepscope.verify.tuned_gain import Gain
 
-AS_IT_IS = "the command as it is"
-STOPPED = "stopped before anything was kept"
-NOT_YET = "the budget was spent before anything was surely faster"
-NOTHING = f"nothing tried makes this training faster by {trimmed(percent(WORTH))} or more"
+AS_IT_IS = "the unchanged command"
+STOPPED = "stopped before any change was kept"
+NOT_YET = "the budget was spent before any change was clearly faster"
+NOTHING = f"none of the tried changes gains {trimmed(percent(WORTH))} or more"
 
 _NOTHING_TRIED = {
-    "finished": "no remedy fits this training: nothing was tried",
-    "out of time": "the budget leaves no time to try a remedy and to confirm it",
+    "finished": "no change fits this training, so nothing was tried",
+    "out of time": "the budget leaves no time to try a change and to confirm it",
 }
 
 
@@ -40,38 +40,36 @@ def configuration_words(remedies: tuple[str, ...]) -> str:
 
 
 def gain_words(gain: Gain) -> str:
-    """Saves 12.3% (11.0% to 13.5%); 4.2% slower (+3.1% to +5.3%)."""
+    """Return 'saves 12.3% (11.0% to 13.5%)', '4.2% slower (+3.1% to +5.3%)', or how the step may
+    change where the interval does not say which."""
     if gain.high < 0:
         ends = relative_interval(-gain.high, -gain.low)
         return f"{_slower(gain)} ({ends})"
-    if gain.value < 0:
-        ends = f"{_direction(gain.low)} to {_direction(gain.high)}"
-        return f"{_slower(gain)} ({ends})"
-    return f"saves {unsigned_percent(gain.value)} ({_signed(gain.low)} to {_signed(gain.high)})"
+    if gain.low < 0:
+        ends = f"{_slower_or_shorter(gain.low)} to {_slower_or_shorter(gain.high)}"
+        return f"may make the step {ends}"
+    ends = f"{unsigned_percent(gain.low)} to {unsigned_percent(gain.high)}"
+    return f"saves {unsigned_percent(gain.value)} ({ends})"
 
 
 def _slower(gain: Gain) -> str:
     return longer_or_shorter(-gain.value, longer="slower")
 
 
-def _direction(share: float) -> str:
-    """A share that is saved, as what it does to the step."""
+def _slower_or_shorter(share: float) -> str:
+    """Return what a saved share does to the step."""
     if share < -1:
         return "over 100% slower"
     return f"{unsigned_percent(share)} {'slower' if share < 0 else 'shorter'}"
-
-
-def _signed(share: float) -> str:
-    if share < -1:
-        return "less than -100%"
-    return f"-{unsigned_percent(share)}" if share < 0 else unsigned_percent(share)
 
 
 def progress_words(
     number: int, remedies: tuple[str, ...], search: Search, bench: TrialBench
 ) -> str:
     """What is being tried, how far it is, the best so far and the time left."""
-    best = f"best so far: {configuration_words(search.kept)}" if search.kept else "nothing kept yet"
+    best = (
+        f"best so far: {configuration_words(search.kept)}" if search.kept else "no change kept yet"
+    )
     left = long_duration(bench.left_s * 1e9)
     tried = configuration_words(remedies)
     doing = f" ({search.doing})" if search.doing != tried else ""
@@ -101,5 +99,5 @@ def _nothing_kept(result: TuneResult) -> str:
         return _NOTHING_TRIED.get(result.status, NOTHING)
     if result.starts_differ is not None:
         spread = percent(result.starts_differ)
-        return f"nothing is surely faster: starts of the same command differ by {spread}"
+        return f"none is clearly faster: starts of the same command differ by {spread}"
     return NOT_YET if result.status == "out of time" else NOTHING

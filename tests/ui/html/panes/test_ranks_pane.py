@@ -104,7 +104,7 @@ def test_the_verdict_comes_first_and_every_state_has_its_sentence(job, apart):
     assert "not aligned" in view.no_arrivals
     assert view.clock.startswith("Clocks are not aligned")
     alone = join_ranks(make_job(Plan(ranks=2, steps=1)).parts)
-    assert "not resolved" in ranks_view(alone, ()).verdict
+    assert "is not known" in ranks_view(alone, ()).verdict
 
 
 def test_ranks_that_share_nothing_leave_sentences(decode):

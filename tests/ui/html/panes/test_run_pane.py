@@ -153,7 +153,7 @@ def test_what_is_left_out_is_said(view, monkeypatch):
         "stepscope.ui.html.panes.run.encode_run", lambda ranks: encode_run(ranks, most=500)
     )
     (note,) = view(run).notes
-    assert "of 6,000 steps are drawn: of each stretch the shortest and the longest" in note
+    assert "of 6,000 steps are drawn: the shortest and the longest of each stretch" in note
 
 
 def test_a_clock_that_was_set_back_does_not_turn_time_around(decode, unzigzag):
@@ -220,7 +220,7 @@ def test_the_summary_says_what_stalls_cost(view):
     assert f"{times.mean_ms:.1f} ms on average, 36.0 ms without stalls" in summary
     assert summary.endswith("data stalls (every 4th step).")
     healthy = view(make_run(2_000, 1, planted=(), slower_from=1)).summary
-    assert healthy == "A step takes 36.0 ms on average. No stalls worth naming: steps vary by 1.0%."
+    assert healthy == "A step takes 36.0 ms on average, without notable stalls. Steps vary by 1.0%."
 
 
 def test_a_row_of_the_table_is_the_mean_over_all_ranks():

@@ -93,7 +93,7 @@ def test_a_page_is_small_and_its_data_cannot_end_its_element(grid: WhatIfGrid) -
 
 def test_refusals_are_told_with_their_reasons(grid: WhatIfGrid) -> None:
     page = pane_text(grid)
-    assert "<code>no-sync</code> No call of this step waits for the device" in page
+    assert "<code>no-sync</code> No call of this step waits for the GPU" in page
 
 
 def test_of_several_ranks_the_page_says_which(grid: WhatIfGrid) -> None:
@@ -132,7 +132,7 @@ def test_where_links_are_not_known_their_controls_say_what_to_do() -> None:
     _, _, grid = laid_out(CPU)
     assert not grid.has_links
     page = pane_text(grid)
-    assert "run <code>stepscope calibrate --ranks 2</code>" in page
+    assert "Run <code>stepscope calibrate --ranks 2</code>" in page
     assert re.search(r'id="wi-workers"[^>]* disabled>', page)
 
 

@@ -64,7 +64,7 @@ def test_throughput_memory_and_who_decides_follow(page: Any, grid: WhatIfGrid) -
     pace = grid.samples * 1000 / grid.before.baseline_ms * expected["factor"]
     assert page.locator('[data-out="pace"]').inner_text() == significant(pace)
     assert page.locator('[data-out="peak"]').inner_text() == "5.94 GB"
-    assert page.locator('[data-out="decides"]').inner_text() == "the device"
+    assert page.locator('[data-out="decides"]').inner_text() == "the GPU"
     chosen = page.locator('[data-out="batches"] .dot.is-chosen title').text_content()
     assert chosen.startswith(f"batch 256: {words(expected['step'])}")
     pick(page, grid, "precision=bf16")
@@ -117,7 +117,7 @@ def test_a_cpu_traces_page_works_too(open_page: Any) -> None:
     page = open_page(explanation, grid)
     pick(page, grid, "optimizer=fused")
     assert shown(page) == words(cell(grid, places_with(grid, "optimizer=fused"))["step"])
-    assert page.locator('[data-out="decides"]').inner_text() == "the host"
+    assert page.locator('[data-out="decides"]').inner_text() == "the CPU"
 
 
 # Workers and links, in a browser
@@ -153,7 +153,7 @@ def test_workers_links_and_buckets_move_all_numbers_beside_the_other_controls(
         pace = grid.samples * 1000 / grid.before.baseline_ms * told.throughput_factor
         assert page.locator('[data-out="pace"]').inner_text() == significant(pace)
         bars = page.locator('[data-out="bars"] svg').get_attribute("aria-label")
-        host, device = (number(bars.partition(f"{who} then ")[2]) for who in ("Host", "Device"))
+        host, device = (number(bars.partition(f"{who} then ")[2]) for who in ("CPU", "GPU"))
         assert host == pytest.approx(told.host_ms, rel=0.005)
         assert device == pytest.approx(told.device_ms, rel=0.005)
         command = page.locator('[data-out="command"]').inner_text()
@@ -180,7 +180,7 @@ def test_stalls_are_part_of_every_number(open_page: Any, tmp_path: Path) -> None
     now = bench.predict([])
     assert now.stall_ms > 15
     assert shown(page) == words(now.baseline_ms)
-    assert page.locator('[data-out="decides"]').inner_text() == "the device"
+    assert page.locator('[data-out="decides"]').inner_text() == "the GPU"
     page.locator('[data-axis="workers"]').fill("3")  # 1, 2, 4, 8
     expected = bench.predict([parse_setting("workers=8")])
     assert shown(page) == words(expected.predicted_ms)

@@ -168,7 +168,7 @@ def stack_input(value: Any, count: int) -> Any:
     """A list with one tensor, or packed sequence, for each model as a Stacked; likewise the parts
     of a tuple, such as the two states of an LSTM; all else as it is."""
     if isinstance(value, Stacked) and value.count != count:
-        raise UsageError(f"a Stacked of {value.count} models for an array of {count}")
+        raise UsageError(f"a Stacked of {value.count} models, but {count} models are fused")
     if type(value) is tuple:
         return tuple(stack_input(part, count) for part in value)
     if not isinstance(value, list) or not value:
@@ -176,12 +176,12 @@ def stack_input(value: Any, count: int) -> Any:
     if not isinstance(value[0], torch.Tensor | PackedSequence) or isinstance(value[0], Stacked):
         return value
     if len(value) != count:
-        raise UsageError(f"{len(value)} tensors for {count} models: one each is needed")
+        raise UsageError(f"{len(value)} tensors for {count} models: give one for each")
     try:
         return stack_results(value)
     except NotFusableError:
         raise UsageError(
-            "the models' inputs differ in shape: give them equal ones, or train with "
+            "the models' inputs differ in shape. Give them equal ones, or train with "
             "fuse_to_fit(...).train_step, which groups models by the shape of their inputs"
         ) from None
 

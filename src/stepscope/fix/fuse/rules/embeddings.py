@@ -137,7 +137,9 @@ def _steps(count: int, size: int, like: torch.Tensor) -> torch.Tensor:
 
 def _refuse_sparse(weight: Any, sparse: bool) -> None:
     if sparse and torch.is_grad_enabled() and weight.requires_grad:
-        raise UsageError("an embedding's sparse gradients cannot be stacked: build it sparse=False")
+        raise UsageError(
+            "an embedding's sparse gradients cannot be stacked. Build it with sparse=False"
+        )
 
 
 def _check_range(ids: torch.Tensor, words: int) -> None:
@@ -147,4 +149,4 @@ def _check_range(ids: torch.Tensor, words: int) -> None:
     least, most = (int(one) for one in ids.aminmax())
     if least < 0 or most >= words:
         wrong = least if least < 0 else most
-        raise UsageError(f"an embedding of {words} rows is asked for row {wrong}")
+        raise UsageError(f"an embedding of {words} rows was asked for row {wrong}")

@@ -18,7 +18,7 @@ function eventFacts(scene, event) {
 /** The Python function that ran on the host while the device was idle. @param {Scene} scene @param {number} event */
 function idleFrame(scene, event) {
   const frame = event >= scene.drawn ? scene.frame[event - scene.drawn] : 0;
-  return frame ? [`host was in ${shortName(scene.strings[frame - 1])}`] : [];
+  return frame ? [`CPU was in ${shortName(scene.strings[frame - 1])}`] : [];
 }
 
 /** Lines of the tip. @param {Scene} scene @param {number} event */

@@ -2,7 +2,7 @@
 // their cause, lines of the ranks, and single steps where there is room for them.
 
 import { fillBox, hatchIn, strokeLine, writeText } from "./canvas.js";
-import { count, duration, factor, trimmed } from "./format.js";
+import { count, duration, factor, percent, trimmed } from "./format.js";
 import { emptyColumns, gather } from "./run_series.js";
 import { drawShape } from "./run_shapes.js";
 import { roundStep } from "./ruler.js";
@@ -288,7 +288,7 @@ function paintChanges(/** @type {RunFrame} */ frame) {
     strokeLine(ctx, colors.high, 1.5, [[x, 2], [x, height]]);
     ctx.setLineDash([]);
     const ranks = all > 1 && change.ranks.length < all ? `, ${rankWords(change.ranks)}` : "";
-    const words = `${factor(change.after / change.before)} times as long: ${duration(change.before * 1e3)} to ${duration(change.after * 1e3)}${ranks}`;
+    const words = `${changeWords(change.after / change.before)}: ${duration(change.before * 1e3)} to ${duration(change.after * 1e3)}${ranks}`;
     const wide = ctx.measureText(words).width;
     const left = Math.max(4, Math.min(x + 7, width - wide - 8));
     row = left < right ? (row + 1) % 4 : 0;
@@ -296,6 +296,10 @@ function paintChanges(/** @type {RunFrame} */ frame) {
     tag(ctx, colors, words, left, 9 + 17 * row, "left", colors.high);
   }
 }
+
+/** How a step of another level compares. @param {number} ratio */
+const changeWords = (ratio) =>
+  ratio >= 2 ? `${factor(ratio)} times as long` : `${percent(Math.abs(ratio - 1))} ${ratio < 1 ? "shorter" : "longer"}`;
 
 /** @param {number[]} ranks */
 const rankWords = (ranks) => (ranks.length > 3 ? `${count(ranks.length)} ranks` : `rank ${ranks.join(", ")}`);

@@ -197,7 +197,7 @@ export class Timeline extends TimeView {
     if (!this.matches) return "";
     const { events, busy } = this.matches;
     if (!events.length) return "no match";
-    const times = [busy.device && `${duration(busy.device)} device`, busy.host && `${duration(busy.host)} host`];
+    const times = [busy.device && `${duration(busy.device)} device`, busy.host && `${duration(busy.host)} CPU`];
     const at = this.match >= 0 ? `${count(this.match + 1)} of ` : "";
     return [`${at}${count(events.length)}`, ...times.filter(Boolean)].join(" · ");
   }

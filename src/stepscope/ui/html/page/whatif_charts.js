@@ -59,8 +59,8 @@ export function drawBars(now, then, { onHost, links }) {
     { name: `${name} now`, value: value(now), exposed: exposed(now), kind: `${kind} is-now` },
     { name: `${name} then`, value: value(then), exposed: exposed(then), kind },
   ];
-  const rows = pair("Host", "host", (at) => at.host);
-  if (!onHost) rows.push(...pair("Device", "device", (at) => at.device));
+  const rows = pair("CPU", "host", (at) => at.host);
+  if (!onHost) rows.push(...pair("GPU", "device", (at) => at.device));
   else if (!links && now.device) rows.push(...pair("Comm", "device", (at) => at.device));
   if (links) rows.push(...pair("Links", "links", (at) => at.comm, (at) => Math.min(at.exposed, at.comm)));
   const [width, left, right, row] = [420, 84, 342, 24];

@@ -22,12 +22,12 @@ export function verdict(now, then, worth) {
 export function bottleneck(cell, onHost, decisive) {
   const host = significant(cell.host);
   const device = significant(cell.device);
-  const both = onHost ? `the host has ${host} ms of work` : `the host has ${host} ms of work, the device ${device}`;
+  const both = onHost ? `the CPU has ${host} ms of work` : `the CPU has ${host} ms of work, the GPU ${device}`;
   const typical = cell.step - cell.stalls; // stalls are nobody's work
   if (cell.exposed > (1 - decisive) * typical) return ["the links", `they add ${milliseconds(cell.exposed)} to the step; ${both}`];
-  if (onHost) return ["the host", `it has ${host} ms of work; there is no device`];
+  if (onHost) return ["the CPU", `it has ${host} ms of work; there is no GPU`];
   if (Math.max(cell.host, cell.device) < decisive * typical) return ["neither alone", `they wait for each other: ${both}`];
   return cell.device >= cell.host
-    ? ["the device", `it has ${device} ms of work, the host ${host}`]
-    : ["the host", `it has ${host} ms of work, the device ${device}`];
+    ? ["the GPU", `it has ${device} ms of work, the CPU ${host}`]
+    : ["the CPU", `it has ${host} ms of work, the GPU ${device}`];
 }

@@ -116,13 +116,15 @@ def _facts(efficiency: Efficiency) -> list[tuple[str, str, str]]:
             reached = use.flops / (use.device_ns / 1e9)
             peak = ""
             if use.peak_flops:
-                peak = f", of its peak: {share_of_peak(reached / use.peak_flops)}"
+                peak = f", {share_of_peak(reached / use.peak_flops)} of its peak"
             facts.append(
-                (f"Products in {use.dtype}", flop_rate(reached), f"{duration(use.device_ns)}{peak}")
+                (f"Matmuls in {use.dtype}", flop_rate(reached), f"{duration(use.device_ns)}{peak}")
             )
     if efficiency.tensor_core_share is not None:
         share = percent(efficiency.tensor_core_share)
-        facts.append(("On tensor cores", share, "Of the time in matrix products and the like"))
+        facts.append(
+            ("On tensor cores", share, "Of the time in matmuls, convolutions and attention")
+        )
     if efficiency.ceilings and efficiency.ceilings.bytes_s:
         peak = byte_rate(efficiency.ceilings.bytes_s)
         facts.append(("Memory", peak, "Peak bandwidth, read and write"))

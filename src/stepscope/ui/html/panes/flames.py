@@ -7,7 +7,7 @@ from stepscope.ui.html.pane import Pane
 # id, title, what its stacks are
 SIDES = (
     ("device", "Device time", "by the operator that launched it"),
-    ("host", "Host time", "by call stack; includes the profiler's own slow-down"),
+    ("host", "CPU time", "by call stack; includes the profiler's own slow-down"),
 )
 
 PANE = Pane(

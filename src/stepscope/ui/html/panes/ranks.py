@@ -58,8 +58,8 @@ METRICS = (
     (
         "own",
         "Without comm",
-        "Each recorded step without exposed communication: what a rank needs when it waits for no "
-        "other. A row of strong colour is a rank that the others wait for.",
+        "Each recorded step without exposed communication: the time a rank needs by itself. A row "
+        "of strong colour is a rank that the others wait for.",
     ),
     (
         "step",
@@ -70,14 +70,14 @@ METRICS = (
     (
         "comm",
         "Exposed comm",
-        "Communication that no compute hides: waiting for others, and the transfer. A faint row "
-        "among strong ones is the rank the others wait for.",
+        "Communication that does not overlap with compute: waiting for others, and the transfer. A "
+        "faint row among strong ones is the rank the others wait for.",
     ),
     (
         "input",
         "Data loading",
-        "Waiting for data while no work runs. A row of strong colour is a rank that is fed too "
-        "slowly.",
+        "Waiting for data while no work runs. A row of strong colour is a rank whose loader is too "
+        "slow.",
     ),
 )
 
@@ -148,7 +148,7 @@ def ranks_view(
         facts=_facts(job, untraced),
         clock=f"{clock_words(job.clock)} {host_clock_words(job.clock)}".strip(),
         metrics=METRICS,
-        no_heat="" if job.steps else "No step was recorded that ranks could be compared in.",
+        no_heat="" if job.steps else "No recorded step allows a comparison of ranks.",
         steps_left_out=_steps_left_out(job, steps),
         no_lanes=_no_lanes(job),
         lanes_left_out=_lanes_left_out(job),

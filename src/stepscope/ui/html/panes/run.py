@@ -88,7 +88,7 @@ def run_summary(run: WholeRun, rows: Sequence[StallRow]) -> str:
     begin = f"A step takes {milliseconds(mean)} on average"
     if not rows or (mean - typical) / mean < 0.005:
         vary = percent(mean_of(run.ranks, "variation"))
-        return f"{begin}. No stalls worth naming: steps vary by {vary}."
+        return f"{begin}, without notable stalls. Steps vary by {vary}."
     most = rows[0]
     of_it = f", most of it {_cause_words(most)}" if len(rows) > 1 else f": {_cause_words(most)}"
     return (
@@ -140,8 +140,8 @@ def _notes(run: WholeRun, points: RunPoints) -> list[str]:
     notes = []
     if points.drawn < points.all_steps:
         notes.append(
-            f"{points.drawn:,} of {points.all_steps:,} steps are drawn: of each stretch the "
-            "shortest and the longest. Distribution, stalls and account are of all steps."
+            f"{points.drawn:,} of {points.all_steps:,} steps are drawn: the shortest and the "
+            "longest of each stretch. Distribution, stalls and wall time cover all steps."
         )
     notes += run.account.notes if run.account else ()
     names = rank_names(run.ranks)

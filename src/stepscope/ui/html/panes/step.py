@@ -59,7 +59,7 @@ def _facts(rank: RankExplanation) -> list[Fact]:
 
 def _steps_fact(rank: RankExplanation) -> Fact:
     if rank.steps.is_span:
-        return ("Steps", "none found", "No step marks, and nothing repeats: a span of time")
+        return ("Steps", "none found", "The trace has no step marks, and nothing in it repeats")
     hints = {
         "profiler": "Marked by the profiler's schedule",
         "optimizer": "No step marks in the trace: taken from optimizer.step",
@@ -85,10 +85,10 @@ def _step_time_facts(times: StepTime) -> list[Fact]:
 
 def _profiled_hint(times: StepTime) -> str:
     if times.truth is None or times.profiled is None:
-        return "The profiler itself slows the host: real steps are shorter"
+        return "The profiler itself slows the CPU: real steps are shorter"
     if times.truth > times.profiled:
-        return "In the profiler's window: the steps outside it took longer"
-    return "In the profiler's window: the profiler itself slows the host"
+        return "In the profiled window; the steps outside it took longer"
+    return "In the profiled window, where the profiler itself slows the CPU"
 
 
 def _ms(ms: float) -> str:

@@ -46,7 +46,7 @@ def _kernels(rank: RankExplanation) -> dict[str, Any]:
 def _operators(rank: RankExplanation) -> dict[str, Any]:
     columns = (
         "Operator:code | Input shapes:code | Calls:count | Device total:ns | "
-        "Device self:ns | Host total:ns | Host self:ns"
+        "Device self:ns | CPU total:ns | CPU self:ns"
     )
     shapes = any(operator.shapes for operator in rank.operators)
     device = rank.kind != "cpu"
@@ -76,7 +76,7 @@ def _operators(rank: RankExplanation) -> dict[str, Any]:
 def _modules(rank: RankExplanation) -> dict[str, Any]:
     columns = (
         "Module:code | Calls:count | Device forward:ns | Device backward:ns | "
-        "Host total:ns | Host self:ns"
+        "CPU total:ns | CPU self:ns"
     )
     rows = (
         (
@@ -93,7 +93,7 @@ def _modules(rank: RankExplanation) -> dict[str, Any]:
 
 
 def _lines(rank: RankExplanation) -> dict[str, Any]:
-    columns = "Function:code | File:code | Calls:count | Host self:ns | Host total:ns | Device:ns"
+    columns = "Function:code | File:code | Calls:count | CPU self:ns | CPU total:ns | Device:ns"
     rows = (
         (
             line.function,
@@ -145,7 +145,7 @@ def _collectives(rank: RankExplanation) -> dict[str, Any]:
 
 
 def _steps(rank: RankExplanation) -> dict[str, Any]:
-    columns = "Step:text | Start:ns | Host time:ns"
+    columns = "Step:text | Start:ns | CPU time:ns"
     zero = rank.steps.steps[0].start_ns if rank.steps.steps else 0
     rows = ((s.name, s.start_ns - zero, s.dur_ns) for s in rank.steps.steps)
     return make_table("Steps", columns, rows, sort=-1)

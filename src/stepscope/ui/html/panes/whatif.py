@@ -65,8 +65,8 @@ def _about(grid: WhatIfGrid, several: bool) -> str:
 
 def _who(grid: WhatIfGrid) -> str:
     if grid.on_host:
-        return "Host and links" if grid.has_links else "Host and communication"
-    return "Host, device and links" if grid.has_links else "Host and device"
+        return "CPU and links" if grid.has_links else "CPU and communication"
+    return "CPU, GPU and links" if grid.has_links else "CPU and GPU"
 
 
 def _rows(grid: WhatIfGrid) -> list[dict[str, Any]]:

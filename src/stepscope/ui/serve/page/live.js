@@ -96,7 +96,7 @@
   const memoryBlock = block(grid, "Memory at step ends");
   const memory = chart(memoryBlock, "", "Memory when the last steps ended");
   const held = make("p", "live-small", memoryBlock);
-  const phaseBlock = block(grid, "A typical step, on the host");
+  const phaseBlock = block(grid, "A typical step, on the CPU");
   const phases = make("div", "live-bar", phaseBlock);
   const phaseList = make("ul", "live-list", phaseBlock);
   const stallBlock = block(grid, "Stalls and changes");
@@ -294,13 +294,14 @@
   /** @param {View} view */
   const showVerdict = (view) => {
     const last = view.verdict;
-    const waiting = view.explaining ? "the window is being explained" : "a verdict comes with the first window";
+    const waiting = view.explaining ? "stepscope is explaining the window" : "a verdict comes with the first window";
     say(sentence, last ? last.verdict : view.has_ended ? "" : waiting);
     verdict.classList.toggle("is-waiting", !last);
     verdict.hidden = !sentence.textContent;
     fill(findings, last ? last.findings : [], () => make("li"), (node, finding) => {
       node.className = `is-${finding.severity}`;
-      say(node, finding.summary);
+      const page = { href: section.dataset.findingPage?.replace("ID", finding.id), target: "_blank", rel: "noopener" };
+      say(Object.assign(node.firstElementChild || make("a", "", node), page), finding.summary);
     });
   };
   /** @param {View} view */
@@ -338,8 +339,7 @@
     say(compare, [view.ranks, more].filter(Boolean).join(" · "));
   };
 
-  // The window that is asked for.
-
+  // The window that was requested.
   const pending = new Set(["asked", "planned", "recording", "saving"]);
   let refused = "";
   /** @param {View} view */
@@ -364,7 +364,7 @@
     } catch {
       refused = "the server does not answer";
     }
-    say(asked, refused || "window: asked for");
+    say(asked, refused || "window: requested");
     if (refused) button.disabled = false;
   });
 
@@ -410,7 +410,7 @@
       const answer = await fetch(location.pathname, { method: "HEAD" });
       if (answer.status === 401) {
         close();
-        sayLink("stepscope serve has another token since it was started again: open the address that it printed", "bad");
+        sayLink("stepscope serve was restarted and has a new token: open the address that it printed", "bad");
         return;
       }
     } catch {

@@ -4,7 +4,7 @@ import { startTheme } from "./theme.js";
 
 const REFRESH_MS = 3000;
 const TYPING_MS = 200;
-const OTHER_TOKEN = "stepscope serve has another token since it was started again: open the address that it printed.";
+const OTHER_TOKEN = "stepscope serve was restarted and has a new token: open the address that it printed.";
 
 /** @param {string} id */
 const byId = (id) => document.getElementById(id);
