@@ -104,7 +104,7 @@ def words_of_report() -> str:
     return " ".join(re.sub(r"stepscope \d+\.\d+\.\d+", "stepscope", text).split())
 
 
-def screenshot(height: int = 900) -> bytes:
+def screenshot(height: int = 880) -> bytes:
     """Return the report's first pixels as Chromium shows them, 1,200 wide."""
     with tempfile.TemporaryDirectory() as folder:
         page, picture = Path(folder) / "report.html", Path(folder) / "report.png"

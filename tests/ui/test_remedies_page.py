@@ -55,4 +55,4 @@ def test_what_excludes_each_other_is_listed() -> None:
 def test_every_effect_is_explained() -> None:
     effects = {str(FIXES[name].effect) for name in FIXES}
     explained = PAGE.split("## What a change does to the numbers")[1].split("##")[0]
-    assert {effect for effect in effects if f"| `{effect}` |" not in explained} == set()
+    assert {effect for effect in effects if f"|`{effect}`|" not in explained} == set()

@@ -106,6 +106,28 @@ def test_a_change_is_explained_with_its_commands() -> None:
     assert json.loads(why("compile", "--json").output)["id"] == "compile"
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "fix"),
+    [
+        ("bf16", "precision=bf16", "bf16"),
+        ("precision=bf16", "precision=bf16", "bf16"),
+        ("optimizer=fused", "optimizer=fused", "fused-optimizer"),
+        ("reduce-overhead", "compile=reduce-overhead", "compile=reduce-overhead"),
+        ("one-thread", "threads=1", "one-thread"),
+        ("batch", "batch=x2", None),
+        ("no-stalls", "no-stalls", None),
+    ],
+)
+def test_a_change_has_the_spelling_of_each_command(
+    name: str, setting: str, fix: str | None
+) -> None:
+    lines = why(name).output.splitlines()
+    assert f"Predict it: stepscope whatif RUN --set {setting}" in lines
+    measured = [line for line in lines if line.startswith("Measure it")]
+    wanted = [f"Measure it: stepscope tune --only {fix} -- python train.py"] if fix else []
+    assert measured == wanted
+
+
 def test_a_terminal_gets_formatted_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
     shown = why("data-loading").output

@@ -78,7 +78,7 @@ def judge(
     whose = called(ranks, top.rank) if len(ranks) > 1 and top.rank is not None else ""
     remedy = next(iter(leading_remedies(top)), None)
     explanation = Explanation(
-        verdict=_verdict(top, whose),
+        verdict=state(top, whose),
         why=sentence(": ".join(filter(None, (whose, top.evidence[0])))) if top.evidence else "",
         next=remedy.summary if remedy else without_remedy(top),
         headline=Headline(finding=top.id, remedy=remedy.id if remedy else None),
@@ -98,14 +98,12 @@ def judge(
     return tell_span(explanation)
 
 
-def _verdict(finding: Finding, whose: str) -> str:
+def state(finding: Finding, whose: str) -> str:
     """The title and the summary; a summary that says all words of the title stands alone."""
-    if whose:
-        return f"{finding.title} ({whose}): {finding.summary}"
-    said = finding.summary.lower()
-    if all(word in said for word in finding.title.lower().split()):
+    said = f" {finding.summary.lower()}"
+    if all(f" {word}" in said for word in f"{finding.title} {whose}".lower().split()):
         return finding.summary
-    return f"{finding.title}: {finding.summary}"
+    return f"{finding.title}{f' ({whose})' if whose else ''}: {finding.summary}"
 
 
 def leading_remedies(finding: Finding) -> tuple[Remedy, ...]:

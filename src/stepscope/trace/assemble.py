@@ -186,7 +186,7 @@ def _note_unlinked(device: Columns, launch: Int32, notes: list[Note]) -> None:
                 id="unlinked",
                 detail=f"no launch was recorded for {int(unlinked.sum()):,} of "
                 f"{counted(int(work.sum()), 'device event')} ({percent(share)} of device time), "
-                "usually because they were launched before the window; they count as work",
+                "usually because they were launched before the window. They count as work",
                 count=int(unlinked.sum()),
             )
         )

@@ -15,6 +15,7 @@ from stepscope.ui.cli.verb_command import VerbCommand, listed
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from stepscope.predict.declaration import WhatIf
     from stepscope.ui.finding_pages import FindingPage
 
 _SCHEMA = 1
@@ -83,19 +84,23 @@ def _print_page(page: FindingPage, as_json: bool) -> None:
 def _print_change(name: str, as_json: bool) -> bool:
     """Print what a change is, and the commands for it; False if there is no such change."""
     from stepscope.fix.remedies import FIXES
-    from stepscope.predict.whatifs import WHATIFS
+    from stepscope.predict.whatifs import WHATIFS, settings_for_remedy
     from stepscope.records.addresses import SITE
     from stepscope.records.remedies import REMEDIES
+    from stepscope.records.same_change import FIX_OF
 
-    known = REMEDIES.get(name)
-    if known is None and name not in WHATIFS:
+    fix = FIX_OF.get(name, name)
+    change, kind = fix.partition("=")[0], name.partition("=")[0]
+    known = next((REMEDIES[one] for one in (name, fix, change) if one in REMEDIES), None)
+    if known is None and kind not in WHATIFS:
         return False
-    what = known.action if known is not None else WHATIFS[name].help
-    lines = [f"{name}: {what}"]
-    if name in WHATIFS:
-        lines.append(f"Predict it: stepscope whatif RUN --set {name}")
-    if name in FIXES:
-        lines.append(f"Measure it: stepscope tune --only {name} -- python train.py")
+    lines = [f"{name}: {known.action if known is not None else WHATIFS[kind].help}"]
+    settings = [str(setting) for setting in settings_for_remedy(known.id if known else change)]
+    if kind in WHATIFS and (kind != name or not settings):
+        settings = [name if kind != name else _example(WHATIFS[kind])]
+    lines += [f"Predict it: stepscope whatif RUN --set {setting}" for setting in settings[:1]]
+    if change in FIXES:
+        lines.append(f"Measure it: stepscope tune --only {fix} -- python train.py")
     url = f"{SITE}/reference/changes/"
     if as_json:
         from stepscope.ui.json_text import write_json
@@ -105,6 +110,13 @@ def _print_change(name: str, as_json: bool) -> bool:
         return True
     click.echo("\n".join([*lines, url]))
     return True
+
+
+def _example(whatif: WhatIf) -> str:
+    """Return the setting to type for a what-if that was named without a value."""
+    if not whatif.takes_value or whatif.value_is_optional:
+        return whatif.name
+    return f"{whatif.name}={next(iter(whatif.usual), 'VALUE')}"
 
 
 def _print_index(as_json: bool) -> None:

@@ -129,9 +129,9 @@ def _first_lines(comparison: Comparison) -> Table:
         )
     if comparison.promise is not None:
         style = "green" if comparison.promise.inside else "yellow"
-        grid.add_row("promise", text_line(promise_words(comparison.promise), style=style))
+        grid.add_row("prediction", text_line(promise_words(comparison.promise), style=style))
     for promise in comparison.open_promises:
-        grid.add_row("promise", text_line(open_words(promise), style="yellow"))
+        grid.add_row("prediction", text_line(open_words(promise), style="yellow"))
     return grid
 
 

@@ -23,8 +23,8 @@ test("the verdict says faster, shorter, longer or no difference", () => {
 });
 
 test("the bottleneck is who needs most of the step alone", () => {
-  assert.equal(bottleneck(predicted({}), false, 0.92)[0], "the device");
-  assert.equal(bottleneck(predicted({ device: 5, host: 9.5 }), false, 0.92)[0], "the host");
+  assert.equal(bottleneck(predicted({}), false, 0.92)[0], "the GPU");
+  assert.equal(bottleneck(predicted({ device: 5, host: 9.5 }), false, 0.92)[0], "the CPU");
   assert.equal(bottleneck(predicted({ device: 5, host: 5 }), false, 0.92)[0], "neither alone");
   assert.equal(bottleneck(predicted({ exposed: 2 }), false, 0.92)[0], "the links");
 });
