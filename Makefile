@@ -11,7 +11,7 @@ SHARED_TRACES ?= ../shared/traces
 # Code is compiled once, not by each of the hundreds of processes that the tests start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types imports page tests test-slow test-launchers launchers fuzz trainers loggers torch-versions format package release docs docs-serve docs-version pages pictures bench \
+.PHONY: help demo test lint types imports page tests test-slow test-launchers launchers lock lock-check fuzz trainers loggers torch-versions format package release docs docs-serve docs-version pages pictures bench \
 	bench-capture bench-predict bench-tune vscode clean
 
 help:
@@ -79,6 +79,12 @@ launchers: $(VENV)/installed
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test,trainers,launchers]"
 	$(BIN)/pip install -q --disable-pip-version-check setuptools wheel ninja psutil py-cpuinfo hjson einops pydantic tqdm
 	DS_BUILD_OPS=0 $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps deepspeed
+
+# Every answer about the corpus of tests/lock, recorded before code moves and compared after it.
+lock: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m lock record
+lock-check: $(VENV)/installed
+	PYTHONPATH=tests $(BIN)/python -m lock check
 
 CASES ?= 100000
 SEED ?= 0

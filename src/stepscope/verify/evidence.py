@@ -54,7 +54,8 @@ def _counts_of_both(a: Traits, b: Traits) -> list[Difference]:
     before, after = _counts(a.facts), _counts(b.facts)
     return [
         Difference(name=name, a=str(before[name]), b=str(after[name]))
-        for name in before.keys() & after.keys()
+        for name in before
+        if name in after
     ]
 
 
