@@ -11,7 +11,7 @@ SHARED_TRACES ?= ../shared/traces
 # Code is compiled once, not by each of the hundreds of processes that the tests start.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types imports page tests test-slow test-launchers launchers lock lock-check fuzz trainers loggers torch-versions format package release docs docs-serve docs-version pages pictures bench \
+.PHONY: help demo test lint types imports page tests test-slow test-launchers launchers house lock lock-check fuzz trainers loggers torch-versions format package release docs docs-serve docs-version pages pictures bench \
 	bench-capture bench-predict bench-tune vscode clean
 
 help:
@@ -79,6 +79,10 @@ launchers: $(VENV)/installed
 	$(BIN)/pip install -q --disable-pip-version-check "$(TORCH)" -e ".[test,trainers,launchers]"
 	$(BIN)/pip install -q --disable-pip-version-check setuptools wheel ninja psutil py-cpuinfo hjson einops pydantic tqdm
 	DS_BUILD_OPS=0 $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps deepspeed
+
+# How the code is cut, in numbers; tests/test_house.py keeps them from growing.
+house: $(VENV)/installed
+	$(BIN)/python tests/house.py
 
 # Every answer about the corpus of tests/lock, recorded before code moves and compared after it.
 lock: $(VENV)/installed

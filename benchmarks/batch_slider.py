@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepscope.trace.decode import Oddities
-from stepscope.trace.step_files import read_step_columns
-from stepscope.ui.editor.batch_curve import batch_curve
-from stepscope.ui.editor.batch_place import batch_in_source, text_with_batch
-from stepscope.ui.editor.measured import line_costs_of
-from stepscope.ui.editor.profile_script import profile_script
+from stepscope.trace.run_folder.step_files import read_step_columns
+from stepscope.ui.editor.batch_size import batch_curve, batch_in_source, text_with_batch
+from stepscope.ui.editor.line_costs import line_costs_of
+from stepscope.ui.editor.profile_child import profile_script
 
 SCRIPTS = Path(__file__).parents[1] / "tests" / "ui" / "editor" / "scripts"
 FACTORS = (0.5, 2.0, 4.0)

@@ -11,12 +11,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from stepscope.bench.catalogue import load
-from stepscope.records.figures import percent
+from stepscope.text.figures import percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from stepscope.records.bench_result import WorkloadResult
+    from stepscope.bench.results import WorkloadResult
 
     Rows = dict[str, dict[str, WorkloadResult]]  # by workload and way
     Promises = dict[str, dict[str, Any]]

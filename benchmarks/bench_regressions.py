@@ -28,11 +28,12 @@ import numpy as np
 
 import stepscope
 from process import environment
+from stepscope.bench import catalogue
 from stepscope.bench.enough_runs import EnoughRuns
+from stepscope.bench.results import BenchResults, WorkloadResult
 from stepscope.bench.rules import CLAIM_RUNS
 from stepscope.bench.run_change import run_change, usual_variance
-from stepscope.records.bench_result import BenchResults, WorkloadResult
-from stepscope.records.figures import percent, signed_percent
+from stepscope.text.figures import percent, signed_percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +67,7 @@ def _delayed(build):
     return build_slower
 
 
-WORKLOAD = _dataclasses.replace(WORKLOAD, build=_delayed(WORKLOAD.build))
+{record} = _dataclasses.replace({record}, build=_delayed({record}.build))
 """
 
 
@@ -275,9 +276,10 @@ def plant(names: list[str], place: Path, delay: str) -> None:
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(stepscope.__file__).parent, copy, ignore=ignore)
     for name in names:
-        file = copy / "bench/workloads" / f"{name.replace('-', '_')}.py"
+        file = copy / "bench/workloads" / f"{catalogue.SUITE[name]}.py"
+        record = f"{name.upper().replace('-', '_')}_WORKLOAD"
         with file.open("a") as code:
-            code.write(DELAY.format(delay=DELAYS[delay].format(share=PLANTED)))
+            code.write(DELAY.format(delay=DELAYS[delay].format(share=PLANTED), record=record))
 
 
 def words(rows: list[dict]) -> str:

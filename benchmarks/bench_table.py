@@ -37,8 +37,8 @@ from each_workload import (
 from library_table import NOTHING, print_table
 from library_turn import Turns
 from stepscope.bench.catalogue import load
-from stepscope.records.bench_result import WorkloadResult
-from stepscope.records.figures import percent, significant, size
+from stepscope.bench.results import WorkloadResult
+from stepscope.text.figures import percent, significant, size
 
 if TYPE_CHECKING:
     import argparse
@@ -171,10 +171,9 @@ def _train(row: WayOfTask, turns: Turns, failure: str | None) -> str | None:
 
 def _explain(row: WayOfTask, failure: str | None) -> WorkloadResult:
     from stepscope.errors import StepscopeError
-    from stepscope.ui.bench.metrics import explain_run, workload_result
-    from stepscope.ui.bench.runs import BenchRun, whole_steps
+    from stepscope.ui.bench.results import BenchRun, explain_run, whole_steps, workload_result
     from stepscope.verify.runs import find_runs
-    from stepscope.verify.trial_steps import steady_steps
+    from stepscope.verify.steady import steady_steps
 
     folder, per_step = row.window.folder, row.window.per_step
     try:

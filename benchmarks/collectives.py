@@ -27,19 +27,19 @@ sys.path.insert(0, str(TESTS))
 from lab import Lab, why_not  # noqa: E402
 from late_lab import LateLab, why_no_late_links  # noqa: E402
 
-from stepscope.predict.laboratory import analyse  # noqa: E402
-from stepscope.records.collectives.schedule import COLLECTIVES  # noqa: E402
-from stepscope.records.figures import (  # noqa: E402
+from stepscope.predict.collective_laboratory import analyse  # noqa: E402
+from stepscope.records.collective_schedules import COLLECTIVES  # noqa: E402
+from stepscope.text.figures import (  # noqa: E402
     binary_size,
     duration,
     factor,
     percent,
     signed_percent,
 )
-from stepscope.ui.laboratory import link_rows  # noqa: E402
+from stepscope.ui.topics.measurements import link_rows  # noqa: E402
 
 if TYPE_CHECKING:
-    from stepscope.records.laboratory import AlgorithmCrossover, LaboratoryReport
+    from stepscope.records.hardware import AlgorithmCrossover, LaboratoryReport
 
 LARGEST_ERROR = 0.25
 LARGEST_FACTOR = 2.0

@@ -35,9 +35,8 @@ from series import (
     real_lists,
     unseen_lists,
 )
-from stepscope.verify.change import Estimate, median_ratio
-from stepscope.verify.correlation import correlation_times
-from stepscope.verify.mean_change import mean_ratio
+from stepscope.verify.change import Estimate, mean_ratio, median_ratio
+from stepscope.verify.spread import correlation_times
 from stepscope.verify.steady import warm_up
 
 LENGTHS = (50, 100, 200, 500, 1000)

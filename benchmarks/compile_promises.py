@@ -41,7 +41,7 @@ from library_turn import FOLDER_VARIABLE, Turns, end_with_children, side_by_side
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
 
     Step = Callable[[int], Any]
 
@@ -179,9 +179,8 @@ class _Trial:
 
     def trace_eager(self) -> Bench:
         from stepscope.explain.rank_analysis import RankAnalysis
-        from stepscope.predict.whatif import Bench
-        from stepscope.records.measured_steps import MeasuredSteps
-        from stepscope.records.rank_inputs import RankInputs
+        from stepscope.predict.engine import Bench
+        from stepscope.records.rank import MeasuredSteps, RankInputs
         from stepscope.trace.read import read_trace
 
         self._eager_ms, trace = self._run("eager")

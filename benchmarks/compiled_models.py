@@ -132,18 +132,18 @@ def vit(*, tiny: bool) -> CompiledCase:
 
 
 def resnet50(*, tiny: bool) -> CompiledCase:
-    from stepscope.bench.workloads.resnet50 import WORKLOAD, ResNet
+    from stepscope.bench.workloads.image_classifiers import RESNET50_WORKLOAD, ResNet
 
-    config = WORKLOAD.config("tiny" if tiny else "small")
+    config = RESNET50_WORKLOAD.config("tiny" if tiny else "small")
     images = torch.randn(config.batch, 3, config.image, config.image)
     labels = torch.randint(0, config.classes, (config.batch,))
     return CompiledCase(LossOf(ResNet(config)), (images, labels))
 
 
 def unet(*, tiny: bool) -> CompiledCase:
-    from stepscope.bench.workloads.diffusion_unet import WORKLOAD, DiffusionUNet
+    from stepscope.bench.workloads.image_generators import DIFFUSION_UNET_WORKLOAD, DiffusionUNet
 
-    config = WORKLOAD.config("tiny" if tiny else "small")
+    config = DIFFUSION_UNET_WORKLOAD.config("tiny" if tiny else "small")
     images = torch.randn(config.batch, 3, config.image, config.image)
     times = torch.randint(0, 1000, (config.batch,))
     return CompiledCase(NoiseLoss(DiffusionUNet(config)), (images, times, torch.randn_like(images)))

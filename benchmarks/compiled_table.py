@@ -247,9 +247,9 @@ def same_steps_ms(out: Path, measured: Row) -> float:
     """The training's own times of the steps that stepscope takes the mean of, which are its steady
     ones; the last steps of both are the same. Not of the one before the window: the profiler starts
     between the two, and the training's clock runs on. Without times of each step: those timed."""
-    from stepscope.explain.whole_run.steady import find_steady
+    from stepscope.explain.whole_run.stalls import find_steady
     from stepscope.trace.decode import Oddities
-    from stepscope.trace.step_files import read_step_columns
+    from stepscope.trace.run_folder.step_files import read_step_columns
 
     own_ms: list[float] = measured.get("steps_ms", [])
     columns = (

@@ -1,4 +1,4 @@
-"""What convolutions take on a GPU in fp32, tf32 and bf16: rows that predict/convolutions.py is
+"""What convolutions take on a GPU in fp32, tf32 and bf16: rows that predict/tensor_cores.py is
 fitted to.
 
     python benchmarks/convolution_costs.py --save convolutions.json [--seconds 90] [--tiny]

@@ -25,12 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.predict.whatif import Bench
-from stepscope.records.measured_steps import MeasuredSteps
+from stepscope.predict.engine import Bench
 from stepscope.records.prediction import Prediction, Setting
-from stepscope.records.rank_inputs import RankInputs
+from stepscope.records.rank import MeasuredSteps, RankInputs
 from stepscope.trace.read import read_trace
-from stepscope.ui.calibration import fit_profile
+from stepscope.ui.topics.measurements import fit_profile
 
 WORKLOAD = Path(__file__).with_name("workloads") / "replicas.py"
 AGREES = 0.15

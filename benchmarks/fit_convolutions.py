@@ -1,4 +1,4 @@
-"""Fit the constants of predict/convolutions.py to rows of convolution_costs.py; print errors.
+"""Fit the constants of predict/tensor_cores.py to rows of convolution_costs.py; print errors.
 
     python benchmarks/fit_convolutions.py [--rows convolutions.json] [--keep smaller.json]
 
@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
-from stepscope.predict.convolutions import (
+from stepscope.predict.tensor_cores import (
     AskedGradients,
     Convolution,
     Terms,
     amounts,
     convolution_ns,
 )
-from stepscope.records.devices import find_device
-from stepscope.records.efficiency import Ceilings
+from stepscope.records.hardware import Ceilings, find_device
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

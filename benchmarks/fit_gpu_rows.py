@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from scipy.optimize import minimize
 
 from stepscope.predict.other_gpu import gpu as gpus
-from stepscope.predict.other_gpu.fitted import RowFit
+from stepscope.predict.other_gpu.gpu import RowFit
 from stepscope.predict.other_gpu.retime import find_operator
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gpu_tables import OpTimes
-    from stepscope.predict.other_gpu.fitted import TransferFit
+    from stepscope.predict.other_gpu.gpu import TransferFit
 
     Floats = NDArray[np.float64]
 

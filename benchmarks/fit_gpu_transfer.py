@@ -25,7 +25,7 @@ from fit_gpu_rows import FIRST_ROWS, fit_rows
 from gpu_tables import BF16_GPUS, FP32_GPUS, TWO_INPUTS
 from stepscope.predict.other_gpu import gpu as gpus
 from stepscope.predict.other_gpu import kernel_time
-from stepscope.predict.other_gpu.fitted import (
+from stepscope.predict.other_gpu.gpu import (
     AttentionFit,
     CacheFit,
     PowerFit,

@@ -31,13 +31,11 @@ from torch.optim.optimizer import (
 from stepscope.bench.catalogue import load
 from stepscope.bench.workload import TrainingPlace
 from stepscope.fix.begin import begin
-from stepscope.measure.after_import import when_imported
-from stepscope.measure.dynamo import surrounds
 from stepscope.measure.hooks import install
-from stepscope.measure.session import Session
+from stepscope.measure.patches import surrounds, when_imported
+from stepscope.measure.session.session import Session, TrialSession
 from stepscope.measure.settings import Settings
-from stepscope.measure.steps import Anchor
-from stepscope.measure.trial_session import TrialSession
+from stepscope.measure.steps.step_times import Anchor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from library_turn import Turns
-    from stepscope.records.predicted_peak import PredictedPeak
+    from stepscope.bench.results import PredictedPeak
 
 SEED = 0
 FIRST = 3  # steps that build what later ones keep; with torch.compile, most of the time
@@ -356,7 +354,7 @@ class _Training:
 
     def predicted_peak(self) -> PredictedPeak:
         from stepscope.bench.predict_peak import predict
-        from stepscope.records.predicted_peak import PeakRequest
+        from stepscope.bench.results import PeakRequest
 
         changes = {"batch": str(self._config.batch)}
         request = PeakRequest(name=self._workload.name, size=self._size, changes=changes)

@@ -15,11 +15,10 @@ from torch.nn import functional
 
 from stepscope.bench.workload import Config, TrainingPlace
 from stepscope.bench.workloads import (
-    bert_medium,
-    dcgan,
-    mobilenet_v3_large,
-    pointnet_cls,
-    pointnet_seg,
+    gans,
+    graphs_and_points,
+    lean_image_classifiers,
+    sequence_models,
 )
 
 if TYPE_CHECKING:
@@ -183,22 +182,22 @@ def _next_words(net: TrainableNet, ids: Any, nexts: Any) -> torch.Tensor:
 
 
 def _clouds(config: Config, place: TrainingPlace) -> Batch:
-    return pointnet_cls.make_clouds(config, place)[0]
+    return graphs_and_points.make_clouds(config, place)[0]
 
 
 def _cloud_kinds(net: TrainableNet, points: Any, kinds: Any) -> torch.Tensor:
     logits, pose = net(points)
-    crooked = pointnet_cls.not_orthogonal(pose)
+    crooked = graphs_and_points.not_orthogonal(pose)
     return functional.cross_entropy(logits.float(), kinds) + 0.001 * crooked
 
 
 def _cloud_parts(config: Config, place: TrainingPlace) -> Batch:
-    points, kind = pointnet_cls.make_clouds(config, place)[0]
-    return points, pointnet_seg.part_of_each_point(points, kind)
+    points, kind = graphs_and_points.make_clouds(config, place)[0]
+    return points, graphs_and_points.part_of_each_point(points, kind)
 
 
 def _masked_pairs(config: Config, place: TrainingPlace) -> Batch:
-    return tuple(bert_medium.make_batch(config, place.generator()))
+    return tuple(sequence_models.make_batch(config, place.generator()))
 
 
 def _masked_words(net: TrainableNet, *batch: Any) -> torch.Tensor:
@@ -213,7 +212,7 @@ def _discs(config: Config, place: TrainingPlace) -> Batch:
     noise = torch.randn(
         (config.batch, config.noise), generator=place.generator(), device=place.device
     )
-    return dcgan.make_discs(config, place)[0], noise
+    return gans.make_discs(config, place)[0], noise
 
 
 def _play(nets: Sequence[TrainableNet], batch: Batch) -> Any:
@@ -262,10 +261,10 @@ def _rmsprop(net: nn.Module, factor: float) -> torch.optim.Optimizer:
 
 _RESNET = {"batch": 128, "image": 32, "width": 64, "classes": 10, "halves": True}
 _LM = {"batch": 20, "length": 35, "words": 33278, "width": 200, "heads": 2, "layers": 2}
-_BERT = {**bert_medium.MEDIUM, "batch": 32, "batches": 1}
-_POINTS = {**pointnet_cls.MODELNET40, "batches": 1}
-_PARTS = {**pointnet_seg.SHAPENET_PARTS, "batches": 1}
-_GAN = {**dcgan.DCGAN, "batch": 64, "width": 64, "batches": 1}
+_BERT = {**sequence_models.BERT_MEDIUM, "batch": 32, "batches": 1}
+_POINTS = {**graphs_and_points.MODELNET40, "batches": 1}
+_PARTS = {**graphs_and_points.SHAPENET_PARTS, "batches": 1}
+_GAN = {**gans.DCGAN, "batch": 64, "width": 64, "batches": 1}
 _MOBILE = {"batch": 128, "image": 32, "width": 1.0, "classes": 10}
 CASES = {
     case.name: case
@@ -275,14 +274,14 @@ CASES = {
             _RESNET, {"batch": 4, "image": 32, "width": 4},
         ),
         _case(
-            "pointnet-cls", lambda config: (pointnet_cls.PointNetClassifier(config),), _clouds,
+            "pointnet-cls", lambda config: (graphs_and_points.PointNetClassifier(config),), _clouds,
             _one_loss(_cloud_kinds), _POINTS, {"batch": 4, "points": 16, "classes": 4, "width": 4},
             draws=True,
         ),
         _case(
-            "bert-medium", lambda config: (bert_medium.Bert(config),), _masked_pairs,
+            "bert-medium", lambda config: (sequence_models.Bert(config),), _masked_pairs,
             _one_loss(_masked_words), _BERT,
-            {**bert_medium.TINY, "batch": 4, "width": 16, "layers": 1}, draws=True,
+            {**sequence_models.BERT_TINY, "batch": 4, "width": 16, "layers": 1}, draws=True,
             optimize=_adam(lr=2e-4),
         ),
         _case(
@@ -292,18 +291,18 @@ CASES = {
         ),
         _case(
             "dcgan",
-            lambda config: (dcgan.DCGANGenerator(config), dcgan.DCGANDiscriminator(config)),
+            lambda config: (gans.DCGANGenerator(config), gans.DCGANDiscriminator(config)),
             _discs, _play, _GAN, {"batch": 4, "image": 16, "width": 4, "noise": 8},
             optimize=_adam(lr=2e-4, betas=(0.5, 0.999)),
         ),
         _case(
-            "mobilenet-v3-large", lambda config: (mobilenet_v3_large.MobileNetV3(config),),
+            "mobilenet-v3-large", lambda config: (lean_image_classifiers.MobileNetV3(config),),
             _pictures, _one_loss(_classified), _MOBILE,
             {"batch": 4, "image": 16, "width": 0.25, "classes": 4}, draws=True,
             optimize=_rmsprop,
         ),
         _case(
-            "pointnet-seg", lambda config: (pointnet_seg.PointNetSegmenter(config),),
+            "pointnet-seg", lambda config: (graphs_and_points.PointNetSegmenter(config),),
             _cloud_parts, _one_loss(_cloud_kinds), _PARTS,
             {"batch": 4, "points": 16, "classes": 2, "parts": 6, "width": 4},
         ),

@@ -32,7 +32,7 @@ import torch
 from torch.nn import functional
 
 from stepscope.bench.workload import Config
-from stepscope.bench.workloads.gpt2 import GPT2
+from stepscope.bench.workloads.language_models import GPT2
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,7 +143,7 @@ def _train_all(options: argparse.Namespace) -> None:
 
 def _train_one(options: argparse.Namespace) -> None:
     from stepscope.measure.hooks import install
-    from stepscope.measure.session import Session
+    from stepscope.measure.session.session import Session
     from stepscope.measure.settings import Settings
 
     dtype, _, batch = options.config.partition(":")

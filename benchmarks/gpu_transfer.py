@@ -22,7 +22,7 @@ from msgspec.structs import replace
 import gpu_tables
 from fit_gpu_transfer import LEAST_MS, fit_all, fit_power, read_tables
 from stepscope.predict.other_gpu import gpu as gpus
-from stepscope.predict.other_gpu.fitted import transfer_fit
+from stepscope.predict.other_gpu.gpu import transfer_fit
 from stepscope.predict.other_gpu.retime import (
     CONFIDENCE,
     ELEMENT_BYTES,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gpu_tables import OpTimes
-    from stepscope.predict.other_gpu.fitted import TransferFit
+    from stepscope.predict.other_gpu.gpu import TransferFit
 
     Floats = NDArray[np.float64]
 

@@ -23,7 +23,7 @@ from stepscope.predict.other_gpu.step import LEAST_KEPT, STEP_SPREAD
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from stepscope.predict.other_gpu.fitted import TransferFit
+    from stepscope.predict.other_gpu.gpu import TransferFit
 
     Workload = tuple[str, str, str, str]  # model, mode, length, batch
     Passes = tuple[float, ...]  # milliseconds: forward, and backward when training

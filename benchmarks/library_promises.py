@@ -305,7 +305,7 @@ def _checkpoint(model: Any) -> None:
     """As the remedy activation-checkpointing does it."""
     from torch.utils.checkpoint import checkpoint
 
-    from stepscope.fix.blocks import checkpoint_switch, find_blocks
+    from stepscope.fix.model_structure import checkpoint_switch, find_blocks
 
     blocks, switch = find_blocks(model), checkpoint_switch(model)
     if blocks is None:

@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from statistics import median
 
-from stepscope.measure.schedule import Schedule
+from stepscope.measure.profiler.extra_windows import WindowRequests
+from stepscope.measure.profiler.schedule import Schedule
 from stepscope.measure.settings import Settings
-from stepscope.measure.window_requests import WindowRequests
 from stepscope.measure.writer import FLUSH_S
-from stepscope.records.process_identity import this_process
-from stepscope.ui.serve.live.job_follower import RunLooks, encode
+from stepscope.records.folders import this_process
+from stepscope.ui.serve.job_follower import RunLooks, encode
 
 LOOKS = 20_000
 STEP_NS = 10_000_000

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from loader_scripts import SCENARIOS
 from stepscope.records.prediction import Setting
-from stepscope.ui.slowest_bench import open_slowest
+from stepscope.ui.advice import open_slowest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,8 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
-from stepscope.measure.packed_steps import BLOCK, StepPacking
-from stepscope.measure.writer import append_lines
+from stepscope.measure.writer import BLOCK, StepPacking, append_lines
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "cpu-two-ranks"
 BEGAN_NS = 1_794_784_054_000_000_000

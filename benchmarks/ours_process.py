@@ -18,9 +18,9 @@ import stepscope.explain.strategies.other
 import stepscope.explain.strategies.pipeline
 import stepscope.explain.strategies.tensor_parallel
 import stepscope.trace.cache
-import stepscope.trace.kineto  # noqa: F401
-from stepscope.explain.explain_rank import explain_rank
+import stepscope.trace.formats.kineto  # noqa: F401
 from stepscope.explain.findings import load_rules
+from stepscope.explain.rank import explain_rank
 from stepscope.trace.read import read_trace
 
 load_rules("rank")

@@ -6,7 +6,7 @@ A FOLDER holds traces and a truth.json with the steps measured without the profi
 process (../shared/traces/h200, or the output of record_models.py). There are two tables: the
 corrected step next to the naive answer (the recorded step), and every what-if whose outcome was
 measured, from the bare trace and from the trace with its measured step, as a run folder has it.
-`--fit` fits the constants of explain/replay/overhead.py again with each model left out in turn, and
+`--fit` fits the constants of step/correct.py again with each model left out in turn, and
 prints the error on that model.
 """
 
@@ -24,30 +24,29 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.explain.replay.graph import Phase
-from stepscope.explain.replay.measured import scale_host
-from stepscope.explain.replay.overhead import (
+from stepscope.predict.engine import Bench
+from stepscope.predict.whatifs import WHATIFS, parse_setting
+from stepscope.records.rank import MeasuredSteps, RankInputs
+from stepscope.step.correct import (
     WITH_SHAPES,
     Rates,
     find_slowness,
     launch_slowness,
+    scale_host,
     without_profiler,
 )
-from stepscope.explain.replay.schedule import STEPS, replay, step_ns
-from stepscope.explain.replay.typical import typical_step
-from stepscope.explain.steps import find_steps
-from stepscope.explain.work import find_work
-from stepscope.predict.whatif import Bench
-from stepscope.predict.whatifs import WHATIFS, parse_setting
-from stepscope.records.measured_steps import MeasuredSteps
-from stepscope.records.rank_inputs import RankInputs
+from stepscope.step.graph import Phase
+from stepscope.step.replay import STEPS, replay, step_ns
+from stepscope.step.steps import find_steps
+from stepscope.step.typical import typical_step
+from stepscope.step.work import find_work
 from stepscope.trace.read import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stepscope.explain.replay.graph import StepGraph
     from stepscope.records.trace import Trace
+    from stepscope.step.graph import StepGraph
 
 SHARED = Path(__file__).parent.parent.parent / "shared/traces/h200"
 # From, what-ifs, to; `other` if the two were recorded on two machines of one kind.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from each_workload import spent_on
 from library_table import NOTHING, print_table
-from stepscope.records.figures import size
+from stepscope.text.figures import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

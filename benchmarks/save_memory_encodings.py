@@ -26,11 +26,11 @@ from torch.nn import functional
 sys.path.append(str(Path(__file__).parent.parent / "src"))
 
 from library_turn import shared_turns
-from stepscope.fix.saved.encoding_names import LOSSY
 from stepscope.fix.saved.encodings import encode_use, encode_value, pooling_spec
 from stepscope.fix.saved.encodings.encoded import same_bits
+from stepscope.fix.saved.encodings.exact import sparse_spec
 from stepscope.fix.saved.encodings.offload import link_of
-from stepscope.fix.saved.encodings.sparse import sparse_spec
+from stepscope.fix.saved.step_record import LOSSY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,7 +184,7 @@ def lossy(device: torch.device, count: int, dtype: torch.dtype, spec: str) -> Ro
 
 def lossy_on_host(x: torch.Tensor, spec: str) -> bool:
     """Whether the device gives the same bits as the CPU; 4-bit ones with the same seed."""
-    from stepscope.fix.saved.encodings.four_bits import encode_four_bits
+    from stepscope.fix.saved.encodings.lossy import encode_four_bits
 
     def decoded(tensor: torch.Tensor) -> torch.Tensor:
         encoded = encode_four_bits(tensor, 3) if spec == "4-bit" else encode_value(spec, tensor)

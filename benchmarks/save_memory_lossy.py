@@ -26,9 +26,9 @@ sys.path.append(str(Path(__file__).parent.parent / "src"))
 from save_memory_models import Changed, ChangedPlace, as_it_is
 from save_memory_rows import measure_rows, saved_rows
 from stepscope.bench import catalogue
-from stepscope.bench.targets import steps_to_target
+from stepscope.bench.rules import steps_to_target
 from stepscope.fix import save_memory
-from stepscope.fix.saved.encoding_names import LOSSY
+from stepscope.fix.saved.step_record import LOSSY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

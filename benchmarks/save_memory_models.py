@@ -13,7 +13,7 @@ from torch.nn import functional
 from stepscope.bench import catalogue
 from stepscope.bench.workload import TrainingPlace
 from stepscope.fix import save_memory
-from stepscope.fix.blocks import find_blocks
+from stepscope.fix.model_structure import find_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

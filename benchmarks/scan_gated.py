@@ -29,7 +29,8 @@ from torch import nn
 sys.path.append(str(Path(__file__).parent.parent / "src"))
 
 from library_turn import shared_turns
-from stepscope.fix.scan import ScanGRU, ScanLSTM, step_jacobians
+from stepscope.fix.scan import ScanGRU, ScanLSTM
+from stepscope.fix.scan import gated_layer as step_jacobians
 from stepscope.fix.scan.gated_layer import gated_layer, gated_layer_backward
 
 if TYPE_CHECKING:

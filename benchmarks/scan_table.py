@@ -135,8 +135,7 @@ def numbers(words: str) -> list[int]:
 
 def check(precision: str) -> None:
     """Distance from float64 as a share of the gradient, at several spectral radii."""
-    from stepscope.fix.scan.kernels import backward_states
-    from stepscope.fix.scan.launches import launch_for
+    from stepscope.fix.scan.rnn_kernels import backward_states, launch_for
 
     torch.manual_seed(0)
     for (steps, batch, size, tanh), radius in product(
@@ -191,16 +190,16 @@ def _one_by_one(
     gradient: torch.Tensor, state: torch.Tensor, weight: torch.Tensor, precision: str
 ) -> torch.Tensor:
     """The kernel that replays a chunk, with one chunk: a program for sixteen sequences."""
-    from stepscope.fix.scan import kernels
-    from stepscope.fix.scan.launches import launch_for
+    from stepscope.fix.scan import rnn_kernels
+    from stepscope.fix.scan.rnn_kernels import launch_for
 
     steps, batch, size = gradient.shape
     warps = launch_for(gradient.shape, gradient.device, precision).replay_warps
     reached, left = torch.empty_like(gradient), torch.empty_like(gradient[0])
-    kernels._replay[1, -(-batch // kernels._SEQUENCES)](
+    rnn_kernels._replay[1, -(-batch // rnn_kernels._SEQUENCES)](
         gradient, state, weight, reached, torch.zeros_like(left), reached, left,
         steps, batch, size, steps,
-        SEQUENCES=kernels._SEQUENCES, SIZE=kernels.padded_size(size), TANH=True,
+        SEQUENCES=rnn_kernels._SEQUENCES, SIZE=rnn_kernels.padded_size(size), TANH=True,
         PRECISION=precision, AGAIN=False, num_warps=warps,
     )  # fmt: skip
     return reached
@@ -222,7 +221,7 @@ def _graphed(
 
 
 def _launches(shape: tuple[int, int, int], options: argparse.Namespace) -> Rivals:
-    from stepscope.fix.scan.kernels import Launch, backward_states
+    from stepscope.fix.scan.rnn_kernels import Launch, backward_states
 
     gradient = torch.randn(*shape, device="cuda")
     state = torch.tanh(torch.randn_like(gradient))

@@ -70,13 +70,13 @@ def _options() -> argparse.Namespace:
 
 def ways(shape: torch.Size, device: torch.device, chunk: int | None = None) -> dict[str, Way]:
     """Every way to compute all gradients of a layer; with the shipped chunk if none is given."""
-    from stepscope.fix.scan import fused_kernels, rnn_layer
-    from stepscope.fix.scan.device_size import multiprocessors
+    from stepscope.fix.scan import rnn_gradient_kernels, rnn_layer
+    from stepscope.fix.scan.rnn_kernels import multiprocessors
     from stepscope.records import scan_costs
 
     steps, batch, _ = shape
     best = chunk or scan_costs.fused_chunk(steps, batch, multiprocessors(device))
-    fused = partial(fused_kernels.layer_gradients, precision="fp16x3", wants_inputs=True)
+    fused = partial(rnn_gradient_kernels.layer_gradients, precision="fp16x3", wants_inputs=True)
     return {
         "fused": partial(fused, chunk=best),
         "fused, chunk / 2": partial(fused, chunk=max(1, best // 2)),

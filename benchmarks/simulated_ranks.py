@@ -26,9 +26,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "src"))
 
-from stepscope.measure.chosen_ranks import spread_evenly
+from stepscope.measure.ranks import spread_evenly
 from stepscope.trace.decode import Oddities
-from stepscope.trace.step_files import read_step_columns
+from stepscope.trace.run_folder.step_files import read_step_columns
 
 PER_HOST = 8
 ROUNDS, MEETINGS = 50, (1, 100, 200)
@@ -291,7 +291,7 @@ def close(folder: Path) -> str:
     """What `stepscope run` does at the end, without running anything."""
     from stepscope.measure import folder as layout
     from stepscope.measure.settings import Settings
-    from stepscope.ui.run_folder import describe_end, describe_ranks, shortened
+    from stepscope.ui.jobs.run_folder import describe_end, describe_ranks, shortened
 
     began, cpu = time.perf_counter(), time.process_time()
     layout.remove_leftovers(folder)

@@ -44,7 +44,7 @@ import torch.utils.data.dataloader
 from torch.optim import optimizer as torch_optimizer
 
 from stepscope.measure.hooks import install
-from stepscope.measure.session import Session
+from stepscope.measure.session.session import Session
 from stepscope.measure.settings import Settings
 
 if TYPE_CHECKING:

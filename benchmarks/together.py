@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import stepscope
-from stepscope.explain.server_rank import explain_together_folder
-from stepscope.records.figures import percent, significant
-from stepscope.ui.html.together_charts import draw_curves
+from stepscope.explain.rank_without_steps import explain_together_folder
+from stepscope.text.figures import percent, significant
+from stepscope.ui.html.panes.together import draw_curves
 
 if TYPE_CHECKING:
-    from stepscope.records.together_summary import TogetherSummary
+    from stepscope.records.parameter_server import TogetherSummary
 
 WORKERS, SHARDS = 4, 2
 CONSISTENCIES = ("strong", "bounded:1", "bounded:3", "eventual", "weak:8")

@@ -23,19 +23,16 @@ from typing import Any
 import numpy as np
 
 from process import environment
-from stepscope.fix.chosen import ChosenFix
 from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.named_changes import ChosenFix
 from stepscope.fix.proposal import Proposal
-from stepscope.ui.tune.contenders import Contender
-from stepscope.ui.tune.journal import FinishedTrial, PlannedRemedy
-from stepscope.ui.tune.rules import TrialRules
+from stepscope.ui.tune.contenders import Contender, TrialRules
+from stepscope.ui.tune.plan import FinishedTrial, PlannedRemedy
 from stepscope.ui.tune.search import Search
-from stepscope.ui.tune.trial_bench import TrialBench
-from stepscope.ui.tune.trial_length import TrialLength
-from stepscope.ui.tune.trial_run import TrialRun
-from stepscope.verify.step_lists import read_step_list
-from stepscope.verify.trial_file import Loss, RankTrial
-from stepscope.verify.trial_steps import steady_steps, without_pauses
+from stepscope.ui.tune.trials import TrialBench, TrialLength, TrialRun
+from stepscope.verify.runs import read_step_list
+from stepscope.verify.steady import steady_steps, without_pauses
+from stepscope.verify.trials import Loss, RankTrial
 
 Draw = Callable[[tuple[str, ...], int], Sequence[float]]
 

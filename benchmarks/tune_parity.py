@@ -24,7 +24,7 @@ from torch.nn import functional as F  # noqa: N812  (as everybody calls it)
 from torch.nn.utils import parametrize
 
 from stepscope.verify.parity import Precision, check_parity
-from stepscope.verify.trial_file import Loss
+from stepscope.verify.trials import Loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

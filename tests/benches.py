@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.predict.whatif import Bench
-from stepscope.records.rank_inputs import RankInputs
+from stepscope.predict.engine import Bench
+from stepscope.records.rank import RankInputs
 
 if TYPE_CHECKING:
     from stepscope.records.job import Job
     from stepscope.records.memory import Memory
+    from stepscope.records.run import RankRun
     from stepscope.records.trace import Trace
-    from stepscope.records.whole_run import RankRun
 
 
 def analyse(trace: Trace, **inputs: Any) -> RankAnalysis:

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepscope.explain.replay.graph import CallKind, Calls, Phase, StepGraph, Tasks
-from stepscope.records.measured_steps import MeasuredSteps
+from stepscope.records.rank import MeasuredSteps
+from stepscope.step.graph import CallKind, Calls, Phase, StepGraph, Tasks
 
 
 class Task(NamedTuple):

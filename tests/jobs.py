@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.records.hardware import CollectiveFit, Profile, Segment
 from stepscope.records.job import CollectiveCalls, Group, RankPart, RankSteps, Rounds
-from stepscope.records.profile import CollectiveFit, Profile, Segment
 
 if __package__:  # python -m tests.jobs, from the repository's root
     sys.path.insert(0, str(Path(__file__).parent))

@@ -127,7 +127,7 @@ def main() -> None:
     if not given.table:
         parser.print_help()
         return
-    from stepscope.explain.job import join_ranks
+    from stepscope.explain.job.all_ranks import join_ranks
 
     write = sys.stdout.write
     write("ranks noise steps   jobs  right missed wrong   healthy jobs  accused\n")

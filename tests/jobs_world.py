@@ -104,7 +104,7 @@ def play(plan: Plan) -> Timeline:
 
 
 def _rounds(plan: Plan, end_ns: float) -> tuple[Floats, Floats]:
-    """(syncs, rounds, ranks): rank 0 enters and leaves at one instant, see measure/clock.py."""
+    """(syncs, rounds, ranks): rank 0 enters and leaves at one instant."""
     shape = (2, plan.rounds, plan.ranks)
     came, left = np.zeros(shape), np.zeros(shape)
     draw = np.random.default_rng([plan.seed, 2])

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.records.packed_steps import part_name
-from stepscope.records.process_identity import this_process
+from stepscope.records.folders import part_name, this_process
 
 MS = 1_000_000
 BEGAN_S = 1_700_000_000.0

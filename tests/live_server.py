@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 from starlette.routing import Route
 
-from stepscope.ui.serve.live.routes import live_routes
+from stepscope.ui.serve.live_routes import live_routes
 
 PAGE = Path(__file__).parent.parent / "src/stepscope/ui/serve/page"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.records.explanation import Place
-from stepscope.records.whole_run import (
+from stepscope.records.run import (
     STALL_CAUSES,
     AccountPart,
     LevelChange,

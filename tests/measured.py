@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.whole_run.rank_run import explain_run
-from stepscope.explain.whole_run.typical import measure_typical_step
+from stepscope.explain.whole_run.rank_run import explain_run, measure_typical_step
 from stepscope.trace.decode import Oddities
-from stepscope.trace.step_files import read_step_columns
+from stepscope.trace.run_folder.step_files import read_step_columns
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.records.measured_steps import MeasuredSteps
+    from stepscope.records.rank import MeasuredSteps
 
 
 def read_measured_steps(trace: Path) -> MeasuredSteps | None:

@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.ui.serve.served_runs import ServedRuns
-from stepscope.ui.serve.worker_process import read_answer
+from stepscope.ui.serve.served_runs import ServedRuns, read_answer
 from stepscope.ui.serve_worker.__main__ import answer
 
 

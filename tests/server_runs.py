@@ -7,7 +7,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from stepscope.records.together import (
+from stepscope.records.folders import SERVER_FILE, SERVER_FOLDER
+from stepscope.records.server_log import (
     Pull,
     PullServed,
     Push,
@@ -18,13 +19,12 @@ from stepscope.records.together import (
     shard_file,
     worker_file,
 )
-from stepscope.records.together_folder import FOLDER, SERVER_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from stepscope.records.together import Mode, ServerEvent
+    from stepscope.records.server_log import Mode, ServerEvent
 
 MS = 1_000_000
 BEGAN_NS = 1_790_000_000_000_000_000
@@ -35,7 +35,7 @@ PARAMETER_BYTES = 4_000
 def write_server(
     run: Path, mode: Mode, bound: int | None = None, shards: int = 1, replicas: int = 0
 ) -> Path:
-    folder = run / FOLDER
+    folder = run / SERVER_FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     facts = ServerFacts(
         mode=mode,

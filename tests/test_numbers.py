@@ -18,11 +18,11 @@ import pytest
 from json_paths import NOT_PRINTED, record_paths, value_paths
 from stepscope.explain.explain_job import explain_job
 from stepscope.explain.whole_run.live import explain_live
-from stepscope.trace.follow_run import RunFollower
-from stepscope.ui.contract import explanation_json
-from stepscope.ui.health import check_health
-from stepscope.ui.live_json import live_json
+from stepscope.trace.run_folder.follow_run import RunFollower
+from stepscope.ui.cli.top import live_json
 from stepscope.ui.serve.run_rows import run_json
+from stepscope.ui.terminal.health import check_health
+from stepscope.ui.topics.explanation_json import explanation_json
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/reference/json.md"

@@ -118,7 +118,7 @@ def _steady_steps(rank_folder: Path, warm_up: int) -> list[int]:
     """The steps that stepscope's mean is of, so that the script's meters are read at the same."""
     sys.path.insert(0, str(SOURCE))
     from stepscope.trace.decode import Oddities
-    from stepscope.trace.step_files import read_step_columns
+    from stepscope.trace.run_folder.step_files import read_step_columns
 
     steps = read_step_columns(rank_folder, Oddities("steps"))
     assert steps is not None

@@ -25,10 +25,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from stepscope.measure.calibrate.collectives import Buffers, elements
-from stepscope.measure.calibrate.contention import ContentionTimer
-from stepscope.measure.calibrate.groups import make_groups
-from stepscope.measure.calibrate.sweep import Sweeper
+from stepscope.measure.calibrate.collectives import (
+    Buffers,
+    ContentionTimer,
+    Sweeper,
+    elements,
+    make_groups,
+)
 
 WARM = 4
 

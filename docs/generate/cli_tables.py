@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from page_text import code, table
 
-from stepscope.ui.cli.catalogue import OptionSection, VerbEntry, catalogue
+from stepscope.ui.cli.verbs import OptionSection, VerbEntry, catalogue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

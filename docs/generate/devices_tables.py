@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from page_text import table
 
-from stepscope.records.devices import DEVICES, DeviceSpec
+from stepscope.records.hardware import DEVICES, DeviceSpec
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 GIB = 1 << 30

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
         UsageError,
     )
     from stepscope.explain.explain_job import explain_job
-    from stepscope.explain.explain_rank import explain_rank
     from stepscope.explain.explain_together import explain_together
+    from stepscope.explain.rank import explain_rank
     from stepscope.measure.watch import region, watch
     from stepscope.trace.read import read_trace
     from stepscope.ui.api import compare, explain, whatif, write_report
@@ -48,12 +48,12 @@ _HOME = {
     "UsageError": "stepscope.errors",
     "compare": "stepscope.ui.api",
     "explain_job": "stepscope.explain.explain_job",
-    "explain_rank": "stepscope.explain.explain_rank",
+    "explain_rank": "stepscope.explain.rank",
     "explain_together": "stepscope.explain.explain_together",
-    "load_ipython_extension": "stepscope.ui.notebook.magic",
+    "load_ipython_extension": "stepscope.ui.notebook_magic",
     "read_trace": "stepscope.trace.read",
     "region": "stepscope.measure.watch",
-    "unload_ipython_extension": "stepscope.ui.notebook.magic",
+    "unload_ipython_extension": "stepscope.ui.notebook_magic",
     "watch": "stepscope.measure.watch",
     "whatif": "stepscope.ui.api",
     "write_report": "stepscope.ui.api",

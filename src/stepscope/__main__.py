@@ -1,6 +1,6 @@
 """The command `stepscope`, and python -m stepscope."""
 
-from stepscope.ui.cli.main import main as run
+from stepscope.ui.cli.verbs import main as run
 
 __all__ = ["run"]
 

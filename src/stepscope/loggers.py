@@ -17,22 +17,19 @@ import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from stepscope.measure import callbacks
+from stepscope.measure import watch as callbacks
 from stepscope.measure.ranks import rank_and_world
 from stepscope.measure.settings import VARIABLE
 from stepscope.measure.watch import WatchedRun
 from stepscope.measure.watch import watch as watch_steps
-from stepscope.ui.loggers.metric_log import LogChoice
-from stepscope.ui.loggers.run_log import begin_log
-from stepscope.ui.own_python import own_python
+from stepscope.ui.jobs.environment import own_python
+from stepscope.ui.loggers.run_log import LogChoice, begin_log
 from stepscope.ui.say import say
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 __all__ = ["hugging_face", "lightning", "watch"]
 

@@ -9,22 +9,19 @@ Ray itself is not imported. `ray.init(runtime_env=run.runtime_env)` captures all
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure.folder import why_refused
 from stepscope.measure.settings import Settings
-from stepscope.ui.job_environment import capture_variables
-from stepscope.ui.run_folder import RunFile, claim
+from stepscope.ui.jobs.environment import capture_variables
+from stepscope.ui.jobs.run_folder import RunFile, claim
 from stepscope.ui.say import say
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-    from typing import Self
 
 __all__ = ["RayCapture", "capture"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from stepscope.records.bench_result import (
+from stepscope.bench.results import (
     BenchMachine,
     BenchResults,
     ScalingStudy,

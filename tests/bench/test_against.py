@@ -14,9 +14,8 @@ from stepscope.bench.against import (
     slower_by,
     slower_with_machine,
 )
+from stepscope.bench.results import BenchMachine, BenchResults, WorkloadChange, WorkloadResult
 from stepscope.bench.run_change import run_change, usual_variance
-from stepscope.records.bench_comparison import WorkloadChange
-from stepscope.records.bench_result import BenchMachine, BenchResults, WorkloadResult
 
 MACHINE = BenchMachine(host="one", processor="A processor", cores=8, torch="2.13.0", python="3.12")
 BASE_MS = (10.0, 10.1, 9.9, 10.05, 9.95)

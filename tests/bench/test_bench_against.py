@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from test_against import MACHINE, results, row, times
 
 from live_runs import make_rows, write_rank, write_run, write_steps
+from stepscope.bench.results import BenchResults
 from stepscope.bench.saved_results import RESULTS, read_results, write_results
 from stepscope.errors import NotCapturedError, SlowerError, UnreadableInputError, UsageError
-from stepscope.records.bench_result import BenchResults
 from stepscope.ui.bench.suite import SuiteEnd
 from stepscope.ui.cli import bench
 

@@ -10,15 +10,17 @@ import pytest
 
 from stepscope.bench.catalogue import load
 from stepscope.bench.task import BenchTask
-from stepscope.records.efficiency import DtypeUse, Efficiency
-from stepscope.ui.bench.metrics import (
+from stepscope.records.hardware import DtypeUse, Efficiency
+from stepscope.ui.bench.results import (
+    BenchRun,
     ExplainedRun,
+    captured_per_step,
     compute_share,
     explain_run,
+    whole_steps,
     with_speedups,
     workload_result,
 )
-from stepscope.ui.bench.runs import BenchRun, captured_per_step, whole_steps
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 TASK = BenchTask(workload=load("gpt2"), size="tiny", changes={"batch": "4"}, ranks=2)

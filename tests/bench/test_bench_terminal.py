@@ -8,7 +8,7 @@ import pytest
 from made_results import failed, made_results, made_workload
 
 from stepscope.bench.catalogue import load
-from stepscope.records.bench_result import Rerun
+from stepscope.bench.results import Rerun
 from stepscope.ui.bench.words import bench_answer, rerun_words
 from stepscope.ui.terminal.bench import print_bench, print_list
 

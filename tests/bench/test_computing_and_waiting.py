@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from stepscope.bench import catalogue
-from stepscope.bench.computing_and_waiting import StepMarks, StepParts, mean_parts, split_steps
+from stepscope.bench.steps import StepMarks, StepParts, mean_parts, split_steps
 from stepscope.bench.task import BenchTask
-from stepscope.measure import thread_counters
-from stepscope.measure.thread_counters import ThreadCounters
-from stepscope.ui.bench.runs import plain_steps
+from stepscope.measure import machine
+from stepscope.measure.machine import ThreadCounters
+from stepscope.ui.bench.results import plain_steps
 
 MS = 1_000_000
 linux_only = pytest.mark.skipif(
@@ -139,9 +139,9 @@ def test_a_process_that_others_work_for_is_not_taken_apart(monkeypatch: pytest.M
 
 
 def test_a_system_that_does_not_count_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_counters, "_SCHEDULER", "/no/such/file")
+    monkeypatch.setattr(machine, "_SCHEDULER", "/no/such/file")
     assert StepMarks.here() is None
-    monkeypatch.setattr(thread_counters, "_SCHEDULER", "/dev/null")
+    monkeypatch.setattr(machine, "_SCHEDULER", "/dev/null")
     assert StepMarks.here() is None
 
 

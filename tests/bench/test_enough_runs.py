@@ -12,11 +12,11 @@ from test_against import results, row
 
 from stepscope.bench import catalogue
 from stepscope.bench.enough_runs import MOST_OF_MANY, MOST_RUNS, MOST_S, EnoughRuns, sees
+from stepscope.bench.results import BenchMachine
 from stepscope.bench.rules import CLAIM_RUNS
 from stepscope.bench.task import BenchTask
-from stepscope.records.bench_result import BenchMachine
 from stepscope.ui.bench import suite
-from stepscope.ui.bench.runs import BenchRun, PacedRun
+from stepscope.ui.bench.results import BenchRun, PacedRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable

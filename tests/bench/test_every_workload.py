@@ -17,8 +17,8 @@ import stepscope
 from stepscope.bench.catalogue import load, names
 from stepscope.bench.workload import TrainingPlace
 from stepscope.measure.settings import Settings
-from stepscope.measure.steps import Anchor
-from stepscope.ui.captured_command import capture_to_end
+from stepscope.measure.steps.step_times import Anchor
+from stepscope.ui.jobs.capture import capture_to_end
 
 torch = pytest.importorskip("torch", reason="trains")
 

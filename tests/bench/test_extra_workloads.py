@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from stepscope.bench import catalogue
-from stepscope.bench.targets import steps_to_target
+from stepscope.bench.rules import steps_to_target
 from stepscope.bench.workload import TrainingPlace
-from stepscope.bench.workloads import extra
 
 torch = pytest.importorskip("torch", reason="trains")
 
-NAMES = sorted(catalogue._modules(extra))
+NAMES = sorted(catalogue.EXTRA)
 
 
 @pytest.mark.parametrize(

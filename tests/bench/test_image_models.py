@@ -8,13 +8,16 @@ from torch import nn
 
 from stepscope.bench.catalogue import load
 from stepscope.bench.workload import TrainingPlace
-from stepscope.bench.workloads.dcgan import DCGANDiscriminator, DCGANGenerator
-from stepscope.bench.workloads.diffusion_unet import DiffusionUNet
-from stepscope.bench.workloads.inception_v3 import InceptionV3
-from stepscope.bench.workloads.mobilenet_v3_large import MobileNetV3
-from stepscope.bench.workloads.resnet50 import ResNet, make_stripes
-from stepscope.bench.workloads.vgg16 import VGG
-from stepscope.bench.workloads.wgan_gp import WGANCritic, WGANGenerator, gradient_penalty
+from stepscope.bench.workloads.gans import (
+    DCGANDiscriminator,
+    DCGANGenerator,
+    WGANCritic,
+    WGANGenerator,
+    gradient_penalty,
+)
+from stepscope.bench.workloads.image_classifiers import VGG, ResNet, make_stripes
+from stepscope.bench.workloads.image_generators import DiffusionUNet
+from stepscope.bench.workloads.lean_image_classifiers import InceptionV3, MobileNetV3
 
 NAMES = (
     "resnet50",

@@ -9,14 +9,21 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from stepscope.bench import catalogue, free_memory, predict_peak
-from stepscope.bench.fake_training import FakePlace, train_fake, train_for_real
-from stepscope.bench.memory_ledger import MemoryLedger
-from stepscope.bench.operator_needs import MeasuredNeeds, OperatorNeeds, RealTensor
+from stepscope.bench import catalogue, predict_peak
+from stepscope.bench import predict_peak as free_memory
+from stepscope.bench.fake_training import (
+    FakePlace,
+    MeasuredNeeds,
+    MemoryLedger,
+    OperatorNeeds,
+    RealTensor,
+    train_fake,
+    train_for_real,
+)
+from stepscope.bench.results import PeakRequest, PredictedPeak
 from stepscope.bench.task import BenchTask
 from stepscope.bench.workload import Target, TrainingWorkload
-from stepscope.records.predicted_peak import PeakRequest, PredictedPeak
-from stepscope.ui.bench import fits
+from stepscope.ui.bench import suite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,19 +219,21 @@ def _task(**changes: str) -> BenchTask:
 
 def test_the_refusal_says_what_is_needed_what_is_free_and_what_fits() -> None:
     peak = PredictedPeak(peak_bytes=96_000_000_000, free_bytes=80_000_000_000, device="cuda")
-    assert fits.too_large(peak).startswith("needs about 96.0 GB on the GPU, 80.0 GB are free. Even")
+    assert suite.too_large(peak).startswith(
+        "needs about 96.0 GB on the GPU, 80.0 GB are free. Even"
+    )
     smaller = PredictedPeak(peak_bytes=2, free_bytes=1, ranks=2, fitting_batch=24)
-    assert fits.too_large(smaller).endswith("--set batch=24 fits")
-    assert "for each of 2 ranks" in fits.too_large(smaller)
+    assert suite.too_large(smaller).endswith("--set batch=24 fits")
+    assert "for each of 2 ranks" in suite.too_large(smaller)
 
 
 def test_only_what_may_not_fit_is_predicted() -> None:
     plain = BenchTask(workload=catalogue.load("gpt2"), size="tiny")
-    assert not fits.worth_predicting(plain)
-    assert fits.worth_predicting(_task(batch="4"))
-    assert fits.worth_predicting(BenchTask(workload=plain.workload, size="small"))
+    assert not suite.worth_predicting(plain)
+    assert suite.worth_predicting(_task(batch="4"))
+    assert suite.worth_predicting(BenchTask(workload=plain.workload, size="small"))
     remedied = BenchTask(workload=plain.workload, size="small", remedies=("bf16",))
-    assert not fits.worth_predicting(remedied)
+    assert not suite.worth_predicting(remedied)
 
 
 def test_a_prediction_that_crashes_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,9 +243,9 @@ def test_a_prediction_that_crashes_leaves_the_others(monkeypatch: pytest.MonkeyP
         asked.append(list(requests))
         return [PredictedPeak(peak_bytes=7)] if len(asked) == 1 else [PredictedPeak(peak_bytes=9)]
 
-    monkeypatch.setattr(fits, "_ask", ask)
+    monkeypatch.setattr(suite, "_ask", ask)
     tasks = [_task(batch="1"), _task(batch="2"), _task(batch="3")]
-    peaks = fits.predict_peaks(tasks)
+    peaks = suite.predict_peaks(tasks)
     assert [len(requests) for requests in asked] == [3, 1]
     known = [peaks.of(task) for task in tasks]
     assert [peak and peak.peak_bytes for peak in known] == [7, None, 9]
@@ -245,7 +254,7 @@ def test_a_prediction_that_crashes_leaves_the_others(monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_the_program_answers_each_request_in_a_line() -> None:
     task = _task(batch="4", batches="2", layers="1")
-    peak = fits.predict_peaks([task]).of(task)
+    peak = suite.predict_peaks([task]).of(task)
     assert peak is not None
     assert peak.fits
     assert peak.batch == 4

@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 
 from stepscope.bench.catalogue import load
-from stepscope.bench.rules import broken_rules, in_turns, mean_step, speedup
-from stepscope.bench.targets import reach_target, steps_to_target
+from stepscope.bench.results import BenchMachine, WorkloadResult
+from stepscope.bench.rules import (
+    broken_rules,
+    in_turns,
+    mean_step,
+    reach_target,
+    speedup,
+    steps_to_target,
+)
 from stepscope.bench.task import BenchTask
 from stepscope.bench.workload import Target
-from stepscope.records.bench_result import BenchMachine, WorkloadResult
 
 
 def run_of(ms: float, steps: int = 20) -> np.ndarray:

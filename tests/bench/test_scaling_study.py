@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stepscope.bench.counts import parse_counts
 from stepscope.bench.request import BenchRequest, choose_tasks
-from stepscope.bench.scaling import find_studies, saturation, with_straight_lines
+from stepscope.bench.results import BenchResults, StudyPoint, WorkloadResult
+from stepscope.bench.rules import find_studies, saturation, with_straight_lines
+from stepscope.bench.task import parse_counts
 from stepscope.errors import NotCapturedError, UsageError
-from stepscope.records.bench_result import BenchResults, StudyPoint, WorkloadResult
 from stepscope.records.prediction import Prediction, Setting
-from stepscope.ui.bench.scaling import with_studies
-from stepscope.ui.bench.scaling_words import efficiency_words, prediction_words, saturation_words
-from stepscope.ui.terminal.bench_scaling import draw_bar, print_study
+from stepscope.ui.bench.results import with_studies
+from stepscope.ui.bench.words import efficiency_words, prediction_words, saturation_words
+from stepscope.ui.terminal.bench import draw_bar, print_study
 from stepscope.ui.terminal.console import make_console
 
 if TYPE_CHECKING:

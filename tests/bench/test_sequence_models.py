@@ -14,13 +14,14 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from stepscope.bench.catalogue import load
 from stepscope.bench.workload import TrainingPlace
-from stepscope.bench.workloads.bert_medium import Bert
-from stepscope.bench.workloads.deep_speech_2 import DeepSpeech2
-from stepscope.bench.workloads.gpt2 import GPT2
-from stepscope.bench.workloads.long_rnn import BitStreamRNN
-from stepscope.bench.workloads.moe import Experts, MixtureOfExperts
-from stepscope.bench.workloads.nmt_lstm import TranslationLSTM
-from stepscope.bench.workloads.transformer import TranslationTransformer
+from stepscope.bench.workloads.audio import DeepSpeech2
+from stepscope.bench.workloads.language_models import GPT2, Experts, MixtureOfExperts
+from stepscope.bench.workloads.sequence_models import (
+    Bert,
+    BitStreamRNN,
+    TranslationLSTM,
+    TranslationTransformer,
+)
 
 NAMES = (
     "bert-large", "bert-medium", "deep-speech-2", "gpt2", "long-rnn", "moe", "nmt-lstm",

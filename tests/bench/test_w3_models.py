@@ -10,20 +10,23 @@ import torch
 from torch import nn
 
 from stepscope.bench.catalogue import load
-from stepscope.bench.detection import crop_regions, decode, encode, make_anchors, match, overlap
-from stepscope.bench.go_games import GoGames
 from stepscope.bench.workload import Config, TrainingPlace
 from stepscope.bench.workloads import (
-    actor_critic,
-    dlrm,
-    efficientdet,
-    gat,
-    mask_rcnn,
-    minigo,
-    ncf,
-    pointnet_cls,
-    pointnet_seg,
+    graphs_and_points,
+    instance_segmentation,
+    object_detection,
+    reinforcement_learning,
+    tabular,
 )
+from stepscope.bench.workloads.object_detection import (
+    crop_regions,
+    decode,
+    encode,
+    make_anchors,
+    match,
+    overlap,
+)
+from stepscope.bench.workloads.reinforcement_learning import GoGames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,31 +39,31 @@ NAMES = (
 # Model -> parameters, and who says so.
 PUBLISHED = {
     # Tan et al., table 2.
-    "efficientdet": (efficientdet.EfficientDet, 3.9e6),
+    "efficientdet": (object_detection.EfficientDet, 3.9e6),
     # torchvision's maskrcnn_resnet50_fpn: 44,401,393 without the norms' 53,120.
-    "mask-rcnn": (mask_rcnn.MaskRCNN, 44_401_393 + 53_120),
+    "mask-rcnn": (instance_segmentation.MaskRCNN, 44_401_393 + 53_120),
     # Naumov et al., section 5: "approximately 540M parameters".
-    "dlrm": (dlrm.DLRM, 540e6),
+    "dlrm": (tabular.DLRM, 540e6),
     # Qi et al., table 6.
-    "pointnet-cls": (pointnet_cls.PointNetClassifier, 3.5e6),
+    "pointnet-cls": (graphs_and_points.PointNetClassifier, 3.5e6),
     # Figure 2 by hand: the features of the classifier (3,480,049 less its head of 667,944), then
     # 1088-512-256-128-128-50 with norms.
     "pointnet-seg": (
-        pointnet_seg.PointNetSegmenter,
+        graphs_and_points.PointNetSegmenter,
         2_812_105 + (1089 * 512 + 513 * 256 + 257 * 128 + 129 * 128 + 129 * 50) + 2 * 1024,
     ),
     # MLPerf 0.5's shape by hand: tables, 256-256-128-64, 128-1.
-    "ncf": (ncf.NeuMF, (138_493 + 26_744) * 192 + 257 * 256 + 257 * 128 + 129 * 64 + 129),
+    "ncf": (tabular.NeuMF, (138_493 + 26_744) * 192 + 257 * 256 + 257 * 128 + 129 * 64 + 129),
     # Section 3.3 by hand: 50-4x256-4x256-6x121, two attention vectors a head, biases.
-    "gat": (gat.GAT, (50 + 3) * 1024 + (1024 + 3) * 1024 + (1024 + 3) * 726),
+    "gat": (graphs_and_points.GAT, (50 + 3) * 1024 + (1024 + 3) * 1024 + (1024 + 3) * 726),
     # Section 5.1 by hand, with three actions: 84 x 84 x 4, 16 of 8 x 8, 32 of 4 x 4, 256.
     "actor-critic": (
-        actor_critic.ActorCritic,
+        reinforcement_learning.ActorCritic,
         257 * 16 + 257 * 32 + (9 * 9 * 32 + 1) * 256 + 257 * 4,
     ),
     # Methods by hand: the first convolution, 19 blocks, the policy's and the value's head.
     "minigo": (
-        minigo.GoNet,
+        reinforcement_learning.GoNet,
         (17 * 9 * 256 + 512)
         + 19 * 2 * (256 * 9 * 256 + 512)
         + (2 * 256 + 4 + (2 * 361 + 1) * 362)
@@ -202,7 +205,7 @@ def test_go_counts_stones_and_what_only_they_reach() -> None:
 
 
 def test_the_paddle_under_the_ball_is_the_best_reward() -> None:
-    games = actor_critic.start_games(load("actor-critic").config("tiny"), CPU)
+    games = reinforcement_learning.start_games(load("actor-critic").config("tiny"), CPU)
     games.row[:], games.ball[:], games.paddle[:] = 0, 4, 3
     toward = games.move(torch.full_like(games.row, 2))
     assert toward.eq(1).all()
@@ -215,7 +218,7 @@ def test_the_paddle_under_the_ball_is_the_best_reward() -> None:
 
 def test_returns_are_discounted_from_the_end() -> None:
     rewards = torch.tensor([[1.0], [2.0]])
-    returns = actor_critic.discounted(rewards, torch.tensor([4.0]), 0.5)
+    returns = reinforcement_learning.discounted(rewards, torch.tensor([4.0]), 0.5)
     assert returns[:, 0].tolist() == [1 + 0.5 * (2 + 0.5 * 4), 2 + 0.5 * 4]
 
 
@@ -256,5 +259,5 @@ def test_regions_are_cut_from_the_level_of_their_size(edge: int, stride: int) ->
 
 def test_attention_of_a_node_adds_up_to_one() -> None:
     receiver = torch.tensor([0, 0, 1, 2, 2, 2])
-    shares = gat.softmax_by_receiver(torch.randn(6, 3), receiver, 3)
+    shares = graphs_and_points.softmax_by_receiver(torch.randn(6, 3), receiver, 3)
     assert torch.allclose(torch.zeros(3, 3).index_add(0, receiver, shares), torch.ones(3, 3))

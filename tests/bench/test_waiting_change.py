@@ -13,19 +13,14 @@ from test_against import BASE_MS, only_change, results, row, times
 from test_bench_against import invoke as invoke_fixture
 
 from stepscope.bench.against import compare_results, slower_by, slower_with_machine
+from stepscope.bench.results import BenchResults
 from stepscope.bench.run_change import run_change, smallest_with_runs
 from stepscope.errors import SlowerError
-from stepscope.records.bench_result import BenchResults
-from stepscope.ui.bench.against_words import (
-    against_answer,
-    against_notes,
-    moved_words,
-    parts_words,
-)
-from stepscope.ui.bench.rerun import with_rerun
+from stepscope.ui.bench.results import with_rerun
+from stepscope.ui.bench.words import against_answer, against_notes, moved_words, parts_words
 
 if TYPE_CHECKING:
-    from stepscope.records.bench_result import WorkloadResult
+    from stepscope.bench.results import WorkloadResult
 
 invoke = invoke_fixture
 QUIET = (0.0, 0.01, 0.0, 0.01, 0.0)

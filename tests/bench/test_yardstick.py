@@ -16,7 +16,7 @@ from test_against import MACHINE, only_change, results, row
 
 from stepscope.bench.against import compare_results, slower_by
 from stepscope.bench.enough_runs import EnoughRuns
-from stepscope.bench.yardstick import Yardstick, middle_ratio, step_over_yardstick
+from stepscope.bench.train import Yardstick, middle_ratio, step_over_yardstick
 
 if TYPE_CHECKING:
     from pathlib import Path

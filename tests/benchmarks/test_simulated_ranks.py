@@ -10,12 +10,12 @@ import pytest
 import long_run
 from simulated_ranks import PER_HOST, Plan, host_name, planted, write_simulated
 from stepscope import explain_job, write_report
+from stepscope.explain.engines import Here, Pool
 from stepscope.explain.explain_job import JobTraces
-from stepscope.explain.pool_engine import Here, Pool
-from stepscope.explain.rank_without_trace import summarise_rank
-from stepscope.explain.whole_run.run_calls import MOST_CELLS, most_steps
+from stepscope.explain.incomplete_ranks import summarise_rank
+from stepscope.explain.job.rank_part import MOST_CELLS, most_steps
 from stepscope.records.explanation import Explanation
-from stepscope.ui.contract import explanation_json
+from stepscope.ui.topics.explanation_json import explanation_json
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "cpu-two-ranks"
 RANKS, STEPS = 160, 130

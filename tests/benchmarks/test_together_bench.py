@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from server_runs import write_run
-from stepscope.explain.server_rank import explain_together_folder
+from stepscope.explain.rank_without_steps import explain_together_folder
 from together import Measured, curve, draw, print_table, time_to
 
 OWN = [[10, 10, 30], [10, 30, 10], [30, 10, 10], [10, 10, 10]] * 2

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stepscope.measure.collectives.calls import all_gather, all_reduce, reduce_scatter
-from stepscope.records.collectives.algorithms import ALGORITHMS
+from stepscope.measure.calibrate.collective_algorithms import all_gather, all_reduce, reduce_scatter
+from stepscope.records.collective_schedules import ALGORITHMS
 
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-13, torch.float16: 6e-3, torch.bfloat16: 5e-2}
 PATIENCE = datetime.timedelta(seconds=60)

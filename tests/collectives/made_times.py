@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.records.collectives.algorithms import ALGORITHMS, square_groups
-from stepscope.records.collectives.probes import build_probes
-from stepscope.records.collectives.schedule import COLLECTIVES
+from stepscope.records.collective_schedules import (
+    ALGORITHMS,
+    COLLECTIVES,
+    build_probes,
+    square_groups,
+)
 
 ALPHA, BETA, GAMMA, MESSAGE, START = 1e6, 80.0, 2.0, 1e4, 5e5
 SIZES = [1 << power for power in range(12, 23, 2)]

@@ -8,16 +8,28 @@ from pathlib import Path
 import pytest
 from made_times import ALPHA, BETA, GAMMA, MESSAGE, START, made_raw
 
-from stepscope.predict.collective_formulas import FORMULAS
-from stepscope.predict.laboratory import analyse, measured_crossing
-from stepscope.predict.schedule_cost import count_terms, step_loads
-from stepscope.records.collectives.algorithms import ALGORITHMS, build_schedule, square_groups
-from stepscope.records.collectives.schedule import COLLECTIVES
-from stepscope.records.laboratory import AlgorithmTimes, LaboratoryReport, PredictedSize
-from stepscope.ui.html.laboratory import write_laboratory
-from stepscope.ui.html.schedule_diagram import contribution_words, draw_alone, draw_schedule
-from stepscope.ui.laboratory import crossovers_right, laboratory_answer, laboratory_json
-from stepscope.ui.terminal.laboratory import print_laboratory
+from stepscope.predict.collective_algorithms import FORMULAS
+from stepscope.predict.collective_laboratory import (
+    analyse,
+    count_terms,
+    measured_crossing,
+    step_loads,
+)
+from stepscope.records.collective_schedules import (
+    ALGORITHMS,
+    COLLECTIVES,
+    build_schedule,
+    square_groups,
+)
+from stepscope.records.hardware import AlgorithmTimes, LaboratoryReport, PredictedSize
+from stepscope.ui.html.calibration import (
+    contribution_words,
+    draw_alone,
+    draw_schedule,
+    write_laboratory,
+)
+from stepscope.ui.terminal.measurements import print_laboratory
+from stepscope.ui.topics.measurements import crossovers_right, laboratory_answer, laboratory_json
 
 ROOT = Path(__file__).parent.parent.parent
 

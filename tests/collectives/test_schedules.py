@@ -11,16 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.errors import UsageError
-from stepscope.measure.collectives.plan import plan_rank
-from stepscope.records.collectives.algorithms import ALGORITHMS, build_schedule, square_groups
-from stepscope.records.collectives.probes import build_probes
-from stepscope.records.collectives.proof import WrongScheduleError, prove, simulate
-from stepscope.records.collectives.schedule import (
+from stepscope.measure.calibrate.collective_algorithms import plan_rank
+from stepscope.records.collective_schedules import (
+    ALGORITHMS,
     COLLECTIVES,
     CollectiveSchedule,
     Message,
+    WrongScheduleError,
+    build_probes,
+    build_schedule,
     chunk_bounds,
+    prove,
     runs,
+    simulate,
+    square_groups,
 )
 
 ALL = list(product(ALGORITHMS, COLLECTIVES))

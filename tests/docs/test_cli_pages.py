@@ -12,8 +12,7 @@ import click
 import pytest
 from test_how_to import calls_of_stepscope, parse
 
-from stepscope.ui.cli.catalogue import catalogue
-from stepscope.ui.cli.verbs import VERBS
+from stepscope.ui.cli.verbs import VERBS, catalogue
 
 FOLDER = Path(__file__).parents[2] / "docs/reference/cli"
 INDEX = FOLDER / "README.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.records.host_load import HostLoad, OtherProgram, PlainSteps
+from stepscope.records.rank_facts import HostLoad, OtherProgram, PlainSteps
 
 from .build import Events, op, step
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.explain.compiled.align_calls import align_operators
+from stepscope.explain.compiled.graph_calls import align_operators
 from stepscope.records.compiled import GraphKernel
 
 

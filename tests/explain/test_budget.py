@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from stepscope.explain.budget import mean_budget
+from stepscope.step.timeline import mean_budget
 
 from .build import call, frame, kernel, memcpy, note, overhead, step
 

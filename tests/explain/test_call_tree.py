@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.explain.call_tree import distinct_counts, distinct_places, group
+from stepscope.step.call_tree import distinct_counts, distinct_places, group
 
 close = st.integers(-1, 6)
 far_apart = st.sampled_from([-1, 0, 7, 2**40, 2**62])

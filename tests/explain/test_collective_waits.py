@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from stepscope.explain.collective_waits import divide_unknown
 from stepscope.explain.whole_run.rank_run import explain_run
-from stepscope.records.whole_run import STALL_CAUSES
+from stepscope.records.run import STALL_CAUSES
 
 from .whole_run.columns import columns, ns
 

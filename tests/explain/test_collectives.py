@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stepscope.explain.collectives import bus_factor, kind_of, size_bytes
 from stepscope.records.trace import CollectiveArgs
+from stepscope.step.collectives import bus_factor, kind_of, size_bytes
 
 from .build import WORKER, kernel, nccl, note, op, step
 

@@ -9,11 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.explain.compiled import explain_compiled, is_mostly_compiled
-from stepscope.explain.compiled.compilations import compile_seconds, list_eager, list_recompiled
-from stepscope.explain.explain_rank import explain_analysis
-from stepscope.explain.flops.compiled_regions import price_graph
+from stepscope.explain.compiled.summary import compile_seconds, list_eager, list_recompiled
+from stepscope.explain.flops.prices import price_graph
+from stepscope.explain.rank import explain_analysis, truncate_tables
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.explain.truncate_tables import truncate_tables
 from stepscope.records.compiled import (
     Compilation,
     CompiledGraph,
@@ -22,9 +21,9 @@ from stepscope.records.compiled import (
     GraphKernel,
     GraphOperator,
 )
-from stepscope.records.devices import find_device
-from stepscope.records.place import Place
-from stepscope.records.rank_inputs import RankInputs
+from stepscope.records.hardware import find_device
+from stepscope.records.rank import RankInputs
+from stepscope.records.source_lines import Place
 
 from .build import graph, kernel, note, op, step
 
@@ -75,7 +74,7 @@ def broken_step(start: float) -> list[Events]:
 def test_a_break_costs_the_time_between_its_graphs(
     read: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.explain.compiled.breaks.event_cost_ns", lambda *_: 1000.0)
+    monkeypatch.setattr("stepscope.explain.compiled.summary.event_cost_ns", lambda *_: 1000.0)
     steps = [step(n, start=1000 * n, dur=1000) for n in (1, 2)]
     analysis = analysed(
         read, CompilerRecord(breaks=(BREAK,)), *steps, *broken_step(1000), *broken_step(2000)

@@ -9,19 +9,16 @@ import pytest
 
 from benches import analyse
 from stepscope import explain_rank
-from stepscope.explain.cpu_use import measure_cpu_use
-from stepscope.explain.explain_rank import explain_analysis
+from stepscope.explain.cpu_use import free_threads, idle_cores, measure_cpu_use, speedup
 from stepscope.explain.findings import BESIDE_OTHERS, slow_products, thread_oversubscription
-from stepscope.explain.machine_load import free_threads, idle_cores
+from stepscope.explain.rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.explain.replay.cpu_overhead import event_cost_ns
-from stepscope.explain.threading_gain import speedup
 from stepscope.explain.verdict import judge
+from stepscope.records.hardware import Profile
 from stepscope.records.job import RankFolder
-from stepscope.records.place import Place
-from stepscope.records.profile import Profile
-from stepscope.records.rank_inputs import RankInputs
-from stepscope.records.stack_samples import StackSamples
+from stepscope.records.rank import RankInputs
+from stepscope.records.source_lines import Place, StackSamples
+from stepscope.step.correct import event_cost_ns
 
 from .build import kernel, op, step
 from .cpu_steps import CROWDED, LARGE, SECOND, SLOW, SMALL, counters, load_of, steps
@@ -30,8 +27,8 @@ from .whole_run.columns import columns
 if TYPE_CHECKING:
     from stepscope.explain.cpu_use import CpuUse
     from stepscope.records.explanation import Finding, RankExplanation
-    from stepscope.records.host_load import HostLoad, PlainSteps
-    from stepscope.records.step_columns import StepColumns
+    from stepscope.records.rank import StepColumns
+    from stepscope.records.rank_facts import HostLoad, PlainSteps
     from stepscope.records.trace import Trace
 
     from .conftest import Read

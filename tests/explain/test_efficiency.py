@@ -10,21 +10,20 @@ import pytest
 from benches import analyse
 from stepscope import explain_rank, read_trace
 from stepscope.explain.efficiency import measure_efficiency
-from stepscope.explain.truncate_tables import truncate_tables
+from stepscope.explain.rank import truncate_tables
 from stepscope.explain.verdict import judge
-from stepscope.records.devices import find_device
 from stepscope.records.explanation import StepTime
-from stepscope.records.measured_steps import MeasuredSteps
-from stepscope.records.profile import Profile
-from stepscope.ui.contract import explanation_json
+from stepscope.records.hardware import Profile, find_device
+from stepscope.records.rank import MeasuredSteps
+from stepscope.ui.topics.explanation_json import explanation_json
 
 from .build import AUTOGRAD, Events, graph, kernel, memcpy, note, op, step
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.records.efficiency import Efficiency, Spot
     from stepscope.records.explanation import RankExplanation
+    from stepscope.records.hardware import Efficiency, Spot
 
     from .conftest import Explain, Read
 

@@ -17,9 +17,8 @@ import pytest
 
 from stepscope.errors import StepscopeError, UnreadableInputError
 from stepscope.explain import explain_job as run_module
-from stepscope.explain.engines import FILES_PER_WORKER, map_in_order
+from stepscope.explain.engines import FILES_PER_WORKER, Here, Pool, _start_method, map_in_order
 from stepscope.explain.explain_job import JobTraces, explain_job
-from stepscope.explain.pool_engine import Here, Pool, _start_method
 
 from .build import Events, kernel, nccl, op, step, write
 
@@ -115,7 +114,7 @@ UNGUARDED = """
 import os, threading, time
 from pathlib import Path
 from workers import where
-from stepscope.explain.pool_engine import Pool
+from stepscope.explain.engines import Pool
 
 print("begins", os.getpid())
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
@@ -360,7 +359,7 @@ def test_a_missing_package_is_named(job: Path, engine: str) -> None:
         "import os, sys; sys.modules['ray'] = sys.modules['torch'] = None\n"
         "os.environ |= dict(RANK='0', WORLD_SIZE='1', MASTER_ADDR='x', MASTER_PORT='1')\n"
         f"sys.argv = ['stepscope', 'explain', {str(job)!r}, '--engine', {engine!r}]\n"
-        "from stepscope.ui.cli.main import main; main()\n"
+        "from stepscope.ui.cli.verbs import main; main()\n"
     )
     done = call("-c", script)
     assert done.returncode == 2
@@ -371,7 +370,7 @@ def test_workers_leave_when_their_parent_was_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(
         "import os, time\n"
-        "from stepscope.explain.pool_engine import _start_pool\n"
+        "from stepscope.explain.engines import _start_pool\n"
         "def pid(_):\n    time.sleep(0.2)\n    return os.getpid()\n"
         "pool = _start_pool(2)\n"
         "print(*set(pool.map(pid, range(4))), flush=True)\n"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stepscope.explain.explain_rank import explain_rank
+from stepscope.explain.rank import explain_rank
 from stepscope.records.strategies import RankDataParallel
 
 from .build import AUTOGRAD, Events, frame, note, step
@@ -164,8 +164,8 @@ def test_passes_of_real_processes_are_counted(tmp_path: Path, how: str, passes: 
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((out / "run.json").read_text())["world_size"] == 2
-    from stepscope.trace.rank_folder import read_rank_folder
     from stepscope.trace.read import read_trace
+    from stepscope.trace.run_folder.rank_folder import read_rank_folder
 
     from .strategies.found import strategies_of
 

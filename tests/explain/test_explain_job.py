@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stepscope import NotCapturedError, UnreadableInputError, UsageError
-from stepscope.explain.explain_job import JobTraces, explain_job
-from stepscope.explain.separate_jobs import SeveralJobsError
+from stepscope.explain.explain_job import JobTraces, SeveralJobsError, explain_job
 from stepscope.explain.verdict import put_cause_first
 from stepscope.records.explanation import Finding
 

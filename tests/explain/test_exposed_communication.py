@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stepscope.explain.explain_rank import explain_rank
+from stepscope.explain.rank import explain_rank
 
 from .build import AUTOGRAD, Events
 from .strategies.found import ENGINE, comm, compute

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stepscope.explain.explain_rank import explain_rank
+from stepscope.explain.rank import explain_rank
 from stepscope.explain.verdict import judge
 from stepscope.records.job import RankFolder
 

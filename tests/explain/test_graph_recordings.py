@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from stepscope.explain.explain_rank import explain_analysis
-from stepscope.explain.graph_recordings import add_recordings, find_recorded
+from stepscope.explain.rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.compiled import CapturedGraph, CapturedOperator
-from stepscope.records.place import Place
-from stepscope.records.rank_inputs import RankInputs
+from stepscope.records.rank import RankInputs
+from stepscope.records.source_lines import Place
+from stepscope.step.cuda_graphs import add_recordings, find_recorded
 
 from .build import Events, graph, kernel, step
 

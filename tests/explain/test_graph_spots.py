@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from stepscope.explain.explain_rank import explain_analysis
+from stepscope.explain.rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.compiled import CompiledGraph, CompilerRecord, GraphKernel
-from stepscope.records.optimizer_line import OptimizerLine
-from stepscope.records.rank_inputs import RankInputs
+from stepscope.records.rank import RankInputs
+from stepscope.records.rank_facts import OptimizerLine
 
 from .build import graph, kernel, note, op, step
 from .test_kernel_pieces import CALL, CODE, NORM, OPERATORS, PRODUCT, RECORD, SCALE
 
 if TYPE_CHECKING:
-    from stepscope.records.efficiency import Spot
+    from stepscope.records.hardware import Spot
 
     from .conftest import Read
 

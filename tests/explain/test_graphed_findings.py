@@ -10,15 +10,15 @@ import pytest
 
 from benches import analyse, bench_for
 from stepscope import explain_rank, read_trace
-from stepscope.explain.explain_rank import explain_analysis
 from stepscope.explain.findings import compile_time
 from stepscope.explain.findings.below_roof import REACHABLE
-from stepscope.explain.graph_replays import find_gaps_in_replays, find_replayed, replayed_share
+from stepscope.explain.rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.predict.outcome import Refused
+from stepscope.predict.declaration import Refused
 from stepscope.predict.whatifs import cuda_graphs, optimizer, precision
 from stepscope.records.compiled import CompiledGraph, CompiledWork, CompilerRecord, GraphKernel
-from stepscope.records.rank_inputs import RankInputs
+from stepscope.records.rank import RankInputs
+from stepscope.step.cuda_graphs import find_gaps_in_replays, find_replayed, replayed_share
 
 from .build import Events, call, graph, kernel, op, step
 

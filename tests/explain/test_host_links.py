@@ -6,10 +6,16 @@ from typing import Any
 
 import pytest
 
-from stepscope.explain.host_links import blame_links, find_slow_links, list_host_links
-from stepscope.explain.hosts import columns_by_host, ranks_by_host, reach_of
+from stepscope.explain.job.hosts import (
+    blame_links,
+    columns_by_host,
+    find_slow_links,
+    list_host_links,
+    ranks_by_host,
+    reach_of,
+)
 from stepscope.records.job import RankPart
-from stepscope.records.links import HostLink, PeerTraffic, RankLinks
+from stepscope.records.rank_facts import HostLink, PeerTraffic, RankLinks
 
 from .whole_run.calls import part_of
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stepscope import read_trace
-from stepscope.explain.idle import BLOCKING_CALL
 from stepscope.records.explanation import GAP_CAUSES
+from stepscope.step.timeline import BLOCKING_CALL
 
 from .build import (
     AUTOGRAD,

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.explain import intervals
+from stepscope.step import intervals
 
 if TYPE_CHECKING:
-    from stepscope.explain.intervals import Set
+    from stepscope.step.intervals import Set
 
 # A span covers the integers start, start + 1, .., end - 1; spans of length 0 cover none.
 spans = st.lists(

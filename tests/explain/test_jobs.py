@@ -29,7 +29,7 @@ BLOCKS = [0, pytest.param(1, marks=pytest.mark.slow)]
 
 
 def join(parts: Sequence[RankPart], profiles: Sequence[Any] = ()) -> Joined:
-    from stepscope.explain.job import join_ranks
+    from stepscope.explain.job.all_ranks import join_ranks
 
     return join_ranks(parts, profiles)
 
@@ -236,7 +236,7 @@ def test_nobody_is_accused_in_healthy_jobs(ranks: int, block: int) -> None:
 @pytest.mark.parametrize(("ranks", "jobs"), [(2, 600), (4, 600), (8, 600), (64, 300), (1024, 50)])
 def test_chance_accuses_nobody(ranks: int, jobs: int) -> None:
     """Steps of 5% noise alone, so that there are enough jobs to see one in a hundred."""
-    from stepscope.explain.stragglers import find_stragglers
+    from stepscope.explain.job.stragglers import find_stragglers
 
     accused = Counter[int]()
     for seed in range(jobs):
@@ -564,10 +564,10 @@ def test_a_trace_on_disk_says_what_the_rank_recorded(
     tmp_path: Path, form: Form, backend: Any
 ) -> None:
     from stepscope import read_trace
-    from stepscope.explain.collective_calls import list_calls
-    from stepscope.explain.steps import find_steps
-    from stepscope.explain.work import find_work
-    from stepscope.trace.rank_folder import read_rank_folder
+    from stepscope.step.collectives import list_calls
+    from stepscope.step.steps import find_steps
+    from stepscope.step.work import find_work
+    from stepscope.trace.run_folder.rank_folder import read_rank_folder
 
     job = make_job(small(form, ranks=4, stages=2, backend=backend, rounds=5, offset_ns=1e9))
     paths = write_job(tmp_path, job)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stepscope.explain.compiled import explain_compiled, open_regions
-from stepscope.explain.compiled.align_calls import align_kernels, align_operators
-from stepscope.explain.compiled.kernel_lines import split_fused_name
-from stepscope.explain.explain_rank import explain_analysis
+from stepscope.explain.compiled.graph_calls import align_kernels, align_operators
+from stepscope.explain.compiled.graph_kernels import split_fused_name
+from stepscope.explain.rank import explain_analysis
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.compiled import CompiledGraph, CompilerRecord, GraphKernel, GraphOperator
-from stepscope.records.place import Place
-from stepscope.records.rank_inputs import RankInputs
+from stepscope.records.rank import RankInputs
+from stepscope.records.source_lines import Place
 from stepscope.ui.html.picture import draw_rank
 
 from .build import frame, graph, kernel, note, op, step

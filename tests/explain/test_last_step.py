@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stepscope.explain.steps import find_steps
-from stepscope.explain.work import find_work
+from stepscope.step.steps import find_steps
+from stepscope.step.work import find_work
 
 from .build import Events, note, op, step
 

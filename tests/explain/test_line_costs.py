@@ -8,12 +8,12 @@ import pytest
 
 from stepscope.errors import NotCapturedError
 from stepscope.explain.lines import cost_lines
-from stepscope.explain.lines.operator_times import operator_times, tensor_shapes, work_of
+from stepscope.explain.lines.costs import operator_times, tensor_shapes, work_of
 
 from .build import AUTOGRAD, MAIN, Events, kernel, note, op, step
 
 if TYPE_CHECKING:
-    from stepscope.records.line_costs import LineCosts
+    from stepscope.records.source_lines import LineCosts
 
     from .conftest import Read
 

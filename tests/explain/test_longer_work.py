@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stepscope.explain.longer_work import longer_work_ns
+from stepscope.explain.budget import longer_work_ns
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.records.rank_inputs import RankInputs
+from stepscope.records.rank import RankInputs
 
 from .build import kernel, op, step
 

@@ -14,13 +14,13 @@ import pytest
 from rich.console import Group
 
 from stepscope.errors import UnreadableInputError
-from stepscope.explain.explain_nccl import explain_nccl
 from stepscope.explain.findings import find_in_nccl, load_rules
+from stepscope.explain.nccl_logs import explain_nccl
 from stepscope.records.explanation import Finding, NcclSummary
 from stepscope.records.nccl import NcclLog
 from stepscope.trace.nccl_log import read_nccl_log
 from stepscope.ui.terminal.console import make_console
-from stepscope.ui.terminal.nccl import nccl_sections
+from stepscope.ui.terminal.distributed import nccl_sections
 
 PAGES = Path(__file__).parents[2] / "docs/findings"
 

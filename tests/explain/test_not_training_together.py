@@ -12,10 +12,10 @@ from jobs_files import write_job
 from stepscope.explain.explain_job import explain_job
 from stepscope.explain.findings import not_training_together
 from stepscope.explain.findings.evidence import JobEvidence
-from stepscope.explain.job import join_ranks
-from stepscope.explain.membership import exchanges_gradients
+from stepscope.explain.job.all_ranks import join_ranks
+from stepscope.explain.job.rank_part import exchanges_gradients
 from stepscope.records.job import Membership
-from stepscope.ui.contract import explanation_json
+from stepscope.ui.topics.explanation_json import explanation_json
 
 if TYPE_CHECKING:
     from pathlib import Path

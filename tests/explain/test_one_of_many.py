@@ -9,7 +9,7 @@ import pytest
 
 import stepscope
 from stepscope.records.explanation import Finding
-from stepscope.trace.similar_runs import find_similar_runs
+from stepscope.trace.run_folder.related_runs import find_similar_runs
 
 from .build import Events, kernel, step, write
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.explain.explain_rank import explain_rank
-from stepscope.explain.flops.phases import PHASES, find_phases
-from stepscope.explain.optimizer_steps import in_optimizer
+from stepscope.explain.rank import explain_rank
+from stepscope.step.phases import PHASES, find_phases, in_optimizer
 
 from .build import AUTOGRAD, Events, note, op, step
 from .conftest import Read

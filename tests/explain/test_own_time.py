@@ -12,13 +12,13 @@ from rich.console import Console
 from jobs import Fault, Plan, make_job
 from jobs_files import write_job
 from stepscope.explain.explain_job import explain_job
-from stepscope.explain.rank_steps import own_ms, typical_step
-from stepscope.explain.stragglers import find_stragglers
-from stepscope.records.figures import milliseconds
+from stepscope.explain.job.rank_part import own_ms, typical_step
+from stepscope.explain.job.stragglers import find_stragglers
 from stepscope.records.job import RankSteps, RankTimes
-from stepscope.ui.contract import explanation_json
-from stepscope.ui.health import check_health
+from stepscope.text.figures import milliseconds
 from stepscope.ui.terminal.explanation import _ranks
+from stepscope.ui.terminal.health import check_health
+from stepscope.ui.topics.explanation_json import explanation_json
 
 if TYPE_CHECKING:
     from stepscope.records.explanation import Explanation

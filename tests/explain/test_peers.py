@@ -42,9 +42,9 @@ import numpy as np
 import pytest
 
 from stepscope import read_trace
-from stepscope.explain.timeline import divide
-from stepscope.explain.work import Kind, find_work
 from stepscope.records.trace import DeviceKind
+from stepscope.step.timeline import divide
+from stepscope.step.work import Kind, find_work
 
 from .peers import (
     hta_breakdown,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from stepscope.explain.python_functions import is_library, place_of, user_frames
+from stepscope.explain.host_calls import is_library, place_of, user_frames
 
 from .build import frame, kernel, op
 

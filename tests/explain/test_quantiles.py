@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.explain.quantiles import median, medians, quantile
+from stepscope.step.statistics import median, medians, quantile
 
 values = st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=30)
 

@@ -11,17 +11,15 @@ import pytest
 
 import stepscope
 from stepscope.errors import NotCapturedError
-from stepscope.explain.empty_part import empty_part
 from stepscope.explain.explain_job import explain_job
-from stepscope.explain.rank_without_trace import describe_untraced, is_rank_folder, split_attempts
-from stepscope.explain.whole_run.all_ranks import measure_spread
-from stepscope.explain.whole_run.run_calls import MOST_CELLS, calls_of_run, most_steps
-from stepscope.records.ranks_without_trace import RankWithoutTrace, number_spans
-from stepscope.records.run_calls import LoggedCollectives
-from stepscope.records.step_columns import StepColumns
-from stepscope.records.whole_run import RankRun
+from stepscope.explain.incomplete_ranks import describe_untraced, is_rank_folder, split_attempts
+from stepscope.explain.job.rank_part import MOST_CELLS, calls_of_run, empty_part, most_steps
+from stepscope.explain.whole_run.account import measure_spread
+from stepscope.records.job import LoggedCollectives
+from stepscope.records.rank import RankWithoutTrace, StepColumns, number_spans
+from stepscope.records.run import RankRun
 from stepscope.trace.discover import find_job_files
-from stepscope.ui.contract import explanation_json
+from stepscope.ui.topics.explanation_json import explanation_json
 
 
 def untraced(

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from benches import analyse
 from measured import read_measured_steps
-from stepscope.explain.record_step import budget_of_record, with_correction, with_measured
+from stepscope.explain.budget import budget_of_record, with_correction, with_measured
 from stepscope.records.explanation import Budget, Part, StepTime
-from stepscope.records.measured_steps import MeasuredSteps
-from stepscope.records.whole_run import RankRun, Stall, StepTimes
+from stepscope.records.rank import MeasuredSteps
+from stepscope.records.run import RankRun, Stall, StepTimes
 
 from .build import op
 from .conftest import Read

@@ -16,7 +16,7 @@ import stepscope
 from split_runs import BEGAN_S, ENDED_S, change_host, change_rank, split_run, two_host_run
 from split_runs import without_paths as strip
 from stepscope.errors import UsageError
-from stepscope.ui.contract import explanation_json
+from stepscope.ui.topics.explanation_json import explanation_json
 
 SCRIPT = Path(__file__).parents[1] / "measure" / "scripts" / "ddp.py"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.stragglers import find_stragglers
+from stepscope.explain.job.stragglers import find_stragglers
 from stepscope.records.job import Stragglers
 
 MS = 1_000_000

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stepscope.explain.replay.graph import CallKind, Calls, StepGraph, Tasks
-from stepscope.explain.replay.schedule import replay, step_ns
-from stepscope.explain.replay.steady import step_ends
+from stepscope.step.graph import CallKind, Calls, StepGraph, Tasks
+from stepscope.step.replay import replay, step_ends, step_ns
 
 
 def made_graph(

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.steps import step_of
 from stepscope.records.explanation import Step
+from stepscope.step.steps import step_of
 
 from .build import AUTOGRAD, ZERO_NS, describing, kernel, note, op, step
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.explain.timeline import divide
-from stepscope.explain.work import Kind, find_work
+from stepscope.step.timeline import divide
+from stepscope.step.work import Kind, find_work
 
 from .build import (
     AUTOGRAD,

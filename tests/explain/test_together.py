@@ -14,22 +14,21 @@ from server_runs import BEGAN_NS, MS, write_run
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.explain.findings.barrier_waits import find as find_barrier_waits
 from stepscope.explain.findings.server_bound import find as find_server_bound
-from stepscope.explain.together.straggling import find_straggling, mean_of_slowest
-from stepscope.explain.together.summary import summarise_together
-from stepscope.explain.whole_run.late_ranks import judge_whole_run
-from stepscope.records.together import (
+from stepscope.explain.job.late_ranks import judge_whole_run
+from stepscope.explain.parameter_server import find_straggling, mean_of_slowest, summarise_together
+from stepscope.records.folders import COORDINATOR_FILE, SERVER_FOLDER
+from stepscope.records.job import WorkerTimes
+from stepscope.records.server_log import (
     LostUpdates,
     MemberChange,
     ShardRestored,
     event_line,
     worker_file,
 )
-from stepscope.records.together_folder import COORDINATOR_FILE, FOLDER
-from stepscope.records.worker_times import WorkerTimes
-from stepscope.trace.together_files import read_together
+from stepscope.trace.run_folder.server_events import read_server_events
 from stepscope.ui.cli.explain import command as explain_command
 from stepscope.ui.cli.whatif import command as whatif_command
-from stepscope.ui.contract import explanation_json
+from stepscope.ui.topics.explanation_json import explanation_json
 
 from .whole_run.calls import part_of, run_of
 
@@ -44,7 +43,7 @@ def transient(steps: int = 120, workers: int = 4) -> list[list[float]]:
 
 
 def summary_of(run):
-    events = read_together([run])
+    events = read_server_events([run])
     assert events is not None
     return summarise_together(events)
 
@@ -206,7 +205,7 @@ def test_one_worker_waits_for_nobody(tmp_path) -> None:
 
 
 def test_a_killed_worker_leaves_half_a_line(paper) -> None:
-    file = paper / FOLDER / worker_file(1, 0)
+    file = paper / SERVER_FOLDER / worker_file(1, 0)
     whole = summary_of(paper)
     with file.open("a") as lines:
         lines.write('{"event":"pull","wor')
@@ -214,7 +213,7 @@ def test_a_killed_worker_leaves_half_a_line(paper) -> None:
 
 
 def test_lines_that_no_server_writes_are_left_out_and_counted(paper) -> None:
-    file = paper / FOLDER / worker_file(1, 0)
+    file = paper / SERVER_FOLDER / worker_file(1, 0)
     whole = summary_of(paper)
     odd = ['{"event":"push","worker":1,"clock":-7}', "[]", '{"event":"pull","worker":"x"}', "\x00"]
     file.write_text("\n".join([*odd, file.read_text()]))
@@ -225,7 +224,7 @@ def test_lines_that_no_server_writes_are_left_out_and_counted(paper) -> None:
 
 
 def test_a_diverged_loss_keeps_its_step(paper) -> None:
-    file = paper / FOLDER / worker_file(1, 0)
+    file = paper / SERVER_FOLDER / worker_file(1, 0)
     file.write_text(file.read_text().replace('"loss":0.5', '"loss":NaN'))
     summary = summary_of(paper)
     assert summary.updates == 12
@@ -238,20 +237,22 @@ def test_deaths_and_restored_shards_are_told(paper) -> None:
     evicted = MemberChange(change="evicted", worker=2, life=0, clock=4, **common)
     lost = (LostUpdates(member="0.0", first=2, last=3),)
     restored = ShardRestored(shard=0, epoch=2, source="checkpoint", lost=lost, took_ns=MS, **common)
-    (paper / FOLDER / COORDINATOR_FILE).write_text(event_line(evicted) + event_line(restored))
+    (paper / SERVER_FOLDER / COORDINATOR_FILE).write_text(
+        event_line(evicted) + event_line(restored)
+    )
     summary = summary_of(paper)
     assert (summary.evicted, summary.restored, summary.lost_updates) == ((2,), (0,), 2)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"mode":"sometimes"}', '{"mode":7}'])
 def test_a_server_that_is_not_described_is_unreadable(paper, content) -> None:
-    (paper / FOLDER / "server.json").write_text(content)
+    (paper / SERVER_FOLDER / "server.json").write_text(content)
     with pytest.raises(UnreadableInputError, match=r"server\.json"):
         stepscope.explain(paper)
 
 
 def test_a_server_without_a_finished_step_is_not_captured(paper) -> None:
-    for file in (paper / FOLDER).glob("*.jsonl"):
+    for file in (paper / SERVER_FOLDER).glob("*.jsonl"):
         file.unlink()
     with pytest.raises(NotCapturedError, match="no worker finished a step"):
         stepscope.explain(paper)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
-from stepscope.explain.explain_rank import explain_rank
-from stepscope.explain.truncate_tables import OTHERS, truncate_tables
+from stepscope.explain.rank import OTHERS, explain_rank, truncate_tables
 from stepscope.records.memory import Memory, ModuleBytes, SiteBytes
 from stepscope.trace.read import read_trace
 

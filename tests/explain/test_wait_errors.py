@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from jobs import Plan, make_job
-from stepscope.explain.arrivals import align_block
 from stepscope.explain.collective_waits import divide_unknown
-from stepscope.explain.job import join_ranks
-from stepscope.explain.whole_run.late_ranks import _wait_errors
+from stepscope.explain.job.all_ranks import join_ranks
+from stepscope.explain.job.arrivals import align_block
+from stepscope.explain.job.late_ranks import _wait_errors
 from stepscope.explain.whole_run.rank_run import explain_run
 from stepscope.records.job import Clock, LastArriver
-from stepscope.trace.matching import match_collectives
-from stepscope.ui.distributed import own_wait_words
-from stepscope.ui.run_words import stall_time_words
+from stepscope.trace.matched_collectives import match_collectives
+from stepscope.ui.topics.distributed import own_wait_words
+from stepscope.ui.words import stall_time_words
 
 from .whole_run.columns import columns, ns
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 import stepscope
-from stepscope.explain.window_waits import without_window_waits
+from stepscope.explain.collective_waits import without_window_waits
 from stepscope.records.explanation import Part
 
 if TYPE_CHECKING:

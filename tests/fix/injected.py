@@ -25,11 +25,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.chosen import choose, choose_all
+from stepscope.fix.named_changes import choose, choose_all
 from stepscope.fix.proposal import Proposal, Script, edited
 from stepscope.measure.settings import Settings
 from stepscope.records.script_facts import ScriptFacts
-from stepscope.ui.job_environment import capture_variables
+from stepscope.ui.jobs.environment import capture_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

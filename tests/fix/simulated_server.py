@@ -18,17 +18,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from stepscope.fix.server.client import WorkerClient
-from stepscope.fix.server.compression import Compression, GradientPacker
 from stepscope.fix.server.coordinator import Coordinator
-from stepscope.fix.server.layout import Layout, flatten, shard_layouts
-from stepscope.fix.server.messages import TakeCheckpoint, Unreachable
-from stepscope.fix.server.optimizer_recipe import make_recipe
+from stepscope.fix.server.membership import Timing
+from stepscope.fix.server.messages import (
+    Compression,
+    GradientPacker,
+    Layout,
+    TakeCheckpoint,
+    Unreachable,
+    flatten,
+    shard_layouts,
+)
 from stepscope.fix.server.shard import ShardServer
-from stepscope.fix.server.shard_directory import Timing
-from stepscope.fix.server.shard_state import ShardRecipe, ShardSnapshot
-from stepscope.records.consistency import Consistency
-from stepscope.records.together import ServerEvent
+from stepscope.fix.server.shard_state import ShardRecipe, ShardSnapshot, make_recipe
+from stepscope.fix.server.worker import WorkerClient
+from stepscope.records.change_values import Consistency
+from stepscope.records.server_log import ServerEvent
 
 RANKS, LIVES, CLOCKS = 4, 12, 60
 

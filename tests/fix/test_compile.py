@@ -9,7 +9,7 @@ from injected import TRAINING, assert_patch_trains_the_same, patch_of, run_injec
 from training_scripts import ADVERSARIAL, CLIPS, CONVOLUTIONS, DDP, TRAINER
 
 from stepscope.errors import UsageError
-from stepscope.fix.chosen import choose
+from stepscope.fix.named_changes import choose
 from stepscope.fix.remedies.compile import FIX
 from stepscope.records.script_facts import ScriptFacts
 

@@ -8,8 +8,7 @@ import pytest
 from injected import TRAINING, run_injected
 
 from stepscope.errors import UsageError
-from stepscope.fix.chosen import choose
-from stepscope.fix.controls import CONTROLS
+from stepscope.fix.named_changes import CONTROLS, choose
 from stepscope.fix.remedies import FIXES
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from ddp_scripts import BRANCHES, PLAIN
 from injected import assert_patch_trains_the_same, patch_of, run_injected
 
 from stepscope.errors import UsageError
-from stepscope.fix.chosen import choose, choose_all
-from stepscope.fix.ddp_options import count_buckets
+from stepscope.fix.built_objects import count_buckets
+from stepscope.fix.named_changes import choose, choose_all
 from stepscope.fix.proposal import Script, edited
 from stepscope.records.script_facts import Built, Frame, ScriptFacts
 

@@ -12,12 +12,18 @@ import pytest
 import torch
 from torch.nn import functional
 
-from stepscope.fix.saved.encodings import bits, encode_use, encode_value, pooling_spec
-from stepscope.fix.saved.encodings import device_kernels as chosen
+from stepscope.fix.saved.encodings import encode_use, encode_value, pooling_spec
+from stepscope.fix.saved.encodings import encoded as chosen
+from stepscope.fix.saved.encodings import exact as bits
 from stepscope.fix.saved.encodings.encoded import BITS_OF, same_bits
-from stepscope.fix.saved.encodings.four_bits import encode_four_bits, hashed, pack_groups
-from stepscope.fix.saved.encodings.fused_relu import ReluOutputFromBits
-from stepscope.fix.saved.encodings.reduced import SHORT_FLOATS, pack_blocks
+from stepscope.fix.saved.encodings.lossy import (
+    SHORT_FLOATS,
+    encode_four_bits,
+    hashed,
+    pack_blocks,
+    pack_groups,
+)
+from stepscope.fix.saved.encodings.outcomes import ReluOutputFromBits
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

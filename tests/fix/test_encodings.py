@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
-from stepscope.fix.saved.encoding_names import LOSSY, described
 from stepscope.fix.saved.encodings import (
     Geometry,
     encode_use,
@@ -23,11 +22,21 @@ from stepscope.fix.saved.encodings import (
     outcome_for,
     pooling_spec,
 )
-from stepscope.fix.saved.encodings.bits import pack_codes, packed_bytes, unpack_codes
-from stepscope.fix.saved.encodings.encoded import BITS_OF, dense, same_bits
-from stepscope.fix.saved.encodings.narrow import narrow_spec
-from stepscope.fix.saved.encodings.pending_check import PendingCheck, settle_waiting
-from stepscope.fix.saved.encodings.sparse import sparse_spec
+from stepscope.fix.saved.encodings.encoded import (
+    BITS_OF,
+    PendingCheck,
+    dense,
+    same_bits,
+    settle_waiting,
+)
+from stepscope.fix.saved.encodings.exact import (
+    narrow_spec,
+    pack_codes,
+    packed_bytes,
+    sparse_spec,
+    unpack_codes,
+)
+from stepscope.fix.saved.step_record import LOSSY, described
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 ODD = [

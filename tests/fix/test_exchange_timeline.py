@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.fix.ddp.bucket_tuner import choose_fastest
+from stepscope.fix.ddp.bucket_tuner import TriedBuckets, TuningResult, choose_fastest
 from stepscope.fix.ddp.exchange_timeline import (
     BucketTimes,
     ExchangeCosts,
@@ -13,7 +13,6 @@ from stepscope.fix.ddp.exchange_timeline import (
     predict_timeline,
 )
 from stepscope.fix.ddp.reducer import BucketSizes
-from stepscope.fix.ddp.tuning_report import TriedBuckets, TuningResult
 
 COSTS = ExchangeCosts(per_bucket_ns=1_000.0, per_byte_ns=2.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepscope.fix.frames import users_frames
+from stepscope.fix.watch_script import users_frames
 from stepscope.records.script_facts import Frame
 
 

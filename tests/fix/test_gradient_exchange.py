@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stepscope.fix import gradient_exchange
-from stepscope.fix.gradient_exchange import GradientExchange
 from stepscope.fix.refusal import EXIT_CODE, TrainingStopped
+from stepscope.fix.remedies import sync_once
+from stepscope.fix.remedies.sync_once import GradientExchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,7 +96,7 @@ class Job:
 @pytest.fixture(autouse=True)
 def averaged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     ddps: list[Any] = []
-    monkeypatch.setattr(gradient_exchange, "average_gradients", ddps.append)
+    monkeypatch.setattr(sync_once, "average_gradients", ddps.append)
     return ddps
 
 
@@ -181,7 +181,7 @@ def test_gradients_that_cannot_be_averaged_are_never_passed_over(
     def fail(_ddp: Any) -> None:
         raise RuntimeError("connection closed")
 
-    monkeypatch.setattr(gradient_exchange, "average_gradients", fail)
+    monkeypatch.setattr(sync_once, "average_gradients", fail)
     job = Job(3)
     job.one_pass()
     with pytest.raises(TrainingStopped, match=str(EXIT_CODE)) as stopped:
@@ -220,7 +220,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from stepscope.fix import gradient_exchange
-from stepscope.fix.gradient_exchange import GradientExchange, average_gradients
+from stepscope.fix.remedies.sync_once import GradientExchange, average_gradients
 from stepscope.fix.training_process import TrainingProcess
 
 rank = int(sys.argv[1])

@@ -9,8 +9,8 @@ import pytest
 from injected import assert_patch_trains_the_same, patch_of, run_injected
 
 from stepscope.errors import UsageError
-from stepscope.fix.chosen import choose
 from stepscope.fix.declaration import Effect
+from stepscope.fix.named_changes import choose
 from stepscope.fix.proposal import Script, edited
 from stepscope.fix.remedies import FIXES
 from stepscope.records.script_facts import Built, Frame, ScriptFacts

@@ -9,10 +9,10 @@ import pytest
 import torch
 from injected import TRAINING, assert_patch_trains_the_same, patch_of, run_injected
 
-from stepscope.fix.chosen import choose_all, environment, with_changes
-from stepscope.fix.core_shares import share_cores
+from stepscope.fix.named_changes import choose_all, environment, with_changes
 from stepscope.fix.proposal import Script
 from stepscope.fix.remedies import FIXES, cpu_allocator
+from stepscope.fix.remedies.pin_ranks import share_cores
 from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:

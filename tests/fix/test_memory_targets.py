@@ -11,11 +11,10 @@ from torch import nn
 
 from stepscope.errors import UsageError
 from stepscope.fix import save_memory
-from stepscope.fix.saved import SavePlan, step_watch
-from stepscope.fix.saved.choose import make_plan, plan_step
+from stepscope.fix.saved import SavePlan, step_times
+from stepscope.fix.saved.memory_saver import promise
 from stepscope.fix.saved.plan_load import NO_LOAD, PlanLoad
-from stepscope.fix.saved.plan_search import _limits
-from stepscope.fix.saved.promise import promise
+from stepscope.fix.saved.planner import _limits, make_plan, plan_step
 from stepscope.fix.saved.step_record import (
     NodePeak,
     RecordedCall,
@@ -24,7 +23,7 @@ from stepscope.fix.saved.step_record import (
     StepSurroundings,
     StepValue,
 )
-from stepscope.records.memory_targets import MemoryTarget, read_target, size_in_bytes
+from stepscope.records.change_values import MemoryTarget, read_target, size_in_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -387,11 +386,11 @@ def test_a_larger_batch_follows_the_plan_of_the_first_one() -> None:
 
 def test_a_captured_step_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     marks = iter([10, 20, None, 50, 70])
-    monkeypatch.setattr(step_watch, "_mark", lambda _device: next(marks))
-    watch = step_watch.StepWatch()
+    monkeypatch.setattr(step_times, "_mark", lambda _device: next(marks))
+    watch = step_times.StepWatch()
     for _ in range(6):  # the first is left out: kernels are loaded in it
         watch.begins("batch", torch.device("cpu"))
-    assert watch.steps_ns("batch", step_watch.PLAIN) == [10, 20]
+    assert watch.steps_ns("batch", step_times.PLAIN) == [10, 20]
 
 
 def shared_source(layers: int) -> StepRecord:

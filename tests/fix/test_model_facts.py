@@ -6,9 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.fix.blocks import checkpoint_switch, find_blocks
-from stepscope.fix.compiled_modules import is_compiled, torchs_forward
-from stepscope.fix.model_facts import model_facts
+from stepscope.fix.model_structure import (
+    checkpoint_switch,
+    find_blocks,
+    is_compiled,
+    torchs_forward,
+)
+from stepscope.fix.watch_script import model_facts
 
 
 class Layer(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved.module_hooks import ModuleHooks
+from stepscope.fix.saved.memory_saver import ModuleHooks
 
 
 def hooked(model: nn.Module) -> list[str]:

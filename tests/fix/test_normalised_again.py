@@ -11,8 +11,8 @@ from random_nets import same_bits
 from torch import nn
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved import again_trials, normalised_again, replay
-from stepscope.fix.saved.normalised_again import FUSED, NormForm, NormInputs, normalised
+from stepscope.fix.saved import norm_recompute, replay
+from stepscope.fix.saved.norm_recompute import FUSED, NormForm, NormInputs, normalised
 from stepscope.fix.saved.save_plan import SavePlan
 
 
@@ -191,7 +191,7 @@ def test_fresh_weights_do_not_hide_which_order_is_right() -> None:
     assert torch.equal(normalised("apart", inputs), result[0])
     operator = torch.ops.aten.native_batch_norm.default
     before = torch.get_rng_state()
-    assert again_trials.form_here("apart", operator, arguments, result) == "shift"
+    assert norm_recompute.form_here("apart", operator, arguments, result) == "shift"
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -200,7 +200,7 @@ def test_where_no_order_of_a_plan_is_right_the_norm_itself_is_repeated(
 ) -> None:
     plain, plan = trained(*net()), planned()
     monkeypatch.setattr(
-        normalised_again, "_in_torch", lambda _form, inputs: inputs.x * inputs.inverse.mean()
+        norm_recompute, "_in_torch", lambda _form, inputs: inputs.x * inputs.inverse.mean()
     )
     model, x = net()
     times.clear()
@@ -219,8 +219,8 @@ def test_an_order_that_differs_in_one_bit_is_not_used(
         return centred * inputs.inverse.view(1, -1, 1, 1) * 1.0000001
 
     plain = trained(*net())
-    monkeypatch.setattr(normalised_again, "_in_torch", other)
-    again_trials._exact_before().clear()
+    monkeypatch.setattr(norm_recompute, "_in_torch", other)
+    norm_recompute._exact_before().clear()
     model, x = net()
     saver = save_memory(model)
     assert same_bits(plain, trained(model, x))
@@ -276,9 +276,9 @@ def test_backward_twice_over_one_graph() -> None:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_neighbours_that_share_a_channel(layout: torch.memory_format) -> None:
     x = torch.zeros(2, 3, 4, 5).to(memory_format=layout)
-    assert normalised_again._inner_size(x) == (20 if layout is torch.contiguous_format else 1)
-    assert normalised_again._inner_size(x[:, :2]) is None
-    assert normalised_again._inner_size(torch.zeros(7, 3)) == 1
+    assert norm_recompute._inner_size(x) == (20 if layout is torch.contiguous_format else 1)
+    assert norm_recompute._inner_size(x[:, :2]) is None
+    assert norm_recompute._inner_size(torch.zeros(7, 3)) == 1
 
 
 class PartOfANorm(nn.Module):
@@ -339,7 +339,7 @@ def test_statistics_of_few_elements_are_not_kept_for_this() -> None:
     """Group norms over eight elements each: two statistics would be a quarter of the result."""
     x, ones, zeros = torch.randn(4, 8, 4), torch.ones(8), torch.zeros(8)
     few, many = (
-        normalised_again.norm_inputs(
+        norm_recompute.norm_inputs(
             torch.ops.aten.native_group_norm.default,
             (x, ones, zeros, 4, 8, 4, groups, 1e-5),
             torch.native_group_norm(x, ones, zeros, 4, 8, 4, groups, 1e-5),

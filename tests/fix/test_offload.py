@@ -17,24 +17,25 @@ from step_chains import chain
 from torch import nn
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved import offload_offers
-from stepscope.fix.saved.backward_memory import backward_memory
-from stepscope.fix.saved.choose import plan_step
-from stepscope.fix.saved.encoding_names import OFFLOAD
-from stepscope.fix.saved.encodings import copy_waits, offload
-from stepscope.fix.saved.encodings.copy_waits import CopyWaits
-from stepscope.fix.saved.offload_offers import (
+from stepscope.fix.saved import plan_load as offload_offers
+from stepscope.fix.saved.attach import saving_content
+from stepscope.fix.saved.encodings import offload
+from stepscope.fix.saved.encodings import offload as copy_waits
+from stepscope.fix.saved.encodings.offload import CopyWaits
+from stepscope.fix.saved.memory_model import backward_memory
+from stepscope.fix.saved.plan_load import (
+    PlanLoad,
     copy_stalls_ns,
     offered_values,
     offload_points,
+    plan_load,
     with_offload,
 )
-from stepscope.fix.saved.plan_load import PlanLoad, plan_load
-from stepscope.fix.saved.run_file import saving_content
+from stepscope.fix.saved.planner import plan_step
 from stepscope.fix.saved.save_plan import ENCODE, KEEP
 from stepscope.fix.saved.selection import ValueSelection, select
-from stepscope.fix.saved.step_record import HoldingOption, LinkSpeed, StepRecord
-from stepscope.records.memory_targets import MemoryTarget
+from stepscope.fix.saved.step_record import OFFLOAD, HoldingOption, LinkSpeed, StepRecord
+from stepscope.records.change_values import MemoryTarget
 
 CPU = torch.device("cpu")
 FAST = LinkSpeed(1e6, 1e6, 1)

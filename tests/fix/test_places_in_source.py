@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from stepscope.fix.autocast import why_not_autocast
-from stepscope.fix.chosen import choose
+from stepscope.fix.named_changes import choose
 from stepscope.fix.patched_source import patch_source
 from stepscope.fix.proposal import edited
-from stepscope.fix.python_source import PythonSource
-from stepscope.fix.source_lines import NoPlaceError
+from stepscope.fix.python_source import NoPlaceError, PythonSource
 from stepscope.records.script_facts import Built, Frame, RootCall, ScriptFacts, TrainingPass
 
 LOOP = """\

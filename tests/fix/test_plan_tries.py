@@ -14,9 +14,8 @@ from itertools import pairwise, product
 import pytest
 from step_chains import chain
 
-from stepscope.fix.saved.choose import PlannedStep, plan_step
 from stepscope.fix.saved.plan_load import NO_LOAD, PlanLoad
-from stepscope.fix.saved.plan_tries import MOST_TRIES, PlanTries, Verdict
+from stepscope.fix.saved.planner import PlannedStep, plan_step
 from stepscope.fix.saved.step_record import (
     HoldingOption,
     LinkSpeed,
@@ -24,17 +23,22 @@ from stepscope.fix.saved.step_record import (
     StepRecord,
     StepSurroundings,
 )
-from stepscope.fix.saved.step_watch import FOLLOWED, PLAIN, StepWatch
-from stepscope.fix.saved.time_limit import (
+from stepscope.fix.saved.step_times import (
     CHECKED_AFTER,
+    FOLLOWED,
     LEAST_PLAIN,
     MOST_CHECKED,
+    MOST_TRIES,
+    PLAIN,
     SETTLING,
     AddedTime,
+    PlanTries,
+    StepWatch,
+    Verdict,
     added_time,
     is_clear,
 )
-from stepscope.records.memory_targets import MemoryTarget
+from stepscope.records.change_values import MemoryTarget
 
 MB = 10**6
 MS = 10**6

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.fix.saved.prepared_calls import quickest_call
+from stepscope.fix.saved.replay import quickest_call
 
 aten = torch.ops.aten
 X = torch.randn(2, 3, 4, 4)

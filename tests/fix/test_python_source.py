@@ -13,8 +13,7 @@ import pytest
 
 import stepscope
 from stepscope.fix.proposal import edited, with_indentation
-from stepscope.fix.python_source import Edit, PythonSource
-from stepscope.fix.source_lines import NoPlaceError
+from stepscope.fix.python_source import Edit, NoPlaceError, PythonSource
 
 FILE = "train.py"
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from step_chains import chain
 
-from stepscope.fix.saved.backward_memory import backward_memory
 from stepscope.fix.saved.encodings import Geometry
-from stepscope.fix.saved.normalised_again import FUSED
+from stepscope.fix.saved.memory_model import backward_memory, step_memory
+from stepscope.fix.saved.norm_recompute import FUSED
 from stepscope.fix.saved.replay import (
     ArgumentPlace,
     CallResult,
@@ -21,7 +21,6 @@ from stepscope.fix.saved.replay import (
     calls_among,
 )
 from stepscope.fix.saved.selection import ValueSelection
-from stepscope.fix.saved.step_memory import step_memory
 from stepscope.fix.saved.step_record import (
     HoldingOption,
     NodePeak,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.fix.autocast import wrap_forward
-from stepscope.fix.proposal import Proposal, Script, edited
-from stepscope.fix.root_places import add_before_training, submodule
+from stepscope.fix.proposal import Proposal, Script, add_before_training, edited, submodule
 from stepscope.records.script_facts import Frame, RootCall, ScriptFacts, TrainingPass
 
 

@@ -12,18 +12,27 @@ from step_chains import chain
 from torch import nn
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved import memory_saver, step_checks
-from stepscope.fix.saved.choose import plan_step
-from stepscope.fix.saved.later_looks import FIRST_LOOK, LaterLooks
-from stepscope.fix.saved.plan_tries import PlanTries, Verdict
-from stepscope.fix.saved.promise import promise
+from stepscope.fix.saved import known_pass, memory_saver
+from stepscope.fix.saved.known_pass import FIRST_LOOK, LaterLooks
+from stepscope.fix.saved.memory_saver import promise
+from stepscope.fix.saved.planner import plan_step
 from stepscope.fix.saved.step_record import StepRecord, StepSurroundings
-from stepscope.fix.saved.step_watch import FOLLOWED, OUTDATED, PLAIN, StepWatch, _Begun
-from stepscope.fix.saved.time_limit import CHECKED_AFTER, AddedTime, latest_added_time
-from stepscope.records.memory_targets import MemoryTarget
+from stepscope.fix.saved.step_times import (
+    CHECKED_AFTER,
+    FOLLOWED,
+    OUTDATED,
+    PLAIN,
+    AddedTime,
+    PlanTries,
+    StepWatch,
+    Verdict,
+    _Begun,
+    latest_added_time,
+)
+from stepscope.records.change_values import MemoryTarget
 
 if TYPE_CHECKING:
-    from stepscope.fix.saved.choose import PlannedStep
+    from stepscope.fix.saved.planner import PlannedStep
 
 MS = 10**6
 STEP_NS = 20 * MS
@@ -168,13 +177,13 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(completed(replace(record, on_host=False), *others), on_host=False)
 
     monkeypatch.setattr(memory_saver, "completed", of_a_gpu)
-    monkeypatch.setattr(step_checks, "added_time", lambda *_: AddedTime(MS, 10 * MS))
+    monkeypatch.setattr(known_pass, "added_time", lambda *_: AddedTime(MS, 10 * MS))
 
 
 def later(monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:
     """Looks find these, and then nothing."""
     answers = iter(AddedTime(MS, round(MS * (1 + share))) for share in shares)
-    monkeypatch.setattr(step_checks, "latest_added_time", lambda *_: next(answers, None))
+    monkeypatch.setattr(known_pass, "latest_added_time", lambda *_: next(answers, None))
 
 
 BEFORE = 2  # passes: a plain one and the recorded one
@@ -241,7 +250,7 @@ def test_where_memory_comes_first_the_plan_stays_and_its_time_is_noted(
 def test_room_is_what_is_free_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """88 of 100 bytes may be planned with. A plan needs 60 where 20 were allocated before each
     pass: with 48 by now it needs 88."""
-    monkeypatch.setattr("stepscope.fix.saved.step_watch._limit_bytes", lambda _device: 100)
+    monkeypatch.setattr("stepscope.fix.saved.step_times._limit_bytes", lambda _device: 100)
     recorded = StepSurroundings(begun_bytes=20, ended_bytes=50, gradient_bytes=0, limit_bytes=100)
     watch = StepWatch()
     watch.begun_bytes = 48

@@ -9,9 +9,8 @@ from torch import nn
 from stepscope.errors import UsageError
 from stepscope.fix import save_memory
 from stepscope.fix.saved import MemorySaver, SavePlan
-from stepscope.fix.saved.encoding_names import LOSSY
-from stepscope.fix.saved.encodings.trials import precise_values
-from stepscope.fix.saved.step_record import RecordedCall, SavedUse
+from stepscope.fix.saved.encodings.registry import precise_values
+from stepscope.fix.saved.step_record import LOSSY, RecordedCall, SavedUse
 
 
 def net() -> tuple[nn.Module, torch.Tensor]:

@@ -9,12 +9,17 @@ from dataclasses import replace
 import pytest
 from step_chains import chain
 
-from stepscope.fix.saved.backward_memory import backward_memory
-from stepscope.fix.saved.choose import make_plan
-from stepscope.fix.saved.max_flow import UNLIMITED, FlowNetwork
-from stepscope.fix.saved.selection import ValueSelection, keep_everything, select
+from stepscope.fix.saved.memory_model import backward_memory
+from stepscope.fix.saved.planner import make_plan
+from stepscope.fix.saved.selection import (
+    UNLIMITED,
+    FlowNetwork,
+    ValueSelection,
+    keep_everything,
+    select,
+)
 from stepscope.fix.saved.step_record import HoldingOption
-from stepscope.records.memory_targets import MemoryTarget
+from stepscope.records.change_values import MemoryTarget
 
 
 def random_edges(seed: int, nodes: int) -> list[tuple[int, int, int]]:

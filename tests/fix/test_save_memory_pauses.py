@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from stepscope.fix import save_memory
 from stepscope.fix.saved import pinned_follower
-from stepscope.fix.saved.hook_pauses import ModuleBoundary, PassPlace, plan_pauses
-from stepscope.fix.saved.pack_hook import is_following
+from stepscope.fix.saved.follower import is_following
+from stepscope.fix.saved.plan_load import ModuleBoundary, PassPlace, plan_pauses
 
 
 class Tower(nn.Module):

@@ -12,12 +12,12 @@ from torch import nn
 
 from stepscope.errors import UsageError
 from stepscope.fix import save_memory
-from stepscope.fix.chosen import choose
+from stepscope.fix.named_changes import choose
 from stepscope.fix.remedies.save_memory import FIX
-from stepscope.fix.saved.run_file import saving_content
-from stepscope.records.saved_memory import FILE
+from stepscope.fix.saved.attach import saving_content
+from stepscope.records.memory import SAVING_FILE
 from stepscope.records.script_facts import ScriptFacts
-from stepscope.trace.memory_file import read_saving
+from stepscope.trace.run_folder.rank_folder import read_saving
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ def test_what_a_run_folder_keeps_is_read_again(tmp_path: Path) -> None:
     for _ in range(4):
         model(torch.randn(32, 8)).sum().backward()
     content = saving_content(saver)
-    (tmp_path / FILE).write_text(json.dumps(content))
+    (tmp_path / SAVING_FILE).write_text(json.dumps(content))
     saving, notes = read_saving(tmp_path)
     assert saving is not None
     assert notes == ()
@@ -83,7 +83,7 @@ def test_what_a_run_folder_keeps_is_read_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["{", '{"timeline": {"after_bytes": [1]}}', '{"peak_bytes": -1}'])
 def test_a_damaged_file_stops_nothing(tmp_path: Path, text: str) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / SAVING_FILE).write_text(text)
     saving, notes = read_saving(tmp_path)
     assert saving is None or saving.timeline is None
     assert notes

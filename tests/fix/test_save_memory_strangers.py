@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn import functional
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved.choose import make_plan
-from stepscope.fix.saved.following_costs import following_costs
+from stepscope.fix.saved.known_pass import following_costs
 from stepscope.fix.saved.memory_saver import MemorySaver
-from stepscope.records.memory_targets import MemoryTarget
+from stepscope.fix.saved.planner import make_plan
+from stepscope.records.change_values import MemoryTarget
 
 
 class VolumeBlock(nn.Module):

@@ -11,22 +11,25 @@ from random_nets import same_bits
 from torch import nn
 
 from stepscope.fix import save_memory
-from stepscope.fix.saved import memory_saver, step_checks
-from stepscope.fix.saved.later_looks import FIRST_LOOK
-from stepscope.fix.saved.plan_tries import MOST_TRIES
-from stepscope.fix.saved.step_watch import FOLLOWED, PLAIN, StepWatch, stretches_ns
-from stepscope.fix.saved.time_limit import (
+from stepscope.fix.saved import known_pass, memory_saver
+from stepscope.fix.saved.known_pass import FIRST_LOOK
+from stepscope.fix.saved.step_times import (
     CHECKED_AFTER,
+    FOLLOWED,
     MOST_CHECKED,
+    MOST_TRIES,
+    PLAIN,
     SETTLING,
     AddedTime,
+    StepWatch,
     added_by,
     added_time,
     is_clear,
     is_surely_too_slow,
     is_too_slow,
+    stretches_ns,
 )
-from stepscope.records.memory_targets import MemoryTarget
+from stepscope.records.change_values import MemoryTarget
 
 if TYPE_CHECKING:
     from stepscope.fix.saved.step_record import StepRecord
@@ -62,9 +65,9 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def slower_by(monkeypatch: pytest.MonkeyPatch, *shares: float) -> None:
     """Than plain steps, in tries. Later looks find nothing."""
     answers = iter(shares)
-    monkeypatch.setattr(step_checks, "latest_added_time", lambda *_: None)
+    monkeypatch.setattr(known_pass, "latest_added_time", lambda *_: None)
     monkeypatch.setattr(
-        step_checks,
+        known_pass,
         "added_time",
         lambda *_: AddedTime(1_000_000, round(1e6 + 1e6 * next(answers))),
     )
@@ -177,7 +180,7 @@ def test_a_plan_of_unclear_time_is_watched_longer(
     model, x = net()
     saver = save_memory(model, max_slowdown=10)
     unclear = AddedTime(1000, 10_900, 200)
-    monkeypatch.setattr(step_checks, "added_time", lambda *_: unclear)
+    monkeypatch.setattr(known_pass, "added_time", lambda *_: unclear)
     trained(model, x, 2)
     for _ in range(MOST_CHECKED - 1):
         trained(model, x, 1)

@@ -18,10 +18,10 @@ from simulated_server import (
     run_in_virtual_time,
 )
 
-from stepscope.fix.server.compression import GradientPacker
+from stepscope.fix.server.messages import GradientPacker
 from stepscope.fix.server.shard_state import ShardState
-from stepscope.records.consistency import Consistency
-from stepscope.records.together import (
+from stepscope.records.change_values import Consistency
+from stepscope.records.server_log import (
     LostUpdates,
     MemberChange,
     PullServed,
@@ -142,13 +142,13 @@ def test_the_checker_sees_a_server_that_applies_repeated_pushes(monkeypatch) -> 
 
 
 def test_the_checker_sees_a_server_that_admits_everybody(monkeypatch) -> None:
-    monkeypatch.setattr("stepscope.fix.server.clocks.ClockTable.blockers", lambda *_: [])
+    monkeypatch.setattr("stepscope.fix.server.membership.ClockTable.blockers", lambda *_: [])
     with pytest.raises(AssertionError, match="without update"):
         many_histories("bounded:1", 1)
 
 
 def test_the_checker_sees_a_loss_that_is_not_announced(monkeypatch) -> None:
-    monkeypatch.setattr("stepscope.fix.server.shard_directory.lost_updates", lambda *_: ())
+    monkeypatch.setattr("stepscope.fix.server.membership.lost_updates", lambda *_: ())
     with pytest.raises(AssertionError, match=r"without a word|does not read its own"):
         many_histories("eventual", 0)
 

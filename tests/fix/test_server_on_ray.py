@@ -18,7 +18,7 @@ import torch
 from stepscope.errors import UsageError
 from stepscope.fix.server import ParameterServer, ServerConnection
 from stepscope.fix.server.messages import ReportShard
-from stepscope.records.together import (
+from stepscope.records.server_log import (
     ClockClosed,
     MemberChange,
     Pull,

@@ -15,15 +15,28 @@ import torch
 from simulated_server import Faults, SimulatedServer, run_in_virtual_time
 
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.fix.server.checkpoint_files import load_cut, save_cut, saved_cuts
-from stepscope.fix.server.clocks import ClockTable
-from stepscope.fix.server.compression import Compression, GradientPacker, unpack
-from stepscope.fix.server.event_log import EventLog, run_folder
-from stepscope.fix.server.layout import assign, flatten, lay_out, shard_layouts, unflatten
-from stepscope.fix.server.optimizer_recipe import group_settings, make_recipe
-from stepscope.fix.server.shard_state import ShardSnapshot
-from stepscope.records.consistency import Consistency
-from stepscope.records.together import (
+from stepscope.fix.server.membership import ClockTable
+from stepscope.fix.server.messages import (
+    Compression,
+    GradientPacker,
+    assign,
+    flatten,
+    lay_out,
+    shard_layouts,
+    unflatten,
+    unpack,
+)
+from stepscope.fix.server.ray_actors import EventLog, run_folder
+from stepscope.fix.server.shard_state import (
+    ShardSnapshot,
+    group_settings,
+    load_cut,
+    make_recipe,
+    save_cut,
+    saved_cuts,
+)
+from stepscope.records.change_values import Consistency
+from stepscope.records.server_log import (
     EVENT_TYPES,
     CheckpointCut,
     LostUpdates,

@@ -8,8 +8,8 @@ import pytest
 from injected import TRAINING, assert_patch_trains_the_same, patch_of, run_injected
 
 from stepscope.errors import UsageError
-from stepscope.fix.chosen import choose, choose_all, environment, with_changes
-from stepscope.fix.machine_facts import share_of_cores
+from stepscope.fix.cores import share_of_cores
+from stepscope.fix.named_changes import choose, choose_all, environment, with_changes
 from stepscope.fix.proposal import Script
 from stepscope.fix.remedies import FIXES
 from stepscope.records.processors import allowed_cores

@@ -10,7 +10,7 @@ from ddp_scripts import PLAIN
 from injected import run_injected
 
 from stepscope.errors import UsageError
-from stepscope.fix.chosen import choose, choose_all
+from stepscope.fix.named_changes import choose, choose_all
 from stepscope.fix.proposal import Script
 from stepscope.records.script_facts import Built, ScriptFacts
 

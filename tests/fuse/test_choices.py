@@ -14,10 +14,10 @@ from twins import assert_same, train_both
 from stepscope.errors import UsageError
 from stepscope.fix.choice_cache import ChoiceCache
 from stepscope.fix.fuse import Stacked, fuse
-from stepscope.fix.fuse import choose as choosing
-from stepscope.fix.fuse.choose import Chooser, WayToChoose, fastest
+from stepscope.fix.fuse import kernel_choice as choosing
+from stepscope.fix.fuse.kernel_choice import Chooser, WayToChoose, fastest
+from stepscope.fix.fuse.rules.convolution_products import useful_taps
 from stepscope.fix.fuse.rules.convolutions import _Convolution
-from stepscope.fix.fuse.rules.taps import useful_taps
 
 COUNT = 3
 SHAPES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {

@@ -10,7 +10,7 @@ from torch import nn
 
 from stepscope.fix.fuse import ModelArray, fuse
 from stepscope.fix.fuse.rules import convolutions
-from stepscope.fix.fuse.rules.transposed import transposed_gradients
+from stepscope.fix.fuse.rules.convolutions import transposed_gradients
 
 
 def generator() -> nn.Module:

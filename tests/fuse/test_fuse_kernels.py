@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stepscope.fix.fuse import fuse
-from stepscope.fix.fuse.rules.filters import channels_last
+from stepscope.fix.fuse.rules.convolution_products import channels_last
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")

@@ -15,7 +15,7 @@ from twins import Trained, assert_same, square, train_both
 
 from stepscope.fix.fuse import fuse, fuse_to_fit
 from stepscope.fix.fuse.rules import recurrent
-from stepscope.fix.fuse.rules.recurrent_steps import LayerWeights, StepOrder, run_steps
+from stepscope.fix.fuse.rules.recurrent import LayerWeights, StepOrder, run_steps
 
 KINDS: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 STEPS = 50
@@ -199,12 +199,12 @@ def test_gradients_of_the_steps(kind: str, reverse: bool) -> None:
 
 def test_the_faster_way_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("stepscope.fix.fuse.choose._LEAST_WORK", 0)
+    monkeypatch.setattr("stepscope.fix.fuse.kernel_choice._LEAST_WORK", 0)
     models = [nn.LSTM(4, 3, 2, batch_first=True) for _ in range(2)]
     x = torch.randn(5, 40, 4)
     ways = (recurrent._STEPS, recurrent._ONE_BY_ONE)
     for fastest in ways:
-        monkeypatch.setattr("stepscope.fix.fuse.choose.fastest", lambda *_, way=fastest: way)
+        monkeypatch.setattr("stepscope.fix.fuse.kernel_choice.fastest", lambda *_, way=fastest: way)
         array = fuse(copy.deepcopy(models), choose="measure")
         for length in (40, 30):
             output, _ = array(x[:, :length])

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.ui.sweep import running
-from stepscope.ui.sweep.journal import BEST, JOURNAL, SweepJournal, SweepStart
-from stepscope.ui.sweep.table import SweepTable
+from stepscope.ui.cli import sweep
+from stepscope.ui.cli.sweep import BEST, JOURNAL, SweepJournal, SweepStart, SweepTable
 
 SCRIPT = """\
 import os
@@ -110,11 +109,11 @@ def test_a_trial_is_in_the_journal_once_its_weights_are_saved(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(running, "_save", killed)
+        patch.setattr(sweep, "_save", killed)
         with pytest.raises(KeyboardInterrupt):
-            running.run_sweep(journal, SweepTable(2, quiet=True))
+            sweep.run_sweep(journal, SweepTable(2, quiet=True))
     assert SweepJournal.read(tmp_path).ended == []
-    running.run_sweep(SweepJournal.read(tmp_path), SweepTable(2, quiet=True))
+    sweep.run_sweep(SweepJournal.read(tmp_path), SweepTable(2, quiet=True))
     best = SweepJournal.read(tmp_path).best()
     assert best is not None
     assert torch.load(tmp_path / BEST)["config"] == best.config

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.fix.fuse import ModelArray, Stacked, fuse, proven_kernels
-from stepscope.fix.fuse import choose as choosing
-from stepscope.fix.fuse.choose import Chooser, WayToChoose
+from stepscope.fix.fuse import ModelArray, Stacked, fuse, kernel_choice
+from stepscope.fix.fuse import kernel_choice as choosing
+from stepscope.fix.fuse.kernel_choice import Chooser, WayToChoose
 from stepscope.fix.fuse.rules import convolutions
+from stepscope.fix.fuse.rules.convolution_products import KernelWindow, PatchShape
 from stepscope.fix.fuse.rules.convolutions import _Convolution
-from stepscope.fix.fuse.rules.patches import KernelWindow, PatchShape
-from stepscope.fix.fuse.torch_kernels import step_each
+from stepscope.fix.fuse.updates import step_each
 
 COUNT = 3
 
@@ -259,7 +259,7 @@ class FakeKernels:
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(proven_kernels, "_known", {})
+    monkeypatch.setattr(kernel_choice, "_known", {})
 
 
 @pytest.mark.usefixtures("interpreted")
@@ -268,18 +268,18 @@ def test_kernels_are_used_where_they_agree_with_torch(
     answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = FakeKernels(answer)
-    monkeypatch.setattr(proven_kernels, "import_module", lambda *_: kernels)
+    monkeypatch.setattr(kernel_choice, "import_module", lambda *_: kernels)
     given = torch.ones(2)
     for _ in range(2):
-        found = proven_kernels.proven_kernels("some_kernel", given)
+        found = kernel_choice.proven_kernels("some_kernel", given)
         assert found is (kernels if answer is True else None)
     assert kernels.asked == 1
 
 
 def test_kernels_are_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(proven_kernels, "import_module", pytest.fail)
-    assert proven_kernels.proven_kernels("adam_kernel", torch.ones(2)) is None
+    monkeypatch.setattr(kernel_choice, "import_module", pytest.fail)
+    assert kernel_choice.proven_kernels("adam_kernel", torch.ones(2)) is None
 
 
 def test_models_that_differ_step_by_a_kernel_of_their_own_where_it_can(

@@ -15,7 +15,7 @@ import pytest
 from test_sweep import STEPS, alone, build, means
 
 from stepscope.errors import UsageError
-from stepscope.fix.fuse.trial_host import TrialHost
+from stepscope.fix.fuse.ray_tune import TrialHost
 
 RATES = [0.3, 0.1, 0.08, 0.05, 0.03, 0.02, 0.01, 0.005, 0.003, 0.002, 0.001, 0.0003]
 EVERY = 3
@@ -81,7 +81,7 @@ def test_trials_that_left_after_the_checkpoint_do_not_come_back(
     again = host(tmp_path)
     assert again.next_report("b", 0)
     assert not again.join("c", {"lr": 0.02}), "they have ten seconds to ask"
-    monkeypatch.setattr("stepscope.fix.fuse.trial_host._GRACE_S", 0.0)
+    monkeypatch.setattr("stepscope.fix.fuse.ray_tune._GRACE_S", 0.0)
     assert again.join("c", {"lr": 0.02})
     assert again.members() == ["b", "c"]
     assert again.next_report("a", 0) == {}

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse import grid, sweep
-from stepscope.fix.fuse.trials import SweptTrial
+from stepscope.fix.fuse.sweep import SweptTrial
 
 STEPS = 12
 

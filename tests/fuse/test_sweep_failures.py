@@ -14,8 +14,7 @@ from test_sweep_verb import SCRIPT, stepscope
 from torch import nn
 
 from stepscope.fix.fuse import grid, sweep
-from stepscope.fix.fuse.trial_array import TrialArray
-from stepscope.fix.fuse.trials import start_trial
+from stepscope.fix.fuse.sweep import TrialArray, start_trial
 
 
 def sizes(config: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from stepscope.fix.fuse import grid
-from stepscope.ui.sweep.axes import parse_axes
-from stepscope.ui.sweep.journal import JOURNAL
+from stepscope.ui.cli.sweep import JOURNAL, parse_axes
 
 SCRIPT = """\
 import torch

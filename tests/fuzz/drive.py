@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from fuzz.sound import check_answer, check_numbers
 from stepscope import StepscopeError, UnreadableInputError
-from stepscope.explain.explain_file import explain_file
-from stepscope.explain.pool_engine import Here
+from stepscope.explain.engines import Here
+from stepscope.explain.rank import explain_file
 from stepscope.predict.whatifs import WHATIFS, parse_setting
 from stepscope.trace.discover import find_traces
-from stepscope.trace.rank_inputs import ReadOptions
+from stepscope.trace.read import ReadOptions
 from stepscope.ui.cli.explain import explain_paths
-from stepscope.ui.contract import explanation_json
 from stepscope.ui.json_text import json_text
 from stepscope.ui.terminal.explanation import print_explanation
 from stepscope.ui.terminal.short import print_short
-from stepscope.ui.whatif import make_bench, prediction_json
+from stepscope.ui.topics.explanation_json import explanation_json
+from stepscope.ui.topics.whatif import make_bench, prediction_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
     from stepscope.records.explanation import Explanation
 
 ANSWERED, REFUSED = "answered", "refused"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from lab import HostProcess, Lab, why_not
 
-from stepscope.records.together import MemberChange, Push, ShardRestored, event_from
+from stepscope.records.server_log import MemberChange, Push, ShardRestored, event_from
 
 pytestmark = [
     pytest.mark.slow,

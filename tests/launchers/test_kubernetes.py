@@ -12,7 +12,7 @@ import pytest
 import yaml
 from trainer_jobs import DDP, TORCHRUN, check_ranks, end, free_port, start
 
-from stepscope.ui.job_key import JobKey, find_job
+from stepscope.ui.jobs.job_key import JobKey, find_job
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 ADDRESS = {"PET_MASTER_ADDR": "bert-master-0", "PET_MASTER_PORT": "23456"}

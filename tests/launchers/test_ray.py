@@ -14,7 +14,7 @@ from trainer_jobs import DDP, HERE, TORCHRUN, end, explain, losses, needs, notes
 import stepscope.ray
 from stepscope.errors import UsageError
 from stepscope.measure.settings import Settings
-from stepscope.ui.job_environment import INJECT
+from stepscope.ui.jobs.environment import INJECT
 
 
 @pytest.mark.launchers

@@ -7,11 +7,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from clock_bounds import offset_bounds
-from stepscope.measure.clock_meeting import Meeting
-from stepscope.measure.clock_place import MeetingPlace
+from stepscope.measure.cluster.clock_meeting import Meeting, MeetingPlace
 
 if TYPE_CHECKING:
-    from stepscope.measure.clock_meeting import MeetingResult
+    from stepscope.measure.cluster.clock_meeting import MeetingResult
 
 AHEAD_NS = 3_000_000_000
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.measure import after_import
-from stepscope.measure.after_import import expect, when_imported
+from stepscope.measure import patches
+from stepscope.measure.patches import expect, when_imported
 
 NAME = "stepscope_test_module"
 
@@ -29,7 +29,7 @@ def acted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]
     yield modules
     sys.meta_path[:] = finders
     sys.modules.pop(NAME, None)
-    after_import._actions.clear()
+    patches._actions.clear()
 
 
 def test_looking_for_a_module_is_not_importing_it(acted: list[Any]) -> None:

@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from stepscope.measure import memory as memory_module
-from stepscope.measure.allocator import (
+from stepscope.measure.memory import memory_step as memory_module
+from stepscope.measure.memory.allocator import (
     Allocator,
     Labels,
     PhaseTicks,
@@ -25,7 +25,7 @@ from stepscope.measure.allocator import (
     nearest,
     replay,
 )
-from stepscope.measure.memory import CATEGORIES, MemoryStep
+from stepscope.measure.memory.memory_step import CATEGORIES, MemoryStep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from stepscope.measure.batch_elements import count_elements
+from stepscope.measure.steps.loaders import count_elements
 
 IMAGES, LABELS = torch.zeros(8, 3, 4, 4), torch.zeros(8)  # 384 and 8 elements
 Pair = namedtuple("Pair", ["x", "y"])

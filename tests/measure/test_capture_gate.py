@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from stepscope.measure import host_step
-from stepscope.measure.capture_gate import CaptureGate, gate
-from stepscope.measure.flight import recorders
-from stepscope.measure.host_step import HostStep
+from stepscope.measure.cluster.flight_recorder import recorders
+from stepscope.measure.cuda_graphs import CaptureGate, gate
 from stepscope.measure.never_raise import forget_problems
-from stepscope.measure.step_meter import StepMeter
-from stepscope.measure.step_notes import ENDED
-from stepscope.measure.steps import DeviceClock, StepLines
-from stepscope.measure.trial import TrialLog
+from stepscope.measure.session import special_steps
+from stepscope.measure.session.special_steps import HostStep
+from stepscope.measure.session.trial import TrialLog
+from stepscope.measure.steps.phases import ENDED
+from stepscope.measure.steps.step_times import DeviceClock, StepLines, StepMeter
 from stepscope.measure.watch import watch
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def test_events_that_were_read_stay_alive_during_a_capture(device: Device) -> No
 def test_nothing_waits_reads_or_copies_during_a_capture(
     device: Device, capture: Graph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_step, "has_compiled", lambda: False)
+    monkeypatch.setattr(special_steps, "has_compiled", lambda: False)
     step = HostStep(fine=True, alone=True)
     step.begin()
     torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(20)))(torch.ones(1, 2))
@@ -239,7 +238,7 @@ def test_a_capture_that_fails_to_begin_is_none(graphs: SimpleNamespace, tmp_path
 def test_what_make_graphed_callables_runs_is_no_step(
     graphs: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.measure.session.any_optimizer_created", lambda: exists)
+    monkeypatch.setattr("stepscope.measure.session.session.any_optimizer_created", lambda: exists)
     forget_problems()
     exists = False
     model, given = torch.nn.Linear(4, 4), torch.ones(2, 4)

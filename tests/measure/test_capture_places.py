@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from stepscope.measure.attached import attaching, detach
-from stepscope.measure.graph_captures import GraphCaptures
-from stepscope.trace.captures_file import read_captures
+from stepscope.measure.cuda_graphs import GraphCaptures
+from stepscope.measure.patches import attaching, detach
+from stepscope.trace.run_folder.compiler_record import read_captures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

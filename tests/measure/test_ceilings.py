@@ -11,12 +11,15 @@ pytest.importorskip("torch")
 import torch
 
 from stepscope.measure.calibrate import ceilings
-from stepscope.measure.calibrate.ceilings import best_of, measure_ceilings
-from stepscope.measure.calibrate.collectives import Buffers, actual_bytes, elements
-from stepscope.measure.calibrate.groups import partitions
+from stepscope.measure.calibrate.ceilings import best_of, measure_ceilings, spread
+from stepscope.measure.calibrate.collectives import (
+    Buffers,
+    actual_bytes,
+    choose_repeats,
+    elements,
+    partitions,
+)
 from stepscope.measure.calibrate.settings import CalibrationSettings
-from stepscope.measure.calibrate.stopwatch import spread
-from stepscope.measure.calibrate.sweep import choose_repeats
 
 
 def test_sizes_are_powers_of_two_up_to_the_largest_asked_for() -> None:

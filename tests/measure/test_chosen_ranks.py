@@ -7,16 +7,16 @@ from collections import Counter
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.measure.chosen_ranks import (
+from stepscope.measure.cluster.parallel_layout import _list_members, brief_layout
+from stepscope.measure.ranks import (
     ChosenRanks,
     choose_trace,
     local_rank,
     parse_ranks,
     spread_evenly,
 )
-from stepscope.measure.parallel import _list_members, brief_layout
 from stepscope.measure.writer import flush_interval_s
-from stepscope.trace.rank_facts import CapturedGroup
+from stepscope.trace.run_folder.rank_facts import CapturedGroup
 
 
 def traced(text: str, world_size: int) -> list[int]:

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from two_ranks import run_ranks
 
 from clock_bounds import offset_bounds
-from stepscope.measure import clock as clock_module
-from stepscope.measure.clock import ClockSync, choose_interval_s, scheduled_meeting
+from stepscope.measure.cluster import clock_sync as clock_module
+from stepscope.measure.cluster.clock_sync import ClockSync, choose_interval_s, scheduled_meeting
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 OFFSET_NS = 5_000_000
-FRESH = "from stepscope.measure.clock import ClockSync\n"
+FRESH = "from stepscope.measure.cluster.clock_sync import ClockSync\n"
 
 
 @given(

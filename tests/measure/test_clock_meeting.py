@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from clock_crowd import Crowd, Store, check_offsets
 
-from stepscope.measure import clock_meeting
-from stepscope.measure.clock_meeting import Blocked
-from stepscope.measure.clock_place import Missed
+from stepscope.measure.cluster import clock_meeting
+from stepscope.measure.cluster.clock_meeting import Blocked, Missed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ def test_clocks_three_seconds_apart_and_the_next_meeting() -> None:
 
 def test_many_hosts_meet_in_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """With two connections each, 12 hosts are four levels deep."""
-    monkeypatch.setattr("stepscope.measure.clock_place.FAN_OUT", 2)
+    monkeypatch.setattr("stepscope.measure.cluster.clock_meeting.FAN_OUT", 2)
     crowd = Crowd(Store(), 12, timeout_s=20).all_meet()
     assert crowd.problems == {}
     assert {held.next_step for held in crowd.held.values()} == {700}
@@ -37,7 +36,7 @@ def test_many_hosts_meet_in_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_in_a_tree_a_missing_rank_is_missed_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.measure.clock_place.FAN_OUT", 2)
+    monkeypatch.setattr("stepscope.measure.cluster.clock_meeting.FAN_OUT", 2)
     crowd = Crowd(Store(), 7, timeout_s=1.0)
     del crowd.threads[6]
     crowd.all_meet()

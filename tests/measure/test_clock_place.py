@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 from clock_crowd import Store
 
-from stepscope.measure import clock_place
-from stepscope.measure.clock_place import FAN_OUT, MeetingPlace, Missed, find_place, local_place
+from stepscope.measure.cluster import clock_meeting
+from stepscope.measure.cluster.clock_meeting import (
+    FAN_OUT,
+    MeetingPlace,
+    Missed,
+    find_place,
+    local_place,
+)
 
 
 def test_small_jobs_meet_without_asking_anybody() -> None:
@@ -47,8 +53,8 @@ def test_the_launcher_may_say_where_a_rank_is(variables: dict[str, str], place: 
 def sign_up(monkeypatch: pytest.MonkeyPatch, ranks: range, locals_: Any, hosts: Any) -> list[Any]:
     """All ranks of a job of 80 at once."""
     here = threading.local()
-    monkeypatch.setattr(clock_place, "local_place", lambda _: locals_(here.rank))
-    monkeypatch.setattr(clock_place, "_this_host", lambda: hosts(here.rank))
+    monkeypatch.setattr(clock_meeting, "local_place", lambda _: locals_(here.rank))
+    monkeypatch.setattr(clock_meeting, "_this_host", lambda: hosts(here.rank))
     store, places = Store(), [None] * 80
 
     def work(rank: int) -> None:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from two_ranks import run_ranks
 
-from stepscope.measure import clock
-from stepscope.measure.collective_log import FIRST_STEP, SLOT, CollectiveLog, read_columns
-from stepscope.trace.collective_log import read_collective_log
+from stepscope.measure.cluster import clock_sync
+from stepscope.measure.cluster.flight_recorder import FIRST_STEP, SLOT, CollectiveLog, read_columns
 from stepscope.trace.decode import Oddities
+from stepscope.trace.run_folder.rank_folder import read_collective_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -196,7 +196,7 @@ def test_a_real_job_is_read_after_its_group_is_gone(tmp_path: Path) -> None:
     """Rank 1 sleeps before every collective: its arrivals are later, at the same collectives."""
     body = f"""
     import pathlib
-    from stepscope.measure.collective_log import CollectiveLog
+    from stepscope.measure.cluster.flight_recorder import CollectiveLog
     folder = pathlib.Path({str(tmp_path)!r}) / f"rank-{{rank}}"
     folder.mkdir()
     log = CollectiveLog(folder)
@@ -237,6 +237,6 @@ def test_only_ranks_on_several_hosts_meet(
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
     monkeypatch.setenv("WORLD_SIZE", world)
-    sync = clock.ClockSync()
+    sync = clock_sync.ClockSync()
     assert (sync.next_meeting(5) == 100) is several
     assert (sync.next_meeting(101) == 200) is several

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from two_ranks import run_ranks
 
-from stepscope.measure import flight
-from stepscope.measure.comms import Comms
+from stepscope.measure.cluster import flight_recorder
+from stepscope.measure.cluster.window_collectives import Comms
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,8 +43,8 @@ answer["parameter_bytes"] = sum(p.numel() * p.element_size() for p in model.para
 def watched(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """Eight DDP steps with a window over three of them, and clocks tied around it."""
     before = """
-    from stepscope.measure.clock import ClockSync
-    from stepscope.measure.comms import Comms
+    from stepscope.measure.cluster.clock_sync import ClockSync
+    from stepscope.measure.cluster.window_collectives import Comms
     comms, clock = Comms(), ClockSync()
     comms.attach()
     comms.attach()
@@ -142,7 +142,7 @@ def test_the_training_is_the_same_to_the_bit(watched: list[Any], tmp_path: Path)
 
 def test_a_hook_of_the_script_is_left_alone_however_late_it_comes(tmp_path: Path) -> None:
     body = f"""{TRAIN}
-from stepscope.measure.comms import Comms
+from stepscope.measure.cluster.window_collectives import Comms
 comms = Comms()  # came after DDP was made
 comms.attach()
 comms.window_begins(0)
@@ -170,7 +170,7 @@ def test_sharded_parameters_and_mesh_groups_are_described(tmp_path: Path) -> Non
     body = """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from stepscope.measure.comms import Comms
+    from stepscope.measure.cluster.window_collectives import Comms
     comms = Comms()
     comms.attach()
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("dp", "tp"))["dp"]
@@ -262,7 +262,7 @@ def entry(**values: Any) -> dict[str, Any]:
     ],
 )
 def test_kinds_have_one_name_on_every_backend(name: str, kind: str) -> None:
-    assert flight.as_line(entry(profiling_name=name), {}, None)["kind"] == kind
+    assert flight_recorder.as_line(entry(profiling_name=name), {}, None)["kind"] == kind
 
 
 @pytest.mark.parametrize(
@@ -287,11 +287,11 @@ def test_bytes_are_those_of_the_whole_message(
         output_sizes=outputs,
         output_dtypes=["BFloat16"] * len(outputs),
     )
-    assert flight.as_line(made, {"0": 2}, None)["size_bytes"] == size
+    assert flight_recorder.as_line(made, {"0": 2}, None)["size_bytes"] == size
 
 
 def test_what_a_watchdog_noticed_is_a_bound_and_not_a_time() -> None:
-    line = flight.as_line(entry(duration_ms=1.5, is_p2p=True, p2p_seq_id=3), {}, 4)
+    line = flight_recorder.as_line(entry(duration_ms=1.5, is_p2p=True, p2p_seq_id=3), {}, 4)
     assert (line["started_ns"], line["ended_ns"]) == (None, None)
     assert (line["started_by_ns"], line["ended_by_ns"]) == (None, 2000)
     assert (line["duration_ns"], line["sequence"], line["step"]) == (1_500_000, 3, 4)
@@ -300,7 +300,7 @@ def test_what_a_watchdog_noticed_is_a_bound_and_not_a_time() -> None:
 def test_a_ring_too_short_for_the_window_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [entry(record_id=5, time_created_ns=200), entry(record_id=6, time_created_ns=300)]
     dump = json.dumps({"entries": kept}).encode()
-    monkeypatch.setattr(flight, "recorders", lambda: [("ring", lambda: dump)])
+    monkeypatch.setattr(flight_recorder, "recorders", lambda: [("ring", lambda: dump)])
     times = iter([100, 400, 400])
     comms = Comms(now=lambda: next(times))
     comms.window_begins(1)

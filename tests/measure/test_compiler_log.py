@@ -16,8 +16,8 @@ import torch
 
 from stepscope.explain.explain_job import explain_job
 from stepscope.measure.compiler_log import CompilerLog
-from stepscope.records.place import Place
-from stepscope.trace.compiler_file import COMPILER, read_compiler_record
+from stepscope.records.source_lines import Place
+from stepscope.trace.run_folder.compiler_record import COMPILER, read_compiler_record
 
 HERE = Path(__file__).name
 

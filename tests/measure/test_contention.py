@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stepscope.predict.alpha_beta import fit_contention
+from stepscope.predict.collective_times import fit_contention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +32,7 @@ def alone() -> Iterator[Any]:
 def test_each_size_is_measured_alone_and_beside_compute(alone: Any) -> None:
     import torch
 
-    from stepscope.measure.calibrate.collectives import Buffers
-    from stepscope.measure.calibrate.contention import ContentionTimer
+    from stepscope.measure.calibrate.collectives import Buffers, ContentionTimer
 
     buffers = Buffers.allocate(512 * KB // 4, torch.device("cpu"))
     (found,) = ContentionTimer(alone, buffers).run(512 * KB, quick=True)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from stepscope.measure import never_raise, profiler_windows
-from stepscope.measure.profiler_windows import ProfilerWindows
-from stepscope.measure.schedule import PlannedWindow, Schedule
+from stepscope.measure import never_raise
+from stepscope.measure.profiler import windows as profiler_windows
+from stepscope.measure.profiler.schedule import PlannedWindow, Schedule
+from stepscope.measure.profiler.windows import ProfilerWindows
 from stepscope.measure.settings import Settings
 
 

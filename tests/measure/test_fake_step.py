@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
 PROGRAM = (
-    "import sys; sys.path.append({root!r}); from stepscope.measure.fake_server import main; main()"
+    "import sys; sys.path.append({root!r}); from stepscope.measure.fake_step import main; main()"
 )
 TRAIN = """
 import os, shutil, torch

@@ -11,11 +11,11 @@ import pytest
 import torch
 from two_ranks import run_ranks
 
-from stepscope.measure import flight, gloo_drain, parallel
-from stepscope.measure import window as windows
-from stepscope.measure.schedule import PlannedWindow
+from stepscope.measure.cluster import flight_recorder, parallel_layout, window_collectives
+from stepscope.measure.profiler import windows as windows
+from stepscope.measure.profiler.schedule import PlannedWindow
+from stepscope.measure.profiler.windows import Window
 from stepscope.measure.settings import Settings
-from stepscope.measure.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,63 +34,63 @@ def recorded(monkeypatch: pytest.MonkeyPatch, *dumps: list[dict[str, Any]] | Non
             return []
         return [("_dump_fr_trace_json", json.dumps({"entries": entries}).encode)]
 
-    monkeypatch.setattr(flight, "recorders", recorders)
+    monkeypatch.setattr(flight_recorder, "recorders", recorders)
 
 
 def a_group(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    monkeypatch.setattr(parallel, "groups", lambda: [{"backend": backend}])
+    monkeypatch.setattr(parallel_layout, "groups", lambda: [{"backend": backend}])
 
 
 def test_it_waits_until_every_work_of_gloo_is_retired(monkeypatch: pytest.MonkeyPatch) -> None:
     a_group(monkeypatch, "cpu:gloo,cuda:nccl")
     running = {**GLOO, "retired": False}
     recorded(monkeypatch, [GLOO, running], [running, GLOO], [GLOO, GLOO])
-    assert gloo_drain.collectives_ended()
+    assert window_collectives.collectives_ended()
 
 
 def test_a_work_that_stays_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     a_group(monkeypatch, "gloo")
     recorded(monkeypatch, [{**GLOO, "retired": False}])
-    assert not gloo_drain.collectives_ended(0.01)
+    assert not window_collectives.collectives_ended(0.01)
 
 
 def test_works_from_later_on_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     a_group(monkeypatch, "gloo")
     recorded(monkeypatch, [GLOO, {**GLOO, "retired": False}])
-    assert not gloo_drain.collectives_ended(0.0, until_ns=5)
-    assert gloo_drain.collectives_ended(0.0, until_ns=4)
+    assert not window_collectives.collectives_ended(0.0, until_ns=5)
+    assert window_collectives.collectives_ended(0.0, until_ns=4)
 
 
 def test_collectives_of_nccl_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     a_group(monkeypatch, "nccl")
     recorded(monkeypatch, [{**GLOO, "retired": False}])
-    assert gloo_drain.collectives_ended(0.0)
+    assert window_collectives.collectives_ended(0.0)
     a_group(monkeypatch, "gloo")
     recorded(monkeypatch, [{**GLOO, "retired": False, "profiling_name": "nccl:all_reduce"}])
-    assert gloo_drain.collectives_ended(0.0)
+    assert window_collectives.collectives_ended(0.0)
 
 
 def test_works_of_a_destroyed_group_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "groups", list)
+    monkeypatch.setattr(parallel_layout, "groups", list)
     recorded(monkeypatch, [{**GLOO, "retired": False}])
-    assert not gloo_drain.collectives_ended(0.0)
+    assert not window_collectives.collectives_ended(0.0)
 
 
 def test_without_a_recorder_it_waits_for_threads_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
     a_group(monkeypatch, "gloo")
     recorded(monkeypatch, None)
     answers = [False, False, True]
-    monkeypatch.setattr(gloo_drain, "_at_rest", lambda: answers.pop(0))
-    assert gloo_drain.collectives_ended()
+    monkeypatch.setattr(window_collectives, "_at_rest", lambda: answers.pop(0))
+    assert window_collectives.collectives_ended()
     assert answers == []
 
 
 def test_threads_that_never_rest_are_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     a_group(monkeypatch, "gloo")
     recorded(monkeypatch, None)
-    monkeypatch.setattr(gloo_drain, "_at_rest", lambda: False)
-    monkeypatch.setattr(gloo_drain, "_SETTLE_S", 0.01)
-    assert gloo_drain.collectives_ended()
+    monkeypatch.setattr(window_collectives, "_at_rest", lambda: False)
+    monkeypatch.setattr(window_collectives, "_SETTLE_S", 0.01)
+    assert window_collectives.collectives_ended()
 
 
 def test_gloo_itself_says_what_is_under_way(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_gloo_itself_says_what_is_under_way(tmp_path: Path) -> None:
     leader, _ = run_ranks(
         tmp_path,
         """
-        from stepscope.measure.gloo_drain import collectives_ended
+        from stepscope.measure.cluster.window_collectives import collectives_ended
         store = dist.distributed_c10d._get_default_store()
         dist.all_reduce(torch.ones(3))
         if rank == 0:
@@ -123,7 +123,7 @@ def test_a_profiler_is_not_stopped_under_a_collective(tmp_path: Path) -> None:
         tmp_path,
         f"""
         from stepscope.measure import window
-        from stepscope.measure.session import Session
+        from stepscope.measure.session.session import Session
         from stepscope.measure.settings import Settings
         window.PATIENCE_S = 0.05
         store = dist.distributed_c10d._get_default_store()
@@ -212,7 +212,7 @@ def test_a_window_that_has_to_wait_records_nothing_more(
     assert not torch.autograd._profiler_enabled()
     window.close()
     (first, second, third) = asked
-    assert first == (gloo_drain.PATIENCE_S, None)
+    assert first == (window_collectives.PATIENCE_S, None)
     assert second == third
     assert second[0] == 0.0
     assert second[1] is not None

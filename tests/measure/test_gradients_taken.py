@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.measure.trial import TrialLog
+from stepscope.measure.session.trial import TrialLog
 
 torch = pytest.importorskip("torch")
 
@@ -28,7 +28,7 @@ for _ in range(40):
 def test_its_steps_end_where_the_next_forward_begins_and_its_losses_are_kept(
     tmp_path: Path,
 ) -> None:
-    from stepscope.ui.tune.trial_run import TrialCommand
+    from stepscope.ui.tune.trials import TrialCommand
 
     (tmp_path / "train.py").write_text(SCRIPT)
     trial = TrialCommand(

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from stepscope.explain.flops.call import Call
-from stepscope.explain.flops.signatures import price_call
-from stepscope.measure.attached import attaching, detach
+from stepscope.explain.flops.prices import price_call
+from stepscope.measure.cuda_graphs import GraphCaptures
 from stepscope.measure.folder import GRAPHS
-from stepscope.measure.graph_captures import GraphCaptures
 from stepscope.measure.never_raise import forget_problems, problems
-from stepscope.trace.captures_file import read_captures
+from stepscope.measure.patches import attaching, detach
+from stepscope.trace.run_folder.compiler_record import read_captures
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,7 +135,7 @@ def test_without_a_way_to_keep_functions_compiled_nothing_is_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found, graph = captures
-    monkeypatch.setattr("stepscope.measure.graph_captures.has_compiled", lambda: True)
+    monkeypatch.setattr("stepscope.measure.cuda_graphs.has_compiled", lambda: True)
     monkeypatch.delattr("torch.utils._python_dispatch.TorchDispatchMode.ignore_compile_internals")
     with graph():
         torch.ones(2)

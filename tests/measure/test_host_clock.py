@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stepscope.measure import host_clock
-from stepscope.measure.host_clock import host_clock_facts
+from stepscope.measure.cluster import clock_sync
+from stepscope.measure.cluster.clock_sync import host_clock_facts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def test_this_host() -> None:
     ],
 )
 def test_the_kernels_flags(state: int, status: int, expected: tuple[Any, ...]) -> None:
-    facts = host_clock._kernel_facts(state, status, 12, 900)
+    facts = clock_sync._kernel_facts(state, status, 12, 900)
     assert tuple(facts.values()) == expected
 
 
@@ -39,7 +39,7 @@ def test_a_system_without_the_call_says_nothing(monkeypatch: pytest.MonkeyPatch)
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("no such library")
 
-    monkeypatch.setattr(host_clock.ctypes, "CDLL", refuse)
+    monkeypatch.setattr(clock_sync.ctypes, "CDLL", refuse)
     facts = host_clock_facts()
     assert facts["synchronised"] is facts["estimated_error_ns"] is None
 
@@ -47,7 +47,7 @@ def test_a_system_without_the_call_says_nothing(monkeypatch: pytest.MonkeyPatch)
 def test_ptp_devices_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("ptp1", "ptp0"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(host_clock, "_PTP", tmp_path)
+    monkeypatch.setattr(clock_sync, "_PTP", tmp_path)
     assert host_clock_facts()["ptp_devices"] == ["ptp0", "ptp1"]
-    monkeypatch.setattr(host_clock, "_PTP", tmp_path / "none")
+    monkeypatch.setattr(clock_sync, "_PTP", tmp_path / "none")
     assert host_clock_facts()["ptp_devices"] == []

@@ -16,11 +16,11 @@ pytest.importorskip("torch")
 
 import torch
 
-from stepscope.measure import host_load, machine
-from stepscope.measure.host_load import HostLoadMeter
-from stepscope.measure.machine import RunningProcess
+from stepscope.measure import machine
+from stepscope.measure import machine as host_load
+from stepscope.measure.machine import HostLoadMeter, RunningProcess
 from stepscope.records import processors
-from stepscope.records.host_load import PlainSteps
+from stepscope.records.rank_facts import PlainSteps
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 

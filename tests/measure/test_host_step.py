@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.measure import host_step
-from stepscope.measure.host_step import PHASES, HostStep
+from stepscope.measure.session import special_steps
+from stepscope.measure.session.special_steps import PHASES, HostStep
 
 torch = pytest.importorskip("torch")
 WAIT_S = 0.05
@@ -25,7 +25,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         time.sleep(WAIT_S)
 
     # Another test of this process may have compiled something, which would leave modules alone.
-    monkeypatch.setattr(host_step, "has_compiled", lambda: False)
+    monkeypatch.setattr(special_steps, "has_compiled", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.capturing)
     return made

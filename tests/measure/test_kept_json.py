@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.measure.kept_json import KeptJson
+from stepscope.measure.folder import KeptJson
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import stepscope
-from stepscope.measure import kept_windows
-from stepscope.measure.kept_windows import KeptWindows, to_keep
-from stepscope.measure.schedule import Schedule
+from stepscope.measure.profiler import windows as kept_windows
+from stepscope.measure.profiler.schedule import Schedule
+from stepscope.measure.profiler.windows import KeptWindows, to_keep
 from stepscope.measure.settings import Settings
 
 

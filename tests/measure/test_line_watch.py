@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from stepscope.measure import line_watch
-from stepscope.measure.line_history import LineHistory
-from stepscope.measure.line_sources import write_sources
-from stepscope.measure.line_watch import LineWatch, UserLine, is_user_file
-from stepscope.measure.schedule import Schedule
+from stepscope.measure import source_lines
+from stepscope.measure.memory.saved_tensors import LineHistory
+from stepscope.measure.profiler.schedule import Schedule
 from stepscope.measure.settings import Settings
+from stepscope.measure.source_lines import LineWatch, UserLine, is_user_file, write_sources
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +137,7 @@ def test_an_error_of_ours_never_reaches_the_script(tmp_path: Path) -> None:
 def test_a_loop_in_pure_python_is_not_marked_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_watch, "MOST_LINES", 50)
+    monkeypatch.setattr(source_lines, "MOST_LINES", 50)
     seen = Seen()
     names = run(tmp_path, "begin()\nfor i in range(1000):\n    x = i\nend()\n", seen)
     assert names["x"] == 999
@@ -162,7 +161,7 @@ def test_a_forked_child_is_not_watched(tmp_path: Path) -> None:
 
 def test_whose_code_a_file_is() -> None:
     assert is_user_file("/home/me/train.py")
-    for name in (torch.__file__, os.__file__, line_watch.__file__, "<string>", "<frozen runpy>"):
+    for name in (torch.__file__, os.__file__, source_lines.__file__, "<string>", "<frozen runpy>"):
         assert not is_user_file(name)
 
 

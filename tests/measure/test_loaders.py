@@ -14,9 +14,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from stepscope.measure.loaders import Loaders, MakeBoard, count_parts, describe_loader
-from stepscope.measure.pass_probe import passing_costs
-from stepscope.trace.rank_facts import read_facts
+from stepscope.measure.steps.loaders import (
+    Loaders,
+    MakeBoard,
+    count_parts,
+    describe_loader,
+    passing_costs,
+)
+from stepscope.trace.run_folder.rank_facts import read_facts
 
 WORKERS = Path(__file__).parent / "scripts" / "workers.py"
 

@@ -18,10 +18,10 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.utils.checkpoint import checkpoint
 
-from stepscope.measure import memory as memory_module
-from stepscope.measure import saved_tensors as saved_module
-from stepscope.measure import storages as storages_module
-from stepscope.measure.memory import COUNTED, MemoryStep
+from stepscope.measure.memory import memory_step as memory_module
+from stepscope.measure.memory import saved_tensors as saved_module
+from stepscope.measure.memory import storages as storages_module
+from stepscope.measure.memory.memory_step import COUNTED, MemoryStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stepscope.measure.network_place import network_place
-from stepscope.records.network_place import NetworkPlace
-from stepscope.trace.rank_folder import read_rank_folder
+from stepscope.measure.ranks import network_place
+from stepscope.records.rank_facts import NetworkPlace
+from stepscope.trace.run_folder.rank_folder import read_rank_folder
 
 if TYPE_CHECKING:
     from pathlib import Path

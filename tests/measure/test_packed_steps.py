@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from stepscope.measure import packed_steps
+from stepscope.measure import writer as packed_steps
 from stepscope.measure.never_raise import problems
-from stepscope.measure.packed_steps import StepPacking
-from stepscope.measure.writer import FLUSH_S, LineWriter
+from stepscope.measure.writer import FLUSH_S, LineWriter, StepPacking
 from stepscope.trace.decode import Oddities
-from stepscope.trace.step_files import read_step_columns
+from stepscope.trace.run_folder.step_files import read_step_columns
 
 
 def line(step: int) -> str:

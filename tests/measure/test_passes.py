@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from stepscope.measure.passes import Passes
+from stepscope.measure.steps.optimizers import Passes
 
 Reset = Callable[[torch.Tensor], None]
 

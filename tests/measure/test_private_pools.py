@@ -8,10 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.measure import memory as memory_module
-from stepscope.measure.allocator import Allocator, Labels, Reading, replay
-from stepscope.measure.memory import MemoryStep
-from stepscope.measure.private_pools import NO_POOLS, PrivatePools, read_pools
+from stepscope.measure.memory import memory_step as memory_module
+from stepscope.measure.memory.allocator import (
+    NO_POOLS,
+    Allocator,
+    Labels,
+    PrivatePools,
+    Reading,
+    read_pools,
+    replay,
+)
+from stepscope.measure.memory.memory_step import MemoryStep
 
 MB = 1 << 20
 

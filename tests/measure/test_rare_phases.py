@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.measure.rare_phases import _watch_saving
-from stepscope.measure.step_notes import ENTER, LEAVE
-from stepscope.records.step_columns import ALL_PHASES
+from stepscope.measure.hooks import _watch_saving
+from stepscope.measure.steps.phases import ENTER, LEAVE
+from stepscope.records.rank import ALL_PHASES
 
 SCRIPT = Path(__file__).parent / "scripts" / "rare_phases.py"
 EPOCH = 6  # steps

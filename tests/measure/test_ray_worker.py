@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from stepscope.measure.ray_worker import TrainingThread
+from stepscope.measure.processes import TrainingThread
 
 WORKER = "/site-packages/ray/_private/workers/default_worker.py"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from stepscope.measure.memory import MemoryStep
-from stepscope.measure.recomputable import OperatorNode, sum_by_producer
+from stepscope.measure.memory.autograd_graph import OperatorNode, sum_by_producer
+from stepscope.measure.memory.memory_step import MemoryStep
 
 
 @dataclass

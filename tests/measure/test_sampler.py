@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.measure import sampler as sampling
-from stepscope.measure.sampler import SampledSteps, Sampler
+from stepscope.measure.profiler import sampler as sampling
+from stepscope.measure.profiler.sampler import SampledSteps, Sampler
 
 
 def busy_place(seconds: float) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stepscope.measure.schedule import PlannedWindow, Schedule
+from stepscope.measure.profiler.schedule import PlannedWindow, Schedule
 from stepscope.measure.settings import Settings
 
 

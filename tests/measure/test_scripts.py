@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.records.step_columns import ALL_PHASES
+from stepscope.records.rank import ALL_PHASES
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

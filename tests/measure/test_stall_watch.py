@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepscope.measure.schedule import PlannedWindow, Schedule
+from stepscope.measure.profiler.extra_windows import STALL_TRACE, TRIES, StallWatch
+from stepscope.measure.profiler.schedule import PlannedWindow, Schedule
 from stepscope.measure.settings import Settings
-from stepscope.measure.stall_watch import STALL_TRACE, TRIES, StallWatch
 
 MS = 1_000_000
 Wall = Callable[[int], int]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stepscope.measure.settings import Settings
-from stepscope.ui.job_environment import capture_variables
+from stepscope.ui.jobs.environment import capture_variables
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stepscope.measure.never_raise import problems
-from stepscope.measure.step_meter import StepMeter
+from stepscope.measure.steps.step_times import StepMeter
 
 MS = 1_000_000
 
@@ -105,8 +105,8 @@ def test_a_device_is_asked_only_once_it_is_in_use_and_never_while_a_graph_is_cap
 
 
 def test_a_system_that_has_none_of_it_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.measure.step_meter._SCHEDULER", "/nowhere")
-    monkeypatch.setattr("stepscope.measure.step_meter._MEMORY", "/nowhere")
+    monkeypatch.setattr("stepscope.measure.steps.step_times._SCHEDULER", "/nowhere")
+    monkeypatch.setattr("stepscope.measure.steps.step_times._MEMORY", "/nowhere")
     monkeypatch.delattr("resource.RUSAGE_THREAD")
     monkeypatch.setattr(StepMeter, "_device_memory", lambda _self: None)
     before = problems()

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.measure.step_clock import PHASES, RARE_PHASES, StepClock
-from stepscope.measure.step_notes import (
+from stepscope.measure.steps.phases import (
     AGAIN,
     ENDED,
     ENTER,
@@ -22,9 +21,12 @@ from stepscope.measure.step_notes import (
     MODE,
     NO_BATCH,
     PERHAPS,
+    PHASES,
+    RARE_PHASES,
     Note,
+    StepClock,
 )
-from stepscope.measure.steps import Anchor, StepLines
+from stepscope.measure.steps.step_times import Anchor, StepLines
 
 if TYPE_CHECKING:
     import pytest
@@ -515,7 +517,7 @@ def test_the_last_steps_wait_for_a_device_that_the_host_ran_ahead_of() -> None:
 
 
 def test_a_device_that_never_ends_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepscope.measure.steps._LAST_WAIT_S", 0.01)
+    monkeypatch.setattr("stepscope.measure.steps.step_times._LAST_WAIT_S", 0.01)
     pair = (Event(reached=True), Event(reached=False))
     (line,) = StepLines(0)([ended(1, 0, pair)], last=True)
     assert "device_ns" not in json.loads(line)

@@ -13,8 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.measure import links
-from stepscope.measure.links import LEAST_BYTES, Connection, Counters, Links, address_text
+from stepscope.measure.cluster import tcp_links
+from stepscope.measure.cluster.tcp_links import (
+    LEAST_BYTES,
+    Connection,
+    Counters,
+    Links,
+    address_text,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux counts")
 MEGABYTE = 1 << 20
@@ -42,7 +48,9 @@ def sent_by(client: socket.socket, size: int, *, earlier: int = 0) -> int:
     """Until all of it is acknowledged."""
     client.sendall(bytes(size))
     for _ in range(1000):
-        mine = [one for one in links.connections() if one.inode == os.fstat(client.fileno()).st_ino]
+        mine = [
+            one for one in tcp_links.connections() if one.inode == os.fstat(client.fileno()).st_ino
+        ]
         if mine[0].counters.sent_bytes >= earlier + size:
             return mine[0].counters.sent_bytes
         threading.Event().wait(0.01)
@@ -97,18 +105,18 @@ def test_looking_changes_no_socket_even_under_a_default_timeout() -> None:
     with connected() as client:
         socket.setdefaulttimeout(5.0)
         try:
-            links.connections()
+            tcp_links.connections()
         finally:
             socket.setdefaulttimeout(None)
         assert os.get_blocking(client.fileno())
         before = len([*Path("/proc/self/fd").iterdir()])
-        links.connections()
+        tcp_links.connections()
         assert len([*Path("/proc/self/fd").iterdir()]) == before
 
 
 def test_other_descriptors_are_no_connections() -> None:
     def inodes() -> set[int]:
-        return {one.inode for one in links.connections()}
+        return {one.inode for one in tcp_links.connections()}
 
     known = inodes()
     left, right = socket.socketpair()
@@ -135,7 +143,7 @@ def test_rows_add_up_over_connections(monkeypatch: pytest.MonkeyPatch) -> None:
         [seen(1, 5, 41_000, 5000), seen(2, 2, 10_000, 0)],
     ]
     for step, moment in enumerate(moments):
-        monkeypatch.setattr(links, "connections", lambda moment=moment: moment)
+        monkeypatch.setattr(tcp_links, "connections", lambda moment=moment: moment)
         looks.look(10 * step)
     content = looks.content()
     assert content is not None
@@ -157,13 +165,13 @@ def test_rows_add_up_over_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_looks_keep_to_their_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(links.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(tcp_links.time, "monotonic", lambda: now[0])
 
     def slow_look() -> list[Connection]:
         now[0] += 0.5
         return []
 
-    monkeypatch.setattr(links, "connections", slow_look)
+    monkeypatch.setattr(tcp_links, "connections", slow_look)
     looks = Links()
     looks.look_if_rested(0)
     looks.look_if_rested(20)  # after a look of 0.5 s: too early, at 0.1% of the time
@@ -193,14 +201,14 @@ def test_addresses_are_written_as_people_write_them(raw: bytes, text: str | None
 
 
 def test_virtual_devices_have_no_speed() -> None:
-    assert links.device_speeds({"127.0.0.1"}) == {}
+    assert tcp_links.device_speeds({"127.0.0.1"}) == {}
 
 
 def test_a_look_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> list[Connection]:
         raise RuntimeError("no counters")
 
-    monkeypatch.setattr(links, "connections", broken)
+    monkeypatch.setattr(tcp_links, "connections", broken)
     looks = Links()
     looks.look(1)
     looks.look(2)

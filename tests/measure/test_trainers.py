@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.measure.callbacks import _Watching
+from stepscope.measure.watch import _Watching
 
 SCRIPTS = Path(__file__).parent / "scripts" / "trainers"
 STEPS = 18

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import Barrier, Thread
 
-from stepscope.measure.training_claim import TrainingClaim
+from stepscope.measure.session.session import TrainingClaim
 
 
 def test_one_of_many_threads_has_it() -> None:

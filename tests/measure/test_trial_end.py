@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from stepscope.measure import trial
+from stepscope.measure.session import trial
 
 if TYPE_CHECKING:
     from pathlib import Path

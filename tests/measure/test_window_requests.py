@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from two_ranks import run_ranks
 
-from stepscope.measure.schedule import PlannedWindow, Schedule
+from stepscope.measure.profiler.extra_windows import MOST_WINDOWS, WindowRequests
+from stepscope.measure.profiler.schedule import PlannedWindow, Schedule
 from stepscope.measure.settings import Settings
-from stepscope.measure.window_requests import MOST_WINDOWS, WindowRequests
-from stepscope.records.window_request import REQUEST, plan_name
+from stepscope.records.folders import REQUEST_FILE, plan_name
 
 FLUSH_S = 0.5
 
@@ -49,7 +49,7 @@ def ask(run: Path, number: int = 1) -> Path:
     """The plan's place."""
     request = f"{number:016x}"
     (run / "new").write_text(json.dumps({"schema": 1, "id": request}))
-    (run / "new").replace(run / REQUEST)
+    (run / "new").replace(run / REQUEST_FILE)
     return run / plan_name(request)
 
 
@@ -138,11 +138,11 @@ def test_a_run_has_a_limited_number_of_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"id": 7}', '{"id": "../../x"}', "\x00" * 9999])
 def test_a_damaged_request_is_ignored(tmp_path: Path, text: str) -> None:
     rank = Rank(tmp_path)
-    (tmp_path / REQUEST).write_text(text)
+    (tmp_path / REQUEST_FILE).write_text(text)
     rank.flush()
     rank.flush()
     assert rank.schedule.asked is None
-    assert [path.name for path in tmp_path.iterdir()] == [REQUEST]
+    assert [path.name for path in tmp_path.iterdir()] == [REQUEST_FILE]
 
 
 def test_a_plan_that_is_not_whole_is_read_again(tmp_path: Path) -> None:

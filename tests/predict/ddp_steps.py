@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from explain.build import AUTOGRAD, kernel, nccl, note, op, step, write
 from stepscope import read_trace
-from stepscope.records.measured_steps import MeasuredSteps
-from stepscope.records.profile import CollectiveFit, Contention, Profile, Segment
+from stepscope.records.hardware import CollectiveFit, Contention, Profile, Segment
+from stepscope.records.rank import MeasuredSteps
 
 if TYPE_CHECKING:
     from pathlib import Path

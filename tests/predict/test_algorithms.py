@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import UsageError
-from stepscope.predict.algorithms import compare_algorithms, hop_of_ring
-from stepscope.records.profile import CollectiveFit, Segment
+from stepscope.predict.collective_algorithms import compare_algorithms, hop_of_ring
+from stepscope.records.hardware import CollectiveFit, Segment
 
 
 def test_eight_ranks_by_hand() -> None:

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.predict.alpha_beta import (
+from stepscope.predict.collective_times import (
     evaluate,
     fit_segments,
     fit_sweep,
     held_out_errors,
     noise_floor,
 )
-from stepscope.records.profile import CollectiveFit
+from stepscope.records.hardware import CollectiveFit
 
 SIZES = [1 << power for power in range(10, 29)]  # 1 KiB to 256 MiB
 

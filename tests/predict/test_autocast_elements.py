@@ -11,14 +11,13 @@ import pytest
 from benches import analyse
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.autocast_elements import retime_elements
-from stepscope.predict.probed_step import ProbedStep
+from stepscope.predict.autocast import retime_elements
+from stepscope.predict.engine import Bench
+from stepscope.predict.operator_library import ProbedStep
 from stepscope.predict.step_operators import find_step_operators
-from stepscope.predict.whatif import Bench
 from stepscope.predict.whatifs import WHATIFS, precision
-from stepscope.records.backward_graph import CapturedBackward
-from stepscope.records.memory import CapturedMemory
-from stepscope.records.rank_inputs import MemoryInputs
+from stepscope.records.memory import CapturedBackward, CapturedMemory
+from stepscope.records.rank import MemoryInputs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,14 +10,14 @@ import pytest
 from benches import bench_for
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.batch_loops import count_layer_runs, find_calls_of_samples
+from stepscope.predict.batch_size import count_layer_runs, find_calls_of_samples
 from stepscope.predict.whatifs import WHATIFS, parse_setting
-from stepscope.ui.whatif import gain_of
+from stepscope.ui.topics.whatif import gain_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
 
 # 4096 tokens through a square layer of 1024: 128 blocks on 132 multiprocessors.
 TOKENS, WIDTH = 4096, 1024

@@ -8,7 +8,7 @@ import pytest
 
 import stepscope
 from stepscope.explain.memory.model import ShapedCall, StepCalls
-from stepscope.predict.batch_reading import BatchReading, read_batch
+from stepscope.predict.step_context import BatchReading, read_batch
 
 
 def operator(name: str, shapes: list[Any], start: int) -> dict[str, Any]:

@@ -11,26 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benches import bench_for
-from stepscope.explain.replay.graph import CallKind
-from stepscope.explain.replay.schedule import replay, step_ns
-from stepscope.predict.buckets import (
+from stepscope.predict.collective_times import find_transfer_times
+from stepscope.predict.data_parallel import (
     Buckets,
     Gradients,
+    NormBuffers,
     chain_buckets,
     fill_buckets,
     find_gradients,
 )
-from stepscope.predict.exchange import ReduceRules, shard, sum_gradients
-from stepscope.predict.insert_collectives import InsertedCall, insert_collectives
-from stepscope.predict.norm_buffers import NormBuffers
-from stepscope.predict.transfers import find_transfer_times
-from stepscope.predict.whatif import Bench
-from stepscope.records.measured_steps import MeasuredSteps
+from stepscope.predict.engine import Bench
+from stepscope.predict.planned_exchange import ReduceRules, shard, sum_gradients
+from stepscope.records.rank import MeasuredSteps
+from stepscope.step.edit import InsertedCall, insert_collectives
+from stepscope.step.graph import CallKind
+from stepscope.step.replay import replay, step_ns
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.predict.transfers import TransferTimes
+    from stepscope.predict.collective_times import TransferTimes
     from stepscope.records.trace import Trace
 
 US = 1000.0

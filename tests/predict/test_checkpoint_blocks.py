@@ -11,14 +11,13 @@ import pytest
 from benches import analyse
 from explain.build import AUTOGRAD, MAIN, call, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.explain.replay.graph import CallKind, Phase
-from stepscope.predict.block_spans import find_block_spans
-from stepscope.predict.outcome import Refused
-from stepscope.predict.whatif import Bench
+from stepscope.predict.declaration import Refused
+from stepscope.predict.engine import Bench
+from stepscope.predict.step_spans import find_block_spans
 from stepscope.predict.whatifs import WHATIFS
-from stepscope.records.backward_graph import CapturedBackward
-from stepscope.records.memory import CapturedMemory
-from stepscope.records.rank_inputs import MemoryInputs
+from stepscope.records.memory import CapturedBackward, CapturedMemory
+from stepscope.records.rank import MemoryInputs
+from stepscope.step.graph import CallKind, Phase
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,17 +12,16 @@ from benches import bench_for
 from explain.build import call, kernel, op, step, write
 from stepscope import read_trace
 from stepscope.predict.compiling import compile_step
-from stepscope.predict.compiling.compiled_host import in_passes, relaunch
-from stepscope.predict.compiling.eager_operators import count_operators
-from stepscope.predict.compiling.mask_checks import find_causal_attention, find_mask_checks
-from stepscope.predict.parameters import Parameters
+from stepscope.predict.compiling.compiled_host import count_operators, in_passes, relaunch
+from stepscope.predict.compiling.compiled_step import find_causal_attention, find_mask_checks
+from stepscope.predict.step_context import Parameters
 from stepscope.predict.whatifs import parse_setting
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from explain.build import Events
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
 
 STEP_US = 4000.0
 FULL: dict[str, Any] = {"shapes": [[1024, 1024]], "dtypes": ["float"]}

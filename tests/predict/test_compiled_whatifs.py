@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from explain.build import Events
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
     from stepscope.records.prediction import Prediction
 
 EAGER, COMPILED = "gpt2s_b8_bf16_fused", "gpt2s_b8_bf16_compile"

@@ -7,18 +7,21 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.errors import UsageError
-from stepscope.predict.consistency.clocks import needed_clocks, simulate_clocks
-from stepscope.predict.consistency.promise import (
+from stepscope.predict.parameter_server import (
+    ServerTimes,
+    block_length,
     blocked_share,
+    draw_runs,
     find_staleness,
+    needed_clocks,
     promise_throughput,
+    simulate_clocks,
+    simulate_queued,
     updates_per_second,
 )
-from stepscope.predict.consistency.queued import ServerTimes, simulate_queued
-from stepscope.predict.consistency.resample import block_length, draw_runs
-from stepscope.records.consistency import Consistency
+from stepscope.records.change_values import Consistency
+from stepscope.records.job import WorkerTimes
 from stepscope.records.prediction import Setting
-from stepscope.records.worker_times import WorkerTimes
 from stepscope.ui.cli.whatif import open_bench
 
 MS = 1e6

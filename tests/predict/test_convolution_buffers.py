@@ -6,18 +6,21 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from stepscope.predict.peak_memory.convolution_buffers import layout_copies_bytes
-from stepscope.predict.peak_memory.convolution_layout import ConvolutionLayout
-from stepscope.predict.peak_memory.graph_levels import GraphLevels, TracedPasses
-from stepscope.predict.peak_memory.grown_peak import (
+from stepscope.predict.peak_memory.backward_graph import (
+    ConvolutionLayout,
+    HeldGraph,
+    MemoryChange,
+    hold,
+)
+from stepscope.predict.peak_memory.passes import GraphLevels, TracedPasses, layout_copies_bytes
+from stepscope.predict.peak_memory.peak import (
+    find_workspace,
     later_peak,
     other_algorithms_peak,
+    passes_then,
     unsure_workspace,
 )
-from stepscope.predict.peak_memory.held_values import HeldGraph, MemoryChange, hold
-from stepscope.predict.peak_memory.passes_peak import find_workspace, passes_then
-from stepscope.records.backward_graph import CapturedBackward
-from stepscope.records.memory import CapturedMemory, CapturedPeak, CapturedPhase
+from stepscope.records.memory import CapturedBackward, CapturedMemory, CapturedPeak, CapturedPhase
 
 FLOAT = "float32"
 # relu [800] -> convolution (weight of 90, result [400]) -> relu -> sum.

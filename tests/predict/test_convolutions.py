@@ -11,7 +11,7 @@ from benches import bench_for
 from explain.build import kernel, op, step, write
 from stepscope import read_trace
 from stepscope.explain.flops.call import Call
-from stepscope.predict.convolutions import (
+from stepscope.predict.tensor_cores import (
     AskedGradients,
     Convolution,
     Terms,
@@ -20,12 +20,12 @@ from stepscope.predict.convolutions import (
     dense_convolution,
 )
 from stepscope.predict.whatifs import WHATIFS
-from stepscope.records.efficiency import Ceilings
+from stepscope.records.hardware import Ceilings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.predict.outcome import Outcome
+    from stepscope.predict.declaration import Outcome
 
 # One FLOP and one byte per ns.
 ROUND = Ceilings(

@@ -8,18 +8,18 @@ import pytest
 
 from benches import bench_for
 from stepscope.errors import UsageError
-from stepscope.explain.replay.graph import Phase
-from stepscope.predict.optimizer_rules import ADAGRAD, ADAM, MOMENTUM
 from stepscope.predict.other_gpu import retime
-from stepscope.predict.other_gpu.find_gpu import find_gpu
+from stepscope.predict.other_gpu.gpu import find_gpu
+from stepscope.predict.step_context import ADAGRAD, ADAM, MOMENTUM
 from stepscope.predict.whatifs import parse_setting
+from stepscope.step.graph import Phase
 from stepscope.trace.read import read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
 
 STEP_US, STEPS = 10_000, 3
 BACKWARD = "autograd::engine::evaluate_function: AddmmBackward0"

@@ -14,7 +14,7 @@ from stepscope.predict.whatifs import WHATIFS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.predict.outcome import Outcome
+    from stepscope.predict.declaration import Outcome
 
 IMAGES, FILTERS = [64, 96, 56, 56], [96, 1, 7, 7]
 CHANNELS_LAST, CONTIGUOUS = [301056, 1, 5376, 96], [301056, 3136, 56, 1]

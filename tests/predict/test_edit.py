@@ -8,15 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphs import Call, Task, make
-from stepscope.explain.replay.schedule import replay, step_ns
-from stepscope.predict.edit import (
-    Selection,
-    insert,
-    remove,
-    reorder,
-    scale_calls,
-    scale_tasks,
-)
+from stepscope.step.edit import Selection, insert, remove, reorder, scale_calls, scale_tasks
+from stepscope.step.replay import replay, step_ns
 
 CALLS = (
     Call(10, own=2, tasks=(Task(30, latency=5),)),

@@ -13,10 +13,10 @@ import stepscope
 from benches import bench_for
 from explain.build import kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.fused_models import HOST_GROWTH, fuse_models
-from stepscope.predict.outcome import Refused
-from stepscope.predict.whatif import Bench
+from stepscope.predict.declaration import Refused
+from stepscope.predict.engine import Bench
 from stepscope.predict.whatifs import parse_setting
+from stepscope.predict.whatifs.fuse import HOST_GROWTH, fuse_models
 from stepscope.records.prediction import Prediction
 
 STEPS, MULTIPROCESSORS = 3, 132

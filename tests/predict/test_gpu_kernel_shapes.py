@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.predict.other_gpu import kernel_time
-from stepscope.predict.other_gpu.fitted import transfer_fit
-from stepscope.predict.other_gpu.gpu import Gpu, find_row, make_gpu
+from stepscope.predict.other_gpu.gpu import Gpu, find_row, make_gpu, transfer_fit
 from stepscope.predict.other_gpu.retime import bmm_kind, find_operator, retime
 
 

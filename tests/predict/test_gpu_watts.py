@@ -8,11 +8,9 @@ import torch
 from msgspec.structs import replace
 
 from stepscope.measure.calibrate.ceilings import _sustained_flops
-from stepscope.predict.other_gpu.find_gpu import find_gpu
-from stepscope.predict.other_gpu.fitted import transfer_fit
-from stepscope.predict.other_gpu.gpu import Gpu, with_profile
+from stepscope.predict.other_gpu.gpu import Gpu, find_gpu, transfer_fit, with_profile
 from stepscope.predict.other_gpu.retime import find_operator, inside_step
-from stepscope.records.profile import Profile
+from stepscope.records.hardware import Profile
 
 
 def product_ms(gpu: Gpu, *shape: float, dtype: str = "fp32", in_step: bool = False) -> float:

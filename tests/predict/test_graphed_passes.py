@@ -9,15 +9,15 @@ import pytest
 from benches import bench_for
 from explain.build import graph, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.compiling.graphed_passes import find_compiled_launches, launch_as_graphs
-from stepscope.predict.graph_costs import COMPILED_SPACING_NS, LAUNCH_NS, PER_NODE_NS
+from stepscope.predict.compiling.compiled_host import find_compiled_launches, launch_as_graphs
+from stepscope.predict.kernel_costs import COMPILED_SPACING_NS, LAUNCH_NS, PER_NODE_NS
 from stepscope.predict.whatifs import parse_setting
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from explain.build import Events
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
 
 KERNELS = 20
 

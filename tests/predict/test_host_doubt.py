@@ -10,12 +10,12 @@ from benches import bench_for
 from explain.build import call, kernel, op, step, write
 from stepscope import read_trace
 from stepscope.predict.whatifs import parse_setting
-from stepscope.records.measured_steps import MeasuredSteps
+from stepscope.records.rank import MeasuredSteps
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
     from stepscope.records.prediction import Prediction
 
 GAP_US = 300.0

@@ -11,24 +11,24 @@ from msgspec.structs import replace
 
 from benches import bench_for
 from stepscope.errors import UsageError
-from stepscope.explain.work import Kind
-from stepscope.predict.algorithms import (
+from stepscope.predict.collective_algorithms import (
     Hop,
     hierarchical_over_hosts,
     hop_of_line,
     ring_over_hosts,
 )
-from stepscope.predict.host_transfers import spans_hosts
+from stepscope.predict.planned_exchange import spans_hosts
 from stepscope.predict.whatifs import find_whatif, parse_setting
 from stepscope.predict.whatifs.hosts import parse_hosts
 from stepscope.records.job import Clock, Job, RankTimes, Stragglers
+from stepscope.step.work import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
+    from stepscope.records.hardware import Profile
     from stepscope.records.prediction import Prediction
-    from stepscope.records.profile import Profile
 
 SLOW = Hop(alpha_ns=1000.0, beta_ns_per_byte=1.0)
 FAST = Hop(alpha_ns=100.0, beta_ns_per_byte=0.01)

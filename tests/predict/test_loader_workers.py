@@ -14,11 +14,10 @@ from test_stalls import a_bench, predict, stall
 
 from stepscope import UsageError
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.predict.loader_model import LoaderCosts, predict_workers, read_costs
-from stepscope.predict.whatif import Bench
-from stepscope.records.host_load import HostLoad, PlainSteps
-from stepscope.records.loader_use import LoaderUse, Making, Passing, Sum
-from stepscope.trace.rank_inputs import ReadOptions, read_rank_inputs
+from stepscope.predict.engine import Bench
+from stepscope.predict.whatifs.loader_workers import LoaderCosts, predict_workers, read_costs
+from stepscope.records.rank_facts import HostLoad, LoaderUse, Making, Passing, PlainSteps, Sum
+from stepscope.trace.read import ReadOptions, read_rank_inputs
 
 MS = 1_000_000
 PASSING = Passing(hand_over_ns=50_000, write_page_ns=1_000, read_page_ns=500)

@@ -12,13 +12,13 @@ from explain.build import kernel, op, step, write
 from stepscope import read_trace
 from stepscope.predict.stalls import StepStalls
 from stepscope.predict.whatifs import parse_setting
-from stepscope.records.measured_steps import MeasuredSteps
-from stepscope.records.whole_run import RankRun, Stall, StepTimes
+from stepscope.records.rank import MeasuredSteps
+from stepscope.records.run import RankRun, Stall, StepTimes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
 
 HOST_US, LONGER_US = 100.0, 600.0
 TYPICAL_MS, STEPS = 0.81, 30

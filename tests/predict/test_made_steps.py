@@ -10,9 +10,8 @@ import pytest
 from benches import bench_for
 from explain.build import kernel, note, op, step, write
 from stepscope import read_trace
-from stepscope.predict.optimizer_rules import ADAM, MOMENTUM, PLAIN, UpdateRule
-from stepscope.predict.optimizer_updates import current_form
-from stepscope.predict.whatif import Bench
+from stepscope.predict.engine import Bench
+from stepscope.predict.step_context import ADAM, MOMENTUM, PLAIN, UpdateRule, current_form
 from stepscope.predict.whatifs import WHATIFS, parse_setting
 from stepscope.predict.whatifs.checkpoint import count_blocks
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from stepscope.predict.known_times import KnownTimes
 from stepscope.predict.operator_library import (
+    KnownTimes,
     LibraryProblemError,
     library_file,
     read_times,
     save_times,
 )
-from stepscope.records.operator_times import OperatorCall, OperatorTime, Output, PassTime
+from stepscope.records.hardware import OperatorCall, OperatorTime, Output, PassTime
 
 
 def linear(batch: int = 8, **changes: Any) -> OperatorCall:

@@ -18,18 +18,31 @@ from benches import bench_for
 from explain.build import kernel, op, step, write
 from stepscope import read_trace
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
-from stepscope.predict.compare_gpus import compare_gpus, table_gpus
+from stepscope.predict.engine import Bench, compare_gpus, table_gpus
 from stepscope.predict.other_gpu import kernel_time, retime
-from stepscope.predict.other_gpu.find_gpu import find_gpu, other_boards
-from stepscope.predict.other_gpu.fitted import ProductFit, Tile, transfer_fit
-from stepscope.predict.other_gpu.gpu import Gpu, GpuRow, expected_share, find_row, gpu_rows
-from stepscope.predict.other_gpu.links import link_bytes_s, start_ns
-from stepscope.predict.other_gpu.move import move_context
-from stepscope.predict.other_gpu.step import CALIBRATED, move_step, product_shape
-from stepscope.predict.whatif import Bench
+from stepscope.predict.other_gpu.gpu import (
+    Gpu,
+    GpuRow,
+    ProductFit,
+    Tile,
+    expected_share,
+    find_gpu,
+    find_row,
+    gpu_rows,
+    other_boards,
+    transfer_fit,
+)
+from stepscope.predict.other_gpu.step import (
+    CALIBRATED,
+    link_bytes_s,
+    move_context,
+    move_step,
+    product_shape,
+    start_ns,
+)
 from stepscope.predict.whatifs import parse_setting
-from stepscope.records.profile import Profile
-from stepscope.trace.profiles import save_profile
+from stepscope.records.hardware import Profile
+from stepscope.trace.machine_profiles import save_profile
 
 ONE_TILE = ProductFit(
     tiles=(Tile(rows=100, columns=100, share=0.5),),

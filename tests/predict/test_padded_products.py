@@ -9,8 +9,8 @@ import pytest
 from benches import analyse
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.compiling.padded_products import pad_products
-from stepscope.predict.whatif import Bench
+from stepscope.predict.compiling.compiled_step import pad_products
+from stepscope.predict.engine import Bench
 from stepscope.predict.whatifs import precision
 
 if TYPE_CHECKING:

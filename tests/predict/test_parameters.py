@@ -11,14 +11,14 @@ from benches import analyse
 from explain.build import AUTOGRAD, WORKER, note, op, step, write
 from stepscope import read_trace
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.predict.parameters import find_parameters
+from stepscope.predict.step_context import find_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from explain.build import Events
-    from stepscope.predict.parameters import Parameters
+    from stepscope.predict.step_context import Parameters
     from stepscope.records.trace import Trace
 
 HEAD, LAYER = [10], [64, 64]

@@ -7,12 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.predict.peak_memory.forward_levels import replay_forward
-from stepscope.predict.peak_memory.graph_levels import GraphLevels
-from stepscope.predict.peak_memory.held_values import MemoryChange, hold
-from stepscope.predict.peak_memory.passes_peak import find_peak_node, passes_then
-from stepscope.records.backward_graph import CapturedBackward
-from stepscope.records.memory import CapturedMemory, CapturedPeak, CapturedPhase
+from stepscope.predict.peak_memory.backward_graph import MemoryChange, hold
+from stepscope.predict.peak_memory.passes import GraphLevels, replay_forward
+from stepscope.predict.peak_memory.peak import find_peak_node, passes_then
+from stepscope.records.memory import CapturedBackward, CapturedMemory, CapturedPeak, CapturedPhase
 
 FLOAT = "float32"
 MODULES = [
@@ -156,7 +154,7 @@ def test_the_allocator_agrees_about_forward() -> None:
     half of what forward holds."""
     torch = pytest.importorskip("torch")
     from stepscope.fix.memory_meters import meter_on_host
-    from stepscope.measure.memory import MemoryStep
+    from stepscope.measure.memory.memory_step import MemoryStep
 
     class Head(torch.nn.Module):  # type: ignore[name-defined, misc]
         def __init__(self) -> None:

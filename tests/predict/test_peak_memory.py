@@ -8,24 +8,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.predict.peak_memory.autocast_widths import (
+from stepscope.predict.peak_memory.backward_graph import (
     AutocastRule,
+    MemoryChange,
     autocast_rules,
     autocast_widths,
+    block_of_nodes,
+    find_block_paths,
+    hold,
     rule_of,
 )
-from stepscope.predict.peak_memory.backward_levels import replay_backward
-from stepscope.predict.peak_memory.graph_blocks import block_of_nodes, find_block_paths
-from stepscope.predict.peak_memory.graph_levels import GraphLevels
-from stepscope.predict.peak_memory.grown_peak import later_peak
-from stepscope.predict.peak_memory.held_values import MemoryChange, hold
-from stepscope.predict.peak_memory.peak_change import changed_peak
-from stepscope.records.backward_graph import CapturedBackward, GraphModule
+from stepscope.predict.peak_memory.passes import GraphLevels, replay_backward
+from stepscope.predict.peak_memory.peak import changed_peak, later_peak
 from stepscope.records.memory import (
     BatchLine,
+    CapturedBackward,
     CapturedMemory,
     CapturedPeak,
     CapturedPhase,
+    GraphModule,
     LargestBatch,
     Memory,
 )
@@ -430,7 +431,7 @@ def points_model(torch: Any) -> Any:
 def test_the_allocator_agrees(build: Any, error: float) -> None:
     torch = pytest.importorskip("torch")
     from stepscope.fix.memory_meters import meter_on_host
-    from stepscope.measure.memory import MemoryStep
+    from stepscope.measure.memory.memory_step import MemoryStep
 
     torch.manual_seed(0)
     model, given = build(torch), torch.randn(4, 24, 32)

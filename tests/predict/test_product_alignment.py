@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from stepscope.predict.kernels import Family, roofline_ns
-from stepscope.predict.product_alignment import read_row_length, written_row_length
-from stepscope.records.efficiency import Ceilings
+from stepscope.predict.kernel_costs import Family, roofline_ns
+from stepscope.predict.tensor_cores import read_row_length, written_row_length
+from stepscope.records.hardware import Ceilings
 
 ROWS, WIDTH = 4096, 768
 CEILINGS = Ceilings(

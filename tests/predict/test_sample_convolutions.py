@@ -10,13 +10,13 @@ import pytest
 from benches import bench_for
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.sample_convolutions import find_sample_convolutions
+from stepscope.predict.tensor_cores import find_sample_convolutions
 from stepscope.predict.whatifs import WHATIFS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
 
 # 32 images of 64 x 64 pixels, 64 channels to 128; the weight's gradient convolves them with the
 # gradient of the result.

@@ -16,29 +16,29 @@ from benches import bench_for
 from measured import read_measured_steps
 from stepscope import read_trace
 from stepscope.errors import UsageError
-from stepscope.explain.replay.schedule import step_ns
-from stepscope.explain.work import Kind
-from stepscope.predict import scale_out, scaling_curve
-from stepscope.predict.algorithms import compare_algorithms
-from stepscope.predict.slowest_worker import expected_maximum
-from stepscope.predict.transfers import (
+from stepscope.predict import engine, scale_out
+from stepscope.predict.collective_algorithms import compare_algorithms
+from stepscope.predict.collective_times import (
     TracedAllReduces,
     find_transfer_times,
     from_data_sheet,
     from_trace,
     lower_line,
 )
-from stepscope.predict.whatif import Bench
+from stepscope.predict.data_parallel import expected_maximum
+from stepscope.predict.engine import Bench
 from stepscope.predict.whatifs import parse_setting
-from stepscope.records.devices import find_device
+from stepscope.records.hardware import find_device
 from stepscope.records.job import Clock, Job, RankTimes, Straggler, Stragglers
 from stepscope.records.memory import Memory
+from stepscope.step.replay import step_ns
+from stepscope.step.work import Kind
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stepscope.records.hardware import Profile
     from stepscope.records.prediction import Prediction
-    from stepscope.records.profile import Profile
 
 
 def cpu_bench(folder: Path, *profiles: Profile, shape: tuple[int, int] = (512, 512)) -> Bench:
@@ -471,14 +471,14 @@ def test_efficiency_is_that_of_one_worker_also_where_several_were_traced(tmp_pat
     """Two workers exchange for 900 of 2,400 µs: one alone is faster than either."""
     nccl = calibration(2, kind="cuda", device="NVIDIA H200", backend="nccl", us_per_mb=100)
     trace = ddp_trace(tmp_path, elements=1 << 20, dur=900)
-    points = scaling_curve.curve(bench_for(trace, calibrations=(nccl,)), (1, 2, 4)).points
+    points = engine.predict_scaling(bench_for(trace, calibrations=(nccl,)), (1, 2, 4)).points
     assert points[0].efficiency == 1.0
     assert points[1].efficiency == pytest.approx(points[0].step_ms / points[1].step_ms)
     assert all(0 < point.efficiency < 1 for point in points[1:])
 
 
 def test_a_curve_starts_at_what_was_measured_and_loses_efficiency(tmp_path: Path) -> None:
-    found = scaling_curve.curve(cpu_bench(tmp_path), (1, 2, 4, 8))
+    found = engine.predict_scaling(cpu_bench(tmp_path), (1, 2, 4, 8))
     assert [point.workers for point in found.points] == [1, 2, 4, 8]
     first, *rest = found.points
     assert (first.step_ms, first.efficiency, first.basis) == (pytest.approx(4.5), 1.0, "measured")
@@ -498,13 +498,13 @@ def test_a_strong_curve_ends_where_a_worker_has_less_than_a_sample(tmp_path: Pat
         **{name: getattr(bench.context, name) for name in bench.context.__struct_fields__}
         | {"batch": 4}
     )
-    found = scaling_curve.curve(bench, (1, 4, 8), strong=True)
+    found = engine.predict_scaling(bench, (1, 4, 8), strong=True)
     assert [point.workers for point in found.points] == [1, 4]
     assert found.refused == ("workers=8:strong: a batch of 4 is too small for 8 workers",)
 
 
 def test_a_curve_says_why_it_has_no_points(tmp_path: Path) -> None:
-    found = scaling_curve.curve(
+    found = engine.predict_scaling(
         bench_for(cpu_trace(tmp_path, [512, 512]), measured=truth(4500)), (1, 2)
     )
     assert [point.workers for point in found.points] == [1]
@@ -525,7 +525,7 @@ def test_resnet_on_an_h200_scales_by_its_data_sheet(golden: Path) -> None:
     assert "20 batch norms" in said
     faster = ask(bench, "workers=8", "bandwidth=2")
     assert found.predicted_ms >= faster.predicted_ms >= found.baseline_ms
-    points = scaling_curve.curve(bench).points
+    points = engine.predict_scaling(bench).points
     assert points[-1].workers == 1024
     assert points[-1].efficiency > 0.5
 

@@ -11,16 +11,16 @@ from msgspec.structs import replace
 
 from benches import bench_for
 from stepscope import UsageError
-from stepscope.predict.scaling_curve import curve
+from stepscope.predict.engine import predict_scaling
 from stepscope.predict.stalls import describe_stalls, find_stalls, share_stalls
 from stepscope.predict.whatifs import parse_setting
-from stepscope.records.measured_steps import MeasuredSteps
-from stepscope.records.whole_run import STALL_CAUSES, RankRun, Stall, StepSeries, StepTimes
+from stepscope.records.rank import MeasuredSteps
+from stepscope.records.run import STALL_CAUSES, RankRun, Stall, StepSeries, StepTimes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
     from stepscope.records.prediction import Prediction
 
 TYPICAL = 4.5  # ms
@@ -240,6 +240,6 @@ def test_workers_that_share_a_batch_wait_less_for_data(tmp_path: Path) -> None:
 
 
 def test_the_scaling_curve_starts_at_the_mean(tmp_path: Path) -> None:
-    points = curve(a_bench(tmp_path, stall("data", 8.0, 25)), (1, 8)).points
+    points = predict_scaling(a_bench(tmp_path, stall("data", 8.0, 25)), (1, 8)).points
     assert points[0].step_ms == pytest.approx(6.5, rel=0.005)
     assert points[1].step_ms > points[0].step_ms + 4

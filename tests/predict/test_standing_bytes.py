@@ -7,13 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.predict.peak_memory.graph_levels import GraphLevels, TracedPasses
-from stepscope.predict.peak_memory.grown_peak import later_peak
-from stepscope.predict.peak_memory.held_values import MemoryChange
-from stepscope.predict.peak_memory.passes_peak import find_workspace, passes_then
-from stepscope.predict.peak_memory.standing_bytes import batches_bytes, old_gradients_bytes
-from stepscope.records.backward_graph import CapturedBackward
-from stepscope.records.memory import CapturedMemory, CapturedPeak, CapturedPhase
+from stepscope.predict.peak_memory.backward_graph import MemoryChange
+from stepscope.predict.peak_memory.passes import (
+    GraphLevels,
+    TracedPasses,
+    batches_bytes,
+    old_gradients_bytes,
+)
+from stepscope.predict.peak_memory.peak import find_workspace, later_peak, passes_then
+from stepscope.records.memory import CapturedBackward, CapturedMemory, CapturedPeak, CapturedPhase
 
 FLOAT = "float32"
 # A product with a frozen weight gives logits [100] that nobody keeps; log_softmax keeps its result.

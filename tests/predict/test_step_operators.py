@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.predict.autocast import traced_mode
 from stepscope.predict.step_operators import find_step_operators
-from stepscope.predict.traced_mode import traced_mode
-from stepscope.ui.slowest_bench import open_slowest
+from stepscope.ui.advice import open_slowest
 
 TRACES = Path(__file__).parents[3] / "shared/traces/h200"
 pytestmark = pytest.mark.skipif(not TRACES.exists(), reason="the shared traces are not here")

@@ -13,13 +13,13 @@ from stepscope import read_trace
 from stepscope.errors import UsageError
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.job import RankFolder
-from stepscope.records.measured_steps import MeasuredSteps
+from stepscope.records.rank import MeasuredSteps
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.records.host_load import HostLoad
     from stepscope.records.prediction import Prediction
+    from stepscope.records.rank_facts import HostLoad
 
 
 def predicted(

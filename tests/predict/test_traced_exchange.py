@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.predict.traced_exchange import carried_bytes, list_all_reduces
+from stepscope.predict.data_parallel import carried_bytes, list_all_reduces
 from stepscope.records.job import KINDS, CollectiveCalls, Group
 
 

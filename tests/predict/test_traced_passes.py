@@ -11,26 +11,25 @@ import pytest
 from benches import analyse
 from explain.build import AUTOGRAD, MAIN, kernel, note, op, step, write
 from stepscope import read_trace
-from stepscope.predict.peak_memory.convolution_layout import ConvolutionLayout
-from stepscope.predict.peaks import why_unsure
-from stepscope.predict.traced_passes import find_traced_passes
-from stepscope.predict.whatif import Bench
-from stepscope.records.backward_graph import CapturedBackward
+from stepscope.predict.engine import Bench
+from stepscope.predict.peak_memory.backward_graph import ConvolutionLayout
+from stepscope.predict.peaks import find_traced_passes, why_unsure
 from stepscope.records.memory import (
     BatchLine,
+    CapturedBackward,
     CapturedMemory,
     CapturedPeak,
     CapturedPhase,
     LargestBatch,
     Memory,
 )
-from stepscope.records.rank_inputs import MemoryInputs
+from stepscope.records.rank import MemoryInputs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.predict.peak_memory.graph_levels import TracedPasses
+    from stepscope.predict.peak_memory.passes import TracedPasses
 
 FLOAT = "float32"
 STEP_US = 2000.0

@@ -10,14 +10,13 @@ import pytest
 from benches import analyse
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.peak_memory.backward_levels import replay_backward
-from stepscope.predict.peak_memory.held_values import MemoryChange, hold
-from stepscope.predict.unfused_attention import find_attention_nodes
-from stepscope.predict.whatif import Bench
+from stepscope.predict.autocast import find_attention_nodes
+from stepscope.predict.engine import Bench
+from stepscope.predict.peak_memory.backward_graph import MemoryChange, hold
+from stepscope.predict.peak_memory.passes import replay_backward
 from stepscope.predict.whatifs import WHATIFS
-from stepscope.records.backward_graph import CapturedBackward
-from stepscope.records.memory import CapturedMemory
-from stepscope.records.rank_inputs import MemoryInputs
+from stepscope.records.memory import CapturedBackward, CapturedMemory
+from stepscope.records.rank import MemoryInputs
 
 if TYPE_CHECKING:
     from pathlib import Path

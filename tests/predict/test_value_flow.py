@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from stepscope.predict.step_operators import TracedCall
-from stepscope.predict.value_flow import follow_values
-from stepscope.records.operator_times import OperatorCall, Output
+from stepscope.predict.step_operators import TracedCall, follow_values
+from stepscope.records.hardware import OperatorCall, Output
 
 PARAMETERS = {(32, 64), (32,), (64, 32)}
 BF16 = "c10::BFloat16"

@@ -11,9 +11,9 @@ import pytest
 from benches import bench_for
 from stepscope import UsageError, read_trace
 from stepscope.predict import whatifs
-from stepscope.predict.whatif import Bench
+from stepscope.predict.engine import Bench
 from stepscope.predict.whatifs import WHATIFS, in_order, parse_setting
-from stepscope.records.measured_steps import MeasuredSteps
+from stepscope.records.rank import MeasuredSteps
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ import pytest
 from benches import analyse
 from explain.build import AUTOGRAD, MAIN, kernel, op, step, write
 from stepscope import read_trace
-from stepscope.predict.whatif import Bench
+from stepscope.predict.engine import Bench
+from stepscope.predict.step_spans import find_before_training
 from stepscope.predict.whatifs import precision
-from stepscope.predict.without_gradients import find_before_training
 
 if TYPE_CHECKING:
     from pathlib import Path

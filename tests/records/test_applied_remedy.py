@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.records.applied_remedy import AppliedRemedy, RunOrigin, join_ranks
+from stepscope.records.run import AppliedRemedy, RunOrigin, join_ranks
 from stepscope.ui.words import applied_line
 
 DID = AppliedRemedy(id="bf16", did=["autocast in forward"])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.records.devices import DEVICES, DeviceSpec, find_device
+from stepscope.records.hardware import DEVICES, DeviceSpec, find_device
 
 PAGE = Path(__file__).parent.parent.parent / "docs/reference/devices.md"
 GIB = 1 << 30

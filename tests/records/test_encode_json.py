@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stepscope.records.encode_json import encode_json, replace_invalid
-from stepscope.records.quality import Note
+from stepscope.records.quality import Note, encode_json, replace_invalid
 
 
 def test_text_outside_utf_8_becomes_question_marks() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.records import figures
+from stepscope.text import figures
 
 CASES = json.loads((Path(__file__).parent / "figures.json").read_text())
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from stepscope.records.lazy_pattern import lazy_pattern
+from stepscope.text.words import lazy_pattern
 
 
 def test_it_answers_as_a_compiled_pattern() -> None:

@@ -7,12 +7,11 @@ import colorsys
 import pytest
 from rich.color import Color
 
-from stepscope.records.notebook import card
-from stepscope.records.step_parts import STEP_PARTS
-from stepscope.records.whole_run import STALL_CAUSES
-from stepscope.ui.html.bundle import read_page_file
-from stepscope.ui.html.parts import slice_of
-from stepscope.ui.terminal.bars import COLOURS, FILLS
+from stepscope.records.run import STALL_CAUSES
+from stepscope.text.notebook import card
+from stepscope.text.words import STEP_PARTS
+from stepscope.ui.html.render import read_page_file, slice_of
+from stepscope.ui.terminal.console import COLOURS, FILLS
 from stepscope.ui.words import PARTS
 
 _GREY = 0.2  # saturation: below it a colour has no hue to speak of

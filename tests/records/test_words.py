@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.records.words import counted, named_ranks, number_ranges, ordinal, plural, sentence
+from stepscope.text.words import counted, named_ranks, number_ranges, ordinal, plural, sentence
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from stepscope.fix.scan.step_jacobians import StepJacobians, backward_rows
+from stepscope.fix.scan.gated_layer import StepJacobians, backward_rows
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.fix.scan.chain import product_flops, scan_chain
-from stepscope.fix.scan.sparse_jacobians import is_sparse_by_design, transposed_jacobian
+from stepscope.fix.scan.chain import (
+    is_sparse_by_design,
+    product_flops,
+    scan_chain,
+    transposed_jacobian,
+)
 
 
 def pruned(model: nn.Sequential, share: float) -> nn.Sequential:

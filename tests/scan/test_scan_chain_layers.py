@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from stepscope.fix.scan import scan_chain
-from stepscope.fix.scan.second_derivative import SecondDerivativeError
-from stepscope.fix.scan.sparse_jacobians import is_sparse_by_design
+from stepscope.fix.scan.chain import is_sparse_by_design
+from stepscope.fix.scan.rnn_layer import SecondDerivativeError
 
 
 def assert_trains_like(layers: nn.Sequential, *shape: int) -> None:

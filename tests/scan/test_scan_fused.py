@@ -35,7 +35,7 @@ needs_kernels = pytest.mark.skipif(
 def test_the_fused_layer_is_the_chain_rule(
     steps: int, batch: int, size: int, features: int, wants_inputs: bool, tanh: bool
 ) -> None:
-    from stepscope.fix.scan.fused_kernels import layer_gradients
+    from stepscope.fix.scan.rnn_gradient_kernels import layer_gradients
 
     torch.manual_seed(0)
     gradient = torch.randn(steps, batch, size, device=DEVICE)

@@ -28,7 +28,7 @@ pytestmark = [
     [(40, 3, 5, 4, True), (37, 2, 20, 8, False), (5, 1, 3, 8, True), (70, 17, 16, 2, True)],
 )
 def test_backward_through_time(steps: int, batch: int, size: int, chunk: int, tanh: bool) -> None:
-    from stepscope.fix.scan.kernels import Launch, backward_states
+    from stepscope.fix.scan.rnn_kernels import Launch, backward_states
 
     torch.manual_seed(0)
     gradient = torch.randn(steps, batch, size, device=DEVICE)
@@ -43,7 +43,7 @@ def test_backward_through_time(steps: int, batch: int, size: int, chunk: int, ta
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter multiplies bfloat16 as whole numbers")
 def test_products_of_16_bits_are_near() -> None:
-    from stepscope.fix.scan.kernels import Launch, backward_states
+    from stepscope.fix.scan.rnn_kernels import Launch, backward_states
 
     torch.manual_seed(0)
     gradient = torch.randn(30, 2, 5, device=DEVICE)
@@ -59,7 +59,7 @@ def test_products_of_16_bits_are_near() -> None:
     [(40, 3, 5, 4), (200, 2, 20, 70), (1, 1, 3, 1), (33, 17, 16, 130)],
 )
 def test_weight_gradients(steps: int, batch: int, size: int, features: int) -> None:
-    from stepscope.fix.scan.weight_kernels import weight_gradients
+    from stepscope.fix.scan.rnn_gradient_kernels import weight_gradients
 
     torch.manual_seed(0)
     reached, state = (torch.randn(steps, batch, size, device=DEVICE) for _ in range(2))
@@ -94,7 +94,7 @@ def test_linear_recurrences(steps: int, width: int, kind: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("radius", "lasts"), [(1.0, 1), (0.5, 0)])
 def test_a_chain_that_remembers_is_noted(radius: float, lasts: int) -> None:
-    from stepscope.fix.scan.kernels import Launch, _Scan
+    from stepscope.fix.scan.rnn_kernels import Launch, _Scan
 
     torch.manual_seed(0)
     gradient = torch.randn(48, 2, 5, device=DEVICE)
@@ -106,7 +106,7 @@ def test_a_chain_that_remembers_is_noted(radius: float, lasts: int) -> None:
 
 
 def test_where_nothing_lasts_the_second_launches_do_nothing() -> None:
-    from stepscope.fix.scan.kernels import Launch, _Scan
+    from stepscope.fix.scan.rnn_kernels import Launch, _Scan
 
     gradient = torch.ones(20, 2, 5, device=DEVICE)
     scan = _Scan.first(2, 5, True, "tf32x3", Launch(8), gradient.device).again()
@@ -126,8 +126,8 @@ def test_where_nothing_lasts_the_second_launches_do_nothing() -> None:
 @pytest.mark.parametrize("radius", [0.9, 1.0, 1.1])
 def test_errors_do_not_add_up_over_steps(radius: float, fused: bool) -> None:
     """At radius 1.1 the gradient grows to 10^29: tensor cores alone were 7 in 10^5 off."""
-    from stepscope.fix.scan.fused_kernels import layer_gradients
-    from stepscope.fix.scan.kernels import Launch, backward_states
+    from stepscope.fix.scan.rnn_gradient_kernels import layer_gradients
+    from stepscope.fix.scan.rnn_kernels import Launch, backward_states
 
     torch.manual_seed(0)
     steps, size = (60, 5) if INTERPRETED else (700, 20)

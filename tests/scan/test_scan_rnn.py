@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 from stepscope.fix.refusal import RefusedError
 from stepscope.fix.scan import ScanRNN, scan_backward
-from stepscope.fix.scan.second_derivative import SecondDerivativeError
+from stepscope.fix.scan.rnn_layer import SecondDerivativeError
 
 OPTIONS: list[dict[str, Any]] = [
     {},

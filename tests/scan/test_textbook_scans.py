@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from stepscope.fix.scan.textbook import blelloch, hillis_steele, one_after_the_other
+from stepscope.fix.scan.chain import blelloch, hillis_steele, one_after_the_other
 
 LENGTHS = (1, 2, 3, 5, 8, 13, 64, 100)
 

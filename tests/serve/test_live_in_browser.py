@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from live_runs import alive, make_rows, write_rank, write_run, write_steps
-from stepscope.ui.serve.runs_directory import run_id
+from stepscope.ui.serve.listed_runs import run_id
 
 pytestmark = pytest.mark.slow
 LIMIT_MS = 120_000

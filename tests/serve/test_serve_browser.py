@@ -13,9 +13,8 @@ import pytest
 from live_runs import BEGAN_S
 from served_folders import TOKEN, add_run, add_tune
 from served_here import serve_here
-from stepscope.ui.serve.app import make_app
-from stepscope.ui.serve.index_keeper import IndexKeeper
-from stepscope.ui.serve.listen import open_port
+from stepscope.ui.serve.app import make_app, open_port
+from stepscope.ui.serve.served_runs import IndexKeeper
 
 pytestmark = pytest.mark.browser
 MARKUP = "<img src=x onerror=alert(1)>"

@@ -14,7 +14,7 @@ import pytest
 from live_runs import BEGAN_S, alive, gone, make_rows, write_rank, write_run, write_steps
 from served_folders import add_run, add_tune
 from stepscope.errors import NotCapturedError
-from stepscope.ui.serve.runs_directory import RunsDirectory, run_id
+from stepscope.ui.serve.listed_runs import RunsDirectory, run_id
 
 OWN = {"origin": "http://127.0.0.1:8763"}
 MARKUP = '<img src=x onerror="alert(1)">{{ 7 * 7 }}'
@@ -293,7 +293,7 @@ def test_the_index_is_there_at_once_when_the_server_comes_back(serve, root):
 
 
 def test_a_new_run_is_listed_while_the_traces_of_another_are_read(serve, root, monkeypatch):
-    monkeypatch.setattr("stepscope.ui.serve.index_keeper._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("stepscope.ui.serve.served_runs._LOOK_EVERY_S", 0.01)
     add_run(root, "long", trace=True)
     client = serve()
     keeper, reads, release = client.served.keeper, threading.Event(), threading.Event()

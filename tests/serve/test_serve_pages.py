@@ -170,7 +170,7 @@ def test_a_script_has_one_series_for_each_device_and_number_of_ranks(serve, root
 
 
 def test_the_track_record_is_that_of_the_command(serve, root):
-    from stepscope.ui.record import record_answer
+    from stepscope.ui.topics.comparison import record_answer
 
     page = serve().get("/record").text
     assert record_answer(()).verdict.rstrip(".") in page

@@ -17,9 +17,9 @@ import pytest
 
 from served_folders import TOKEN, add_run
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
-from stepscope.ui.serve.listen import open_port
-from stepscope.ui.serve.path_text import text_of
-from stepscope.ui.serve.worker_process import WorkerError, WorkerPool, WorkerProcess
+from stepscope.ui.serve.app import open_port
+from stepscope.ui.serve.listed_runs import text_of
+from stepscope.ui.serve.served_runs import WorkerError, WorkerPool, WorkerProcess
 
 PATIENCE_S = 60
 

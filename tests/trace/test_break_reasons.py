@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from stepscope.trace.compiler_file import COMPILER, read_compiler_record
+from stepscope.trace.run_folder.compiler_record import COMPILER, read_compiler_record
 
 if TYPE_CHECKING:
     from pathlib import Path

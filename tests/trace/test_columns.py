@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.trace.columns import Table, is_constant
+from stepscope.trace.formats.columns import Table, is_constant
 
 
 def repeated(value: int, count: int) -> np.ndarray:  # type: ignore[type-arg]

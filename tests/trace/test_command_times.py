@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stepscope.trace.command_times import CommandTimes, read_command_times
+from stepscope.trace.run_folder.run_times import CommandTimes, read_command_times
 
 
 def test_a_rank_that_srun_started_on_another_host_takes_the_batch_scripts_attempt(

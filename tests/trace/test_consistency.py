@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from nsys_export import small
 from stepscope import read_trace
 from stepscope.records.trace import HostEvents
-from stepscope.trace.column_types import column_types
-from stepscope.trace.consistency import find_inconsistency
+from stepscope.trace.cache import find_inconsistency
+from stepscope.trace.formats.plausible_values import column_types
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stepscope.measure.leaving import describe_exception
-from stepscope.records.host_names import processes_file
-from stepscope.trace.failures import find_failure
+from stepscope.measure.processes import describe_exception
+from stepscope.records.folders import processes_file
+from stepscope.trace.run_folder.run_state import find_failure
 
 if TYPE_CHECKING:
     from pathlib import Path

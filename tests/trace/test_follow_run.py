@@ -10,7 +10,7 @@ import pytest
 
 from live_runs import alive, gone, make_rows, write_rank, write_run, write_steps
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.trace.follow_run import RunFollower, choose_run
+from stepscope.trace.run_folder.follow_run import RunFollower, choose_run
 
 
 def test_without_a_name_the_newest_run_is_followed(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from live_runs import append_steps, as_text, make_rows, replace_steps, write_part, write_steps
-from stepscope.trace.follow_steps import RECENT, StepFollower
+from stepscope.trace.run_folder.follow_run import RECENT, StepFollower
 
 
 def test_a_second_look_adds_what_was_written_since(tmp_path: Path) -> None:

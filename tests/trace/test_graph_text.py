@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from stepscope.records.place import Place
-from stepscope.trace.graph_text import placeholders, read_graph, returned_nodes
-from stepscope.trace.inductor_code import read_code
+from stepscope.records.source_lines import Place
+from stepscope.trace.run_folder.graph_text import placeholders, read_graph, returned_nodes
+from stepscope.trace.run_folder.inductor_code import read_code
 
 GRAPH = """
 class GraphModule(torch.nn.Module):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from stepscope.explain.compiled.compilations import list_recompiled
-from stepscope.trace.compiler_file import COMPILER, read_compiler_record
+from stepscope.explain.compiled.summary import list_recompiled
+from stepscope.trace.run_folder.compiler_record import COMPILER, read_compiler_record
 
 if TYPE_CHECKING:
     from pathlib import Path

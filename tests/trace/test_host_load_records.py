@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.trace.rank_folder import read_rank_folder
+from stepscope.trace.run_folder.rank_folder import read_rank_folder
 
 LOAD = {
     "threads": 4,

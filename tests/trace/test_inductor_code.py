@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.trace.inductor_code import read_code
+from stepscope.trace.run_folder.inductor_code import read_code
 
 CODE = """
 cpp_fused__to_copy_0 = async_compile.cpp_pybinding(['const float*', 'at::BFloat16*'], r'''

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from live_runs import BEGAN_NS, make_rows, write_rank, write_run, write_steps
 from stepscope.trace.decode import Oddities
-from stepscope.trace.run_times import read_run_times
-from stepscope.trace.step_files import read_step_columns
+from stepscope.trace.run_folder.run_times import read_run_times
+from stepscope.trace.run_folder.step_files import read_step_columns
 
 SECOND_NS = 1_000_000_000
 

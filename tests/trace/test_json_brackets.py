@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.trace.json_brackets import scan_brackets
+from stepscope.trace.formats.json_brackets import scan_brackets
 
 
 def test_a_scan_tells_complete_from_unfinished_from_damaged_text() -> None:

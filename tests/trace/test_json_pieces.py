@@ -13,10 +13,10 @@ from kineto_events import op, ops
 from layouts import COMPRESSIONS, HEAD, LAYOUTS, TAIL, text_of
 from stepscope import UnreadableInputError, read_trace
 from stepscope.trace import files
-from stepscope.trace.events import Event
-from stepscope.trace.json_pieces import EventText
-from stepscope.trace.limits import Limits
-from stepscope.trace.recover import Losses, decode_events
+from stepscope.trace.files import Limits
+from stepscope.trace.formats.decode_events import Losses, decode_events
+from stepscope.trace.formats.events import Event
+from stepscope.trace.formats.json_pieces import EventText
 
 NASTY = [
     '}, {"ph": "X"',

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 from stepscope.records.compiled import GraphOperator
-from stepscope.trace.inductor_code import CodeCall, InductorCode
-from stepscope.trace.kernel_nodes import _Join, read_kernels
+from stepscope.trace.run_folder.inductor_code import CodeCall, InductorCode, _Join, read_kernels
 
 # h = x @ w; a = gelu-like(h); y = norm(a) @ v; the sum of a is saved too.
 GRAPH = """

@@ -11,7 +11,8 @@ from kineto_events import call, flow, kernel, memory, op, ops, span, thread_name
 
 from stepscope import read_trace
 from stepscope.records.trace import DeviceKind, HostKind, Trace
-from stepscope.trace import columns, files
+from stepscope.trace import files
+from stepscope.trace.formats import columns
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from kineto_events import op, ops
 from layouts import text_of
 from stepscope import UnreadableInputError, UsageError, read_trace
 from stepscope.trace import read
-from stepscope.trace.kineto import read_kineto
-from stepscope.trace.limits import NAME_CHARACTERS, Limits
+from stepscope.trace.files import NAME_CHARACTERS, Limits
+from stepscope.trace.formats.kineto import read_kineto
 
 if TYPE_CHECKING:
     from pathlib import Path

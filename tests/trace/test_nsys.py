@@ -32,11 +32,12 @@ from nsys_export import (
 )
 from stepscope.errors import UnreadableInputError
 from stepscope.records.trace import Device, DeviceKind, HostKind, Trace
-from stepscope.trace import database, links
-from stepscope.trace.consistency import find_inconsistency
-from stepscope.trace.nsys import read_nsys
-from stepscope.trace.nsys_names import call_name, copy_name, parse_range, sync_name
-from stepscope.trace.plausible import OddValues
+from stepscope.trace import links
+from stepscope.trace.cache import find_inconsistency
+from stepscope.trace.formats import sqlite
+from stepscope.trace.formats.nsys import read_nsys
+from stepscope.trace.formats.nsys_tables import call_name, copy_name, parse_range, sync_name
+from stepscope.trace.formats.plausible_values import OddValues
 from stepscope.trace.read import read_trace
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def test_every_batch_is_read_and_progress_ends_at_the_file_size(
 ) -> None:
     small().write(file)
     whole = read_nsys(file)
-    monkeypatch.setattr(database, "BATCH_ROWS", 2)
+    monkeypatch.setattr(sqlite, "BATCH_ROWS", 2)
     told: list[tuple[int, int]] = []
     pieces = read_nsys(file, lambda done, total: told.append((done, total)))
     assert host_rows(pieces) == host_rows(whole)
@@ -639,12 +640,12 @@ def pages_that_repeat(content: bytes, size: int = 1024) -> bytes:
 def test_pages_that_repeat_give_no_more_rows_than_the_file_has_room_for(
     file: Path, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
 ) -> None:
-    monkeypatch.setattr(database, "BATCH_ROWS", rows_at_once)
+    monkeypatch.setattr(sqlite, "BATCH_ROWS", rows_at_once)
     content = long().write(file, page_bytes=1024).read_bytes()
     rows = read_nsys(file).events
     file.write_bytes(pages_that_repeat(content))
     assert read_nsys(file).events <= 2 * rows
-    with closing(database.Database(file)) as opened:
+    with closing(sqlite.Database(file)) as opened:
         opened._size_bytes = 60  # a file with room for ten rows
         assert len(opened._all(KERNEL, f"SELECT start FROM {KERNEL}")) <= 10
         assert opened.damaged == {KERNEL: "more rows than the file has room for"}
@@ -653,17 +654,17 @@ def test_pages_that_repeat_give_no_more_rows_than_the_file_has_room_for(
 def test_rows_whose_numbers_do_not_ascend_end_the_table(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "BATCH_ROWS", 2)
-    monkeypatch.setattr(database.Database, "_piece", lambda *_: (5, [[1, 2], [3, 4]]))
+    monkeypatch.setattr(sqlite, "BATCH_ROWS", 2)
+    monkeypatch.setattr(sqlite.Database, "_piece", lambda *_: (5, [[1, 2], [3, 4]]))
     columns = {"start": 9, "end": 9}
-    with closing(database.Database(small().write(file))) as opened:
+    with closing(sqlite.Database(small().write(file))) as opened:
         batches = list(opened.batches(KERNEL, columns, OddValues()))
         assert len(batches) == 2
         assert opened.damaged == {KERNEL: "its rows are not in the order of their numbers"}
 
 
 def test_a_query_that_goes_on_and_on_is_given_up(file: Path) -> None:
-    with closing(database.Database(small().write(file))) as opened:
+    with closing(sqlite.Database(small().write(file))) as opened:
         opened._connection.set_authorizer(None)
         joined = ", ".join(f"{RUNTIME} AS t{i}" for i in range(12))
         assert opened._all("joined", f"SELECT max(t0.start) FROM {joined}") == []
@@ -673,8 +674,8 @@ def test_a_query_that_goes_on_and_on_is_given_up(file: Path) -> None:
 def test_more_text_than_the_file_has_room_for_is_not_read(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_MIN_TEXT_BYTES", 0)
-    with closing(database.Database(small().write(file))) as opened:
+    monkeypatch.setattr(sqlite, "_MIN_TEXT_BYTES", 0)
+    with closing(sqlite.Database(small().write(file))) as opened:
         opened._text_bytes_left = 30
         assert len(opened.records("StringIds", "id", "value")) < 3
         assert opened.damaged == {"StringIds": "more text than the file has room for"}
@@ -685,7 +686,7 @@ def test_long_texts_are_cut_and_reported(file: Path) -> None:
     export.range("x" * 100_000, (1000, 1010), MAIN)
     trace = read_nsys(export.write(file))
     assert notes(trace) == {"cut-texts": 1}
-    assert "x" * database.MAX_CHARACTERS in trace.strings
+    assert "x" * sqlite.MAX_CHARACTERS in trace.strings
 
 
 ODD = [-1 << 63, -5, 1 << 62, (1 << 63) - 1, "text", b"blob", 0.5, float("inf"), ""]
@@ -721,7 +722,7 @@ def test_a_value_that_cannot_be_true_is_counted_and_not_captured(
 def test_odd_values_of_every_batch_are_counted_together(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "BATCH_ROWS", 3)
+    monkeypatch.setattr(sqlite, "BATCH_ROWS", 3)
     export = small()
     for at in range(10):
         export.device(MEMCPY, (7000 + at, 7001 + at), 0, bytes=-2 if at % 2 else "no")

@@ -10,7 +10,7 @@ from kineto_events import call, kernel, memory, op
 
 from stepscope import explain, read_trace
 from stepscope.records.trace import ABSENT
-from stepscope.trace.plausible import are_shapes, are_texts, is_grid, rank_list
+from stepscope.trace.formats.plausible_values import are_shapes, are_texts, is_grid, rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable

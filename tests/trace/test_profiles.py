@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.records.profile import CollectiveFit, MeasuredSize, Profile, Segment
-from stepscope.trace.profiles import (
+from stepscope.records.hardware import CollectiveFit, MeasuredSize, Profile, Segment
+from stepscope.trace.machine_profiles import (
     find_profile,
     load_profiles,
+    node_name,
     profiles_folder,
     read_profile,
     save_profile,
-    this_host,
 )
 
 
@@ -46,7 +46,7 @@ def a_fit(kind: str = "all_reduce", group: str = "world", group_size: int = 2) -
 
 def a_profile(**changes: Any) -> Profile:
     values: dict[str, Any] = {
-        "host": this_host(),
+        "host": node_name(),
         "device": "NVIDIA H200",
         "kind": "cuda",
         "torch": "2.11.0",
@@ -65,7 +65,7 @@ def a_profile(**changes: Any) -> Profile:
 
 def test_a_profile_is_the_same_after_a_round_trip(folder: Path) -> None:
     path = save_profile(a_profile())
-    assert path == folder / f"{this_host()}-NVIDIA_H200-nccl-2.json"
+    assert path == folder / f"{node_name()}-NVIDIA_H200-nccl-2.json"
     assert read_profile(path) == a_profile()
     assert load_profiles() == (a_profile(),)
 
@@ -82,7 +82,7 @@ def test_the_older_one_is_kept(folder: Path) -> None:
 def test_another_hosts_profile_is_never_found_unless_asked_for() -> None:
     save_profile(a_profile(host="elsewhere"))
     assert find_profile() is None
-    assert load_profiles(this_host()) == ()
+    assert load_profiles(node_name()) == ()
     asked = find_profile("elsewhere")
     assert asked is not None
     assert asked.host == "elsewhere"

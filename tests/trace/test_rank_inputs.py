@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.records.profile import Profile
-from stepscope.records.rank_inputs import MemoryInputs
-from stepscope.trace.profiles import save_profile
-from stepscope.trace.rank_inputs import ReadOptions, read_rank_inputs
+from stepscope.records.hardware import Profile
+from stepscope.records.rank import MemoryInputs
+from stepscope.trace.machine_profiles import save_profile
+from stepscope.trace.read import ReadOptions, read_rank_inputs
 
 GOLDEN = Path(__file__).parent.parent / "golden/h200-resnet18/rank-00000"
 OPTIONS = ReadOptions(cache=False, memory_limit=7)

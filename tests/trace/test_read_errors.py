@@ -16,7 +16,8 @@ from kineto_events import call, kernel, memory, op, ops, span
 from layouts import packed, text_of
 from stepscope import UnreadableInputError, read_trace
 from stepscope.records.trace import Trace
-from stepscope.trace import files, regular_files
+from stepscope.trace import files
+from stepscope.trace import files as regular_files
 
 
 def refused(path: Path) -> str:

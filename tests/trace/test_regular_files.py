@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import UnreadableInputError
-from stepscope.trace import regular_files
-from stepscope.trace.regular_files import (
+from stepscope.trace import files
+from stepscope.trace.files import (
     LineFile,
     MissingFileError,
     is_folder,
@@ -157,7 +157,7 @@ def test_lines_have_their_numbers_and_blank_ones_are_left_out(path: Path) -> Non
 
 
 def test_lines_that_are_too_long_are_counted(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regular_files, "_PIECE_BYTES", 7)
+    monkeypatch.setattr(files, "_PIECE_BYTES", 7)
     path.write_bytes(b"a\n" + b"x" * 50 + b"\nb\n" + b"y" * 30)
     found, file = lines_of(path, max_line_bytes=10)
     assert [text for _, text, _ in found] == [b"a", b"b"]
@@ -169,7 +169,7 @@ def test_lines_that_are_too_long_are_counted(path: Path, monkeypatch: pytest.Mon
 def test_pieces_of_any_size_give_the_same_lines(
     path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    monkeypatch.setattr(regular_files, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(files, "_PIECE_BYTES", piece)
     path.write_bytes(b"ab\nc\n\nlonger line\nlast")
     found, _ = lines_of(path)
     assert [text for _, text, _ in found] == [b"ab", b"c", b"longer line", b"last"]

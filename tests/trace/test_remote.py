@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stepscope import UnreadableInputError, UsageError, explain_job, read_trace
+from stepscope.explain.engines import Here
 from stepscope.explain.explain_job import JobTraces
-from stepscope.explain.pool_engine import Here
 from stepscope.trace.discover import find_traces, size_bytes
 from stepscope.trace.remote import fetch, is_url
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stepscope.trace.repair_json import escape_quotes, repair
+from stepscope.trace.formats.json_brackets import escape_quotes, repair
 
 
 @pytest.mark.parametrize(

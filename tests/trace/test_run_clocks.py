@@ -10,11 +10,11 @@ import pytest
 from msgspec.structs import replace
 
 from explain.whole_run.calls import BEGAN_NS, STEP_NS, part_of, run_of
-from stepscope.explain.clock_notes import about_hosts, clock_notes
-from stepscope.explain.whole_run.late_ranks import judge_whole_run
+from stepscope.explain.job.hosts import about_hosts, clock_notes
+from stepscope.explain.job.late_ranks import judge_whole_run
 from stepscope.records.job import Clock, ClockKeeping, ClockSet, RankPart, Rounds
-from stepscope.trace.run_clocks import align_runs, describe_hosts, share_clock, share_rounds
-from stepscope.ui.distributed import clock_words, host_clock_words
+from stepscope.trace.clock_offsets import align_runs, describe_hosts, share_clock, share_rounds
+from stepscope.ui.topics.distributed import clock_words, host_clock_words
 
 MS, US = 1_000_000, 1_000
 STEPS = 400

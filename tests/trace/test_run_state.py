@@ -11,8 +11,8 @@ import pytest
 
 import stepscope
 from stepscope.errors import NotCapturedError
-from stepscope.records.process_identity import ProcessIdentity, process_state, this_process
-from stepscope.trace.run_state import run_notes
+from stepscope.records.folders import ProcessIdentity, process_state, this_process
+from stepscope.trace.run_folder.run_state import run_notes
 
 ME = this_process()
 GONE = replace(ME, started_ticks=(ME.started_ticks or 0) + 1)

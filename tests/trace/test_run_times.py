@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from explain.whole_run.columns import columns
-from stepscope.records.step_columns import StepColumns
-from stepscope.trace.run_times import read_run_times
+from stepscope.records.rank import StepColumns
+from stepscope.trace.run_folder.run_times import read_run_times
 
 S = 1_000_000_000
 START_S = 1_789_000_000

@@ -14,13 +14,12 @@ from msgspec.structs import replace
 
 import stepscope
 from measured import read_measured_steps
-from stepscope.explain.budget import mean_budget
 from stepscope.records.explanation import RankExplanation
+from stepscope.step.timeline import mean_budget
 from stepscope.trace.decode import Oddities
-from stepscope.trace.measured_steps import read_steps
-from stepscope.trace.memory_file import read_captured
-from stepscope.trace.rank_facts import read_facts
-from stepscope.trace.rank_folder import read_rank_folder
+from stepscope.trace.run_folder.rank_facts import read_facts
+from stepscope.trace.run_folder.rank_folder import read_captured, read_rank_folder
+from stepscope.trace.run_folder.step_files import read_steps
 
 SIDE = ("rank.json", "steps.jsonl", "memory.json", "clock.json", "comms.jsonl")
 NOTES = {"side-file-unreadable", "side-file-values", "memory-unreadable"}
@@ -324,9 +323,9 @@ def test_shares_of_the_job_add_up_if_a_rank_has_steps_and_no_work(run: Path) -> 
 
 
 def test_names_that_are_no_text_are_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from stepscope.ui.contract import explanation_json
     from stepscope.ui.json_text import json_text
     from stepscope.ui.terminal.explanation import print_explanation
+    from stepscope.ui.topics.explanation_json import explanation_json
 
     moved = run.rename(run.with_name(os.fsdecode(b"r\xff\xfe")))
     explanation = stepscope.explain_job(moved, cache=False)

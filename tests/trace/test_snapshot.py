@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 import snapshots
 from stepscope.errors import UnreadableInputError
 from stepscope.records.memory import ACTIONS, BLOCK_STATES
-from stepscope.trace import snapshot_pickle
 from stepscope.trace.discover import find_traces
+from stepscope.trace.formats import plain_pickle
+from stepscope.trace.formats.plain_pickle import is_pickle, load_plain
+from stepscope.trace.formats.snapshot import is_snapshot, read_snapshot
 from stepscope.trace.read import read_trace
-from stepscope.trace.snapshot import is_snapshot, read_snapshot
-from stepscope.trace.snapshot_pickle import is_pickle, load_plain
 
 PLAIN_TYPES = (dict, list, tuple, str, int, float, bool, type(None), bytes)
 PLAIN = st.recursive(
@@ -167,7 +167,7 @@ def test_the_unpickler_after_the_scan_refuses_as_well():
     """If the scan ever let something through."""
     for text in (HOSTILE["eval"], HOSTILE["a persistent id"]):
         with pytest.raises(pickle.UnpicklingError):
-            snapshot_pickle._Plain(io.BytesIO(text)).load()
+            plain_pickle._Plain(io.BytesIO(text)).load()
 
 
 @given(data=st.binary(max_size=200))
@@ -214,7 +214,7 @@ def test_every_opcode_is_either_plain_or_refused():
     for opcode in pickletools.opcodes:
         code = opcode.code.encode("latin1")
         try:
-            snapshot_pickle._scan(code + _argument(opcode) + b".", "x")
+            plain_pickle._scan(code + _argument(opcode) + b".", "x")
             refused = False
         except UnreadableInputError as error:
             refused = "not plain data" in str(error) and "byte 0" in str(error)
@@ -280,7 +280,7 @@ def test_frames_that_are_shared_are_read_once():
 
 
 def test_more_containers_than_anybody_needs_are_refused(monkeypatch):
-    monkeypatch.setattr(snapshot_pickle, "MAX_CONTAINERS", 100)
+    monkeypatch.setattr(plain_pickle, "MAX_CONTAINERS", 100)
     with pytest.raises(UnreadableInputError, match="more than 100 dicts and lists"):
         load_plain(pickle.dumps([[] for _ in range(101)], 4), "x")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.records.place import Place
-from stepscope.trace.stack_samples import SAMPLES, read_stack_samples
+from stepscope.records.source_lines import Place
+from stepscope.trace.run_folder.rank_folder import SAMPLES, read_stack_samples
 
 FILE: dict[str, Any] = {
     "schema": 1, "samples": 3, "not_kept": 0, "watched_s": 1.0, "cost_s": 0.0,

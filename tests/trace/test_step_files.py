@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.measure.packed_steps import PartColumns
-from stepscope.records import packed_steps
-from stepscope.records.step_columns import ALL_PHASES, StepColumns
+from stepscope.measure.writer import PartColumns
+from stepscope.records import folders
+from stepscope.records.rank import ALL_PHASES, StepColumns
 from stepscope.trace.decode import Oddities
-from stepscope.trace.layout import is_trace_name
-from stepscope.trace.step_files import clock_jumps, read_step_columns
+from stepscope.trace.files import is_trace_name
+from stepscope.trace.run_folder.step_files import clock_jumps, read_step_columns
 
 S = 1_000_000_000
 BEGAN = 1_700_000_000 * S
@@ -44,7 +44,7 @@ def write_tail(folder: Path, *rows: dict[str, Any], cut: str = "") -> None:
 def write_part(folder: Path, number: int, *rows: dict[str, Any]) -> Path:
     columns = PartColumns()
     columns.add([dict(line) for line in rows])
-    file = folder / packed_steps.part_name(number)
+    file = folder / folders.part_name(number)
     file.write_bytes(gzip.compress(b"".join(columns.encode())))
     return file
 
@@ -74,7 +74,7 @@ def test_a_folder_without_steps_has_none(tmp_path: Path) -> None:
 
 
 def test_the_fields_of_a_line_become_columns(tmp_path: Path) -> None:
-    extras = dict.fromkeys(packed_steps.EXTRA_FIELDS, 7)
+    extras = dict.fromkeys(folders.EXTRA_FIELDS, 7)
     phases = {f"{phase}_ns": 10 + place for place, phase in enumerate(ALL_PHASES)}
     write_tail(tmp_path, row(0, first=True), row(1, 5000, end_unix_ns=9, **extras, **phases))
     steps, oddities = read(tmp_path)
@@ -87,14 +87,14 @@ def test_the_fields_of_a_line_become_columns(tmp_path: Path) -> None:
         phase: [0, 10 + place] for place, phase in enumerate(ALL_PHASES)
     }
     unknown = {"device_ns": -1, "allocated_bytes": -1}
-    for name in packed_steps.EXTRA_FIELDS:
+    for name in folders.EXTRA_FIELDS:
         assert getattr(steps, name).tolist() == [unknown.get(name, 0), 7]
 
 
 def test_what_an_older_capture_lacks_is_not_captured(tmp_path: Path) -> None:
     write_tail(tmp_path, row(0, forward_ns=400, data_ns=0))
     steps, _ = read(tmp_path)
-    assert all(getattr(steps, name) is None for name in packed_steps.EXTRA_FIELDS)
+    assert all(getattr(steps, name) is None for name in folders.EXTRA_FIELDS)
     assert list(steps.phases_ns) == ["forward"]
 
 
@@ -103,7 +103,7 @@ def test_what_was_counted_and_never_happened_is_zero(tmp_path: Path) -> None:
     (tmp_path / "rank.json").write_text(json.dumps({"counters": counters}))
     write_tail(tmp_path, row(0), row(1))
     steps, _ = read(tmp_path)
-    known = [name for name in packed_steps.EXTRA_FIELDS if getattr(steps, name) is not None]
+    known = [name for name in folders.EXTRA_FIELDS if getattr(steps, name) is not None]
     assert known == ["epoch_gap_ns", "cpu_wait_ns", "graphs"]
     assert [getattr(steps, name).tolist() for name in known] == [[0, 0]] * 3
     counters["memory"] = "device"
@@ -267,7 +267,7 @@ def good_part() -> dict[str, Any]:
     ],
 )
 def test_a_part_that_cannot_be_is_left_out(tmp_path: Path, change: dict[str, Any]) -> None:
-    file = tmp_path / packed_steps.part_name(1)
+    file = tmp_path / folders.part_name(1)
     write_tail(tmp_path, row(2))
     file.write_bytes(gzip.compress(json.dumps(good_part()).encode()))
     assert read(tmp_path)[0].number.tolist() == [0, 1, 2]
@@ -279,7 +279,7 @@ def test_a_part_that_cannot_be_is_left_out(tmp_path: Path, change: dict[str, Any
 
 @pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"[" * 100_000)])
 def test_a_part_that_is_none_is_left_out(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / packed_steps.part_name(1)).write_bytes(content)
+    (tmp_path / folders.part_name(1)).write_bytes(content)
     write_tail(tmp_path, row(2))
     assert [note.id for note in read(tmp_path)[1].notes] == ["side-file-unreadable"]
 
@@ -295,7 +295,7 @@ def test_steps_that_move_while_they_are_read_are_not_lost(
         write_tail(tmp_path, rows[3])
         return sorted(folder.iterdir())
 
-    monkeypatch.setattr("stepscope.trace.step_files.list_folder", move_then_list)
+    monkeypatch.setattr("stepscope.trace.run_folder.step_files.list_folder", move_then_list)
     steps, oddities = read(tmp_path)
     assert steps.wall_ns.tolist() == [10, 20, 30, 40]
     assert oddities.notes == ()
@@ -320,7 +320,7 @@ def test_damage_anywhere_is_reported_or_harmless(place: int, junk: bytes, packed
 
 
 def test_every_phase_has_a_field_in_packed_parts() -> None:
-    fields = {*packed_steps.PHASE_FIELDS, packed_steps.OTHER}
+    fields = {*folders.PHASE_FIELDS, folders.OTHER}
     assert fields == {f"{phase}_ns" for phase in ALL_PHASES}
 
 
@@ -329,8 +329,8 @@ ROWS = st.lists(
         {"wall_ns": st.integers(10**6, 10**12)},
         optional={
             **{f"{phase}_ns": st.integers(0, 10**5) for phase in ALL_PHASES},
-            **{name: st.integers(1, 10**12) for name in packed_steps.EXTRA_FIELDS},
-            **dict.fromkeys(packed_steps.MARKS, st.just(True)),
+            **{name: st.integers(1, 10**12) for name in folders.EXTRA_FIELDS},
+            **dict.fromkeys(folders.MARKS, st.just(True)),
             "end_unix_ns": st.integers(1, 2 * BEGAN),
         },
     ),
@@ -349,10 +349,10 @@ def test_steps_are_the_same_packed_or_not(rows: list[dict[str, Any]], data: st.D
         if cut:
             write_part(Path(two), 1, *rows[:cut])
         plain, packed = as_lists(read(Path(one))[0]), as_lists(read(Path(two))[0])
-    digits = min(line["wall_ns"] for line in rows[: cut or 1]) / packed_steps.ROUNDING
+    digits = min(line["wall_ns"] for line in rows[: cut or 1]) / folders.ROUNDING
     assert totals(plain) == totals(packed)
     for name in plain.keys() | packed.keys():
-        rounded = name == "other" or {name, f"{name}_ns"} & packed_steps.ROUNDED
+        rounded = name == "other" or {name, f"{name}_ns"} & folders.ROUNDED
         nothing = [0] * len(rows)
         values = [columns.get(name, nothing) for columns in (plain, packed)]
         if not rounded or values[0] is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stepscope.records.packed_steps import (
+from stepscope.records.folders import (
     ABSENT,
     END,
     EXTRA_FIELDS,
@@ -14,7 +14,7 @@ from stepscope.records.packed_steps import (
     STEP,
     WALL,
 )
-from stepscope.trace.step_lines import STEP_LINE_FIELDS, StepLine, step_rows
+from stepscope.trace.run_folder.step_files import STEP_LINE_FIELDS, StepLine, step_rows
 
 
 def test_a_line_has_the_fields_of_a_packed_part() -> None:

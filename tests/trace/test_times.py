@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepscope.trace.times import (
+from stepscope.trace.formats.plausible_values import (
     INVALID_NS,
     LIMIT_DUR_NS,
     LIMIT_NS,

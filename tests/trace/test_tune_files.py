@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
-from stepscope.records.applied_remedy import RunOrigin
-from stepscope.trace.run_origin import origin_of_traces, read_origin
-from stepscope.trace.tune_files import FoundTune, find_tune, read_tune, traced_run
+from stepscope.records.run import RunOrigin
+from stepscope.trace.run_folder.related_runs import FoundTune, find_tune, read_tune, traced_run
+from stepscope.trace.run_folder.run_state import origin_of_traces, read_origin
 
 COMMAND = ("python", "train.py")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.trace.discover import find_traces
-from stepscope.trace.windows import choose_windows, comms_of
+from stepscope.trace.run_folder.windows import choose_windows, comms_of
 
 MS = 1_000_000
 

@@ -8,18 +8,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from stepscope.fix.chosen import ChosenFix
 from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.named_changes import ChosenFix
 from stepscope.fix.proposal import Proposal
 from stepscope.records.script_facts import ScriptFacts
-from stepscope.ui.tune.contenders import Configuration, Contender
-from stepscope.ui.tune.journal import FinishedTrial, Journal, PlannedRemedy
-from stepscope.ui.tune.rules import TrialRules
+from stepscope.ui.tune.contenders import Configuration, Contender, TrialRules
+from stepscope.ui.tune.plan import FinishedTrial, Journal, PlannedRemedy
 from stepscope.ui.tune.search import Search
-from stepscope.ui.tune.trial_bench import TrialBench
-from stepscope.ui.tune.trial_length import TrialLength
-from stepscope.ui.tune.trial_run import TrialRun
-from stepscope.verify.trial_file import Loss, RankPeak, RankTrial
+from stepscope.ui.tune.trials import TrialBench, TrialLength, TrialRun
+from stepscope.verify.trials import Loss, RankPeak, RankTrial
 
 STEPS = 55
 TOOK_S = 10.0

@@ -16,7 +16,7 @@ from simulated_runs import (
 
 from stepscope.records.tuning import TriedConfiguration
 from stepscope.ui.tune.contenders import OUT_OF_TIME
-from stepscope.ui.tune.journal import Journal, PlannedCombination, TunePlan, TuneStart
+from stepscope.ui.tune.plan import Journal, PlannedCombination, TunePlan, TuneStart
 from stepscope.ui.tune.result import tune_result
 from stepscope.ui.tune.search import Search
 

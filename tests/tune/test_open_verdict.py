@@ -9,18 +9,17 @@ import pytest
 from simulated_runs import SimulatedCommand, contenders, made_up_fix, searched
 
 from stepscope.records.tuning import TuneResult
-from stepscope.ui.tune.journal import Journal, TuneStart
+from stepscope.ui.tried_remedies import tune_answer
+from stepscope.ui.tune.contenders import TrialRules
+from stepscope.ui.tune.plan import Journal, TuneStart
 from stepscope.ui.tune.result import tune_result
-from stepscope.ui.tune.rules import TrialRules
 from stepscope.ui.tune.search import Search
-from stepscope.ui.tune.trial_bench import TrialBench
-from stepscope.ui.tune.trial_length import TrialLength
-from stepscope.ui.tune_words import tune_answer
+from stepscope.ui.tune.trials import TrialBench, TrialLength
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stepscope.ui.tune.trial_run import TrialRun
+    from stepscope.ui.tune.trials import TrialRun
 
 START = TuneStart(command=("python", "x.py"), folder="/w", steps=60, budget_s=9e9, allow="rounding")
 

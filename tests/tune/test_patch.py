@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.fix.chosen import ChosenFix, choose, choose_all
 from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.named_changes import ChosenFix, choose, choose_all
 from stepscope.fix.patched_source import patch_source
 from stepscope.fix.proposal import Proposal, Script
 from stepscope.records.script_facts import Built, Frame, ScriptFacts, TrainingPass

@@ -6,14 +6,20 @@ import pytest
 from simulated_runs import made_up_fix
 
 from stepscope.errors import UsageError
-from stepscope.fix.chosen import ChosenFix
 from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.named_changes import ChosenFix
 from stepscope.fix.proposal import Proposal
 from stepscope.fix.remedies import FIXES
 from stepscope.records.script_facts import ScriptFacts
 from stepscope.ui.tune import plan
-from stepscope.ui.tune.journal import LeftOut, PlannedRemedy
-from stepscope.ui.tune.plan import FittingRemedies, WantedRemedies, fitting_remedies, in_order
+from stepscope.ui.tune.plan import (
+    FittingRemedies,
+    LeftOut,
+    PlannedRemedy,
+    WantedRemedies,
+    fitting_remedies,
+    in_order,
+)
 
 
 def fix(name: str, **declared: object) -> Fix:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shared_traces import SHARED
-from stepscope.fix.chosen import choose
-from stepscope.ui.tune.predictions import FAR_MORE, RemedyPredictions, predict_remedies
+from stepscope.fix.named_changes import choose
+from stepscope.ui.tune.tuning import FAR_MORE, RemedyPredictions, predict_remedies
 
 REMEDIES = ("tf32", "bf16", "fused-optimizer", "compile=default", "compile=reduce-overhead")
 

@@ -13,12 +13,10 @@ from simulated_runs import SimulatedCommand, contenders, made_up_fix, searched
 from stepscope.fix.declaration import Effect
 from stepscope.records.tuning import TriedConfiguration, TuneResult, short_name, short_why
 from stepscope.ui.terminal.tune import print_tune
-from stepscope.ui.tune.contenders import Contender
-from stepscope.ui.tune.journal import Journal, LeftOut, PlannedRemedy, TunePlan, TuneStart
-from stepscope.ui.tune.result import tune_result
-from stepscope.ui.tune.rules import control_words
+from stepscope.ui.tune.contenders import Contender, control_words
+from stepscope.ui.tune.plan import Journal, LeftOut, PlannedRemedy, TunePlan, TuneStart
+from stepscope.ui.tune.result import gain_words, tune_result
 from stepscope.ui.tune.search import Search
-from stepscope.ui.tune.words import gain_words
 from stepscope.verify.tuned_gain import Gain
 
 START = TuneStart(

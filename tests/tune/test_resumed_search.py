@@ -8,8 +8,8 @@ import pytest
 from simulated_runs import TOOK_S, SimulatedCommand, contenders, made_up_fix, searched
 
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.trace.tune_files import JOURNAL, TRIALS
-from stepscope.ui.tune.journal import FinishedTrial, Journal, TunePlan, TuneStart
+from stepscope.trace.run_folder.related_runs import JOURNAL, TRIALS
+from stepscope.ui.tune.plan import FinishedTrial, Journal, TunePlan, TuneStart
 
 START = TuneStart(
     command=("python", "train.py"), folder="/w", steps=60, budget_s=600.0, allow="rounding"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from script_files import SCRIPTS
 
-from stepscope.fix.chosen import choose_all
+from stepscope.fix.named_changes import choose_all
 from stepscope.ui.tune.patch import make_patch
 
 sys.path.append(str(Path(__file__).parents[1] / "fix"))

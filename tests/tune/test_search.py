@@ -14,8 +14,7 @@ from simulated_runs import (
 
 from stepscope.errors import NotCapturedError
 from stepscope.fix.declaration import Effect
-from stepscope.ui.tune.contenders import OUT_OF_TIME
-from stepscope.ui.tune.rules import TrialRules
+from stepscope.ui.tune.contenders import OUT_OF_TIME, TrialRules
 from stepscope.verify.tuned_gain import FEWEST_PAIRS
 
 

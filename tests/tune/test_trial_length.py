@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.ui.tune.trial_length import LEAST_MS, TrialLength
-from stepscope.ui.tune.trial_run import TrialRun
+from stepscope.ui.tune.trials import LEAST_MS, TrialLength, TrialRun
 
 
 def ran(remedies: tuple[str, ...], step_ms: float, number: int = 1) -> TrialRun:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.trace.tune_files import JOURNAL, TRIALS
-from stepscope.ui.tune.trial_length import MOST_TIMES
+from stepscope.trace.run_folder.related_runs import JOURNAL, TRIALS
+from stepscope.ui.tune.trials import MOST_TIMES
 
 pytest.importorskip("torch")
 

@@ -24,7 +24,7 @@ from promises import promise
 from traced import write_trace
 
 from stepscope.errors import UsageError
-from stepscope.records.promise import Workload
+from stepscope.records.prediction import Workload
 from stepscope.ui.cli.ab import command
 from stepscope.verify.pairs import read_pairs
 from stepscope.verify.track_record import open_promises, remember
@@ -236,7 +236,7 @@ def made_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         if window is not None:
             write_trace(folder / "rank-00000", optimizer="fused" if fused else "loop")
 
-    monkeypatch.setattr("stepscope.ui.captured_command.capture_run", capture_run)
+    monkeypatch.setattr("stepscope.ui.jobs.capture.capture_run", capture_run)
 
 
 def take_made_turns(out: Path, *options: str, b: Sequence[str] = ("--fused",)) -> dict[str, Any]:

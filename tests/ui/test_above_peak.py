@@ -16,19 +16,23 @@ from stepscope.explain.efficiency import above_peak
 from stepscope.explain.roofline import doubt_about
 from stepscope.explain.verdict import judge
 from stepscope.predict.whatifs import parse_setting
-from stepscope.records.efficiency import Spot
+from stepscope.records.hardware import Profile, Spot
 from stepscope.records.job import RankFolder
-from stepscope.records.profile import Profile
-from stepscope.ui.contract import explanation_json
-from stepscope.ui.efficiency import headline, peak_losses, share_of_peak, share_of_roof
 from stepscope.ui.html.panes.efficiency import efficiency_view
 from stepscope.ui.terminal.explanation import print_explanation
+from stepscope.ui.topics.device_use import (
+    efficiency_headline,
+    peak_losses,
+    share_of_peak,
+    share_of_roof,
+)
+from stepscope.ui.topics.explanation_json import explanation_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.records.efficiency import Efficiency
     from stepscope.records.explanation import RankExplanation
+    from stepscope.records.hardware import Efficiency
     from stepscope.records.trace import Trace
 
 
@@ -59,7 +63,7 @@ def efficiency_of(rank: RankExplanation) -> Efficiency:
 def test_what_is_below_its_peak_is_a_share_of_it(trace: Trace) -> None:
     rank = explain_rank(trace, profile=RIGHT)
     assert above_peak(efficiency_of(rank)) == ""
-    assert headline(efficiency_of(rank)).startswith("MFU 89")
+    assert efficiency_headline(efficiency_of(rank)).startswith("MFU 89")
     assert {note.id for note in rank.quality}.isdisjoint({"above-peak", "busy-calibration"})
 
 
@@ -70,7 +74,7 @@ def test_what_is_above_it_is_an_error_in_the_numbers(trace: Trace) -> None:
         "fp32 matmuls reach 107 GFLOP/s, above the peak of 50.0 GFLOP/s (measured by calibrate). "
         "The peak must be wrong: run stepscope calibrate again on an idle machine"
     )
-    assert headline(efficiency_of(rank)) == f"MFU is not known: {said}"
+    assert efficiency_headline(efficiency_of(rank)) == f"MFU is not known: {said}"
     assert peak_losses(rank) == []
     assert [note.detail for note in rank.quality if note.id == "above-peak"] == [said]
 
@@ -118,7 +122,7 @@ def test_a_busy_calibration_is_noted_by_explain_and_whatif(trace: Trace) -> None
     assert "other processes kept 1.60 of 2 cores busy" in said
     rank = explain_rank(trace, profile=BUSY)
     assert [note.detail for note in rank.quality if note.id == "busy-calibration"] == [said]
-    assert "busy machine" in headline(efficiency_of(rank))
+    assert "busy machine" in efficiency_headline(efficiency_of(rank))
     bench = bench_for(trace, calibrations=(BUSY,), folder=RankFolder(load=load_of(counters())))
     assert said in bench.predict([parse_setting("threads=4")]).assumptions
     assert said not in bench.predict([parse_setting("scale=mm:0.5")]).assumptions

@@ -18,14 +18,14 @@ from stepscope.errors import NotCapturedError
 from stepscope.explain.explain_job import JobTraces, explain_job
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.verdict import put_cause_first
-from stepscope.predict.whatif import Bench
+from stepscope.predict.engine import Bench
 from stepscope.predict.whatifs import parse_setting, remedy_ids, settings_for_remedy
 from stepscope.records.explanation import Advice, Explanation, Finding, Headline, Place, Remedy
 from stepscope.records.job import RankSteps
 from stepscope.records.prediction import Setting
 from stepscope.records.quality import Note
 from stepscope.records.remedies import RESERVED
-from stepscope.trace.rank_inputs import ReadOptions, read_rank_inputs
+from stepscope.trace.read import ReadOptions, read_rank_inputs
 from stepscope.ui import advice as advice_room
 from stepscope.ui.advice import (
     RankAdvice,
@@ -36,9 +36,9 @@ from stepscope.ui.advice import (
     not_helping,
 )
 from stepscope.ui.cli.explain import command, explain_paths
-from stepscope.ui.contract import explanation_json
-from stepscope.ui.terminal.advice import advice_table
-from stepscope.ui.whatif import make_bench, saved_ms
+from stepscope.ui.terminal.explanation import advice_table
+from stepscope.ui.topics.explanation_json import explanation_json
+from stepscope.ui.topics.whatif import make_bench, saved_ms
 
 SOURCE = Path(stepscope.__file__).parent
 RUN = Path(__file__).parent.parent / "golden/h200-resnet18"

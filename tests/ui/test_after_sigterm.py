@@ -10,7 +10,7 @@ import pytest
 
 from stepscope.measure.settings import Settings
 from stepscope.ui.cli import run as verb
-from stepscope.ui.run_folder import RunFile
+from stepscope.ui.jobs.run_folder import RunFile
 
 
 @pytest.mark.parametrize(("number", "stopped"), [(signal.SIGTERM, True), (signal.SIGUSR1, False)])

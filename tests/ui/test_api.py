@@ -16,7 +16,7 @@ from jobs_files import write_job
 from stepscope.records.comparison import Comparison
 from stepscope.records.explanation import Explanation
 from stepscope.records.prediction import Prediction
-from stepscope.ui.contract import explanation_json
+from stepscope.ui.topics.explanation_json import explanation_json
 
 RUN = Path(__file__).parent.parent / "golden/h200-resnet18"
 DOCS = Path(__file__).parent.parent.parent / "docs/reference/python.md"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.measure.settings import Settings
-from stepscope.records.host_names import processes_file, this_host
-from stepscope.ui.attachment import (
+from stepscope.records.folders import processes_file, this_host
+from stepscope.ui.jobs.run_folder import (
     Attachment,
     isolating_option,
     steps_seen,

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from stepscope.records.figures import binary_size, byte_rate, flop_rate
-from stepscope.records.profile import Profile
-from stepscope.records.user_folders import this_host
-from stepscope.trace.profiles import load_profiles
-from stepscope.ui.calibration import (
+from stepscope.records.folders import node_name
+from stepscope.records.hardware import Profile
+from stepscope.text.figures import binary_size, byte_rate, flop_rate
+from stepscope.trace.machine_profiles import load_profiles
+from stepscope.ui.html.calibration import write_calibration
+from stepscope.ui.terminal.measurements import print_calibration
+from stepscope.ui.topics.measurements import (
     calibration_answer,
     calibration_json,
     collective_rows,
     contention_sentence,
     fit_profile,
 )
-from stepscope.ui.html.calibration import write_calibration
-from stepscope.ui.terminal.calibration import print_calibration
 
 KINDS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"]
 SIZES = [1024, 4096, 16384, 65536]
@@ -57,7 +57,7 @@ def raw() -> dict[str, Any]:
         return {"value": value, "spread": 0.02}
 
     return {
-        "schema": 1, "host": this_host(), "device": "NVIDIA H200", "kind": "cuda",
+        "schema": 1, "host": node_name(), "device": "NVIDIA H200", "kind": "cuda",
         "torch": "2.11.0", "when_unix": 1e9, "world_size": 2, "backend": "nccl",
         "machine": {
             "threads": 16,
@@ -119,7 +119,7 @@ def test_the_profile_is_saved_and_found(
     launched: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEPSCOPE_PROFILES", str(launched["folder"] / "profiles"))
-    (saved,) = load_profiles(this_host())
+    (saved,) = load_profiles(node_name())
     body = json.loads(launched["done"].stdout)
     assert Path(body["saved"]).parent == launched["folder"] / "profiles"
     assert saved.when_unix == body["profile"]["when_unix"]

@@ -203,7 +203,7 @@ def test_traces_of_several_jobs_get_a_line_each(trace: Path, tmp_path: Path) -> 
 
 def test_a_defect_of_ours_is_exit_1_and_says_how_to_report(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
-        "import stepscope.explain.explain_rank as r\n"
+        "import stepscope.explain.rank as r\n"
         "def broken(*a): raise RuntimeError('boom')\n"
         "r.make_budget = broken\n"
     )

@@ -22,14 +22,20 @@ from msgspec.structs import replace
 import stepscope
 from split_runs import split_run, two_host_run
 from split_runs import without_paths as strip
-from stepscope.measure.clock_meeting import open_listener
-from stepscope.measure.collect import Rendezvous
+from stepscope.measure.cluster.clock_meeting import open_listener
+from stepscope.measure.cluster.collector_address import Rendezvous
 from stepscope.measure.settings import Settings
-from stepscope.records.host_names import COLLECTOR, HOSTS
-from stepscope.ui import collect
-from stepscope.ui.collect import FirstHost, PartCollector, Receiver, send_part
-from stepscope.ui.collect_frames import Channel, StrangerError
-from stepscope.ui.contract import explanation_json
+from stepscope.records.folders import COLLECTOR, HOSTS
+from stepscope.ui.jobs import collect
+from stepscope.ui.jobs.collect import (
+    Channel,
+    FirstHost,
+    PartCollector,
+    Receiver,
+    StrangerError,
+    send_part,
+)
+from stepscope.ui.topics.explanation_json import explanation_json
 
 TOKEN = "ab" * 32
 SCRIPT = Path(__file__).parents[1] / "measure" / "scripts" / "ddp.py"
@@ -335,7 +341,7 @@ def test_only_the_owner_reads_the_token_in_the_run_folder(
 
     settings = Settings(folder=str(tmp_path), collect_port=1, collect_token="of this host")
     monkeypatch.setenv(*next(iter(settings.to_environment().items())))
-    monkeypatch.setattr("stepscope.measure.collect._job_store", Store)
+    monkeypatch.setattr("stepscope.measure.cluster.collector_address._job_store", Store)
     Rendezvous(tmp_path, rank=1)._look()
     file = tmp_path / HOSTS / COLLECTOR
     assert json.loads(file.read_text()) == {"token": TOKEN}

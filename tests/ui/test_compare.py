@@ -19,14 +19,13 @@ from traced import write_trace
 
 from stepscope.errors import SlowerError, StepscopeError, UsageError
 from stepscope.records.comparison import Difference
-from stepscope.records.figures import signed, signed_percent, significant, unsigned_percent
-from stepscope.records.prediction import Setting
-from stepscope.records.promise import Promise
+from stepscope.records.folders import node_name
+from stepscope.records.prediction import Promise, Setting
+from stepscope.text.figures import signed, signed_percent, significant, unsigned_percent
 from stepscope.ui.cli.compare import command
-from stepscope.ui.comparison import comparison_answer, merged_notes
 from stepscope.ui.terminal.comparison import draw_interval
+from stepscope.ui.topics.comparison import comparison_answer, merged_notes
 from stepscope.verify.compare import compare
-from stepscope.verify.record_file import this_host
 from stepscope.verify.track_record import remember
 
 CONTRACT = {
@@ -189,7 +188,7 @@ def promised(a: Path, setting: str = "optimizer=fused") -> Promise:
         Promise(
             id="abc",
             when_unix=1.0,
-            host=this_host(),
+            host=node_name(),
             settings=(Setting(name=name, value=value),),
             baseline_ms=20.0,
             predicted_ms=17.0,

@@ -13,7 +13,7 @@ import pytest
 from jobs import Fault, Plan, make_job
 from jobs_files import write_job
 from stepscope.explain.explain_job import explain_job
-from stepscope.ui.contract import explanation_json
+from stepscope.ui.topics.explanation_json import explanation_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.measure.settings import VARIABLE, Settings
-from stepscope.ui.deepspeed_environment import deepspeed_variables, starts_deepspeed
-from stepscope.ui.job_environment import job_environment
+from stepscope.ui.jobs.environment import deepspeed_variables, job_environment, starts_deepspeed
 
 # DeepSpeed puts quotes around values with other characters, and a shell then removes ours.
 UNQUOTED = re.compile(r"[\w@%+=:,./-]+")
@@ -78,7 +77,7 @@ def test_a_file_that_the_user_names_is_read_instead(
 def test_the_file_ends_with_our_process(tmp_path: Path) -> None:
     program = (
         "from stepscope.measure.settings import Settings\n"
-        "from stepscope.ui.deepspeed_environment import deepspeed_variables\n"
+        "from stepscope.ui.jobs.environment import deepspeed_variables\n"
         "print(deepspeed_variables(Settings(folder='x'), {})['DS_ENV_FILE'])"
     )
     done = subprocess.run(

@@ -20,11 +20,11 @@ from explain.strategies.test_processes import capture
 from jobs import Fault, Plan, make_job
 from jobs_files import write_job
 from shared_traces import GOLDEN, SHARED, SHARED_TRACES, VARIANTS
-from stepscope.records import figures
-from stepscope.records.figures import milliseconds
+from stepscope.text import figures
+from stepscope.text.figures import milliseconds
 from stepscope.ui.cli.explain import explain_paths
-from stepscope.ui.contract import explanation_json
 from stepscope.ui.terminal.explanation import print_explanation
+from stepscope.ui.topics.explanation_json import explanation_json
 from stepscope.ui.words import PARTS as LABELS
 
 if TYPE_CHECKING:

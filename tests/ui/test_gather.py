@@ -21,10 +21,10 @@ import stepscope
 from split_runs import BEGAN_S, change_host, change_rank, split_run, two_host_run
 from split_runs import without_paths as strip
 from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.ui.cli.gather import gather
 from stepscope.ui.cli.verbs import cli
-from stepscope.ui.contract import explanation_json
-from stepscope.ui.gather import gather
-from stepscope.ui.gather_sources import FolderSource
+from stepscope.ui.jobs.gather_parts import FolderSource
+from stepscope.ui.topics.explanation_json import explanation_json
 
 
 @pytest.fixture

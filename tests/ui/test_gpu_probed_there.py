@@ -9,11 +9,17 @@ import pytest
 from traced_times import call_key, traced_times
 
 from stepscope.errors import UnreadableInputError
-from stepscope.predict.operator_library import library_file, read_places, read_times, save_times
-from stepscope.predict.other_gpu.find_gpu import find_gpu
-from stepscope.predict.other_gpu.move import move_context
-from stepscope.predict.probed_step import find_probed_elsewhere, software_of
-from stepscope.records.operator_times import ProbedDevice
+from stepscope.predict.operator_library import (
+    find_probed_elsewhere,
+    library_file,
+    read_places,
+    read_times,
+    save_times,
+    software_of,
+)
+from stepscope.predict.other_gpu.gpu import find_gpu
+from stepscope.predict.other_gpu.step import move_context
+from stepscope.records.hardware import ProbedDevice
 from stepscope.ui.cli.whatif import open_bench
 from stepscope.ui.probe import probe_step
 

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from stepscope import explain_job
 from stepscope.records.job import Clock, Job, RankTimes, Stragglers
-from stepscope.records.network_place import NetworkPlace
-from stepscope.ui.health import check_health
+from stepscope.records.rank_facts import NetworkPlace
+from stepscope.ui.terminal.health import check_health
 
 Done = subprocess.CompletedProcess[str]
 FOREVER = """

@@ -10,9 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from stepscope.ui.cli.catalogue import VerbEntry, catalogue
-from stepscope.ui.cli.verb_command import options_of
-from stepscope.ui.cli.verbs import ALSO, GROUPS, NEWER, VERBS, cli
+from stepscope.ui.cli.options import options_of
+from stepscope.ui.cli.verbs import ALSO, GROUPS, NEWER, VERBS, VerbEntry, catalogue, cli
 
 OPTIONS = [
     pytest.param(verb, option, id=f"{verb} {option.opts[0]}")

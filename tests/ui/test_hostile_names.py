@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "verify"))
 from promises import promise
 
 from hostile_names import FORMULA, HOSTILE, MARK, PLACES, TERMINAL
-from stepscope.records.promise import Workload
-from stepscope.ui.cli.main import main
+from stepscope.records.prediction import Workload
+from stepscope.ui.cli.verbs import main
 from stepscope.ui.json_text import json_text
-from stepscope.verify.record_file import append
+from stepscope.verify.track_record import append
 
 # The addresses that a report names: links to click.
 PERFETTO = "https://ui.perfetto.dev"

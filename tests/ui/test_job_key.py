@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stepscope.ui.job_key import JobKey, find_job, folder_name
+from stepscope.ui.jobs.job_key import JobKey, find_job, folder_name
 
 TORCHRUN = ("torchrun", "--nnodes=2", "--node-rank=1", "--master-addr=10.0.0.1", "train.py")
 

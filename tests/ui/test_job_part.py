@@ -15,10 +15,10 @@ import pytest
 
 from stepscope.errors import UsageError
 from stepscope.measure.settings import Settings
-from stepscope.trace.run_state import absent_hosts, run_notes
-from stepscope.ui import job_part
-from stepscope.ui.job_key import JobKey
-from stepscope.ui.job_part import JobPart, PartTakenError, candidate_folders
+from stepscope.trace.run_folder.run_state import absent_hosts, run_notes
+from stepscope.ui.jobs import capture
+from stepscope.ui.jobs.capture import JobPart, PartTakenError, candidate_folders
+from stepscope.ui.jobs.job_key import JobKey
 
 COMMAND = ("torchrun", "train.py")
 KEY = JobKey(name="torchrun", meeting="a:7", place=0, places=2)
@@ -36,8 +36,8 @@ def begin(folder: Path, of: JobKey) -> JobPart:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(job_part, "LONGEST_WAIT_S", 0.2)
-    monkeypatch.setattr(job_part, "_POLL_S", 0.01)
+    monkeypatch.setattr(capture, "LONGEST_WAIT_S", 0.2)
+    monkeypatch.setattr(capture, "_POLL_S", 0.01)
     return tmp_path / "run"
 
 

@@ -20,13 +20,12 @@ from live_runs import write_steps as write_all_steps
 from live_server import serving
 from own_loop import run_in_own_loop
 from stepscope.explain.whole_run.live import explain_live
-from stepscope.records.live_run import VerdictNow
-from stepscope.records.window_request import REQUEST, plan_name
-from stepscope.trace.follow_run import RunFollower
-from stepscope.ui.serve.live.channels import LiveChannel, LiveChannels
-from stepscope.ui.serve.live.job_follower import RunLooks
-from stepscope.ui.serve.live.live_view import LiveView, live_view
-from stepscope.ui.window_now import last_asked_window
+from stepscope.records.folders import REQUEST_FILE, plan_name
+from stepscope.records.run import VerdictNow
+from stepscope.trace.run_folder.follow_run import RunFollower
+from stepscope.ui.serve.job_follower import RunLooks
+from stepscope.ui.serve.live_routes import LiveChannel, LiveChannels
+from stepscope.ui.serve.live_view import LiveView, last_asked_window, live_view
 
 BROWSERS = 10
 
@@ -148,7 +147,7 @@ def test_what_became_of_a_request(
     run = begin_run(tmp_path / "run")
     write_all_steps(run / "rank-00000", make_rows([10.0] * step, began_ns=time.time_ns()))
     request = f"{7:016x}"
-    (run / REQUEST).write_text(json.dumps({"id": request, "asked_unix": time.time()}))
+    (run / REQUEST_FILE).write_text(json.dumps({"id": request, "asked_unix": time.time()}))
     if plan is not None:
         (run / plan_name(request)).write_text(json.dumps(plan))
     window = last_asked_window(RunFollower(run).read(), time.time())
@@ -265,14 +264,14 @@ def test_a_window_can_be_asked_for_once_at_a_time(tmp_path: Path) -> None:
     with serving({"a": run, "b": ended}) as url:
         first = httpx.post(f"{url}/runs/a/capture", timeout=60)
         assert first.status_code == 202
-        assert json.loads((run / REQUEST).read_text())["id"] == first.json()["id"]
+        assert json.loads((run / REQUEST_FILE).read_text())["id"] == first.json()["id"]
         second = httpx.post(f"{url}/runs/a/capture", timeout=60)
         assert second.status_code == 409
         assert "on its way" in second.json()["error"]
         over = httpx.post(f"{url}/runs/b/capture", timeout=60)
         assert over.status_code == 409
         assert "has ended" in over.json()["error"]
-        assert not (ended / REQUEST).exists()
+        assert not (ended / REQUEST_FILE).exists()
         assert httpx.post(f"{url}/runs/c/capture", timeout=60).status_code == 404
         assert httpx.get(f"{url}/runs/a/capture", timeout=60).status_code == 405
 

@@ -16,8 +16,7 @@ import pytest
 
 from live_runs import make_rows, write_steps
 from logged_runs import EXPLAINED
-from stepscope.ui.loggers.metric_log import LogChoice
-from stepscope.ui.loggers.run_log import RunLog
+from stepscope.ui.loggers.run_log import LogChoice, RunLog
 
 pytestmark = pytest.mark.slow
 SETTINGS = "wait=1, warmup=1, active=2, memory=False"
@@ -128,7 +127,7 @@ def test_wandb_gets_history_and_summary_offline(tmp_path: Path) -> None:
 import sys; sys.path[:0] = PATHS
 from pathlib import Path
 from live_runs import make_rows, write_steps
-from stepscope.ui.loggers.metric_log import LogChoice
+from stepscope.ui.loggers.run_log import LogChoice
 from stepscope.ui.loggers.run_log import RunLog
 from logged_runs import EXPLAINED
 write_steps(Path("run/rank-00000"), make_rows([1000.0] * 5))
@@ -197,13 +196,13 @@ def test_a_plain_loop_logs_from_outside_and_from_inside(tmp_path: Path) -> None:
         (
             "lightning",
             "with_lightning.py",
-            "from stepscope.measure.callbacks import lightning as watched",
+            "from stepscope.measure.watch import lightning as watched",
             "from stepscope.loggers import lightning as watched",
         ),
         (
             "transformers",
             "with_transformers.py",
-            "from stepscope.measure.callbacks import hugging_face",
+            "from stepscope.measure.watch import hugging_face",
             "from stepscope.loggers import hugging_face",
         ),
     ],

@@ -15,12 +15,18 @@ import stepscope.loggers
 from live_runs import BEGAN_S, append_steps, as_text, make_rows, write_run, write_steps
 from logged_runs import EXPLAINED
 from stepscope.errors import UsageError
-from stepscope.trace.follow_run import RunFollower
-from stepscope.ui.loggers import metric_log, run_log
-from stepscope.ui.loggers.conclusion import conclude
-from stepscope.ui.loggers.metric_log import LogChoice, MetricLog, MetricPoint, RunConclusion
-from stepscope.ui.loggers.run_log import RunLog
-from stepscope.ui.loggers.step_points import StepPoints
+from stepscope.trace.run_folder.follow_run import RunFollower
+from stepscope.ui.loggers import run_log
+from stepscope.ui.loggers import run_log as metric_log
+from stepscope.ui.loggers.run_log import (
+    LogChoice,
+    MetricLog,
+    MetricPoint,
+    RunConclusion,
+    RunLog,
+    StepPoints,
+    conclude,
+)
 
 
 def _columns(folder: Path) -> Any:
@@ -49,7 +55,7 @@ def test_points_are_means_over_stretches_and_each_step_counts_once(tmp_path: Pat
 
 
 def test_a_long_run_has_few_points() -> None:
-    from stepscope.records.step_columns import StepColumns
+    from stepscope.records.rank import StepColumns
 
     hours, total = 100, 0
     walls = np.full(hours * 360, 10_000_000_000)

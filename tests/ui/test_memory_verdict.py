@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.records.prediction import Prediction, Setting
-from stepscope.ui.whatif import frees_memory, verdict
+from stepscope.ui.topics.whatif import frees_memory, verdict
 
 
 def prediction(predicted_ms: float, peak_bytes: int | None, high_bytes: int | None) -> Prediction:

@@ -23,12 +23,10 @@ from live_runs import (
     write_steps,
 )
 from stepscope.explain.whole_run.live import explain_live
-from stepscope.records.live_run import FindingNow, LiveRun, VerdictNow
-from stepscope.records.step_columns import ALL_PHASES
-from stepscope.records.whole_run import STALL_CAUSES
-from stepscope.trace.follow_run import RunFollower
-from stepscope.ui.metrics_file import MetricsFile
-from stepscope.ui.metrics_text import METRICS, MOST_RANKS, RunMetrics, metrics_text
+from stepscope.records.rank import ALL_PHASES
+from stepscope.records.run import STALL_CAUSES, FindingNow, LiveRun, VerdictNow
+from stepscope.trace.run_folder.follow_run import RunFollower
+from stepscope.ui.serve.metrics import METRICS, MOST_RANKS, MetricsFile, RunMetrics, metrics_text
 
 VERDICT = VerdictNow(
     verdict="Data loading: half of the step",

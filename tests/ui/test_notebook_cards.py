@@ -12,7 +12,7 @@ import stepscope
 from hostile_names import HOSTILE, PLACES
 from stepscope.records.comparison import Difference, PhaseChange
 from stepscope.records.explanation import Explanation, Place
-from stepscope.records.figures import factor
+from stepscope.text.figures import factor
 
 RUN = Path(__file__).parent.parent / "golden/h200-resnet18"
 TAGS = {"div", "span", "table", "tbody", "tr", "td"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.measure import after_import
+from stepscope.measure import patches
 from stepscope.records.explanation import Explanation
 
 pytest.importorskip("IPython")
@@ -65,7 +65,7 @@ def _patched() -> list[object]:
         len(gc.callbacks),
         len(optimizer._global_optimizer_pre_hooks),
         len(optimizer._global_optimizer_post_hooks),
-        {name: len(actions) for name, actions in after_import._actions.items() if actions},
+        {name: len(actions) for name, actions in patches._actions.items() if actions},
     ]
 
 

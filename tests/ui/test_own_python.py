@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stepscope.loggers import _explain
-from stepscope.ui.editor.profile_script import profile_script
-from stepscope.ui.editor.warm_python import WarmPython
-from stepscope.ui.lsp.work_room import WorkRoom
-from stepscope.ui.own_python import own_python, own_ranks
-from stepscope.ui.probe_child import ProbeChild
-from stepscope.ui.serve.path_text import text_of
-from stepscope.ui.serve.worker_process import WorkerProcess
+from stepscope.ui.editor.fake_run import WarmPython
+from stepscope.ui.editor.profile_child import profile_script
+from stepscope.ui.jobs.environment import own_python, own_ranks
+from stepscope.ui.lsp.script_jobs import WorkRoom
+from stepscope.ui.probe_run import ProbeChild
+from stepscope.ui.serve.listed_runs import text_of
+from stepscope.ui.serve.served_runs import WorkerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable

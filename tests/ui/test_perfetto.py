@@ -18,7 +18,7 @@ from hostile_names import MARKUP as HOSTILE
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.explain.device_path import device_path
 from stepscope.explain.explain_job import JobTraces
-from stepscope.trace.insert_events import EventList
+from stepscope.trace.formats.kineto import EventList
 from stepscope.ui.cli.explain import explain_paths
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -19,10 +19,9 @@ from jobs import Fault, Plan, make_job
 from jobs_files import write_job
 from stepscope.records.explanation import Explanation
 from stepscope.records.quality import Note
-from stepscope.ui.health import check_health
 from stepscope.ui.html.report import write_report
 from stepscope.ui.terminal.explanation import print_explanation
-from stepscope.ui.terminal.health import print_health
+from stepscope.ui.terminal.health import check_health, print_health
 from stepscope.ui.terminal.short import GRAVE, MOST_LINES, print_short
 
 GOLDEN = Path(__file__).parent.parent / "golden"

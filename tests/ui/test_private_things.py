@@ -36,7 +36,7 @@ def test_the_token_is_on_no_command_line(tmp_path: Path, monkeypatch: pytest.Mon
         return 0
 
     monkeypatch.setattr(click, "launch", launch)
-    monkeypatch.setattr("stepscope.ui.serve.listen.serve_until_stopped", begin_only)
+    monkeypatch.setattr("stepscope.ui.serve.app.serve_until_stopped", begin_only)
     monkeypatch.setenv("STEPSCOPE_SERVE_TOKEN", TOKEN)
     done = CliRunner().invoke(serve, [str(tmp_path), "--open", "--port", "0"])
     assert done.exit_code == 0, done.output

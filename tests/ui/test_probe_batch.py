@@ -10,11 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.errors import UsageError
-from stepscope.predict.grown_calls import grow_calls
-from stepscope.predict.probed_step import find_probed_batch, grown_operators, software_of
-from stepscope.predict.step_operators import TracedCall, find_step_operators
+from stepscope.predict.operator_library import find_probed_batch, grown_operators, software_of
+from stepscope.predict.step_operators import TracedCall, find_step_operators, grow_calls
 from stepscope.predict.whatifs import parse_setting
-from stepscope.records.operator_times import ProbedDevice
+from stepscope.records.hardware import ProbedDevice
 from stepscope.ui.cli.whatif import open_bench
 from stepscope.ui.probe import probe_step
 

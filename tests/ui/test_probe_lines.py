@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stepscope.records.probe_report import OUT_OF_TIME, UnprobedOperator
-from stepscope.ui.terminal.probe import _untimed_lines
+from stepscope.records.hardware import OUT_OF_TIME, UnprobedOperator
+from stepscope.ui.terminal.measurements import _untimed_lines
 
 
 def unprobed(name: str, share: float, why: str, mode: str = "") -> UnprobedOperator:

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from traced_times import call_key, traced_times
 
 from stepscope.errors import NotCapturedError, UsageError
-from stepscope.predict.operator_library import library_file, read_times
-from stepscope.predict.probed_step import software_of
-from stepscope.records.operator_times import ProbedDevice
+from stepscope.predict.operator_library import library_file, read_times, software_of
+from stepscope.records.hardware import ProbedDevice
 from stepscope.records.prediction import Prediction, Setting
 from stepscope.ui.cli.whatif import open_bench
 from stepscope.ui.probe import modes_of, probe_step
@@ -196,7 +195,7 @@ def test_only_precisions_and_batches_can_be_asked_for() -> None:
 
 
 def test_every_number_of_the_probe_has_an_entry(bench: Any) -> None:
-    from stepscope.ui.probe_json import probe_json
+    from stepscope.ui.topics.measurements import probe_json
 
     body = json.loads(json.dumps(probe_json(probe(bench, MadeUpProber(fails="aten::relu")))))
     content = (Path(__file__).parents[2] / "docs/reference/fields.toml").read_text()

@@ -16,7 +16,7 @@ from promises import delivery, kept, promise
 
 from stepscope.errors import UsageError
 from stepscope.ui.cli.record import command
-from stepscope.verify.record_file import append, record_folder
+from stepscope.verify.track_record import append, record_folder
 
 
 def told(*arguments: str) -> str:

@@ -99,7 +99,7 @@ import errno, subprocess, sys
 def refused(*_, **__):
     raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 subprocess.Popen = refused
-from stepscope.ui.cli.main import main
+from stepscope.ui.cli.verbs import main
 main()
 """
 

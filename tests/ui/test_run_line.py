@@ -11,8 +11,7 @@ from rich.cells import cell_len
 from rich.console import Group
 
 import stepscope
-from stepscope.records.place import Place
-from stepscope.records.whole_run import (
+from stepscope.records.run import (
     STALL_CAUSES,
     AccountPart,
     LevelChange,
@@ -23,9 +22,9 @@ from stepscope.records.whole_run import (
     StepTimes,
     WholeRun,
 )
-from stepscope.ui.terminal.console import make_console
+from stepscope.records.source_lines import Place
+from stepscope.ui.terminal.console import LETTERS, draw_steps, make_console, mark_stalls
 from stepscope.ui.terminal.short import MOST_LINES, short_lines
-from stepscope.ui.terminal.sparkline import LETTERS, draw_steps, mark_stalls
 from stepscope.ui.terminal.whole_run import run_line, run_sections
 
 MS = 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepscope.measure.folder import script_slug
-from stepscope.ui.run_folder import script_of
+from stepscope.ui.jobs.run_folder import script_of
 
 
 @pytest.mark.parametrize(

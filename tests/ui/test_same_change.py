@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.fix.chosen import choose, choose_all
+from stepscope.fix.named_changes import choose, choose_all
 from stepscope.fix.remedies import FIXES
 from stepscope.predict.whatifs import WHATIFS, find_whatif, parse_setting, settings_for_remedy
-from stepscope.records.remedies import REMEDIES
-from stepscope.records.same_change import FIX_OF, WHATIF_OF
+from stepscope.records.remedies import FIX_OF, REMEDIES, WHATIF_OF
 from stepscope.ui.tune.plan import WantedRemedies
 
 # Predicted by what they do to something else: what-ifs of the same words are wider than these.

@@ -20,7 +20,7 @@ from stepscope.records.strategies import (
     TensorParallel,
     Use,
 )
-from stepscope.ui.terminal.strategies import strategy_sections
+from stepscope.ui.terminal.distributed import strategy_sections
 
 MS = 1_000_000
 GROUP = ProcessGroup(name="1", description="mesh_dp", size=4, ranks=(0, 1, 2, 3))

@@ -16,13 +16,12 @@ from rich.table import Table
 
 import stepscope
 from jobs import Fault, Plan, make_job, profile_of
-from stepscope.explain.job import join_ranks
+from stepscope.explain.job.all_ranks import join_ranks
 from stepscope.records.explanation import Explanation
-from stepscope.records.figures import duration
 from stepscope.records.job import Job
-from stepscope.records.whole_run import STALL_CAUSES
-from stepscope.ui.terminal.bars import COLOURS, FILLS, cells_per_part
-from stepscope.ui.terminal.console import make_console
+from stepscope.records.run import STALL_CAUSES
+from stepscope.text.figures import duration
+from stepscope.ui.terminal.console import COLOURS, FILLS, cells_per_part, make_console
 from stepscope.ui.terminal.distributed import job_sections
 from stepscope.ui.terminal.explanation import print_explanation
 from stepscope.ui.words import PARTS, short_kernel

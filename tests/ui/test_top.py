@@ -35,9 +35,9 @@ from live_runs import (
     write_steps,
 )
 from stepscope.explain.whole_run.live import explain_live
-from stepscope.records.live_run import LiveRun
-from stepscope.trace.follow_run import RunFollower
-from stepscope.ui.live_json import live_json
+from stepscope.records.run import LiveRun
+from stepscope.trace.run_folder.follow_run import RunFollower
+from stepscope.ui.cli.top import live_json
 from stepscope.ui.terminal.live import KEYS, live_lines
 
 STEPS = 400

@@ -19,14 +19,14 @@ from stepscope.records.explanation import Explanation, Finding, Remedy
 from stepscope.records.remedies import REMEDIES
 from stepscope.ui import tried_remedies
 from stepscope.ui.cli.explain import explain_paths
-from stepscope.ui.comparison import comparison_json, run_with_words
-from stepscope.ui.contract import explanation_json
 from stepscope.ui.html.panes.findings import saving_words
 from stepscope.ui.terminal.comparison import print_comparison
 from stepscope.ui.terminal.explanation import print_explanation
 from stepscope.ui.terminal.short import short_lines
+from stepscope.ui.topics.comparison import comparison_json, run_with_words
+from stepscope.ui.topics.explanation_json import explanation_json
 from stepscope.ui.tried_remedies import tune_command
-from stepscope.verify.promised_change import MAKES
+from stepscope.verify.answered_predictions import MAKES
 
 GOLDEN = Path(__file__).parent.parent / "golden/h200-resnet18"
 COMMAND = ["python", "train me.py", "--name", "a'b"]

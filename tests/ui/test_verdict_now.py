@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.records.process_identity import is_alive
-from stepscope.ui import own_python
-from stepscope.ui.serve.live import verdict_now
-from stepscope.ui.serve.live.verdict_now import VerdictChild
+from stepscope.records.folders import is_alive
+from stepscope.ui.jobs import environment
+from stepscope.ui.serve import job_follower
+from stepscope.ui.serve.job_follower import VerdictChild
 
 RANKS = ("rank-00000", "rank-00001")
 
@@ -29,7 +29,7 @@ def instead(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
     program = folder / "program"
     program.write_text(f"#!{sys.executable}\n{script}\n")
     program.chmod(0o755)
-    monkeypatch.setattr(own_python.sys, "executable", str(program))
+    monkeypatch.setattr(environment.sys, "executable", str(program))
 
 
 def wait_for_verdict(child: VerdictChild) -> None:
@@ -90,7 +90,7 @@ def test_one_that_hangs_is_stopped_after_its_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instead(monkeypatch, tmp_path, "import time; time.sleep(600)")
-    monkeypatch.setattr(verdict_now, "LONGEST_S", 0.0)
+    monkeypatch.setattr(job_follower, "LONGEST_S", 0.0)
     child = VerdictChild(make_traces(tmp_path / "run"))
     child.look(RANKS)
     child.look(RANKS)

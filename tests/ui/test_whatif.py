@@ -18,13 +18,12 @@ from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputEr
 from stepscope.predict.whatifs import WHATIFS
 from stepscope.records import remedies
 from stepscope.records.explanation import Finding
-from stepscope.records.figures import signed_percent
-from stepscope.records.prediction import Prediction, Setting
-from stepscope.records.promise import Delivery, Promise, Workload
+from stepscope.records.prediction import Delivery, Prediction, Promise, Setting, Workload
+from stepscope.text.figures import signed_percent
 from stepscope.trace.read import read_trace
 from stepscope.ui.cli.whatif import command
 from stepscope.ui.terminal.console import make_console
-from stepscope.ui.whatif import (
+from stepscope.ui.topics.whatif import (
     adjusted,
     decides,
     judge,
@@ -35,7 +34,8 @@ from stepscope.ui.whatif import (
     why,
     with_offered,
 )
-from stepscope.verify import record_file, track_record
+from stepscope.verify import track_record
+from stepscope.verify import track_record as record_file
 
 RUN = Path(__file__).parent.parent / "golden/h200-resnet18"
 TRACE = RUN / "rank-00000/trace.json.gz"

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from stepscope.explain.findings import FINDINGS, load_rules
-from stepscope.records.addresses import SITE
-from stepscope.ui import finding_pages
+from stepscope.text.words import SITE
+from stepscope.ui.cli import why as finding_pages
 from stepscope.ui.cli.verbs import cli
-from stepscope.ui.finding_pages import finding_ids, list_findings, near_findings, read_page
+from stepscope.ui.cli.why import finding_ids, list_findings, near_findings, read_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 RULES = [rule for scope in FINDINGS for rule in load_rules(scope)]

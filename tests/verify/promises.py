@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.records.prediction import Setting
-from stepscope.records.promise import Delivery, Promise, TrackedPromise, Workload
-from stepscope.verify.record_file import this_host
+from stepscope.records.folders import node_name
+from stepscope.records.prediction import Delivery, Promise, Setting, TrackedPromise, Workload
 
 WORKLOAD = Workload(script="train.py", world_size=1)
 
@@ -18,7 +17,7 @@ def promise(name: str = "precision=bf16", **changes: Any) -> Promise:
     values = {
         "id": f"id{changes.get('when_unix', 1.0)}",
         "when_unix": 1.0,
-        "host": this_host(),
+        "host": node_name(),
         "settings": settings,
         "baseline_ms": 20.0,
         "predicted_ms": 16.0,

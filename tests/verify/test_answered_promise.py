@@ -14,8 +14,8 @@ from traced import write_trace
 
 from stepscope.errors import UsageError
 from stepscope.records.comparison import Comparison
-from stepscope.records.promise import Promise
-from stepscope.verify.answered_promise import with_promise
+from stepscope.records.prediction import Promise
+from stepscope.verify.answered_predictions import with_promise
 from stepscope.verify.compare import compare
 from stepscope.verify.track_record import adjust, history, open_promises, remember
 
@@ -352,9 +352,8 @@ def test_profiled_steps_answer_no_promise(golden: Path) -> None:
 def test_shortened_tables_say_nothing_of_a_step(capture: Capture) -> None:
     """Of more than 64 ranks only the longest rows are kept, and not the same ones of A and B."""
     from stepscope.explain.explain_job import explain_job
-    from stepscope.explain.truncate_tables import truncate_tables
-    from stepscope.verify.traits import read_traits
-    from stepscope.verify.workload import describe_workload
+    from stepscope.explain.rank import truncate_tables
+    from stepscope.verify.traits import describe_workload, read_traits
 
     whole = explain_job(str(capture()), cache=False)
     cut = replace(whole, ranks=tuple(truncate_tables(rank, 2) for rank in whole.ranks))

@@ -15,8 +15,8 @@ from folders import noisy, write_run
 from stepscope.errors import NotCapturedError, UnreadableInputError, UsageError
 from stepscope.explain.explain_job import explain_job
 from stepscope.records.comparison import Comparison
-from stepscope.records.figures import milliseconds
-from stepscope.ui.comparison import comparison_json
+from stepscope.text.figures import milliseconds
+from stepscope.ui.topics.comparison import comparison_json
 from stepscope.verify.compare import compare
 
 

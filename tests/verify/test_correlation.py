@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import fft
 
-from stepscope.verify.correlation import _sum_of_correlations, correlation_times
+from stepscope.verify.spread import _sum_of_correlations, correlation_times
 
 
 def autoregressive(weight: float, rows: int, steps: int, seed: int = 0) -> np.ndarray:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from stepscope.verify.change import mean_difference, mean_ratio, mean_spread, mean_step
 from stepscope.verify.compare import _decide, _median_step
-from stepscope.verify.mean_change import mean_difference, mean_ratio, mean_spread, mean_step
 
 Floats = NDArray[np.float64]
 

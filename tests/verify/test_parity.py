@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.records.script_facts import ScriptFacts
 from stepscope.verify.parity import Parity, Precision, check_parity, coarsest_precision
-from stepscope.verify.trial_file import Loss
+from stepscope.verify.trials import Loss
 
 STEPS = 60
 

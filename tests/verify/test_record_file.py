@@ -10,14 +10,14 @@ import pytest
 from promises import delivery, promise
 
 from stepscope.errors import UsageError
-from stepscope.records.promise import Promise
-from stepscope.verify.record_file import (
+from stepscope.records.prediction import Promise
+from stepscope.verify.track_record import (
     Line,
     append,
     count_unread,
+    node_name,
     read_lines,
     record_folder,
-    this_host,
 )
 
 _WRITERS, _LINES = 4, 25
@@ -70,7 +70,7 @@ def test_nothing_written_is_nothing_read() -> None:
 def test_each_host_has_its_own_file(monkeypatch: pytest.MonkeyPatch) -> None:
     append(promise(id="one"))
     monkeypatch.setattr("platform.node", lambda: "node/7")
-    append(promise(id="two", host=this_host()))
+    append(promise(id="two", host=node_name()))
     assert len([*record_folder().glob("*.jsonl")]) == 2
     assert (record_folder() / "node_7.jsonl").exists()
     assert len(read_lines()) == 2

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from stepscope.verify.start_noise import start_noise
+from stepscope.verify.tuned_gain import start_noise
 
 A, B, C, D = ("a",), ("b",), ("c",), ("d",)
 

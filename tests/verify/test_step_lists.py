@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import UnreadableInputError, UsageError
-from stepscope.verify.step_lists import is_step_list, read_step_list
+from stepscope.verify.runs import is_step_list, read_step_list
 
 
 def read(tmp_path: Path, name: str, text: str, **options: str) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from stepscope.verify.student import student_quantile
+from stepscope.verify.spread import student_quantile
 
 
 @pytest.mark.parametrize("freedom", [1.0, 2.0, 3.5, 10.0, 200.0])

@@ -14,20 +14,21 @@ from hypothesis import strategies as st
 from promises import delivery, kept, promise
 
 from stepscope.errors import UsageError
-from stepscope.records.promise import TrackedPromise
-from stepscope.verify.record_file import append, record_folder
+from stepscope.records.prediction import TrackedPromise
 from stepscope.verify.track_record import (
     adjust,
+    append,
     find_promise,
     forget,
     forget_all_of,
     history,
     ignored_deliveries,
     open_promises,
+    record_folder,
     remember,
     summarise,
 )
-from stepscope.verify.workload import signature
+from stepscope.verify.traits import signature
 
 
 def test_a_promise_is_open_until_something_is_delivered() -> None:
@@ -237,7 +238,7 @@ def test_signature_is_of_what_a_model_is_made_of() -> None:
 
 def test_trace_and_explanation_give_the_same_workload(golden: Path) -> None:
     import stepscope
-    from stepscope.verify.workload import describe_trace, describe_workload
+    from stepscope.verify.traits import describe_trace, describe_workload
 
     path = golden / "h200-resnet18/rank-00000/trace.json.gz"
     explained = describe_workload({}, stepscope.explain_job(path, cache=False))

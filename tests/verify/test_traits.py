@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.explain.explain_job import explain_job
-from stepscope.verify.evidence import compare_traits
+from stepscope.verify.differences import compare_traits
 from stepscope.verify.traits import _dtypes, _optimizer_form, _shapes, batch_growth, common_factor
 
 PRODUCT, GRADIENT = ((8, 16), (16, 32)), ((16, 8), (8, 32))

@@ -5,8 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stepscope.verify.trial_file import Loss, RankPeak, RankTrial, losses_of, read_trial
-from stepscope.verify.trial_rules import compare_peaks, why_unfinished
+from stepscope.verify.trials import (
+    Loss,
+    RankPeak,
+    RankTrial,
+    compare_peaks,
+    losses_of,
+    read_trial,
+    why_unfinished,
+)
 
 GIB = 1 << 30
 

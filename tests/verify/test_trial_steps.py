@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.verify.trial_steps import steady_steps, without_pauses
+from stepscope.verify.steady import steady_steps, without_pauses
 
 
 def test_the_first_five_steps_never_count() -> None:

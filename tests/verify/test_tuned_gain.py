@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from stepscope.verify.student import student_quantile
+from stepscope.verify.spread import student_quantile
 from stepscope.verify.tuned_gain import (
     FALSE_KEEPS,
     MOST_PAIRS,

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.trace.decode import Oddities
-from stepscope.trace.step_files import read_step_columns
+from stepscope.trace.run_folder.step_files import read_step_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stepscope.records.step_columns import StepColumns
+    from stepscope.records.rank import StepColumns
 
 SCRIPTS = Path(__file__).parent / "scripts"
 _TRIES = 3

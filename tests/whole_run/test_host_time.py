@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.explain.whole_run.host_time import free_phases_ns, host_phases_ns, own_phases_ns
-from stepscope.records.host_steps import HostStepTimes
-from stepscope.records.step_columns import StepColumns
+from stepscope.explain.whole_run.rank_run import free_phases_ns, host_phases_ns, own_phases_ns
+from stepscope.records.rank import StepColumns
+from stepscope.records.rank_facts import HostStepTimes
 
 
 def step(forward: int, *, fine: bool = False, alone: bool = True, stops: int = 10) -> HostStepTimes:

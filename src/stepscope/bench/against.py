@@ -1,38 +1,48 @@
-"""A bench against saved results: for each workload the change, its interval, and what moved.
-
-Only what was measured alike is compared: the same size, settings, remedies and ranks, on a machine
-of the same kind. Anything else is listed as not comparable, with the reason.
+"""A bench against saved results: for each workload the change, its interval, what moved, and
+whether the step waits longer.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
-from stepscope.bench.compared_runs import (
+from stepscope.bench.results import (
+    BenchComparison,
+    BenchMachine,
+    BenchResults,
+    ChangeVerdict,
+    StepPartChange,
+    WorkloadChange,
+    WorkloadResult,
+)
+from stepscope.bench.run_change import (
+    computing_kinds,
     has_parts,
     is_paced,
     kinds_change,
     others_explain,
     others_share,
     plain_runs,
+    run_change,
+    run_difference,
     step_kinds,
+    typical_ms,
+    typical_value,
+    usual_variance,
 )
-from stepscope.bench.run_change import run_change, typical_ms, usual_variance
-from stepscope.bench.waiting_change import part_changes, relative
-from stepscope.records.bench_comparison import BenchComparison, WorkloadChange
 from stepscope.records.comparison import PartChange
-from stepscope.records.figures import unsigned_percent
-from stepscope.verify.change import CONFIDENCE
+from stepscope.text.figures import unsigned_percent
+from stepscope.verify.change import CONFIDENCE, Estimate
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from stepscope.records.bench_comparison import ChangeVerdict
-    from stepscope.records.bench_result import BenchMachine, BenchResults, WorkloadResult
-    from stepscope.verify.change import Estimate
+# A bench against saved results: for each workload the change, its interval, and what moved.
+#
+# Only what was measured alike is compared: the same size, settings, remedies and ranks, on a
+# machine of the same kind. Anything else is listed as not comparable, with the reason.
 
 # Another one of these makes another machine; another one of the rest is only said.
 _MACHINE_IS = ("processor", "cores", "device", "devices")
@@ -307,3 +317,99 @@ def _listed(remedies: Sequence[str]) -> str:
 
 def _said(value: object) -> str:
     return "unknown" if value is None else str(value)
+
+
+# Whether a step waits longer than the base's, however fast the processor is today.
+#
+# How long a step waits of its own accord does not depend on the processor's clock, nor on other
+# programs (computing_and_waiting.py). So the difference is compared in milliseconds and given as a
+# share of today's step: its computing now, with the base's waiting. A longer wait is a slower step
+# unless the step computes less for it.
+
+
+class PartChanges(NamedTuple):
+    """What the two parts did; `together` is what both mean for the step, as a share of it."""
+
+    waiting: StepPartChange
+    computing: StepPartChange
+    together: Estimate
+
+    @property
+    def decide(self) -> bool:
+        """Whether the wait surely changed, and computing did not make up for it."""
+        waits = self.waiting
+        sure = waits.low > 0 or waits.high < 0
+        return sure and self.together.value * waits.change > 0 and _is_sure(self.together)
+
+
+def part_changes(
+    then: WorkloadResult, now: WorkloadResult, *, comparisons: int
+) -> PartChanges | None:
+    """None where a side was not taken apart."""
+    if not has_parts(then, now):
+        return None
+    computing_ms = [typical_ms(row.computing_ms) for row in (then, now)]
+    waiting_ms = [typical_value(row.waiting_ms) for row in (then, now)]
+    step_ms = computing_ms[1] + waiting_ms[0]
+    waits = run_difference(then.waiting_ms, now.waiting_ms, step_ms, comparisons=comparisons)
+    computes = _computing_change(then, now, comparisons)
+    if waits is None or computes is None:
+        return None
+    return PartChanges(
+        waiting=_part(waits, waiting_ms),
+        computing=_part(relative(computes), computing_ms),
+        together=_together(waits, computes, computing_ms[1], step_ms),
+    )
+
+
+def _computing_change(
+    then: WorkloadResult, now: WorkloadResult, comparisons: int
+) -> Estimate | None:
+    """Not a sure one if other programs may have made it; a yardstick tells that."""
+    change = kinds_change(computing_kinds(then, now), comparisons=comparisons)
+    if change is None or is_paced(then, now) or not others_explain(then, now, change):
+        return change
+    return msgspec.structs.replace(change, low=min(change.low, 0.0), high=max(change.high, 0.0))
+
+
+def _together(waits: Estimate, computes: Estimate, computing_ms: float, step_ms: float) -> Estimate:
+    """Computing counts only where it surely changed. The step it is a share of is today's, as the
+    base's program would take it."""
+    if not _is_sure(computes):
+        return waits
+    like_base_ms = computing_ms * (math.exp(-computes.value) - 1) + step_ms
+    waits_scale = step_ms / like_base_ms
+    computes_scale = (like_base_ms - (step_ms - computing_ms)) / like_base_ms
+    value = waits.value * waits_scale + math.expm1(computes.value) * computes_scale
+    reach = math.hypot(_reach(waits) * waits_scale, _reach(computes) * computes_scale)
+    return Estimate(value=value, low=value - reach, high=value + reach, smallest=waits.smallest)
+
+
+def _reach(change: Estimate) -> float:
+    return max(change.high - change.value, change.value - change.low)
+
+
+def _is_sure(change: Estimate) -> bool:
+    return change.low > 0 or change.high < 0
+
+
+def relative(change: Estimate) -> Estimate:
+    """Shares instead of logarithms."""
+    return Estimate(
+        value=math.expm1(change.value),
+        low=math.expm1(change.low),
+        high=math.expm1(min(change.high, 700.0)),
+        smallest=math.expm1(min(change.smallest, 700.0)),
+    )
+
+
+def _part(change: Estimate, base_and_now_ms: Sequence[float]) -> StepPartChange:
+    base_ms, now_ms = base_and_now_ms
+    return StepPartChange(
+        base_ms=base_ms,
+        now_ms=now_ms,
+        change=change.value,
+        low=change.low,
+        high=change.high,
+        smallest_detectable=change.smallest,
+    )

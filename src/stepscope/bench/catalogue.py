@@ -4,34 +4,46 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import pkgutil
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
 
 from stepscope.bench import workloads
 from stepscope.bench.workload import SIZES, TrainingWorkload
-from stepscope.bench.workloads import extra
 from stepscope.errors import UsageError
-from stepscope.records.words import counted
+from stepscope.text.words import counted
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from importlib.metadata import EntryPoint
-    from types import ModuleType
-
+# Where each workload is: a module of workloads/, imported when the workload is asked for.
+SUITE = {
+    "actor-critic": "reinforcement_learning", "bert-large": "sequence_models",
+    "bert-medium": "sequence_models", "dcgan": "gans", "deep-speech-2": "audio",
+    "diffusion-unet": "image_generators", "dlrm": "tabular", "efficientdet": "object_detection",
+    "gat": "graphs_and_points", "gpt2": "language_models", "inception-v3": "lean_image_classifiers",
+    "long-rnn": "sequence_models", "mask-rcnn": "instance_segmentation",
+    "minigo": "reinforcement_learning", "mobilenet-v3-large": "lean_image_classifiers",
+    "moe": "language_models", "ncf": "tabular", "nmt-lstm": "sequence_models",
+    "pointnet-cls": "graphs_and_points", "pointnet-seg": "graphs_and_points",
+    "resnet50": "image_classifiers", "transformer": "sequence_models",
+    "vgg16": "image_classifiers", "wgan-gp": "gans",
+}  # fmt: skip
+EXTRA = {  # beside the suite: run when they are named
+    "c3d": "image_classifiers", "conformer": "audio", "convnext": "patch_classifiers",
+    "densenet121": "image_classifiers", "linear-attention": "language_models",
+    "llama": "language_models", "mlp-mixer": "patch_classifiers", "swin": "patch_classifiers",
+    "tabular": "tabular", "vae": "image_generators", "wavenet": "audio",
+}  # fmt: skip
 GROUP = "stepscope.workloads"  # entry points of other packages: NAME = "package.module:WORKLOAD"
 
 
 def names() -> tuple[str, ...]:
     """In order: the suite, our own outside it, other packages'; nothing is imported for it."""
-    return (*sorted(_modules(workloads)), *sorted(_modules(extra)), *sorted(_others()))
+    return (*sorted(SUITE), *sorted(EXTRA), *sorted(_others()))
 
 
 def load(name: str) -> TrainingWorkload:
     """UsageError for a name that nobody has, or a package that cannot be used."""
     if name in _own():
-        module = importlib.import_module(_own()[name])
-        workload: TrainingWorkload = module.WORKLOAD
+        module = importlib.import_module(f"{workloads.__name__}.{_own()[name]}")
+        workload: TrainingWorkload = getattr(module, f"{name.upper().replace('-', '_')}_WORKLOAD")
         return workload
     entries = _others().get(name)
     if entries is None:
@@ -94,16 +106,7 @@ def _package(entry: EntryPoint) -> str:
 
 
 def _own() -> dict[str, str]:
-    return {**_modules(workloads), **_modules(extra)}
-
-
-def _modules(package: ModuleType) -> dict[str, str]:
-    """Name -> module: a file's name with its underlines as hyphens."""
-    return {
-        module.name.replace("_", "-"): f"{package.__name__}.{module.name}"
-        for module in pkgutil.iter_modules(package.__path__)
-        if not module.ispkg
-    }
+    return {**SUITE, **EXTRA}
 
 
 def _others() -> dict[str, list[EntryPoint]]:

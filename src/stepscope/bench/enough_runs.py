@@ -8,26 +8,31 @@ there in that time. A longer wait is seen in the first few runs and asks for no 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepscope.bench.against import (
     count_comparisons,
     other_machine,
+    part_changes,
+    relative,
     row_of_base,
     same_software,
     why_not_comparable,
 )
-from stepscope.bench.compared_runs import is_paced, kinds_change, step_kinds
-from stepscope.bench.run_change import run_change, smallest_with_runs
-from stepscope.bench.waiting_change import part_changes, relative
+from stepscope.bench.results import BenchMachine, BenchResults, WorkloadResult
+from stepscope.bench.run_change import (
+    is_paced,
+    kinds_change,
+    run_change,
+    smallest_with_runs,
+    step_kinds,
+)
 from stepscope.verify.change import POWER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.bench.compared_runs import RunPair
-    from stepscope.records.bench_result import BenchMachine, BenchResults, WorkloadResult
+    from stepscope.bench.run_change import RunPair
 
 SEEN = 0.05  # a slow-down of this size
 FOUND = 0.999  # is found so often

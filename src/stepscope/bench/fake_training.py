@@ -1,30 +1,32 @@
-"""Two steps of a workload: what they hold, counted without allocating it, or for real.
-
-Fake tensors have shapes and no memory. Operators whose needs a library chooses run for real, one
-at a time.
-"""
+"""Two steps of a workload: what they hold, counted without allocating it, or for real."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
 from torch.optim.optimizer import _foreach_supported_types
 from torch.utils import _foreach_utils
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
-from stepscope.bench.memory_ledger import MemoryLedger
-from stepscope.bench.operator_needs import MeasuredNeeds, matmul_workspaces
-from stepscope.bench.workload import Config, TrainingPlace
+from stepscope.bench.workload import Config, TrainingPlace, TrainingWorkload
 from stepscope.fix.memory_meters import meter_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.bench.workload import TrainingWorkload
+    Meter = Callable[[Callable[[], Any]], tuple[Any, int]]
 
 STEPS = 2  # the first makes the optimizer's state, the second trains with it
 # Bytes of the arguments of an operator that is run for real: a GPU says when they are too many, a
@@ -151,3 +153,233 @@ def _many_tensors_at_once() -> Iterator[None]:
     finally:
         for types in known:
             types.remove(FakeTensor)
+
+
+# Which bytes a training holds at each moment, from the storages that its operators make.
+#
+# Real tensors and fake ones (shapes without memory) are counted alike.
+
+_CUDA_BLOCK = 512  # bytes: the CUDA allocator hands out multiples
+
+
+class MemoryLedger(TorchDispatchMode):
+    """Counts the storages on one kind of device that are made while it is entered, until they are
+    freed."""
+
+    def __init__(self, kind: str, needs: MeasuredNeeds | None = None) -> None:
+        super().__init__()
+        self.held_bytes = 0
+        self.peak_bytes = 0
+        self._kind = kind
+        self._block = _CUDA_BLOCK if kind == "cuda" else 1
+        self._needs = needs
+        self._sizes: dict[int, int] = {}  # of living storages
+        self._reads_zero = False
+
+    @contextmanager
+    def values_read_as_zero(self) -> Iterator[None]:
+        """For code that reads a fake tensor's value, such as a check in an initialisation."""
+        self._reads_zero = True
+        try:
+            yield
+        finally:
+            self._reads_zero = False
+
+    def __torch_dispatch__(
+        self, operator: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # Before the call: it may change its arguments' shapes.
+        needs = self._needs.of(operator, args, kwargs) if self._needs else None
+        try:
+            results = operator(*args, **kwargs)
+        except DataDependentOutputException:
+            if not self._reads_zero or operator is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            return _zero(args[0].dtype)
+        tensors = [value for value in tree_leaves(results) if isinstance(value, torch.Tensor)]
+        sizes = [0] * len(tensors)
+        if needs and self._needs and len(needs.results) == len(tensors):
+            self._needs.returned(tensors, needs)
+            sizes = [real.storage_bytes for real in needs.results]
+        for tensor, least in zip(tensors, sizes, strict=True):
+            if tensor.device.type == self._kind:
+                self._count(tensor, least)
+        beside = needs.beside_bytes if needs else 0
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes + beside)
+        return results
+
+    def _count(self, tensor: torch.Tensor, at_least: int) -> None:
+        """A storage that was resized counts with its new size."""
+        parts: tuple[torch.Tensor, ...] = (tensor,)
+        if tensor.layout == torch.sparse_coo:
+            parts = (tensor._indices(), tensor._values())
+        for part in parts:
+            storage = part.untyped_storage()
+            size = max(storage.nbytes(), at_least)
+            size = -(-size // self._block) * self._block
+            key = storage._cdata
+            before = self._sizes.get(key)
+            if before is None:
+                weakref.finalize(storage, self._free, key)
+            self._sizes[key] = max(size, before or 0)
+            self.held_bytes += self._sizes[key] - (before or 0)
+
+    def _free(self, key: int) -> None:
+        self.held_bytes -= self._sizes.pop(key)
+
+
+def _zero(dtype: torch.dtype) -> bool | int | float:
+    if dtype == torch.bool:
+        return False
+    return 0.0 if dtype.is_floating_point else 0
+
+
+# What operators really allocate, measured: each kind of call once, alone, on the device.
+#
+# Libraries choose the workspace of a convolution or the reserve of a norm, so shapes alone do not
+# tell them. A call that cannot be measured is noted and counts by its shapes. Where a real result
+# has another size or device than its fake (the seed of attention's dropout stays on the host),
+# calls that get the fake are measured with the like of the real one.
+
+# Beginnings of the names of operators that may allocate more than their results.
+_MEASURED = (
+    "aten::_efficient_attention",
+    "aten::_embedding_bag",
+    "aten::_flash_attention",
+    "aten::_scaled_dot_product",
+    "aten::_thnn_fused",
+    "aten::baddbmm",
+    "aten::bmm",
+    "aten::convolution",
+    "aten::cudnn_",
+    "aten::embedding_dense_backward",
+    "aten::index_put",
+    "aten::native_batch_norm",
+    "aten::native_group_norm",
+    "aten::native_layer_norm_backward",
+    "aten::scatter",
+    "aten::sort",
+    "aten::topk",
+)
+# Recurrent layers of libraries: what they keep for backward cannot be run on its own.
+_UNKNOWABLE = ("aten::_cudnn_rnn", "aten::miopen_rnn", "aten::mkldnn_rnn")
+
+
+@dataclass(frozen=True, slots=True)
+class RealTensor:
+    """What a result was like when the call ran for real."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    device: torch.device
+    storage_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorNeeds:
+    results: tuple[RealTensor, ...]  # in order
+    beside_bytes: int  # that it holds besides, at most, while it runs
+
+
+@dataclass(slots=True)
+class MeasuredNeeds:
+    """Runs calls that were made with fake tensors once with real ones."""
+
+    meter: Meter
+    most_bytes: int  # of arguments: a larger call is not run
+    notes: set[str] = field(default_factory=set)
+    _known: dict[str, OperatorNeeds | None] = field(default_factory=dict)
+    _unlike: dict[int, RealTensor] = field(default_factory=dict)  # by a fake's living storage
+
+    def of(self, operator: Any, args: Any, kwargs: Any) -> OperatorNeeds | None:
+        """None for an operator that allocates its results only; raises for one that has results
+        of a size that only its library knows, and cannot be run on its own."""
+        if operator.name().startswith(_UNKNOWABLE):
+            raise NotImplementedError(f"{operator.name()} does not show what it saves for backward")
+        name = operator.name()
+        if not name.startswith(_MEASURED) and not _counts_flags(name, args):
+            return None
+        call = f"{operator.name()} {tree_map(_describe, (args, kwargs))}"
+        if call not in self._known:
+            self._known[call] = self._measure(operator, args, kwargs)
+        return self._known[call]
+
+    def returned(self, fakes: Sequence[torch.Tensor], needs: OperatorNeeds) -> None:
+        """A measured call was made with fakes, and these are its results: remember which of them
+        are unlike the real ones."""
+        for fake, real in zip(fakes, needs.results, strict=True):
+            if fake.shape != real.shape or fake.device.type != real.device.type:
+                storage = fake.untyped_storage()
+                self._unlike[storage._cdata] = real
+                weakref.finalize(storage, self._unlike.pop, storage._cdata, None)
+
+    def _measure(self, operator: Any, args: Any, kwargs: Any) -> OperatorNeeds | None:
+        if sum(map(_bytes, _tensors((args, kwargs)))) > self.most_bytes:
+            self.notes.add(f"workspace of {operator.name()} is unknown: too large to try")
+            return None
+        try:
+            with unset_fake_temporarily(), torch.no_grad():
+                given = tree_map(self._zeros_like, (args, kwargs))
+                results, highest = self.meter(lambda: operator(*given[0], **given[1]))
+                old = {_address(tensor) for tensor in _tensors(given)}
+                fresh = {_address(tensor): tensor for tensor in _tensors(results)}
+                kept = sum(_bytes(tensor) for at, tensor in fresh.items() if at not in old)
+                return OperatorNeeds(
+                    tuple(map(_real_tensor, _tensors(results))), max(0, highest - kept)
+                )
+        except Exception as error:
+            self.notes.add(f"workspace of {operator.name()} is unknown: {type(error).__name__}")
+            return None
+
+    def _zeros_like(self, value: Any) -> Any:
+        """Zeros, so that indices are valid."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        real = self._unlike.get(value.untyped_storage()._cdata) or _real_tensor(value)
+        made = torch.empty_strided(real.shape, real.stride, dtype=value.dtype, device=real.device)
+        return made.zero_()
+
+
+@cache
+def matmul_workspaces(device: torch.device) -> int:
+    """Bytes that the matrix library keeps once it was used forward and backward; none on a CPU.
+
+    Ask before anything else runs on the device: the first use allocates them."""
+    if device.type != "cuda":
+        return 0
+    before = int(torch.cuda.memory_allocated(device))
+    layer = torch.nn.Linear(8, 8, device=device)
+    layer(torch.ones(8, 8, device=device, requires_grad=True)).sum().backward()
+    torch.cuda.synchronize(device)
+    del layer
+    return int(torch.cuda.memory_allocated(device)) - before
+
+
+def _counts_flags(name: str, args: Any) -> bool:
+    """A sum over a mask copies the mask to int64 first."""
+    given = args[0] if args else None
+    is_mask = isinstance(given, torch.Tensor) and given.dtype == torch.bool
+    return is_mask and name.startswith("aten::sum")
+
+
+def _describe(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return (tuple(value.shape), value.stride(), value.dtype, value.device.type)
+
+
+def _real_tensor(value: torch.Tensor) -> RealTensor:
+    return RealTensor(tuple(value.shape), value.stride(), value.device, _bytes(value))
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage().nbytes())

@@ -1,10 +1,5 @@
-"""Predict the peak memory of workloads, each from two steps without data.
-
-python -m stepscope.bench.predict_peak < requests   (JSON, one PeakRequest a line)
-
-A workload that reads values from its tensors cannot be run so: two steps are trained for real, with
-smaller batches if there is little room. A program of its own, because it may hold a GPU and must
-give it back.
+"""Predict the peak memory of workloads, each from two steps without data, and how much
+memory a training can still get.
 """
 
 from __future__ import annotations
@@ -12,9 +7,12 @@ from __future__ import annotations
 import gc
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import msgspec
 import torch
@@ -22,17 +20,67 @@ from msgspec.structs import replace
 
 from stepscope.bench.catalogue import load
 from stepscope.bench.fake_training import train_fake, train_for_real
-from stepscope.bench.free_memory import free_bytes
-from stepscope.bench.workload import Config
-from stepscope.records.figures import long_duration
-from stepscope.records.predicted_peak import LIMIT_S, PeakRequest, PredictedPeak
+from stepscope.bench.results import LIMIT_S, Method, PeakRequest, PredictedPeak
+from stepscope.bench.workload import Config, TrainingWorkload
+from stepscope.errors import UnreadableInputError
+from stepscope.text.figures import long_duration
+from stepscope.trace.files import read_start
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from types import FrameType
+# How much memory a training can still get on a device.
 
-    from stepscope.bench.workload import TrainingWorkload
-    from stepscope.records.predicted_peak import Method
+_MEMINFO = Path("/proc/meminfo")
+_CONTAINER = Path("/sys/fs/cgroup")
+_MOST_BYTES = 1 << 20
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Of the GPU, or of this host and container; None where it cannot be known."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()  # our own reserve would not be there for the training
+        return int(torch.cuda.mem_get_info(device)[0])
+    known = [size for size in (_host_bytes(), _container_bytes()) if size is not None]
+    return min(known, default=None)
+
+
+def _host_bytes() -> int | None:
+    try:
+        return _fields(_MEMINFO, ":")["MemAvailable"] << 10
+    except (UnreadableInputError, KeyError):
+        return None
+
+
+def _container_bytes(folder: Path = _CONTAINER) -> int | None:
+    """Without the files that it has in memory, which make room when it is needed."""
+    try:
+        limit, used = (
+            int(read_start(folder / f"memory.{name}", _MOST_BYTES)) for name in ("max", "current")
+        )
+        files = _fields(folder / "memory.stat", " ").get("inactive_file", 0)
+    except (UnreadableInputError, ValueError):  # no limit
+        return None
+    return max(0, limit - used + files)
+
+
+def _fields(path: Path, between: str) -> dict[str, int]:
+    """`name<between>number` in each line; other lines are left out."""
+    fields = {}
+    for line in read_start(path, _MOST_BYTES).decode(errors="replace").splitlines():
+        name, _, value = line.partition(between)
+        number = value.split()[:1]
+        if number and number[0].isdigit():
+            fields[name] = int(number[0])
+    return fields
+
+
+# Predict the peak memory of workloads, each from two steps without data.
+#
+# python -m stepscope.bench.predict_peak < requests (JSON, one PeakRequest a line)
+#
+# A workload that reads values from its tensors cannot be run so: two steps are trained for real,
+# with smaller batches if there is little room. A program of its own, because it may hold a GPU and
+# must give it back.
 
 _FEWEST = 2  # samples: norms over a batch refuse one
 _EASY = 0.5  # of free memory: what needs no more is tried

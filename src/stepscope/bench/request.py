@@ -1,19 +1,23 @@
-"""What a bench was asked for, the command that asks for it again, and the tasks it comes to."""
+"""What a bench was asked for, the command that asks for it again, the tasks it comes to, and
+the options of the training program.
+"""
 
 from __future__ import annotations
 
+import argparse
 import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 from stepscope.bench import catalogue
 from stepscope.bench.task import BenchTask, check_task
 from stepscope.bench.workload import SIZES, Size, TrainingWorkload
 from stepscope.errors import UsageError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+# What a bench was asked for, the command that asks for it again, and the tasks it comes to.
 
 EXTRA = "extra"  # the tag of workloads outside the suite: they run by name, or with --all
 PLAIN = "none"  # the set of no remedies, as --with has it
@@ -103,3 +107,24 @@ def choose_tasks(request: BenchRequest) -> ChosenTasks:
     if not tasks:
         raise UsageError("; ".join(problems) or "there is no workload to run")
     return ChosenTasks(tuple(tasks), tuple(problems))
+
+
+# The options of `python -m stepscope.bench.train`, which a saved run's command is read by too.
+
+
+def options_parser(description: str = "") -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="stepscope.bench.train", description=description)
+    parser.add_argument("name")
+    parser.add_argument("--size", choices=SIZES, default="tiny")
+    parser.add_argument("--steps", type=int, help="default: as many as the target allows")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", help="default: cuda where there is one, else cpu")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    help_losses = "write the loss of every step and the machine's speed to this file"
+    parser.add_argument("--losses", type=Path, help=help_losses)
+    help_paced = (
+        "run SECONDS of steps in turns with a reference load instead, and write the ratio to "
+        "--losses"
+    )
+    parser.add_argument("--paced", type=float, metavar="SECONDS", help=help_paced)
+    return parser

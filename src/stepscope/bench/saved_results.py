@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
-from stepscope.bench.captured_steps import captured_per_step, whole_steps
 from stepscope.bench.catalogue import load
-from stepscope.bench.training_options import options_parser
+from stepscope.bench.request import options_parser
+from stepscope.bench.results import BenchResults, WorkloadResult
+from stepscope.bench.steps import captured_per_step, whole_steps
+from stepscope.bench.workload import TrainingWorkload
 from stepscope.errors import NotCapturedError, UnreadableInputError
-from stepscope.records.bench_result import BenchResults, WorkloadResult
-from stepscope.records.encode_json import encode_json
+from stepscope.records.quality import encode_json
 from stepscope.trace.decode import NotJsonError, decode
-from stepscope.trace.regular_files import is_folder, may_exist, read_whole
-from stepscope.verify.runs import find_runs
-from stepscope.verify.trial_steps import steady_steps
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from stepscope.bench.workload import TrainingWorkload
-    from stepscope.verify.runs import ComparedRun
+from stepscope.trace.files import is_folder, may_exist, read_whole
+from stepscope.verify.runs import ComparedRun, find_runs
+from stepscope.verify.steady import steady_steps
 
 SCHEMA = 1
 RESULTS = "bench.json"  # in the folder of a bench

@@ -1,19 +1,19 @@
-"""One row of a bench: a workload in one size, with some remedies, on so many ranks."""
+"""One row of a bench: a workload in one size, with some remedies, on so many ranks; and
+lists of counts as options have them. Light: the command line loads it at once.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stepscope.bench.workload import SIZES
+from stepscope.bench.workload import SIZES, Config, Size, Target, TrainingWorkload
 from stepscope.errors import UsageError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stepscope.bench.workload import Config, Size, Target, TrainingWorkload
+# One row of a bench: a workload in one size, with some remedies, on so many ranks.
 
 # Fewer leave too few steady ones beside the profiler's window and the memory step.
 FEWEST_STEPS = 24
@@ -90,3 +90,19 @@ def _is_possible(name: str, value: Any, usual: Any) -> bool:
     if isinstance(value, str):
         return True
     return math.isfinite(value) and not (usual > 0 > value) and not (name == "batch" and value < 1)
+
+
+# Lists of counts, as options have them: 1,2,4.
+
+_MOST = 1 << 20
+
+
+def parse_counts(text: str, wrong: str) -> tuple[int, ...]:
+    """In rising order, each once; UsageError with `wrong` for anything else than whole numbers."""
+    try:
+        counts = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UsageError(wrong) from None
+    if counts[0] < 1 or counts[-1] > _MOST:
+        raise UsageError(wrong)
+    return tuple(counts)

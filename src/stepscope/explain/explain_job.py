@@ -1,44 +1,56 @@
-"""Several trace files, one explanation. A worker reads each file; only summaries come back."""
+"""Several trace files, one explanation.
+
+Decide which files are one job and which rank each is; a worker reads each file; only summaries come
+back.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from stepscope.errors import UsageError
-from stepscope.explain.engines import map_in_order
-from stepscope.explain.explain_file import explain_file, try_explain_file
-from stepscope.explain.pool_engine import Here, Pool
-from stepscope.explain.rank_numbers import number_ranks
-from stepscope.explain.rank_without_trace import (
+from stepscope.explain.engines import Engine, Here, Pool, map_in_order
+from stepscope.explain.incomplete_ranks import (
+    SplitRanks,
     gather_untraced,
     is_rank_folder,
+    is_untimed,
     notes_on_untraced,
     split_attempts,
     summarise_rank,
 )
-from stepscope.explain.separate_jobs import SeveralJobsError, group_jobs
+from stepscope.explain.rank import ExplainedFile, Visit, explain_file, try_explain_file
 from stepscope.explain.verdict import judge
+from stepscope.records.explanation import Explanation, NcclSummary, RankExplanation
+from stepscope.records.folders import SERVER_FOLDER
+from stepscope.records.hardware import Profile
+from stepscope.records.parameter_server import TogetherSummary
 from stepscope.records.quality import Note
-from stepscope.records.together_folder import FOLDER
-from stepscope.trace.discover import find_files_of_job, find_traces, named_file
-from stepscope.trace.job_folders import JobFolders, join_folders
-from stepscope.trace.rank_inputs import ReadOptions
+from stepscope.records.rank import RankWithoutTrace
+from stepscope.records.run import RankRun
+from stepscope.text.figures import long_duration
+from stepscope.text.words import counted
+from stepscope.trace.discover import (
+    JobFolders,
+    TraceFile,
+    find_files_of_job,
+    find_traces,
+    join_folders,
+    named_file,
+)
+from stepscope.trace.read import ReadOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from stepscope.explain.engines import Engine
-    from stepscope.explain.explain_file import ExplainedFile, Visit
-    from stepscope.explain.rank_without_trace import SplitRanks
-    from stepscope.records.explanation import Explanation, NcclSummary, RankExplanation
-    from stepscope.records.profile import Profile
-    from stepscope.records.ranks_without_trace import RankWithoutTrace
-    from stepscope.records.together_summary import TogetherSummary
-    from stepscope.records.whole_run import RankRun
-    from stepscope.trace.discover import TraceFile
     from stepscope.trace.files import Progress
+
+# Several trace files, one explanation. A worker reads each file; only summaries come back.
 
 # With more ranks than this, each rank's tables are cut to SHORT_ROWS rows: nobody reads a thousand
 # tables to their ends, and all of them must fit in memory and in one report.
@@ -207,7 +219,7 @@ class JobTraces:
         split: SplitRanks,
     ) -> Explanation:
         if len(ranks) > 1:
-            from stepscope.explain.snapshot_rank import refuse_mixtures
+            from stepscope.explain.rank_without_steps import refuse_mixtures
 
             refuse_mixtures(ranks)
         left_out = [Note(id="left-out", detail=str(error)) for error in failures]
@@ -239,7 +251,7 @@ def _judge_alone(ranks: list[RankExplanation]) -> Explanation:
 def _note_attempts(ranks: tuple[RankExplanation, ...], others: list[RankRun]) -> list[Note]:
     if not others:
         return []
-    from stepscope.explain.whole_run.attempts import note_attempts
+    from stepscope.explain.whole_run.account import note_attempts
 
     return note_attempts([*(rank.run for rank in ranks if rank.run), *others])
 
@@ -259,7 +271,7 @@ def _read_run_notes(job: JobFolders) -> list[Note]:
     """About runs that are not over, were left open, or could not write everything."""
     if not job.runs:
         return []
-    from stepscope.trace.run_state import absent_hosts, run_notes
+    from stepscope.trace.run_folder.run_state import absent_hosts, run_notes
 
     absent = absent_hosts(job.runs)
     notes = run_notes(*job.runs, ranks=job.ranks)
@@ -271,7 +283,7 @@ def _calibrations(ranks: tuple[RankExplanation, ...]) -> tuple[Profile, ...]:
     host = ranks[0].part.host
     if not host or len(ranks) == 1:
         return ()
-    from stepscope.trace.profiles import find_calibrations
+    from stepscope.trace.machine_profiles import find_calibrations
 
     return find_calibrations(host, ranks[0].kind)
 
@@ -279,9 +291,9 @@ def _calibrations(ranks: tuple[RankExplanation, ...]) -> tuple[Profile, ...]:
 def _explain_server(paths: Sequence[str | Path]) -> TogetherSummary | None:
     """What a parameter server recorded, when one of the run folders has one."""
     folders = [Path(path) for path in paths if Path(path).is_dir()]
-    if not any((folder / FOLDER).is_dir() for folder in folders):
+    if not any((folder / SERVER_FOLDER).is_dir() for folder in folders):
         return None
-    from stepscope.explain.server_rank import explain_together_folder
+    from stepscope.explain.rank_without_steps import explain_together_folder
 
     return explain_together_folder(*folders)
 
@@ -291,6 +303,225 @@ def _explain_nccl_logs(paths: Sequence[str | Path]) -> NcclSummary | None:
     folders = [Path(path) for path in paths if Path(path).is_dir()]
     if not any(True for folder in folders for _ in folder.glob("*.log*")):
         return None
-    from stepscope.explain.explain_nccl import explain_nccl
+    from stepscope.explain.nccl_logs import explain_nccl
 
     return explain_nccl(*folders)
+
+
+# Whether bare traces that are explained together are one job: by what they say, not by being here.
+#
+# Ranks of one job have different numbers and run at the same time. A copy of a trace, or a cut one,
+# has the same events; the whole one is explained.
+
+INSTEAD = "explain each of them alone, or two with `stepscope compare A B`"
+_CLOCKS_APART_NS = 60_000_000_000  # hosts' clocks may differ by this much
+_SINCE_1970_NS = 10**17  # smaller times count from the start of a machine
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,8})(?!\d)", re.IGNORECASE)
+_NAMED = 4
+
+
+class SeveralJobsError(UsageError):
+    """The traces are not one job; each job is explained alone."""
+
+    def __init__(self, jobs: Sequence[Explanation], why: str) -> None:
+        self.jobs, self.why = tuple(jobs), why
+        traces = counted(sum(len(job.ranks) for job in jobs), "trace")
+        super().__init__(f"these {traces} are not one job ({why}): {INSTEAD}")
+
+
+class Grouped(NamedTuple):
+    """The places of the ranks of each job, in their order, without copies."""
+
+    jobs: list[list[int]]
+    why: str  # the second is another job than the first
+    notes: list[Note]
+
+
+def group_jobs(ranks: Sequence[RankExplanation]) -> Grouped:
+    """Ranks of run folders are one job, whose folders were compared before."""
+    if any(map(is_untimed, ranks)):  # a snapshot among traces is refused elsewhere
+        return Grouped([[*range(len(ranks))]], "", [])
+    copies = _find_copies(ranks)
+    jobs: list[_Job] = []
+    why = ""
+    for place, rank in enumerate(ranks):
+        if place in copies:
+            continue
+        reasons = [job.why_not(rank) for job in jobs]
+        if all(reasons):
+            why = why or (reasons[0] if reasons else "")
+            jobs.append(_Job())
+        jobs[reasons.index("") if "" in reasons else -1].add(place, rank)
+    return Grouped([job.places for job in jobs], why, _about_copies(ranks, copies))
+
+
+class _Job:
+    """Ranks that may be of one job: other numbers, one world size, the same time."""
+
+    def __init__(self) -> None:
+        self.places: list[int] = []
+        self._of_folder = False
+        self._numbers: set[int] = set()
+        self._worlds: set[int] = set()
+        self._say_numbers = self._on_calendar = True  # all of them
+        self._last_start_ns, self._first_end_ns = 0, 1 << 62
+
+    def add(self, place: int, rank: RankExplanation) -> None:
+        self.places.append(place)
+        number = _number(rank)
+        self._of_folder |= not _is_bare(rank)
+        self._numbers |= set() if number is None else {number}
+        self._worlds |= {rank.world_size} if rank.world_size else set()
+        self._say_numbers &= rank.rank is not None
+        self._on_calendar &= rank.timeline.start_ns >= _SINCE_1970_NS
+        self._last_start_ns, self._first_end_ns = self._times_with(rank)
+
+    def why_not(self, rank: RankExplanation) -> str:
+        """Why this rank is of another job; "" if it may be of this one."""
+        if self._of_folder and not _is_bare(rank):
+            return ""
+        if rank.world_size and self._worlds and rank.world_size not in self._worlds:
+            return f"jobs of {min(self._worlds)} and of {counted(rank.world_size, 'rank')}"
+        number = _number(rank)
+        if number in self._numbers:
+            return f"more than one says it is rank {number}"
+        said = self._say_numbers and rank.rank is not None
+        if said and not (self._on_calendar and rank.timeline.start_ns >= _SINCE_1970_NS):
+            return ""
+        start_ns, end_ns = self._times_with(rank)
+        gap_ns = start_ns - end_ns
+        apart = gap_ns > (_CLOCKS_APART_NS if said else 0)
+        return f"they were recorded {long_duration(gap_ns)} apart" if apart else ""
+
+    def _times_with(self, rank: RankExplanation) -> tuple[int, int]:
+        """The last start and the first end."""
+        start_ns = rank.timeline.start_ns
+        end_ns = start_ns + rank.timeline.span_ns
+        return max(self._last_start_ns, start_ns), min(self._first_end_ns, end_ns)
+
+
+def rank_in_name(path: str) -> int | None:
+    """The number of the rank in the name of the file or its folder."""
+    file = Path(path)
+    match = _RANK_IN_NAME.search(file.name) or _RANK_IN_NAME.search(file.parent.name)
+    return int(match[1]) if match else None
+
+
+def _is_bare(rank: RankExplanation) -> bool:
+    """Whether only its trace says what it belongs to."""
+    return not (rank.run or rank.part.member or rank.part.host)
+
+
+def _number(rank: RankExplanation) -> int | None:
+    return rank.rank if rank.rank is not None else rank_in_name(rank.path)
+
+
+def _find_copies(ranks: Sequence[RankExplanation]) -> dict[int, int]:
+    """Of each copy, the place of the trace that has more events, or came first."""
+    alike: dict[object, list[int]] = {}
+    copies: dict[int, int] = {}
+    for place in sorted(range(len(ranks)), key=lambda place: -ranks[place].events):
+        rank = ranks[place]
+        if not _is_bare(rank) or not rank.timeline.span_ns:
+            continue
+        facts = (rank.kind, rank.device, rank.world_size, _number(rank))
+        wholes = alike.setdefault(facts, [])
+        whole = next((other for other in wholes if _is_copy(rank, ranks[other])), None)
+        if whole is None:
+            wholes.append(place)
+        else:
+            copies[place] = whole
+    return copies
+
+
+def _is_copy(rank: RankExplanation, whole: RankExplanation) -> bool:
+    """Whether it holds events of the other one: it begins or ends to the nanosecond with it, or has
+    steps of it."""
+    (start, end), (first, last) = (
+        (one.timeline.start_ns, one.timeline.start_ns + one.timeline.span_ns)
+        for one in (rank, whole)
+    )
+    if start < first or end > last:
+        return False
+    steps, all_steps = (
+        {(step.start_ns, step.dur_ns) for step in one.steps.steps} for one in (rank, whole)
+    )
+    return start == first or end == last or bool(steps and steps <= all_steps)
+
+
+def _about_copies(ranks: Sequence[RankExplanation], copies: dict[int, int]) -> list[Note]:
+    if not copies:
+        return []
+    named = [
+        f"{ranks[copy].path} is a {'cut ' if ranks[copy].events < ranks[whole].events else ''}copy "
+        f"of {ranks[whole].path}"
+        for copy, whole in sorted(copies.items())[:_NAMED]
+    ]
+    more = f"; and {len(copies) - _NAMED} more" if len(copies) > _NAMED else ""
+    traces = counted(len(copies), "trace is", "traces are")
+    detail = f"{traces} given twice and counted once: {'; '.join(named)}{more}"
+    return [Note(id="same-part-twice", detail=detail, count=len(copies))]
+
+
+# The rank of each file: by its trace, else by its name, else by its place in the list.
+
+
+def number_ranks(
+    ranks: list[RankExplanation], untraced: Sequence[RankWithoutTrace] = ()
+) -> tuple[list[RankExplanation], list[Note]]:
+    """Every rank with a number, and notes about numbers that do not fit together. `untraced` are
+    here as well, and have their numbers."""
+    numbered = [
+        rank if rank.rank is not None else replace(rank, rank=_number_in_name(rank.path, place))
+        for place, rank in enumerate(ranks)
+    ]
+    if _are_processes(numbered):
+        places = sorted(range(len(ranks)), key=lambda i: _folder_order(ranks[i].path))
+        for number, place in enumerate(places):
+            name = f"process {number + 1}"
+            numbered[place] = replace(numbered[place], rank=number, name=name)
+    notes = [*_notes_on_numbers(numbered), *_notes_on_world_sizes(numbered, untraced)]
+    return numbered, notes
+
+
+def _number_in_name(path: str, place: int) -> int:
+    number = rank_in_name(path)
+    return place if number is None else number
+
+
+def _notes_on_numbers(ranks: list[RankExplanation]) -> list[Note]:
+    numbers = Counter(rank.rank for rank in ranks if rank.rank is not None)
+    twice = sorted(number for number, count in numbers.items() if count > 1)
+    if not twice:
+        return []
+    which = ", ".join(map(str, twice[:8]))
+    return [Note(id="duplicate-ranks", detail=f"more than one file says it is rank {which}")]
+
+
+def _notes_on_world_sizes(
+    ranks: list[RankExplanation], untraced: Sequence[RankWithoutTrace]
+) -> list[Note]:
+    worlds = {rank.world_size for rank in ranks if rank.world_size}
+    worlds |= {rank.part.world_size for rank in untraced if rank.part.world_size}
+    here = len(ranks) + len(untraced)
+    if len(worlds) > 1:
+        detail = f"files of jobs with different world sizes: {sorted(worlds)}"
+        return [Note(id="mixed-worlds", detail=detail)]
+    if worlds and 1 < here < max(worlds):
+        detail = f"{here:,} of {counted(max(worlds), 'rank')} are here"
+        return [Note(id="missing-ranks", detail=detail)]
+    return []
+
+
+def _folder_order(path: str) -> tuple[int, str]:
+    """rank-00000, rank-00000.2, ..., rank-00000.10: the order in which the processes started."""
+    name = Path(path).parent.name
+    return len(name), name
+
+
+def _are_processes(ranks: list[RankExplanation]) -> bool:
+    """Whether these ran at the same time but not as one job, so that each says it is rank 0."""
+    members = [rank.part.member for rank in ranks]
+    processes = {(rank.part.host, m.pid) for rank, m in zip(ranks, members, strict=True) if m}
+    alone = all(member is not None and member.world_size == 1 for member in members)
+    return alone and len(ranks) > 1 and len(processes) == len(ranks)

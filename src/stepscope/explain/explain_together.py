@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from stepscope.explain.engines import Here, TorchJob, import_distributed, own_group
 from stepscope.explain.explain_job import JobTraces
-from stepscope.explain.pool_engine import Here
-from stepscope.explain.torch_engine import TorchJob, import_distributed, own_group
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stepscope.records.explanation import Explanation
+from stepscope.records.explanation import Explanation
 
 
 def explain_together(

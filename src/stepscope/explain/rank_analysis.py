@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError
-from stepscope.explain.budget import step_time
-from stepscope.explain.collective_calls import list_calls
-from stepscope.explain.flops import count_costs
-from stepscope.explain.flops.pieces import choose, cut
-from stepscope.explain.graph_recordings import add_recordings
-from stepscope.explain.idle import watch_host
-from stepscope.explain.memory.model import read_calls
-from stepscope.explain.rank_steps import measure_rank_steps
-from stepscope.explain.replay.graph import CallKind
-from stepscope.explain.replay.graph_launches import is_of_graphs
-from stepscope.explain.replay.overhead import correct, find_slowness
-from stepscope.explain.replay.typical import typical_step
+from stepscope.explain.flops import Costs, count_costs
+from stepscope.explain.flops.costs import Chosen, Pieces, choose, cut
+from stepscope.explain.job.rank_part import measure_rank_steps
+from stepscope.explain.memory.model import StepCalls, read_calls
 from stepscope.explain.roofline import find_ceilings
-from stepscope.explain.steps import find_steps
 from stepscope.explain.strategies import find_strategies
-from stepscope.explain.timeline import divide
-from stepscope.explain.work import find_work
+from stepscope.records.explanation import Steps, Timeline
+from stepscope.records.hardware import Ceilings
+from stepscope.records.job import CollectiveCalls, RankSteps
+from stepscope.records.rank import MeasuredSteps, RankInputs
+from stepscope.step.collectives import list_calls
+from stepscope.step.correct import Corrected, correct, find_slowness
+from stepscope.step.cuda_graphs import add_recordings, is_of_graphs
+from stepscope.step.graph import CallKind
+from stepscope.step.steps import find_steps
+from stepscope.step.timeline import HostTime, divide, step_time, watch_host
+from stepscope.step.typical import Typical, typical_step
+from stepscope.step.work import Work, find_work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stepscope.explain.arrays import Int32s
-    from stepscope.explain.flops import Costs
-    from stepscope.explain.flops.pieces import Chosen, Pieces
-    from stepscope.explain.idle import HostTime
-    from stepscope.explain.memory.model import StepCalls
-    from stepscope.explain.replay.overhead import Corrected
-    from stepscope.explain.replay.typical import Typical
-    from stepscope.explain.work import Work
-    from stepscope.records.efficiency import Ceilings
-    from stepscope.records.explanation import Steps, Timeline
-    from stepscope.records.job import CollectiveCalls, RankSteps
-    from stepscope.records.measured_steps import MeasuredSteps
-    from stepscope.records.rank_inputs import RankInputs
+    from stepscope.records.run import RankRun
     from stepscope.records.strategies import RankStrategy
-    from stepscope.records.whole_run import RankRun
+    from stepscope.step.arrays import Int32s
 
 _T = TypeVar("_T")
 
@@ -91,12 +79,12 @@ class RankAnalysis:
         run = replace(run, loader=self.inputs.loader)
         if self.inputs.samples is None:
             return run
-        from stepscope.explain.whole_run.own_python import find_own_python
-        from stepscope.explain.whole_run.stall_stacks import add_stall_stacks
-        from stepscope.explain.whole_run.without_gradients import (
+        from stepscope.explain.whole_run.outside_model import (
+            find_own_python,
             name_time_without_gradients,
             name_unknown_stalls,
         )
+        from stepscope.explain.whole_run.stall_stacks import add_stall_stacks
 
         samples = self.inputs.samples
         run = name_unknown_stalls(add_stall_stacks(run, samples), samples)
@@ -109,7 +97,7 @@ class RankAnalysis:
         """The typical step without the profiler."""
         if self.run is None or self.inputs.steps is None:
             return self.inputs.measured
-        from stepscope.explain.whole_run.typical import measure_typical_step
+        from stepscope.explain.whole_run.rank_run import measure_typical_step
 
         measured = measure_typical_step(self.inputs.steps, self.run)
         own_ns = self.host_phases_ns
@@ -118,7 +106,7 @@ class RankAnalysis:
     @cached_property
     def host_phases_ns(self) -> dict[str, int]:
         """The host's own time by phase, as the run measured it; empty if it did not."""
-        from stepscope.explain.whole_run.host_time import host_phases_ns
+        from stepscope.explain.whole_run.rank_run import host_phases_ns
 
         launches = self._launches_without_waits
         return host_phases_ns(self.inputs.host_steps, self.inputs.steps, launches)

@@ -7,24 +7,21 @@ weight: backward adds to that weight's gradient once, however often it was used.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from stepscope.explain.quantiles import median
-from stepscope.explain.replay.build import call_phases, outermost_operator
-from stepscope.explain.replay.graph import Phase
-from stepscope.explain.work import named
-from stepscope.records.trace import HostKind
+from stepscope.records.trace import HostKind, Trace
+from stepscope.step.graph import Phase, call_phases, outermost_operator
+from stepscope.step.statistics import median
+from stepscope.step.work import named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from numpy.typing import NDArray
 
-    from stepscope.explain.arrays import Bools, Int32s
-    from stepscope.records.trace import Trace
+    from stepscope.step.arrays import Bools, Int32s
 
     Rows = NDArray[np.intp]
 

@@ -1,7 +1,5 @@
-"""The roofline: the least time that each operator's arithmetic and bytes need, and its gap to it.
-
-The roof of a call is the longer of FLOPs / peak and bytes / bandwidth, with every byte counted
-once. A gap may be negative: data that stays in a cache is not read from memory again.
+"""The roofline: the least time that each operator's arithmetic and bytes need, its gap to
+it, and its shapes as people write them.
 """
 
 from __future__ import annotations
@@ -9,23 +7,35 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
-from stepscope.explain.call_tree import group, sum_by
-from stepscope.explain.flops.dtypes import DTYPES
-from stepscope.explain.flops.phases import PHASES
-from stepscope.records.devices import DeviceSpec, find_device
-from stepscope.records.efficiency import Ceilings, Spot
-from stepscope.records.figures import significant
+from stepscope.explain.flops.call import DTYPES
+from stepscope.explain.flops.costs import Costs, Pieces
+from stepscope.records.hardware import (
+    Bound,
+    Ceilings,
+    DeviceSpec,
+    PeakSource,
+    Phase,
+    Profile,
+    Spot,
+    find_device,
+)
+from stepscope.records.source_lines import Place
+from stepscope.records.trace import Trace
+from stepscope.step.call_tree import group, sum_by
+from stepscope.step.phases import PHASES
+from stepscope.text.figures import significant
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.arrays import Bools, Floats, Indices, Int64s
-    from stepscope.explain.flops.costs import Costs
-    from stepscope.explain.flops.pieces import Pieces
-    from stepscope.records.efficiency import Bound, PeakSource, Phase
-    from stepscope.records.place import Place
-    from stepscope.records.profile import Profile
-    from stepscope.records.trace import Trace
+    from stepscope.step.arrays import Bools, Floats, Indices, Int64s
+
+# The roofline: the least time that each operator's arithmetic and bytes need, and its gap to it.
+#
+# The roof of a call is the longer of FLOPs / peak and bytes / bandwidth, with every byte counted
+# once. A gap may be negative: data that stays in a cache is not read from memory again.
 
 BUSY = 0.15  # of the cores, by other processes
 _known_device = lru_cache(maxsize=64)(find_device)  # most ranks of a job have the same device
@@ -221,3 +231,34 @@ def _bound(flops: float | None, by_flops: float | None, by_bytes: float | None) 
     if flops is None or by_flops is None:
         return "unknown"
     return "memory" if by_bytes is not None and by_bytes > by_flops else "compute"
+
+
+# Shapes as people write them.
+
+MOST = 3  # shapes in a sentence
+
+
+def which_call(spot: Spot, most: int | None = None) -> str:
+    """What tells a row of the roofline from others of its operator: shapes, else a line."""
+    words = shape_words(spot.shapes, most)
+    return words if words or spot.place is None else spot.place.short
+
+
+def shape_words(shapes: str, most: int | None = None) -> str:
+    """`8192×768, 768×2304` of the profiler's JSON; arguments without a shape are left out."""
+    try:
+        given = msgspec.json.decode(shapes)
+    except msgspec.DecodeError:
+        return shapes
+    if not isinstance(given, list):
+        return shapes
+    words = [word for dims in given if isinstance(dims, list) and dims and (word := _dims(dims))]
+    if most is not None and len(words) > most:
+        words = [*words[:most], "…"]
+    return ", ".join(words)
+
+
+def _dims(dims: list[object]) -> str:
+    if any(isinstance(size, list) for size in dims):
+        return counted(len(dims), "tensor")
+    return "×".join(map(str, dims))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.explain.budget import mean_budget, stretched
 from stepscope.explain.findings import (
     NO_LOSS,
     find_in_job,
@@ -14,28 +14,30 @@ from stepscope.explain.findings import (
     host_bound,
     sort_findings,
 )
-from stepscope.explain.spans import tell_span
-from stepscope.records.explanation import SEVERITIES, Explanation, Headline, called
+from stepscope.explain.incomplete_ranks import tell_span
+from stepscope.records.explanation import (
+    SEVERITIES,
+    Budget,
+    Explanation,
+    Finding,
+    Headline,
+    NcclSummary,
+    RankExplanation,
+    Remedy,
+    called,
+)
+from stepscope.records.hardware import Profile
+from stepscope.records.job import Job
+from stepscope.records.quality import Note
+from stepscope.records.rank import RanksWithoutTrace, RankWithoutTrace
 from stepscope.records.remedies import BATCH, OWN_PYTHON
-from stepscope.records.words import sentence
+from stepscope.records.run import RankRun, WholeRun
+from stepscope.step.timeline import mean_budget, stretched
+from stepscope.text.words import sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.records.explanation import (
-        Budget,
-        Finding,
-        NcclSummary,
-        RankExplanation,
-        Remedy,
-    )
-    from stepscope.records.job import Job
-    from stepscope.records.profile import Profile
-    from stepscope.records.quality import Note
-    from stepscope.records.ranks_without_trace import RanksWithoutTrace, RankWithoutTrace
+    from stepscope.records.parameter_server import TogetherSummary
     from stepscope.records.strategies import Strategy
-    from stepscope.records.together_summary import TogetherSummary
-    from stepscope.records.whole_run import RankRun, WholeRun
 
 _OF_SMALL_BATCHES = ("small-batch", "dispatch-bound")
 # A cause, and the findings that may be its symptoms.
@@ -64,9 +66,8 @@ def judge(
     budget = mean_budget(ranks)
     job, strategies, job_findings = _join_ranks(ranks, budget, calibrations, untraced)
     if job is not None and job.run_arrivals is not None:
-        from stepscope.explain.collective_waits import explain_waits
-        from stepscope.explain.whole_run.arrival_matrix import waits_by_step
-        from stepscope.explain.window_waits import without_window_waits
+        from stepscope.explain.collective_waits import explain_waits, without_window_waits
+        from stepscope.explain.job.late_ranks import waits_by_step
 
         waits, error_ns = waits_by_step(job.run_arrivals), job.run_arrivals.error_ns
         ranks = explain_waits(ranks, waits, error_ns)
@@ -132,7 +133,7 @@ def _describe_untraced(
 ) -> RanksWithoutTrace | None:
     if not untraced:
         return None
-    from stepscope.explain.rank_without_trace import describe_untraced
+    from stepscope.explain.incomplete_ranks import describe_untraced
 
     return describe_untraced(untraced, traced)
 
@@ -147,7 +148,7 @@ def _join_runs(
     runs = [replace(rank.run, rank=rank.rank or 0) for rank in ranks if rank.run]
     if not runs:
         return None
-    from stepscope.explain.whole_run.all_ranks import join_all_ranks
+    from stepscope.explain.whole_run.account import join_all_ranks
 
     return join_all_ranks(runs, untraced, others, job)
 
@@ -175,8 +176,8 @@ def _join_ranks(
     spread = [(rank.rank or 0, rank.strategies) for rank in ranks]
     if alone:
         return None, _scale_strategies(join_strategies(spread), ranks, budget.step_ms), ()
-    from stepscope.explain.job import join_ranks
-    from stepscope.explain.stragglers import costs_of_record
+    from stepscope.explain.job.all_ranks import join_ranks
+    from stepscope.explain.job.stragglers import costs_of_record
 
     parts = [replace(rank.part, rank=rank.rank or 0) for rank in ranks]
     others = [rank.part for rank in untraced]
@@ -189,7 +190,7 @@ def _scale_strategies(
     strategies: tuple[Strategy, ...], ranks: tuple[RankExplanation, ...], step_ms: float
 ) -> tuple[Strategy, ...]:
     """Each strategy's times, scaled to the step of record by the ranks that use it."""
-    from stepscope.explain.strategies.of_record import strategy_of_record
+    from stepscope.explain.strategies.join import strategy_of_record
 
     scaled = []
     for strategy in strategies:

@@ -8,15 +8,13 @@ it is not inside the module's forward.
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepscope.fix.proposal import Proposal
+from stepscope.fix.proposal import Proposal, Script
+from stepscope.fix.python_source import PythonSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from stepscope.fix.proposal import Script
-    from stepscope.fix.python_source import PythonSource
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import Frame, ScriptFacts, TrainingPass
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stepscope.fix.chosen import choose_all
-from stepscope.fix.controls import CONTROLS
+from stepscope.fix.named_changes import CONTROLS, ChosenFix, choose_all
 from stepscope.fix.refusal import RefusedError
 from stepscope.fix.remedies import FIXES
 from stepscope.fix.training_process import TrainingProcess
 from stepscope.fix.watch_script import ScriptWatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from stepscope.fix.chosen import ChosenFix
-    from stepscope.records.script_facts import ScriptFacts
+from stepscope.records.script_facts import ScriptFacts
 
 
 @dataclass(frozen=True, slots=True)

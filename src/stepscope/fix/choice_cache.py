@@ -6,14 +6,11 @@ import contextlib
 import json
 import os
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 
-from stepscope.records.user_folders import user_folder
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from stepscope.records.folders import user_folder
 
 _SCHEMA = 1
 _MOST_BYTES = 4 << 20

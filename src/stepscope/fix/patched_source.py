@@ -8,21 +8,17 @@ stands at the right depth.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.proposal import Proposal, Script, edited, with_indentation
-from stepscope.fix.python_source import PythonSource
-from stepscope.fix.source_lines import NoPlaceError, SourceLines
+from stepscope.fix.python_source import Edit, NoPlaceError, PythonSource, SourceLines
 from stepscope.records.remedies import REMEDIES
-from stepscope.records.script_facts import Frame
+from stepscope.records.script_facts import Frame, ScriptFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from stepscope.fix.chosen import ChosenFix
-    from stepscope.fix.python_source import Edit
-    from stepscope.records.script_facts import ScriptFacts
+    from stepscope.fix.named_changes import ChosenFix
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,23 @@
-"""The edit that a person would make instead of an injected remedy."""
+"""The edit a person would make instead of an injected remedy: a keyword in a constructor
+call, a switch at the top, a statement before training, an environment variable.
+"""
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from stepscope.fix.python_source import Edit, PythonSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from stepscope.records.script_facts import Built, Frame, RootCall, ScriptFacts
 
-    from stepscope.records.script_facts import Frame, ScriptFacts
+# The edit that a person would make instead of an injected remedy.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,3 +138,267 @@ def _make(text: bytes, edits: list[Edit]) -> bytes:
         parts += [text[done : edit.start], edit.text]
         done = edit.end
     return b"".join([*parts, text[done:]])
+
+
+# Keywords added to constructor calls in the user's source, as many remedies need.
+
+
+def set_arguments(
+    script: Script,
+    kind: str,
+    arguments: Mapping[str, str],
+    *,
+    only: Collection[str] | None = None,
+    positions: Mapping[str, int] | None = None,
+    where: Callable[[Built], bool] | None = None,
+    in_libraries: Mapping[str, str] | None = None,
+) -> Proposal:
+    """Give arguments (name -> source text) to every object of a kind where it is built.
+
+    `only` names the types that take them; `positions` says where an argument stands if it is given
+    without its name; `where` chooses among what was built. `in_libraries` (package -> sentence)
+    says what to do if that package builds them, not the user's own code.
+    """
+    wanted = [
+        built
+        for built in script.facts.of_kind(kind)
+        if built.trains and (only is None or built.type in only) and (where is None or where(built))
+    ]
+    proposal = Proposal()
+    for built in _nearest_to_user(wanted, in_libraries or {}):
+        if in_libraries and built.library in in_libraries:
+            proposal += Proposal(by_hand=(in_libraries[built.library],))
+            continue
+        proposal += _set_where_built(script, built, arguments, positions or {})
+    return proposal
+
+
+def _nearest_to_user(wanted: list[Built], known: Collection[str]) -> list[Built]:
+    """Libraries build objects again from those they were given: what the user's own code built
+    comes first, then what a library builds that has an option for it."""
+    direct = [built for built in wanted if built.direct]
+    return direct or [built for built in wanted if built.library in known] or wanted
+
+
+def _set_where_built(
+    script: Script, built: Built, arguments: Mapping[str, str], positions: Mapping[str, int]
+) -> Proposal:
+    words = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    for frame in built.frames[:1] if built.direct else ():
+        source = script.source(frame.file)
+        call = source.call_at(frame.line, built.type, frame.ends) if source else None
+        if source is None or call is None:
+            continue
+        edits = source.set_keywords(call, arguments, positions)
+        if edits is not None:
+            return Proposal(edits=edits)
+    where = f" (it is built at {built.frames[0].words})" if built.frames else ""
+    return Proposal(by_hand=(f"give {built.type} {words}{where}",))
+
+
+# Switches of torch that are set once, by a line at the top of the script.
+
+
+def set_switches(
+    script: Script, switches: Mapping[str, str], *, others: Mapping[str, str] | None = None
+) -> Proposal:
+    """Set each (a function of one argument, or an attribute, of torch) to a value.
+
+    Where the script sets it already, its value is replaced; for `others`, only there.
+    """
+    found = script.source_of(script.facts.forward[::-1])
+    if found is None:
+        lines = [_line(switch, value) for switch, value in switches.items()]
+        return Proposal(by_hand=(f"before training: {'; '.join(lines)}",))
+    source, _ = found
+    edits: list[Edit] = []
+    missing: list[str] = []
+    for switch, value in switches.items():
+        places = list(_values(source, switch))
+        edits += [source.replace(place, value) for place in places]
+        if not places:
+            missing.append(_line(switch, value))
+    for switch, value in (others or {}).items():
+        edits += [source.replace(place, value) for place in _values(source, switch)]
+    if missing:
+        edits += [*source.ensure_import("torch"), source.insert_after_imports(*missing)]
+    return Proposal(edits=tuple(edits))
+
+
+def _line(switch: str, value: str) -> str:
+    is_function = switch.endswith("()")
+    return f"{switch[:-2]}({value})" if is_function else f"{switch} = {value}"
+
+
+def _values(source: PythonSource, switch: str) -> Iterator[ast.expr]:
+    """The values that the file sets it to."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and f"{ast.unparse(node.func)}()" == switch and node.args:
+            yield node.args[0]
+        if isinstance(node, ast.Assign) and switch in map(ast.unparse, node.targets):
+            yield node.value
+
+
+# Where in the source a model is complete and training has not begun: the place for a statement such
+# as `model.compile()`.
+
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+@dataclass(frozen=True)
+class RootPlace:
+    """A statement, and what the model is called there."""
+
+    source: PythonSource
+    name: str
+    statement: ast.stmt
+    is_after: bool  # the new lines follow the statement
+
+    def insert(self, *lines: str) -> Edit:
+        add = self.source.insert_after if self.is_after else self.source.insert_before
+        return add(self.statement, *lines)
+
+
+def add_before_training(
+    script: Script, lines: Callable[[str, RootCall], tuple[str, ...]], *, only: str | None = None
+) -> Proposal:
+    """`lines(name, call)` are the statements for a model of this name; `only` names its type."""
+    proposal = Proposal()
+    for call in script.facts.root_calls:
+        if only is not None and call.type != only:
+            continue
+        place = place_before_training(script, call)
+        if place is None:
+            proposal += Proposal(by_hand=(_by_hand(call, lines("model", call)),))
+        else:
+            proposal += Proposal(edits=(place.insert(*lines(place.name, call)),))
+    return proposal
+
+
+def import_where_edited(script: Script, proposal: Proposal, *modules: str) -> Proposal:
+    """Also import these in the files that the proposal changes."""
+    imports = [
+        edit
+        for file in dict.fromkeys(edit.file for edit in proposal.edits)
+        for module in modules
+        for source in [script.source(file)]
+        if source is not None
+        for edit in source.ensure_import(module)
+    ]
+    return Proposal(edits=tuple(imports)) + proposal
+
+
+def submodule(name: str, path: str) -> str:
+    """Source text of a module inside another."""
+    if not path:
+        return name
+    is_attribute = all(part.isidentifier() for part in path.split("."))
+    return f"{name}.{path}" if is_attribute else f'{name}.get_submodule("{path}")'
+
+
+def _by_hand(call: RootCall, lines: tuple[str, ...]) -> str:
+    where = f" ({call.type} is called at {call.frames[0].words})" if call.frames else ""
+    return f"once, before training{where}: {'; '.join(line.strip() for line in lines)}"
+
+
+def place_before_training(script: Script, call: RootCall) -> RootPlace | None:
+    """Before the outermost loop that has the model, else after the statement that sets it."""
+    repeated = False
+    callers = (*call.frames[1:], None)
+    for frame, name, caller in reversed(list(zip(call.frames, call.names, callers, strict=True))):
+        source = script.source(frame.file)
+        statement = source.statement_at(frame.line, frame.ends) if source is not None else None
+        if source is None or statement is None:
+            continue
+        loops = list(_loops_around(source, statement))
+        by_library = caller is not None and not _calls(script, caller, frame)
+        if name and not repeated:
+            having = _loops_with(name, loops)
+            if having or not (loops or by_library):
+                first = having[-1] if having else statement
+                return RootPlace(source, name, first, False) if source.starts_line(first) else None
+        if name:
+            setting = _only_setting(source, statement, name)
+            if setting is not None:
+                return RootPlace(source, name, setting, True)
+        repeated = repeated or bool(loops) or by_library
+    return None
+
+
+def _calls(script: Script, caller: Frame, called: Frame) -> bool:
+    """Whether the statement of one frame calls the other's function itself. If not, a library does,
+    such as a trainer its hooks: perhaps in every step."""
+    source = script.source(caller.file)
+    statement = source.statement_at(caller.line, caller.ends) if source is not None else None
+    name = called.function.rpartition(".")[2]
+    if source is None or statement is None or name.startswith("__"):
+        return True
+    calls = [source.called(node) for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    return name in (*calls, "forward", "<lambda>", "<module>")
+
+
+def _loops_around(source: PythonSource, statement: ast.stmt) -> Iterator[ast.stmt]:
+    """Of the same function, innermost first."""
+    if isinstance(statement, _LOOPS):
+        yield statement
+    for node in source.parents_of(statement):
+        if isinstance(node, _SCOPES):
+            return
+        if isinstance(node, _LOOPS):
+            yield node
+
+
+def _loops_with(name: str, loops: list[ast.stmt]) -> list[ast.stmt]:
+    """From the innermost outwards, as long as the name is set outside."""
+    return list(takewhile(lambda loop: not _is_set_in(loop, name), loops))
+
+
+def _is_set_in(node: ast.AST, name: str) -> bool:
+    return any(_sets(part, name) for part in ast.walk(node))
+
+
+def _sets(node: ast.AST, name: str) -> bool:
+    return (
+        isinstance(node, ast.Name | ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and ast.unparse(node) == name
+    )
+
+
+def _only_setting(source: PythonSource, statement: ast.stmt, name: str) -> ast.stmt | None:
+    """`self.model = ...`, if it stands once in the class, outside loops."""
+    if not name.startswith("self."):
+        return None
+    parents = source.parents_of(statement)
+    owner = next((node for node in parents if isinstance(node, ast.ClassDef)), None)
+    if owner is None:
+        return None
+    settings = [
+        node
+        for node in ast.walk(owner)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and _is_set_in(node, name)
+    ]
+    if len(settings) != 1 or list(_loops_around(source, settings[0])):
+        return None
+    return settings[0]
+
+
+# Remedies that are one environment variable, set where the command is started.
+
+
+def add_setting(text: str, name: str, value: str) -> str:
+    """`name:value` among comma-separated settings, in place of one of that name."""
+    settings = [part.strip() for part in text.split(",") if part.strip()]
+    others = [part for part in settings if part.partition(":")[0].strip() != name]
+    return ",".join([*others, f"{name}:{value}"])
+
+
+def add_path(text: str, path: str) -> str:
+    """`path` first in a list of libraries to load, once."""
+    others = [part for part in text.replace(":", " ").split() if part != path]
+    return ":".join([path, *others])
+
+
+def first_set(variables: Mapping[str, str], *names: str) -> str | None:
+    return next((name for name in names if variables.get(name)), None)

@@ -9,20 +9,13 @@ a remedy that found nothing to change is not taken for one that did not help.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stepscope.fix.building import Builders
-from stepscope.fix.clipping import Clipping
-from stepscope.fix.pass_events import PassEvents
 from stepscope.fix.refusal import RefusedError, TrainingStopped
-from stepscope.fix.roots import Roots
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from stepscope.fix.building import Made
+from stepscope.fix.training_events import Builders, Clipping, Made, PassEvents, Roots
 
 _MOST_DEEDS = 20
 

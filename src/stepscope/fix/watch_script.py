@@ -1,23 +1,36 @@
-"""Note what a training script is made of while it trains, without changing it."""
+"""Note what a training script is made of while it trains (models, passes, steps, machine),
+without changing it.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
 import sys
+import sysconfig
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.frames import called_by_user, calling_library, users_frames
-from stepscope.fix.machine_facts import machine_facts
-from stepscope.fix.model_facts import model_facts
-from stepscope.fix.watch_passes import PassWatch
-from stepscope.records.script_facts import Built, Frame, ScriptFacts
+from stepscope.fix.cores import machine_facts
+from stepscope.fix.model_structure import (
+    checkpoint_switch,
+    find_blocks,
+    is_compiled,
+    torchs_forward,
+)
+from stepscope.records.script_facts import Built, Frame, RootCall, ScriptFacts, TrainingPass
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.fix.building import Made
+    from stepscope.fix.training_events import Made
     from stepscope.fix.training_process import TrainingProcess
+
+# Note what a training script is made of while it trains, without changing it.
 
 _PLAIN = (bool, int, float, str, type(None))
 _MOST_BUILT = 50
@@ -245,3 +258,255 @@ def _conv_tf32() -> bool:
         return bool(torch.backends.cudnn.allow_tf32)
     except RuntimeError:
         return True  # torch's default
+
+
+# Note where a script calls its models, starts backward passes, clips gradients and steps.
+
+_PASSES = 16  # that are looked at
+_MOST_PLACES = 8
+_IMAGE_DIMS = (4, 5)
+
+
+class PassWatch:
+    """Listens until enough passes were seen."""
+
+    def __init__(self, training: TrainingProcess) -> None:
+        self._calls: dict[int, RootCall] = {}  # of roots that are part of a pass
+        self._waiting: dict[int, RootCall] = {}  # of roots whose backward pass is still to come
+        self._forwards: dict[tuple[Frame, ...], None] = {}
+        self._passes: dict[TrainingPass, None] = {}
+        self._seen = 0
+        self._clip: tuple[Frame, ...] = ()
+        self.closure = False
+        training.around_root(self._root_called)
+        training.before_backward(self._backward_begins)
+        training.before_clipping(self._clipping)
+        training.before_step_call(self._step_called)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """For ScriptFacts."""
+        return {
+            "passes": tuple(self._passes)[:_MOST_PLACES],
+            "root_calls": tuple(self._calls.values()),
+            "clip": self._clip,
+            "closure": self.closure,
+        }
+
+    def _root_called(self, module: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        if self._seen >= _PASSES:
+            return
+        frames = users_frames()
+        if len(self._forwards) < _MOST_PLACES:
+            self._forwards.setdefault(frames)
+        if id(module) not in self._calls:
+            self._waiting[id(module)] = RootCall(
+                type=type(module).__name__,
+                frames=frames,
+                names=tuple(_name_of(module, frame) for frame in _frame_objects(len(frames))),
+                images=tuple(_images(args, kwargs)),
+                torchs_forward=torchs_forward(module),
+            )
+
+    def _backward_begins(self, _outputs: Any) -> None:
+        if self._seen >= _PASSES:
+            return
+        self._seen += 1
+        self._calls |= self._waiting
+        self._waiting.clear()
+        if self._forwards:
+            forwards = tuple(self._forwards)
+            self._passes.setdefault(TrainingPass(forwards=forwards, backward=users_frames()))
+        self._forwards.clear()
+
+    def _clipping(self) -> None:
+        self._clip = self._clip or users_frames()
+
+    def _step_called(self, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        self.closure = self.closure or any(callable(v) for v in (*args, *kwargs.values()))
+
+
+def _images(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[str]:
+    for name, value in (*enumerate(args), *kwargs.items()):
+        if getattr(value, "ndim", 0) in _IMAGE_DIMS and _is_floating(value):
+            yield str(name)
+
+
+def _is_floating(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _frame_objects(most: int) -> Iterator[FrameType]:
+    """The frames that users_frames() names."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and most:
+        if is_users(frame.f_code.co_filename):
+            most -= 1
+            yield frame
+        frame = frame.f_back
+
+
+def _name_of(module: Any, frame: FrameType) -> str:
+    """What a frame calls an object: a variable, or an attribute of its `self`."""
+    for names in (frame.f_locals, frame.f_globals):
+        for name, value in list(names.items()):
+            if value is module:
+                return name
+    owner = frame.f_locals.get("self")
+    held = getattr(owner, "__dict__", {})
+    for names in (held, held.get("_modules") or {}):
+        for name, value in list(names.items()):
+            if value is module:
+                return f"self.{name}"
+    return ""
+
+
+# What the modules that train are made of, and what their device can do.
+
+_COMPILERS = ("g++", "c++", "clang++", "gcc", "cc", "clang")
+
+
+def model_facts(roots: Sequence[Any]) -> dict[str, Any]:
+    """For ScriptFacts."""
+    parameters = {id(p): p for root in roots for p in root.parameters()}.values()
+    modules = [module for root in roots for module in root.modules()]
+    device = next((p.device.type for p in parameters), "cpu")
+    return {
+        "device": device,
+        "modules": dict(Counter(type(module).__name__ for module in modules)),
+        "recurrent": _recurrent(modules),
+        **_block_facts(roots),
+        "sources": _sources(modules),
+        "parameters": sum(p.numel() for p in parameters),
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "buffers": len({id(b) for root in roots for b in root.buffers()}),
+        "dtypes": tuple(sorted({str(p.dtype).removeprefix("torch.") for p in parameters})),
+        "compiled": any(is_compiled(module) for module in modules)
+        or (not roots and _has_compiled()),
+        "no_compiler": _why_no_compiler(device),
+        "bf16": _has_bf16(device),
+    }
+
+
+def _recurrent(modules: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+    rnn_base = sys.modules["torch"].nn.RNNBase
+    found = {id(module): module for module in modules if isinstance(module, rnn_base)}
+    return tuple((type(module).__name__, int(module.hidden_size)) for module in found.values())
+
+
+def _block_facts(roots: Sequence[Any]) -> dict[str, Any]:
+    """Of the root with the most parameters in blocks: there is one as a rule."""
+    for root in roots:
+        blocks = find_blocks(root)
+        if blocks is not None:
+            return {
+                "blocks": (blocks.type, len(blocks.modules)),
+                "block_root": type(root).__name__,
+                "block_list": blocks.path,
+                "block_statistics": blocks.update_statistics,
+                "checkpoint_switch": checkpoint_switch(root),
+                "checkpointed": any(_is_checkpointed(module) for module in root.modules()),
+            }
+    return {}
+
+
+def _is_checkpointed(module: Any) -> bool:
+    return (
+        type(module).__name__ == "CheckpointWrapper"
+        or getattr(module, "gradient_checkpointing", False) is True
+    )
+
+
+def _sources(modules: Iterable[Any]) -> tuple[str, ...]:
+    names = {type(module).__module__ for module in modules}
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in names)
+    return tuple(sorted({os.path.abspath(file) for file in files if file and is_users(file)}))  # noqa: PTH100
+
+
+def _has_compiled() -> bool:
+    """The script compiles a function that calls its model."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and sum(dynamo.counters["frames"].values()) > 0
+
+
+def _why_no_compiler(device: str) -> str | None:
+    if device == "cuda" and importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    named = (os.environ.get("CXX"), os.environ.get("CC"), *_COMPILERS)
+    if not any(name and shutil.which(name) for name in named):
+        return "torch.compile needs a C++ compiler, and none is installed"
+    return None
+
+
+def _has_bf16(device: str) -> bool | None:
+    """Whether the device multiplies bf16 itself, rather than as fp32."""
+    import torch
+
+    try:
+        if device == "cuda":
+            return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        if device != "cpu":
+            return None
+        if torch.cpu._is_avx512_supported():  # there oneDNN says yes without bf16 instructions
+            return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+
+
+# Which lines of the user's own code led here.
+
+_MOST = 12
+_OURS = str(Path(__file__).parents[1])
+_STDLIB = str(Path(sysconfig.get_paths()["stdlib"]))
+
+
+def is_users(file: str) -> bool:
+    """Not a library's, the interpreter's or ours."""
+    return not (
+        file.startswith((_OURS, _STDLIB, "<")) or "site-packages" in file or "dist-packages" in file
+    )
+
+
+def called_by_user() -> bool:
+    """Whether the innermost frame that is not ours is the user's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame is not None and is_users(frame.f_code.co_filename)
+
+
+def calling_library() -> str:
+    """The package that called torch, if the user's own code did not: transformers, say."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    if frame is None or is_users(frame.f_code.co_filename):
+        return ""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def users_frames() -> tuple[Frame, ...]:
+    """The user's frames of this thread, innermost first."""
+    found: list[Frame] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(found) < _MOST:
+        code = frame.f_code
+        if is_users(code.co_filename):
+            file = str(Path(code.co_filename).absolute())
+            found.append(
+                Frame(file=file, line=frame.f_lineno, function=code.co_qualname, ends=_ends(frame))
+            )
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _ends(frame: FrameType) -> tuple[int, int] | None:
+    """Where the expression that runs ends; not known if Python runs without columns."""
+    instruction = frame.f_lasti // 2
+    positions = next(islice(frame.f_code.co_positions(), instruction, None), None)
+    if positions is None or positions[1] is None or positions[3] is None:
+        return None
+    return positions[1], positions[3]

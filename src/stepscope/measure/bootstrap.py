@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure import start_up
-from stepscope.measure.after_import import expect, when_imported
 from stepscope.measure.never_raise import never_raise
+from stepscope.measure.patches import expect, when_imported
+from stepscope.measure.session import start_up
 from stepscope.measure.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from stepscope.fix.begin import ChangedTraining
 
 _session: Any = None
@@ -51,10 +50,10 @@ def _found_first(path: Sequence[str]) -> Iterator[None]:
 def _start_session(settings: Settings) -> None:
     global _session
     from stepscope.measure.hooks import install
-    from stepscope.measure.session import Session
+    from stepscope.measure.session.session import Session
 
     if settings.trial or settings.remedies or settings.stop_after or settings.script_facts:
-        from stepscope.measure.trial_session import TrialSession
+        from stepscope.measure.session.session import TrialSession
 
         _session = TrialSession(settings, _change_training(settings))
     else:
@@ -66,7 +65,7 @@ def _start_session(settings: Settings) -> None:
 def _change_training(settings: Settings) -> ChangedTraining:
     """Apply remedies before the script has built anything."""
     from stepscope.fix.begin import begin
-    from stepscope.measure.dynamo import surrounds
+    from stepscope.measure.patches import surrounds
 
     watch = settings.trial or settings.script_facts
     return begin(settings.remedies, when_imported, surrounds, watch=watch)

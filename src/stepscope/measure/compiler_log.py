@@ -14,18 +14,14 @@ import os
 import sys
 import threading
 import zlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from stepscope.measure.after_import import when_imported
-from stepscope.measure.attached import replace
-from stepscope.measure.dynamo import surrounds
+from stepscope.measure.cuda_graphs import GraphCaptures
 from stepscope.measure.folder import COMPILER, note_unwritten
-from stepscope.measure.graph_captures import GraphCaptures
 from stepscope.measure.never_raise import never_raise, note
+from stepscope.measure.patches import replace, surrounds, when_imported
 from stepscope.measure.writer import append_lines
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MOST_TEXT_BYTES = 8 << 20  # of one graph, packed; larger ones are named without their text
 MOST_GRAPHS = 4096

@@ -1,39 +1,34 @@
-"""Runs a script's first two training steps with fake tensors: shapes only, no data, no device work.
-
-The second step's operators are counted by the line of the user's code that they belong to; the
-first one creates the optimizer's state. Nothing is computed, so values that the script reads are
-made up, and a script whose shapes depend on values cannot be run so.
+"""Run a script's first two training steps with fake tensors, in forks of one process that
+has imported torch: shapes only, no data, no device work, no file changed. The editor's
+process loads this without torch.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import io
 import json
 import os
 import runpy
+import signal
 import sys
+import tempfile
 import traceback
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, Final, NoReturn
 
-from stepscope.measure.fake_surroundings import (
-    always_step,
-    import_from_texts,
-    load_for_real,
-    make_arrays_up,
-    move_modules,
-)
-from stepscope.measure.line_watch import is_user_file
-from stepscope.measure.made_up_values import NOT_READ, made_up_value
-from stepscope.measure.no_side_effects import change_no_file
-from stepscope.measure.optimizers import with_closure
+from stepscope.measure.source_lines import UserLine, is_user_file
+from stepscope.measure.steps.optimizers import with_closure
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from stepscope.measure.line_watch import UserLine
+# Runs a script's first two training steps with fake tensors: shapes only, no data, no device work.
+#
+# The second step's operators are counted by the line of the user's code that they belong to; the
+# first one creates the optimizer's state. Nothing is computed, so values that the script reads are
+# made up, and a script whose shapes depend on values cannot be run so.
 
 # As the profiler writes them.
 _DTYPES = {
@@ -139,7 +134,7 @@ class _WatchedScript:
     """Follows the script to the end of its second step."""
 
     def __init__(self) -> None:
-        from stepscope.measure.line_history import LineHistory
+        from stepscope.measure.memory.saved_tensors import LineHistory
 
         self.step = FakeStep()
         self.steps = 0
@@ -333,3 +328,282 @@ def _describe(error: BaseException, script: str) -> str:
     first = str(error).strip().splitlines()
     said = f": {first[0]}" if first else ""
     return f"{type(error).__name__}{said}{where}"
+
+
+# What a script meets when its tensors are fake: loaders, modules, scalers and arrays that cope.
+
+_IN_THIS_PROCESS = {
+    "num_workers": 0,
+    "pin_memory": False,
+    "persistent_workers": False,
+    "prefetch_factor": None,
+    "multiprocessing_context": None,
+    "timeout": 0,
+}
+
+
+def import_from_texts(texts: Mapping[str, str]) -> None:
+    """Modules as the editor has them, by resolved path; all others come from their files."""
+    from importlib.machinery import SourceFileLoader
+
+    from_file = SourceFileLoader.get_code
+
+    def get_code(self: Any, fullname: str) -> Any:
+        text = texts.get(os.path.realpath(self.path))
+        if text is None:
+            return from_file(self, fullname)
+        return compile(text, self.path, "exec", dont_inherit=True)
+
+    SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+
+
+def load_for_real(fake: Any, given: Callable[[Any], None]) -> None:
+    """Data loaders work with real numbers, in this process; their batches become fake."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._python_dispatch import _disable_current_modes
+    from torch.utils._pytree import tree_map
+    from torch.utils.data import dataloader
+
+    owner, loader = dataloader._BaseDataLoaderIter, dataloader.DataLoader
+    following, begin, create = owner.__next__, loader.__iter__, loader.__init__
+
+    def to_fake(value: Any) -> Any:
+        if not hasattr(value, "untyped_storage"):
+            return value
+        tensor = value if isinstance(value, FakeTensor) else fake.from_tensor(value)
+        given(tensor)
+        return tensor
+
+    def next_batch(self: Any) -> Any:
+        with _disable_current_modes(), values_of_fakes():  # a dataset may hold fake tensors
+            batch = following(self)
+        return tree_map(to_fake, batch)
+
+    def iterate(self: Any) -> Any:
+        with _disable_current_modes():
+            return begin(self)
+
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        create(self, *args, **{name: _IN_THIS_PROCESS.get(name, kwargs[name]) for name in kwargs})
+
+    owner.__next__ = next_batch
+    loader.__iter__ = iterate
+    loader.__init__ = initialise
+
+
+def move_modules() -> None:
+    """As Module.to, which cannot move fake parameters; shared ones stay shared."""
+    from torch import nn
+
+    moved: dict[int, tuple[Any, Any]] = {}  # by the old one, which is held so that its id stays
+    depth = 0  # of modules in modules: `moved` is of one outermost call
+
+    def move(old: Any, change: Any) -> Any:
+        if id(old) not in moved:
+            new = change(old.detach())
+            same = new.device == old.device and new.dtype == old.dtype
+            parameter = old if same else nn.Parameter(new, old.requires_grad)
+            moved[id(old)] = (old, parameter)
+        return moved[id(old)][1]
+
+    def apply(self: Any, fn: Any, recurse: bool = True) -> Any:
+        nonlocal depth
+        depth += 1
+        for child in self.children() if recurse else ():
+            child._apply(fn)
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                self._parameters[name] = move(parameter, fn)
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = fn(buffer)
+        depth -= 1
+        if not depth:
+            moved.clear()
+        return self
+
+    nn.Module._apply = apply
+
+
+def always_step() -> None:
+    """A GradScaler would skip the step: it reads a made-up number of infinities."""
+    from torch.amp.grad_scaler import GradScaler
+
+    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        del self, state
+        return optimizer.step(*args, **kwargs)
+
+    GradScaler._maybe_opt_step = step
+
+
+def make_arrays_up() -> None:
+    """Arrays and lists of fake tensors hold zeros; deep copies are fake too."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    to_array, to_list = torch.Tensor.numpy, torch.Tensor.tolist
+
+    def zeros(tensor: Any) -> Any:
+        import numpy as np
+
+        name = str(tensor.dtype).removeprefix("torch.")
+        return np.zeros(tuple(tensor.shape), name if hasattr(np, name) else "float32")
+
+    def numpy(self: Any, **options: Any) -> Any:
+        return zeros(self) if isinstance(self, FakeTensor) else to_array(self, **options)
+
+    def tolist(self: Any) -> Any:
+        return zeros(self).tolist() if isinstance(self, FakeTensor) else to_list(self)
+
+    def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
+    torch.Tensor.numpy, torch.Tensor.tolist = numpy, tolist
+    FakeTensor.__deepcopy__ = deepcopy
+
+
+# Values that a script reads from fake tensors, which have none.
+
+NOT_READ: Final = object()  # the operator reads no value
+_ANSWERS = {"aten::equal": True, "aten::is_nonzero": False}
+
+
+def made_up_value(operator: str, tensors: Sequence[Any]) -> Any:
+    """No test holds, and every number is one: optimizers divide by what they count."""
+    if operator != "aten::_local_scalar_dense":
+        return _ANSWERS.get(operator, NOT_READ)
+    dtype = tensors[0].dtype
+    if str(dtype) == "torch.bool":
+        return False
+    return 1.0 if dtype.is_floating_point else 1
+
+
+def values_of_fakes() -> Any:
+    """A mode in which fake tensors can be read, and real ones are what they are."""
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class MadeUpValues(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            fakes = [one for one in args if isinstance(one, FakeTensor)]
+            value = made_up_value(func._schema.name, fakes) if fakes else NOT_READ
+            return func(*args, **(kwargs or {})) if value is NOT_READ else value
+
+    return MadeUpValues()
+
+
+# Keeps a script that is only tried from changing files: it runs while somebody types.
+#
+# What it writes goes nowhere, folders are not made, and removing or renaming anything outside of
+# temporary folders is refused. Python's own calls are covered; C++ code that writes files is not,
+# apart from torch.save.
+
+_REMOVING = frozenset({"os.remove", "os.rmdir", "os.rename", "os.truncate", "shutil.rmtree"})
+_WRITING = frozenset("wax+")
+# Services that log trainings: switched off by their own variables.
+_SILENT = {
+    "WANDB_MODE": "disabled",
+    "MLFLOW_TRACKING_URI": "file:/dev/null",
+    "COMET_MODE": "disabled",
+}
+
+
+def change_no_file() -> None:
+    """From here on, for the rest of this process."""
+    os.environ |= _SILENT
+    sys.dont_write_bytecode = True
+    temporary = Path(tempfile.gettempdir()).resolve()
+    opening, making = io.open, os.mkdir
+
+    def open_unless_written(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(file, int) and not _WRITING.isdisjoint(mode):
+            file = os.devnull
+        return opening(file, mode, *args, **kwargs)
+
+    def make_temporary(path: Any, *args: Any, **kwargs: Any) -> None:
+        if _is_under(path, temporary):
+            making(path, *args, **kwargs)
+
+    def refuse_removal(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _REMOVING and not _is_under(arguments[0], temporary):
+            raise PermissionError(f"an estimate must not change files: {event} {arguments[0]}")
+
+    builtins.open = io.open = open_unless_written
+    os.mkdir = make_temporary
+    sys.addaudithook(refuse_removal)
+    _save_nothing()
+
+
+def _is_under(path: Any, folder: Path) -> bool:
+    try:
+        return Path(os.fsdecode(path)).resolve().is_relative_to(folder)
+    except (TypeError, ValueError, OSError):
+        return False
+
+
+def _save_nothing() -> None:
+    """torch.save writes in C++."""
+    import torch
+
+    torch.save = lambda *_args, **_kwargs: None
+
+
+# Runs scripts with fake tensors, each in a fork of one process that has imported torch already.
+#
+# python -c "...; main()"
+#
+# Every line of its input names a file with a FakeRequest (JSON). It answers with the process id of
+# the fork, which leads a process group of its own, and with `ended` when that is gone. It ends with
+# its input.
+
+ENDED = "ended"
+
+
+def main() -> None:
+    _import_torch()
+    protocol = os.dup(1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            os.close(protocol)
+            _answer_alone(line.rstrip("\n"))
+        os.write(protocol, f"{child}\n".encode())
+        os.waitpid(child, 0)
+        os.write(protocol, f"{ENDED}\n".encode())
+
+
+def _import_torch() -> None:
+    """All that takes long, but no backward pass: its threads would not survive a fork."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).relu()
+
+
+def _answer_alone(file: str) -> NoReturn:
+    """In the fork: nothing that the script prints or reads is the server's."""
+    try:
+        os.setsid()
+        request = FakeRequest(**json.loads(Path(file).read_bytes()))
+        os.chdir(request.cwd)
+        _redirect(os.devnull, os.O_RDONLY, 0)
+        _redirect(os.devnull, os.O_WRONLY, 1)
+        _redirect(request.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 2)
+        signal.setitimer(signal.ITIMER_REAL, request.limit_s)  # also if nobody waits any more
+        answer(request)
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+        os._exit(1)
+
+
+def _redirect(file: str, flags: int, descriptor: int) -> None:
+    opened = os.open(file, flags, 0o600)
+    os.dup2(opened, descriptor)
+    os.close(opened)

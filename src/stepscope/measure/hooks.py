@@ -1,36 +1,51 @@
-"""Where steps and phases begin and end, seen from inside torch. Nothing here changes a result.
-
-Code that torch.compile traces must see none of it (see dynamo.py): replacements that it traces
-anyway ask `is_compiling` first, which is a constant there.
+"""Where steps and phases begin and end, seen from inside torch: optimizers, autograd's
+engine, scalers, modules, profilers, process groups, data loaders, rare phases, CUDA
+graphs. Nothing here changes a result.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import sys
+from collections.abc import Callable
 from threading import get_ident
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
-from stepscope.measure.after_import import when_imported
-from stepscope.measure.attached import replace, when_detached
-from stepscope.measure.dynamo import (
+from stepscope.measure.cuda_graphs import gate
+from stepscope.measure.never_raise import never_raise, note
+from stepscope.measure.patches import (
     is_tracing,
     know_as_unpatched,
+    replace,
     skip_our_frames,
     surrounds,
     untraced,
+    when_detached,
+    when_imported,
 )
-from stepscope.measure.graph_steps import watch_graph_steps
-from stepscope.measure.leaving import watch_leaving
-from stepscope.measure.loader_hooks import watch_data_loaders
-from stepscope.measure.never_raise import never_raise
-from stepscope.measure.rare_phases import watch_rare_phases
-from stepscope.measure.step_notes import ENTER, LEAVE
+from stepscope.measure.processes import watch_leaving
+from stepscope.measure.steps.loaders import count_elements
+from stepscope.measure.steps.phases import (
+    ENTER,
+    EXHAUSTED,
+    FETCH,
+    FETCHED,
+    GRAPHS,
+    LEAVE,
+    MODE,
+    NO_BATCH,
+)
 
 if TYPE_CHECKING:
-    from stepscope.measure.session import Session
-    from stepscope.measure.trial import TrialLog
+    from stepscope.measure.session.session import Session
+    from stepscope.measure.session.trial import TrialLog
+
+# Where steps and phases begin and end, seen from inside torch. Nothing here changes a result.
+#
+# Code that torch.compile traces must see none of it (see dynamo.py): replacements that it traces
+# anyway ask `is_compiling` first, which is a constant there.
 
 _CREATE_GRAPH = 2  # its place among the engine's arguments after the outputs
 
@@ -259,3 +274,393 @@ def _replace_everywhere(original: Any, replacement: Any) -> None:
             and getattr(module, "__dict__", {}).get(name) is original
         ):
             replace(module, name, replacement)
+
+
+# Training steps inside of CUDA graphs.
+#
+# A graph that recorded an optimizer's step trains whenever it is replayed: each replay ends a step.
+# While it is captured nothing trains, so an optimizer that steps then ends none. capture_gate.py is
+# told of every capture.
+
+_CALLS = "_stepscope_calls"  # attributes of a graph: optimizers' steps before its capture,
+_TRAINS = "_stepscope_trains"  # and whether it recorded one
+_METHODS = ("capture_begin", "capture_end", "replay")
+_MAKER = "make_graphed_callables"
+
+
+class _Preparation:
+    """A call of make_graphed_callables."""
+
+
+def watch_graph_steps(session: Session) -> None:
+    when_imported("torch.cuda.graphs", functools.partial(_watch, session))
+
+
+def _watch(session: Session, module: Any) -> None:
+    graph: Any = getattr(module, "CUDAGraph", None)
+    if any(getattr(graph, name, None) is None for name in _METHODS):
+        note("graph steps", "this version of torch replays graphs in another way")
+        return
+    begin, end, again = (getattr(graph, name) for name in _METHODS)
+
+    @surrounds
+    @functools.wraps(begin)
+    def capture_begin(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _begins(session, self)
+        try:
+            return begin(self, *args, **kwargs)
+        except BaseException:
+            gate.end(self)
+            raise
+
+    @surrounds
+    @functools.wraps(end)
+    def capture_end(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return end(self, *args, **kwargs)
+        finally:
+            _ends(session, self)
+
+    @surrounds
+    @functools.wraps(again)
+    def replay(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = again(self, *args, **kwargs)
+        if getattr(self, _TRAINS, False):
+            session.step_was_seen()
+        return result
+
+    for name, replacement in zip(_METHODS, (capture_begin, capture_end, replay), strict=True):
+        replace(graph, name, replacement)
+    _watch_maker(module)
+
+
+@never_raise
+def _watch_maker(module: Any) -> None:
+    """It runs passes before it captures, which train nothing."""
+    original = getattr(module, _MAKER, None)
+    if original is None:
+        return
+
+    @surrounds
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        call = _Preparation()
+        gate.begin(call)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            gate.end(call)
+
+    for owner in (module, sys.modules.get(module.__name__.rpartition(".")[0])):
+        if getattr(owner, _MAKER, None) is original:
+            replace(owner, _MAKER, make)
+
+
+@never_raise
+def _begins(session: Session, graph: Any) -> None:
+    gate.begin(graph)
+    setattr(graph, _CALLS, session.optimizers.calls)
+
+
+@never_raise
+def _ends(session: Session, graph: Any) -> None:
+    gate.end(graph)
+    setattr(graph, _TRAINS, session.optimizers.calls > getattr(graph, _CALLS))
+
+
+# When a DataLoader creates its iterator, fetches a batch and, in a worker, makes one.
+#
+# The code is flat, because calls are expensive while the processor's caches are cold (see
+# steps.py).
+
+
+def watch_data_loaders(session: Session) -> None:
+    def attach(module: Any) -> None:
+        _watch_fetches(session, module._BaseDataLoaderIter)
+        _watch_iterators(session, module.DataLoader)
+
+    when_imported("torch.utils.data.dataloader", attach)
+    when_imported("torch.utils.data._utils.fetch", lambda module: _watch_making(session, module))
+
+
+def _watch_fetches(session: Session, owner: Any) -> None:
+    """A loader and its iterators are known by their sampler, which they share."""
+    from torch import is_grad_enabled
+    from torch.compiler import is_compiling
+
+    ends_steps = session.settings.step_on == "dataloader"
+    notes, start_up, of_sampler = session.notes, session.start_up, session.loaders.of_sampler
+    original = owner.__next__
+
+    @surrounds
+    @functools.wraps(original)
+    def following(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or get_ident() != session.thread:
+            return original(self, *args, **kwargs)
+        if ends_steps:
+            session.boundary()
+        loader = id(getattr(self, "_index_sampler", None))
+        began, used = perf_counter_ns(), thread_time_ns()
+        notes.append((FETCH, began, (loader, False, is_grad_enabled())))
+        if session.phases_wanted:
+            session.phase_changes("data", entering=True)
+        elements, batch = NO_BATCH, None
+        try:
+            batch = original(self, *args, **kwargs)
+            elements = count_elements(batch)
+            return batch
+        except StopIteration:
+            elements = EXHAUSTED
+            raise
+        finally:
+            ended = perf_counter_ns()
+            notes.append((FETCHED, ended, elements))
+            if session.phases_wanted:
+                session.phase_changes("data", entering=False)
+            if start_up.waits:
+                start_up.batch_arrived()
+            use = of_sampler(loader)
+            if use is not None and elements == EXHAUSTED:
+                use.ended(ended - began)
+            elif use is not None and elements != NO_BATCH:
+                spent = thread_time_ns() - used
+                use.fetched(ended - began, spent, batch, plain=session.is_plain)
+
+    replace(owner, "__next__", following)
+
+
+def _watch_iterators(session: Session, owner: Any) -> None:
+    """Creating an iterator starts the workers: the first batch waits for that."""
+    from torch import is_grad_enabled
+    from torch.compiler import is_compiling
+
+    ends_steps = session.settings.step_on == "dataloader"
+    notes, start_up, loaders = session.notes, session.start_up, session.loaders
+    original = owner.__iter__
+
+    @surrounds
+    @functools.wraps(original)
+    def iterate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or get_ident() != session.thread:
+            return original(self, *args, **kwargs)
+        if start_up.asks:
+            start_up.batch_asked_for()
+        if ends_steps:
+            session.boundary()
+        loaders.begins(self)
+        loader = id(getattr(self, "_index_sampler", None))
+        began = perf_counter_ns()
+        notes.append((FETCH, began, (loader, True, is_grad_enabled())))
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            ended = perf_counter_ns()
+            notes.append((FETCHED, ended, NO_BATCH))
+            loaders.created(ended - began)
+
+    replace(owner, "__iter__", iterate)
+
+
+def _watch_making(session: Session, module: Any) -> None:
+    """In workers that were forked: batches are made there."""
+    made = session.loaders.made
+    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
+        owner = getattr(module, name, None)
+        if owner is not None:
+            replace(owner, "fetch", _timed(owner.fetch, made))
+
+
+def _timed(original: Any, made: Any) -> Any:
+    from torch.compiler import is_compiling
+
+    @surrounds
+    @functools.wraps(original)
+    def fetch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(self, *args, **kwargs)
+        began, used = perf_counter_ns(), thread_time_ns()
+        batch = original(self, *args, **kwargs)
+        made(perf_counter_ns() - began, thread_time_ns() - used)
+        return batch
+
+    return fetch
+
+
+# What else a training thread does inside a step: evaluates, saves, collects garbage, compiles.
+#
+# Each is noted where it begins and ends, like the phases of every step (step_notes.py). None of
+# these calls is frequent, so none costs a step anything when it does not happen.
+
+SHORTEST_COLLECTION_NS = 100_000  # shorter ones stay in the phase around them
+# Where checkpoints are written: module, and function or method. One inside another counts once.
+# Lightning saves to memory first, then to its file.
+SAVING = (
+    ("torch.serialization", "save"),
+    ("torch.distributed.checkpoint.state_dict_saver", "save"),
+    ("torch.distributed.checkpoint.state_dict_saver", "async_save"),
+    ("lightning.fabric.utilities.cloud_io", "_atomic_save"),
+    ("lightning_fabric.utilities.cloud_io", "_atomic_save"),
+    ("safetensors.torch", "save_file"),
+    ("safetensors.numpy", "save_file"),
+    ("pickle", "dump"),
+    *(
+        (module, function)
+        for module in ("numpy.lib._npyio_impl", "numpy.lib.npyio")  # numpy 2, numpy 1
+        for function in ("save", "savez", "savez_compressed")
+    ),
+    ("joblib.numpy_pickle", "dump"),
+    ("transformers.trainer", "Trainer._save_checkpoint"),
+    ("transformers.modeling_utils", "PreTrainedModel.save_pretrained"),
+    ("accelerate.accelerator", "Accelerator.save_state"),
+)
+
+
+@never_raise
+def watch_rare_phases(session: Session) -> None:
+    """Attach to torch and to Python's collector; once, when torch has been imported."""
+    _watch_collector(session)
+    _watch_modes(session)
+    for module, function in SAVING:
+        when_imported(module, functools.partial(_watch_saving, session, function))
+    session.compiler.attach()
+    when_imported("torch._dynamo.callback", functools.partial(_watch_compiler, session))
+
+
+def _watch_collector(session: Session) -> None:
+    """Both notes are written when a collection ends: it is too short for any other to come."""
+    notes = session.notes
+    began = 0
+
+    def collecting(phase: str, _info: dict[str, int]) -> None:
+        nonlocal began
+        if get_ident() != session.thread:
+            return
+        now = perf_counter_ns()
+        if phase == "start":
+            began = now
+        elif began and now - began >= SHORTEST_COLLECTION_NS:
+            notes.append((ENTER, began, "gc"))
+            notes.append((LEAVE, now, "gc"))
+
+    gc.callbacks.append(collecting)
+    when_detached(lambda: gc.callbacks.remove(collecting))
+
+
+def _watch_modes(session: Session) -> None:
+    """`eval()` is `train(False)`, and both call the same of every module inside."""
+    from torch.compiler import is_compiling
+    from torch.nn import Module
+
+    original = Module.train
+    notes = session.notes
+    inside = False
+
+    @surrounds
+    @functools.wraps(original)
+    def train(self: Any, mode: bool = True) -> Any:
+        nonlocal inside
+        if inside or is_compiling() or get_ident() != session.thread:
+            return original(self, mode)
+        inside = True
+        try:
+            return original(self, mode)
+        finally:
+            inside = False
+            notes.append((MODE, perf_counter_ns(), bool(mode)))
+
+    replace(Module, "train", train)
+
+
+def _watch_saving(session: Session, name: str, module: Any) -> None:
+    inside, _, name = name.rpartition(".")
+    owner = getattr(module, inside, None) if inside else module
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+    saving = _as_phase(session, original, "checkpoint")
+    replace(owner, name, saving)
+    for package in _packages_above(module.__name__):
+        if vars(package).get(name) is original:
+            replace(package, name, saving)
+
+
+def _packages_above(module: str) -> list[Any]:
+    """They may hold the module's functions by the same name."""
+    parts = module.split(".")
+    names = [".".join(parts[:length]) for length in range(1, len(parts))]
+    return [sys.modules[name] for name in names if name in sys.modules]
+
+
+def _as_phase(session: Session, original: Callable[..., Any], phase: str) -> Callable[..., Any]:
+    from torch.compiler import is_compiling
+
+    notes = session.notes
+
+    @surrounds
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or get_ident() != session.thread:
+            return original(*args, **kwargs)
+        notes.append((ENTER, perf_counter_ns(), phase))
+        try:
+            return original(*args, **kwargs)
+        finally:
+            notes.append((LEAVE, perf_counter_ns(), phase))
+
+    return call
+
+
+def _watch_compiler(session: Session, module: Any) -> None:
+    """Dynamo says itself when it begins to compile and when it has ended."""
+    notes = session.notes
+    handler = module.callback_handler
+    before = 0
+
+    def begins(*args: Any) -> None:
+        nonlocal before
+        session.compiler.begins(getattr(args[0], "compile_id", None) if args else None)
+        if get_ident() == session.thread:
+            before = _graphs_compiled()
+            notes.append((ENTER, perf_counter_ns(), "compile"))
+
+    def ends(*args: Any) -> None:
+        session.compiler.look(getattr(args[0], "compile_id", None) if args else None)
+        if get_ident() == session.thread:
+            now = perf_counter_ns()
+            notes.append((LEAVE, now, "compile"))
+            graphs = _graphs_compiled() - before
+            if graphs > 0:
+                notes.append((GRAPHS, now, graphs))
+
+    def register() -> None:
+        handler.register_start_callback(begins)
+        handler.register_end_callback(ends)
+
+    clear = handler.clear
+
+    @surrounds
+    @functools.wraps(clear)
+    def cleared(*args: Any, **kwargs: Any) -> Any:
+        """`torch._dynamo.reset` removes all callbacks."""
+        try:
+            return clear(*args, **kwargs)
+        finally:
+            register()
+
+    def unregister() -> None:
+        handler.remove_start_callback(begins)
+        handler.remove_end_callback(ends)
+
+    register()
+    when_detached(unregister)
+    replace(handler, "clear", cleared)
+
+
+@never_raise
+def _graph_counter() -> int:
+    counters: Any = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters.get("stats", {}).get("unique_graphs", 0))
+
+
+def _graphs_compiled() -> int:
+    return _graph_counter() or 0

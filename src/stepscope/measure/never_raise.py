@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from typing_extensions import ParamSpec
 
     P = ParamSpec("P")

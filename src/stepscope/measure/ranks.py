@@ -1,15 +1,24 @@
-"""Which rank this process is, and of how many."""
+"""Which rank this process is and of how many, where its host stands in the network, and
+which ranks record a trace.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
-from stepscope.measure.network_place import network_place
+from stepscope.errors import UsageError
+from stepscope.measure.never_raise import note
+from stepscope.text.words import counted
+
+# Which rank this process is, and of how many.
 
 # Of tasks, which may well be trainings of their own: a sweep. In a Slurm job mpirun starts its
 # daemons with srun, whose variables reach the tasks: mpirun first.
@@ -86,3 +95,164 @@ def _math(torch: Any) -> dict[str, bool]:
             with suppress(AttributeError, RuntimeError):
                 known.setdefault(name, attrgetter(place)(torch.backends) == on)
     return known
+
+
+# Rack and switch of this host, from the environment: Slurm's topology, or the user's own words.
+#
+# Slurm sets both variables when a topology plugin is configured:
+#
+#     SLURM_TOPOLOGY_ADDR=s0.s2.node1
+#     SLURM_TOPOLOGY_ADDR_PATTERN=switch.switch.node
+
+_LONGEST = 200  # of a name, and of all switches: more is no topology
+
+
+def network_place(environment: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
+    """None if nothing tells. STEPSCOPE_RACK and STEPSCOPE_SWITCH outrank Slurm's names."""
+    switches = _slurm_switches(environment)
+    rack = _name(environment, "STEPSCOPE_RACK")
+    switch = _name(environment, "STEPSCOPE_SWITCH")
+    if switch and switch not in switches[-1:]:
+        switches = [switch]
+    if not rack and not switches:
+        return None
+    return {"rack": rack, "switch": switches[-1] if switches else None, "switches": switches}
+
+
+def _slurm_switches(environment: Mapping[str, str]) -> list[str]:
+    """From the top down; a node's name may contain dots, a switch's may not."""
+    kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "")[:_LONGEST].split(".")
+    names = environment.get("SLURM_TOPOLOGY_ADDR", "")[:_LONGEST].split(".", len(kinds) - 1)
+    if len(names) != len(kinds):
+        return []
+    pairs = zip(names, kinds, strict=True)
+    return [name for name, kind in pairs if kind == "switch" and name]
+
+
+def _name(environment: Mapping[str, str], variable: str) -> str | None:
+    return environment.get(variable, "").strip()[:_LONGEST] or None
+
+
+# Which ranks are traced. Each rank decides for itself, from numbers that all of them know.
+#
+# A trace costs a file of megabytes, so of a large job only some ranks record one. All ranks keep
+# their steps, their clock rounds and the flight recorder's collectives.
+
+Rule = Literal["auto", "all", "one-per-host", "listed"]
+MOST_TRACED = 64
+_RANGE = re.compile(r"(\d{1,8})(?:-(\d{1,8}))?")
+_EXAMPLES = "write numbers and ranges as in 0,7,64-71, or one-per-host, all or auto"
+# A launcher's own number of the process, and its number among those of the same host.
+_LAUNCHERS = (
+    ("RANK", "LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "MPI_LOCALRANKID"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenRanks:
+    """What `--ranks` asks for; `ranges` are those of a list, both ends included."""
+
+    rule: Rule
+    ranges: tuple[tuple[int, int], ...] = ()
+
+    def holds(self, rank: int) -> bool:
+        return any(first <= rank <= last for first, last in self.ranges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceChoice:
+    """Whether this rank records a trace; `problem` is said where the request did not fit."""
+
+    traced: bool
+    rule: Rule
+    problem: str = ""
+
+
+def parse_ranks(text: str) -> ChosenRanks:
+    """Raises UsageError."""
+    words = text.strip()
+    for rule in ("auto", "all", "one-per-host"):
+        if words == rule:
+            return ChosenRanks(rule=rule)
+    ranges = []
+    for word in words.split(","):
+        match = _RANGE.fullmatch(word.strip())
+        if match is None:
+            raise UsageError(f"--ranks {text}: {word.strip()!r} is not a rank: {_EXAMPLES}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
+            raise UsageError(f"--ranks {text}: a range goes up: write {last}-{first}")
+        ranges.append((first, last))
+    return ChosenRanks(rule="listed", ranges=tuple(ranges))
+
+
+def choose_here(text: str, rank: int, world_size: int) -> TraceChoice:
+    """This rank's own choice. Never raises; rank 0 notes what does not fit the job."""
+    try:
+        choice = choose_trace(parse_ranks(text), rank, world_size)
+    except UsageError as error:
+        traced = _by_default(rank, world_size)
+        choice = TraceChoice(traced=traced, rule="auto", problem=f"{error}; auto is used")
+    if choice.problem and rank == 0:
+        note("ranks", choice.problem)
+    return choice
+
+
+def choose_trace(wanted: ChosenRanks, rank: int, world_size: int) -> TraceChoice:
+    """Never raises. A request that fits no rank of the job is answered as `auto`."""
+    if wanted.rule == "all":
+        return TraceChoice(traced=True, rule="all")
+    if wanted.rule == "one-per-host":
+        local = local_rank(rank)
+        if local is not None or world_size == 1:
+            return TraceChoice(traced=not local, rule="one-per-host")
+        problem = "the launcher does not say which ranks share a host, so --ranks auto is used"
+        return TraceChoice(traced=_by_default(rank, world_size), rule="auto", problem=problem)
+    if wanted.rule == "auto":
+        return TraceChoice(traced=_by_default(rank, world_size), rule="auto")
+    problem = _outside(wanted, world_size)
+    if all(first >= world_size for first, _ in wanted.ranges):
+        traced, problem = _by_default(rank, world_size), f"{problem}, so --ranks auto is used"
+        return TraceChoice(traced=traced, rule="auto", problem=problem)
+    return TraceChoice(traced=wanted.holds(rank), rule="listed", problem=problem)
+
+
+def local_rank(rank: int) -> int | None:
+    """This process's number among the ranks of its host; None where no launcher says so. A launcher
+    whose own number is another one started something else, such as one process per host."""
+    for whole, local in _LAUNCHERS:
+        if os.environ.get(whole) == str(rank) and os.environ.get(local, "").isdecimal():
+            return int(os.environ[local])
+    return None
+
+
+def spread_evenly(world_size: int, most: int = MOST_TRACED) -> list[int]:
+    """At most so many ranks, one from each of as many equal stretches.
+
+    Neighbouring ranks share a host, so stretches spread over hosts; ranks that were dealt out to
+    hosts in turn are spread as well. The place inside its stretch moves on each time: the first
+    ranks of all hosts alone would show no other device.
+    """
+    if world_size <= most:
+        return list(range(world_size))
+    inside = world_size // most
+    return [
+        place * world_size // most + (place + place // inside) % inside for place in range(most)
+    ]
+
+
+def _by_default(rank: int, world_size: int) -> bool:
+    return world_size <= MOST_TRACED or rank in spread_evenly(world_size)
+
+
+def _outside(wanted: ChosenRanks, world_size: int) -> str:
+    """What of the list is no rank of the job."""
+    beyond = [(max(first, world_size), last) for first, last in wanted.ranges if last >= world_size]
+    if not beyond:
+        return ""
+    words = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in beyond[:4])
+    more = f" and {len(beyond) - 4} more" if len(beyond) > 4 else ""
+    return f"--ranks names {words}{more}, but the job has {counted(world_size, 'rank')}"

@@ -1,26 +1,48 @@
-"""Lines to disk in the background: the training thread only appends to a queue.
-
-Every line reaches the operating system whole within the flush interval (FLUSH_S up to 64 ranks), so
-a kill loses no more than that.
+"""Write lines to disk in the background: the training thread only appends to a queue, and
+older lines of steps.jsonl are packed.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import threading
-from time import monotonic, time  # a script may replace those of the module
-from typing import TYPE_CHECKING, Any, Protocol
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from operator import add, sub
+from pathlib import Path
+from time import monotonic, time
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from stepscope.measure import folder as layout
 from stepscope.measure.folder import note_unwritten
 from stepscope.measure.never_raise import note
+from stepscope.records.folders import (
+    ABSENT,
+    END,
+    MARKS,
+    OTHER,
+    PACKED_SCHEMA,
+    PHASE_FIELDS,
+    ROUNDED,
+    ROUNDING,
+    STEP,
+    WALL,
+    part_name,
+)
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
 
-    from stepscope.measure.packed_steps import StepPacking
+    Line = dict[str, Any]
+
+# Lines to disk in the background: the training thread only appends to a queue.
+#
+# Every line reaches the operating system whole within the flush interval (FLUSH_S up to 64 ranks),
+# so a kill loses no more than that.
 
 FLUSH_S = 0.5
 _RANKS_AT_ONCE, _LONGEST_S = 64, 10.0
@@ -137,3 +159,184 @@ class LineWriter:
                 return
             note_unwritten(self._path.name, error)
         del self._unwritten[:]
+
+
+# Long runs: older lines of steps.jsonl move, a block at a time, into packed parts next to it.
+#
+# Packing runs in the writer's thread while the model trains, in small pieces: no piece holds
+# Python's lock for long, and lines are written between them. A part gets its name only when it is
+# on disk, and only then are its lines cut from steps.jsonl. A kill in between leaves steps in both
+# files, and readers count them once.
+
+BLOCK = 20_000  # steps of a packed part
+KEPT = 2_000  # steps that always stay in steps.jsonl, for those who watch a running job
+_PIECE_LINES = 32  # about 0.2 ms
+_PIECE_NUMBERS = 1000
+_GZIP = 31  # zlib's name for a gzip file
+
+
+class PartColumns:
+    """The columns of one packed part, as they are stored. Fields that it does not know are kept."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._columns: dict[str, array[int]] = {}
+        self._marks: dict[str, list[int]] = {name: [] for name in MARKS}
+        self._step = self._end = 0  # of the last line
+        self._unit = 0  # of rounded fields
+
+    def add(self, lines: list[Line]) -> None:
+        names = set().union(*lines)
+        for name in names.intersection(MARKS):
+            places = enumerate(lines, self.steps)
+            self._marks[name] += [place for place, line in places if line.get(name)]
+        columns = {
+            name: [line.get(name, ABSENT) for line in lines]
+            for name in (names | self._columns.keys()).difference(MARKS)
+        }
+        self._leave_out_known(columns, lines)
+        self._round(columns)
+        for name, values in columns.items():
+            if name not in self._columns:
+                self._columns[name] = array("q", [ABSENT]) * self.steps
+            self._columns[name].extend(values)
+        self.steps += len(lines)
+
+    def _leave_out_known(self, columns: dict[str, list[int]], lines: list[Line]) -> None:
+        """Keep of some fields only what the others do not say (see records/folders.py)."""
+        walls = [line[WALL] for line in lines]
+        phases = [name for name in PHASE_FIELDS if name in columns]
+        spent = [sum([line.get(name, 0) for name in phases]) for line in lines]
+        others = [line.get(OTHER, 0) for line in lines]
+        ends = [line.get(END, 0) for line in lines]
+        columns[OTHER] = list(map(sub, map(add, others, spent), walls))
+        columns[END] = list(map(sub, _distances(self._end, ends), walls))
+        columns[STEP] = _distances(self._step, columns[STEP])
+        self._step, self._end = lines[-1][STEP], ends[-1]
+
+    def _round(self, columns: dict[str, list[int]]) -> None:
+        """After that, `other_ns` is what the rounded phases leave: phases still add up."""
+        unit = self._unit = self._unit or _power_of_ten(min(columns[WALL]) // ROUNDING)
+        for name in ROUNDED.intersection(columns):
+            columns[name] = [value // unit for value in columns[name]]  # ABSENT stays negative
+
+    def encode(self) -> Iterator[bytes]:
+        """Pieces of the part's text."""
+        # Small numbers take little space once compressed, so all count from the smallest one.
+        base = {name: min(column) for name, column in self._columns.items()}
+        yield f'{{"schema": {PACKED_SCHEMA}, "steps": {self.steps}, "columns": {{'.encode()
+        for place, (name, column) in enumerate(self._columns.items()):
+            yield f'{", " if place else ""}"{name}": ['.encode()
+            yield from _numbers(column, base[name])
+            yield b"]"
+        units = dict.fromkeys(ROUNDED.intersection(self._columns), self._unit)
+        about = {"base": base, "unit": units, "marks": self._marks}
+        yield f"}}, {json.dumps(about)[1:]}".encode()
+
+
+def _power_of_ten(limit: int) -> int:
+    """The largest one up to this limit, at least 1."""
+    power = 1
+    while 10 * power <= limit:
+        power *= 10
+    return power
+
+
+def _distances(before: int, values: list[int]) -> list[int]:
+    return list(map(sub, values, [before, *values[:-1]]))
+
+
+def _numbers(column: array[int], base: int) -> Iterator[bytes]:
+    for start in range(0, len(column), _PIECE_NUMBERS):
+        piece = ",".join([str(value - base) for value in column[start : start + _PIECE_NUMBERS]])
+        yield f"{',' if start else ''}{piece}".encode()
+
+
+class StepPacking:
+    """Moves blocks out of one rank's steps.jsonl. All calls come from the writer's thread."""
+
+    def __init__(self, tail: Path) -> None:
+        self._tail = tail
+        self._lines = 0  # in steps.jsonl
+        self._parts = 0
+        self._work: Iterator[None] | None = None
+        self._wanted = BLOCK + KEPT
+
+    def wrote(self, lines: int) -> None:
+        """So many lines were added to steps.jsonl."""
+        self._lines += lines
+        if self._work is None and self._lines >= self._wanted:
+            self._work = self._pack()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._work is not None
+
+    def go_on(self) -> None:
+        """Do the next piece of work."""
+        if self._work is None:
+            return
+        try:
+            if next(self._work, self) is self:
+                self._work = None
+        except OSError:  # all lines are in steps.jsonl: try again later
+            self._work = None
+            self._wanted = self._lines + KEPT
+        except Exception as error:
+            self._work = None
+            self._wanted = 1 << 62
+            note("packing steps", error)
+
+    def close(self) -> None:
+        """Give up what is half done: all its lines are in steps.jsonl."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.close()  # type: ignore[attr-defined]
+
+    def _pack(self) -> Iterator[None]:
+        part = self._tail.with_name(part_name(self._parts + 1))
+        unfinished = layout.temporary(part)
+        try:
+            with self._tail.open("rb") as tail:
+                columns = PartColumns()
+                yield from _read_block(tail, columns)
+                yield from _write_gzip(unfinished, columns.encode())
+                unfinished.replace(part)
+                self._cut(tail, part)
+        finally:
+            layout.remove(unfinished)
+        self._lines -= columns.steps
+        self._wanted = BLOCK + KEPT
+
+    def _cut(self, tail: IO[bytes], part: Path) -> None:
+        """Replace steps.jsonl by what follows the block; if that fails, the part goes again."""
+        rest = layout.temporary(self._tail)
+        try:
+            rest.write_bytes(tail.read())
+            rest.replace(self._tail)
+        except BaseException:
+            layout.remove(rest)
+            layout.remove(part)
+            raise
+        self._parts += 1
+
+
+def _read_block(tail: IO[bytes], columns: PartColumns) -> Iterator[None]:
+    """The first BLOCK lines; the file is then read up to their end."""
+    while columns.steps < BLOCK:
+        lines = list(islice(iter(tail.readline, b""), min(_PIECE_LINES, BLOCK - columns.steps)))
+        if not lines:
+            raise ValueError("steps.jsonl is shorter than what was written to it")
+        columns.add(json.loads(b"[%s]" % b",".join(lines)))
+        yield
+
+
+def _write_gzip(file: Path, pieces: Iterable[bytes]) -> Iterator[None]:
+    pack = zlib.compressobj(wbits=_GZIP)
+    with file.open("wb") as out:
+        for piece in pieces:
+            out.write(pack.compress(piece))
+            yield
+        out.write(pack.flush())
+        out.flush()
+        os.fsync(out.fileno())  # once in BLOCK steps

@@ -1,42 +1,50 @@
-"""Peak memory of a changed step: another batch, another precision, blocks recomputed, compiled.
-
-A run folder's measured memory and its backward graph come first (peak_memory/). Without them, a
-transformer that Adam or SGD trains is worked out by arithmetic. Its peak is where backward begins:
-parameters, optimizer state, everything kept for backward and the loss's gradient, but no gradients
-of parameters yet. With few samples the peak is in the optimizer's step, which holds all gradients,
-and one more copy in its foreach form.
+"""Predict the peak memory of a changed step: another batch, another precision, blocks
+recomputed, compiled. This reads the trace; peak_memory/ reads the backward graph only.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.memory.batch import predict_peak
+from stepscope.explain.memory.captured import predict_peak
 from stepscope.explain.memory.model import find_transformer, linear_elements
-from stepscope.explain.memory.theory import token_bytes, transformer_activations
-from stepscope.predict.asked_for_fp32 import find_wide_reads
-from stepscope.predict.optimizer_updates import current_form
-from stepscope.predict.peak_memory.graph_levels import GraphLevels
-from stepscope.predict.peak_memory.grown_peak import (
+from stepscope.explain.memory.theory import Transformer, token_bytes, transformer_activations
+from stepscope.predict.autocast import convolves_in_fp32, find_attention_nodes, find_wide_reads
+from stepscope.predict.data_parallel import step_window
+from stepscope.predict.peak_memory.backward_graph import ConvolutionLayout, MemoryChange
+from stepscope.predict.peak_memory.passes import GraphLevels, TracedPasses, is_convolution
+from stepscope.predict.peak_memory.peak import (
+    changed_peak,
     later_peak,
     other_algorithms_peak,
     unsure_workspace,
 )
-from stepscope.predict.peak_memory.peak_change import changed_peak
-from stepscope.predict.traced_passes import find_traced_passes
-from stepscope.predict.unfused_attention import find_attention_nodes
-from stepscope.records import figures
+from stepscope.predict.step_context import StepContext, current_form
+from stepscope.predict.step_spans import captured_graph, created_nodes
+from stepscope.records.memory import CapturedBackward, GraphNode, Memory
 from stepscope.records.prediction import PeakMemory
+from stepscope.records.trace import HostKind
+from stepscope.step.call_tree import is_channels_last, tensor_shapes
+from stepscope.step.work import rows_named
+from stepscope.text import figures
 
 if TYPE_CHECKING:
-    from stepscope.explain.memory.theory import Transformer
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.predict.peak_memory.held_values import MemoryChange
-    from stepscope.predict.step_context import StepContext
-    from stepscope.records.memory import Memory
+    from stepscope.step.graph import Ints
+
+# Peak memory of a changed step: another batch, another precision, blocks recomputed, compiled.
+#
+# A run folder's measured memory and its backward graph come first (peak_memory/). Without them, a
+# transformer that Adam or SGD trains is worked out by arithmetic. Its peak is where backward
+# begins: parameters, optimizer state, everything kept for backward and the loss's gradient, but no
+# gradients of parameters yet. With few samples the peak is in the optimizer's step, which holds all
+# gradients, and one more copy in its foreach form.
 
 _FLOAT, _NARROW = 4, 2
 _DOUBT = 0.05  # of what arithmetic says
@@ -219,3 +227,106 @@ def _with_doubt(size: float) -> PeakMemory:
         low_bytes=round(size * (1 - _DOUBT)),
         high_bytes=round(size * (1 + _DOUBT)),
     )
+
+
+# What a trace says about the memory of forward and backward, and their graph does not.
+
+_STRIDE, _TRANSPOSED, _GROUPS = 3, 6, 8  # arguments of aten::convolution
+_RANKS = (3, 4)  # over one dimension or two
+_CONVOLUTION = "aten::convolution"
+_ZERO_GRAD = re.compile(r"Optimizer\.zero_grad#")
+
+
+def find_traced_passes(context: StepContext) -> TracedPasses:
+    graph = captured_graph(context)
+    if context.on_host or graph is None:
+        return TracedPasses()
+    places, rows = created_nodes(context)
+    in_fp32 = convolves_in_fp32(context)
+    convolves = any(is_convolution(node.name) for node in graph.nodes)
+    return TracedPasses(
+        cleared_late=_clears_after_forward(context, rows),
+        convolves_in_fp32=in_fp32 and convolves,
+        fp32_convolutions=_find_convolutions(context, places, rows) if in_fp32 else (),
+    )
+
+
+def _clears_after_forward(context: StepContext, forward: Ints) -> bool:
+    """Whether gradients of the step before are cleared between forward and backward. `forward` are
+    the operators of forward that created nodes."""
+    host = context.trace.host
+    begin, end = step_window(context)
+    inside = (host.start_ns >= begin) & (host.start_ns < end)
+    marks = rows_named(
+        context.trace, host, inside & (host.kind <= HostKind.ANNOTATION), _ZERO_GRAD.match
+    )
+    nodes = inside & (host.forward_of >= 0)
+    if not len(forward) or not marks.any() or not nodes.any():
+        return False
+    cleared = host.start_ns[marks]
+    after = cleared > np.median(host.start_ns[forward])
+    return bool((after & (cleared < host.start_ns[nodes].min())).any())
+
+
+def _find_convolutions(
+    context: StepContext, places: Ints, rows: Ints
+) -> tuple[ConvolutionLayout, ...]:
+    """Dense ones with filters of several taps, whose input is not in channels_last order. A filter
+    of one tap is a plain product, in any layout."""
+    graph = captured_graph(context)
+    host, strings = context.trace.host, context.trace.strings
+    if graph is not None and not len(rows):
+        places, rows = _match_by_size(context, graph)
+    found: dict[int, ConvolutionLayout] = {}
+    for place, row in zip(places.tolist(), rows.tolist(), strict=True):
+        if graph is None or not is_convolution(graph.nodes[place].name) or host.shapes[row] < 0:
+            continue
+        if host.strides[row] >= 0 and is_channels_last(strings[host.strides[row]]):
+            continue
+        concrete = strings[host.concrete[row]] if host.concrete[row] >= 0 else ""
+        layout = _read_layout(place, strings[host.shapes[row]], concrete)
+        if layout is not None:
+            found[place] = layout
+    return tuple(found.values())
+
+
+def _match_by_size(context: StepContext, graph: CapturedBackward) -> tuple[Ints, Ints]:
+    """Convolutions of the graph, and a call with an input and a weight of as many elements each.
+
+    A step that differentiates twice, or trains two models, has other nodes in the trace than in the
+    graph, so that their order does not match them.
+    """
+    host, strings = context.trace.host, context.trace.strings
+    begin, end = step_window(context)
+    inside = (host.start_ns >= begin) & (host.start_ns < end) & (host.shapes >= 0)
+    calls = np.flatnonzero(rows_named(context.trace, host, inside, _CONVOLUTION.__eq__))
+    by_size: dict[tuple[int, ...], int] = {}
+    for row in calls.tolist():
+        shapes = tensor_shapes(strings[host.shapes[row]])[:2]
+        by_size.setdefault(tuple(map(math.prod, shapes)), row)
+    pairs = [
+        (place, by_size[size])
+        for place, node in enumerate(graph.nodes)
+        if is_convolution(node.name) and (size := _kept_elements(node)) in by_size
+    ]
+    places, rows = zip(*pairs, strict=True) if pairs else ((), ())
+    return np.array(places, np.int32), np.array(rows, np.int32)
+
+
+def _kept_elements(node: GraphNode) -> tuple[int, ...]:
+    elements = {saved.field: saved.elements for saved in node.saved}
+    return tuple(elements.get(field, 0) for field in ("input", "weight"))
+
+
+def _read_layout(place: int, shapes: str, concrete: str) -> ConvolutionLayout | None:
+    """By the input and the weight: all channels meet, over several points."""
+    tensors = [shape for shape in tensor_shapes(shapes) if len(shape) in _RANKS]
+    given = msgspec.json.decode(concrete) if concrete else []
+    if len(tensors) < 2 or len(given) <= _GROUPS or given[_GROUPS] != "1":
+        return None
+    (_, inputs, *_), weight = tensors[:2]
+    outputs = weight[1] if given[_TRANSPOSED] == "True" else weight[0]
+    if all(taps == 1 for taps in weight[2:]):
+        return None
+    strided = set(msgspec.json.decode(given[_STRIDE] or "[1]")) != {1}
+    return ConvolutionLayout(place=place, inputs=inputs, outputs=outputs, strided=strided)

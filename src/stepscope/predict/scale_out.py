@@ -7,47 +7,50 @@ one plan. Whenever part of it changes, the step is planned again from what one w
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.replay.graph import Phase
-from stepscope.explain.replay.schedule import step_ns
-from stepscope.explain.work import Kind
-from stepscope.predict import exchange
-from stepscope.predict.batch_growth import SPREAD as BATCH_SPREAD
-from stepscope.predict.batch_growth import grow_batch
-from stepscope.predict.buckets import fill_buckets, find_gradients
-from stepscope.predict.edit import scale_calls, scale_tasks
-from stepscope.predict.host_transfers import (
+from stepscope.predict import planned_exchange
+from stepscope.predict.batch_size import SPREAD as BATCH_SPREAD
+from stepscope.predict.batch_size import grow_batch
+from stepscope.predict.collective_times import TransferTimes, find_transfer_times
+from stepscope.predict.data_parallel import (
+    ENOUGH_STEPS,
+    Buckets,
+    TracedExchange,
+    fill_buckets,
+    find_gradients,
+    find_norm_buffers,
+    find_straggling,
+    find_traced_exchange,
+    own_steps,
+    slow_down,
+    split_waiting,
+)
+from stepscope.predict.declaration import Outcome, Refused, changed
+from stepscope.predict.peaks import peak_at_batch
+from stepscope.predict.planned_exchange import (
     compare_hierarchical,
     find_host_times,
     replicates_hosts,
     spans_hosts,
 )
-from stepscope.predict.norm_buffers import find_norm_buffers
-from stepscope.predict.outcome import Outcome, Refused, changed
-from stepscope.predict.peaks import peak_at_batch
-from stepscope.predict.slowest_worker import ENOUGH_STEPS, find_straggling, own_steps, slow_down
 from stepscope.predict.stalls import describe_workers_stalls, grow_stalls, share_stalls
-from stepscope.predict.traced_exchange import find_traced_exchange, split_waiting
-from stepscope.predict.transfers import find_transfer_times
-from stepscope.predict.worker_plan import Exchange, WorkerPlan
-from stepscope.records.devices import find_device
-from stepscope.records.figures import milliseconds, percent, significant, size
-from stepscope.records.words import counted
+from stepscope.predict.step_context import Exchange, StepContext, WorkerPlan
+from stepscope.records.hardware import Profile, find_device
+from stepscope.step.edit import scale_calls, scale_tasks
+from stepscope.step.graph import Phase
+from stepscope.step.replay import step_ns
+from stepscope.step.work import Kind
+from stepscope.text.figures import milliseconds, percent, significant, size
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.explain.replay.graph import Floats, StepGraph
-    from stepscope.predict.buckets import Buckets
-    from stepscope.predict.step_context import StepContext
-    from stepscope.predict.traced_exchange import TracedExchange
-    from stepscope.predict.transfers import TransferTimes
-    from stepscope.records.profile import Profile
+    from stepscope.step.graph import Floats, StepGraph
 
 STRAGGLING_DOUBT = 0.5  # of what the slowest worker adds, one standard deviation
 MODEL_DOUBT = {True: 0.06, False: 0.03}  # of the step, by whether compute and links share cores
@@ -154,7 +157,7 @@ class _PlannedStep:
             if traced.buckets:
                 durations = graph.tasks.dur_ns[traced.tasks]
                 self.waiting_ns = float(self._split_waiting(durations, traced)[0].sum())
-            self.graph = exchange.remove_traced(graph, traced)
+            self.graph = planned_exchange.remove_traced(graph, traced)
 
     @property
     def count(self) -> int:
@@ -191,15 +194,17 @@ class _PlannedStep:
             return self._retime(graph, self.traced, transfers)
         if transfers is None or self.buckets is None:
             return graph
-        rules = exchange.ReduceRules(
+        rules = planned_exchange.ReduceRules(
             on_host=self.context.on_host,
             add_ddp=self.add_ddp,
             ceilings=self.context.ceilings,
             waiting_ns=self.waiting_ns,
         )
         if plan.stage:
-            return exchange.shard(graph, self.buckets, transfers, rules, plan.stage)
-        return exchange.sum_gradients(graph, self.buckets, transfers, rules, self.norm_buffers)
+            return planned_exchange.shard(graph, self.buckets, transfers, rules, plan.stage)
+        return planned_exchange.sum_gradients(
+            graph, self.buckets, transfers, rules, self.norm_buffers
+        )
 
     def _retime(
         self, graph: StepGraph, traced: TracedExchange, transfers: TransferTimes | None
@@ -207,12 +212,12 @@ class _PlannedStep:
         """Only the transfers change; what a rank waits for others inside them stays."""
         durations = graph.tasks.dur_ns[traced.tasks]
         if transfers is None:
-            return exchange.retime_traced(graph, traced, np.zeros(len(durations)))
+            return planned_exchange.retime_traced(graph, traced, np.zeros(len(durations)))
         if traced.buckets is None:
             raise Refused("the trace does not say how many bytes its all-reduces move")
         waiting, share = self._split_waiting(durations, traced)
         expected = transfers.expected_ns(traced.sizes)
-        return exchange.retime_traced(graph, traced, waiting + share * expected)
+        return planned_exchange.retime_traced(graph, traced, waiting + share * expected)
 
     def _split_waiting(self, durations: Floats, traced: TracedExchange) -> tuple[Floats, Floats]:
         return split_waiting(durations, traced.sizes, self.present_transfers)

@@ -1,25 +1,29 @@
-"""Stalls in the average step: the run's mean step is its typical step plus these.
+"""Describe the stalls of the average step, by cause.
 
-What-ifs change the typical step, which the trace shows. Stalls are known from every step of the run
-and stay as they are, unless a what-if concerns their cause. Times are nanoseconds.
+The run's mean step is its typical step plus these.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.records.figures import milliseconds
-from stepscope.records.whole_run import STALL_CAUSES, WITHOUT_GRADIENTS
+from stepscope.explain.budget import longer_work_ns
+from stepscope.records.run import STALL_CAUSES, WITHOUT_GRADIENTS, RankRun, Stall
+from stepscope.text.figures import milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from stepscope.explain.rank_analysis import RankAnalysis
+    from stepscope.step.graph import Floats
 
-    from stepscope.explain.replay.graph import Floats
-    from stepscope.records.whole_run import RankRun, Stall
+# Stalls in the average step: the run's mean step is its typical step plus these.
+#
+# What-ifs change the typical step, which the trace shows. Stalls are known from every step of the
+# run and stay as they are, unless a what-if concerns their cause. Times are nanoseconds.
 
 NORMAL_95 = 1.96  # standard deviations on each side hold 95%
 # The script stalls for these at the same step on every worker.
@@ -217,3 +221,20 @@ def _list(causes: list[str]) -> str:
 
 def name_cause(cause: str) -> str:
     return cause.replace("_", " ")
+
+
+# What changes a typical step also changes the work of steps that are longer for having more of it
+# (explain/budget.py); among the run's stalls they are unexplained.
+
+_UNKNOWN = "unknown"
+
+
+def with_longer_steps(stalls: StepStalls | None, analysis: RankAnalysis) -> StepStalls | None:
+    """The stalls, knowing which share of the unexplained ones is work."""
+    if stalls is None or _UNKNOWN not in stalls.periodic:
+        return stalls
+    longer = len(stalls.excess_ns.get(_UNKNOWN, ()))
+    cost_ns = stalls.cost_ns.get(_UNKNOWN, 0.0) * stalls.steps
+    if not longer or not cost_ns:
+        return stalls
+    return replace(stalls, work_share=min(1.0, longer * longer_work_ns(analysis) / cost_ns))

@@ -1,42 +1,394 @@
-"""What a what-if reads: the step's graph, and what is known about each of its tasks."""
+"""Describe the step that a what-if reads: its graph, operators, batch, parameters, optimizer
+and planned workers. Nothing here changes the step.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from stepscope.explain.call_tree import distinct_places
-from stepscope.predict.by_text import by_text
-from stepscope.predict.kernels import Family, family_of
-from stepscope.predict.optimizer_rules import ADAM
-from stepscope.predict.peak_memory.held_values import MemoryChange
+from stepscope.explain.memory.model import ShapedCall, StepCalls, find_batch
+from stepscope.predict.kernel_costs import Family, family_of
+from stepscope.predict.peak_memory.backward_graph import MemoryChange
+from stepscope.records.explanation import Steps
+from stepscope.records.job import Job
+from stepscope.records.memory import Memory
+from stepscope.records.trace import HostKind, Trace
+from stepscope.step.call_tree import by_text, distinct_counts, distinct_places
+from stepscope.step.graph import CallKind, Phase, StepGraph
+from stepscope.step.phases import FORWARD
+from stepscope.step.steps import step_of
+from stepscope.step.work import Work, rows_named
+from stepscope.text.words import lazy_pattern
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from stepscope.explain.cpu_use import CpuUse
     from stepscope.explain.flops import Costs
-    from stepscope.explain.memory.model import StepCalls
     from stepscope.explain.rank_analysis import RankAnalysis
-    from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
-    from stepscope.explain.work import Work
-    from stepscope.predict.batch_reading import BatchReading
-    from stepscope.predict.optimizer_rules import UpdateRule
-    from stepscope.predict.parameters import Parameters
     from stepscope.predict.stalls import StepStalls
-    from stepscope.predict.worker_plan import Exchange, WorkerPlan
-    from stepscope.records.efficiency import Ceilings
-    from stepscope.records.explanation import Steps
-    from stepscope.records.job import Job
-    from stepscope.records.memory import Memory
-    from stepscope.records.profile import Profile
-    from stepscope.records.together_summary import ConsistencyPromise
-    from stepscope.records.trace import Trace
+    from stepscope.records.hardware import Ceilings, Profile
+    from stepscope.records.parameter_server import ConsistencyPromise
+    from stepscope.step.graph import Flags, Floats, Ints
+
+    Rows = NDArray[np.intp]
+
+# What is planned about workers, and the exchange of gradients that follows from it.
+
+
+class GivenLink(msgspec.Struct, frozen=True, kw_only=True):
+    """The link of one host to the others, as the user states it."""
+
+    bytes_s: float
+    latency_ns: float | None = None  # of one message; None: not stated
+
+
+class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """So many hosts with as many ranks of the exchange on each as before."""
+
+    count: int
+    per_host: int
+    before: int
+    link: GivenLink | None = None  # None: as captured or calibrated
+
+
+class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for."""
+
+    ranks: int
+    hosts: HostPlan | None = None  # None: nothing was asked about hosts
+    strong: bool = False  # all workers together keep the batch
+    bucket_mb: float | None = None  # None: as traced, else DDP's own
+    bandwidth: float = 1.0
+    latency: float = 1.0
+    stage: int = 0  # of ZeRO
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """The planned exchange and what it does to the step."""
+
+    ranks: int
+    before: int  # workers of the trace
+    basis: str
+    buckets: int
+    size_bytes: int
+    comm_ns: float  # all collectives, one after the other
+    exposed_ns: float  # what they add to the step
+    least_ns: float  # no link makes the step shorter
+    straggling: float  # the slowest worker's step over a usual one
+    held_bytes: int = 0  # DDP's buckets, if the trace has none yet
+    summary: str = ""
+
+
+# The step's batch as its shapes show it, and why that may not be the number of samples.
+
+_PACKED = lazy_pattern(r"^aten::(_pack_padded_sequence|_nested_\w+)$|varlen")
+# Graph nets read rows of a table of nodes by index, and add rows into it.
+_BY_ROW = lazy_pattern(
+    r"^(aten|torch_scatter|torch_sparse)::(index_select|index_add|scatter|gather|_sparse_mm)"
+)
+_LOSSES = (
+    *("aten::cross_entropy_loss", "aten::nll_loss_nd", "aten::nll_loss", "aten::mse_loss"),
+    *("aten::binary_cross_entropy_with_logits", "aten::binary_cross_entropy", "aten::l1_loss"),
+)
+_SIDES = {"aten::conv1d": 3, "aten::conv2d": 4, "aten::conv3d": 5}  # of an input with a batch
+
+
+class BatchReading(msgspec.Struct, frozen=True, kw_only=True):
+    size: int
+    read_from: str
+    doubt: str = ""  # why it may not be the number of samples
+    one_graph: bool = False  # every step reads the same table of nodes: there may be no batch
+
+
+def read_batch(trace: Trace, step: StepCalls | None) -> BatchReading | None:
+    """None if no operator shows one."""
+    batch = find_batch(step) if step else None
+    if batch is None or step is None:
+        return None
+    size, read_from = batch
+    doubt = _doubt_first(step, size) or _doubt_others(trace, step, size)
+    graph = bool(doubt) and _reads_one_graph(trace, step, size)
+    return BatchReading(size=size, read_from=read_from, doubt=doubt, one_graph=graph)
+
+
+def _reads_one_graph(trace: Trace, step: StepCalls, size: int) -> bool:
+    """Whether all tables that rows are picked from are as long as the input, in every step: those
+    of batches of graphs differ from step to step."""
+    first = _first_fed(step, size)
+    if first is None or first.name != "aten::linear" or len(first.dims(0)) != 2:
+        return False
+    tables = {
+        shapes[0][0]
+        for _, shapes in _shapes_of(trace, lambda name: bool(_BY_ROW.search(name)))
+        if shapes[0] and len(shapes) > 1
+    }
+    return tables == {size}
+
+
+def _doubt_first(step: StepCalls, size: int) -> str:
+    first = _first_fed(step, size)
+    if first is None or first.name not in _SIDES or len(first.dims(0)) == _SIDES[first.name]:
+        return ""
+    return f"the input of {first.name} has no dimension for a batch"
+
+
+def _doubt_others(trace: Trace, step: StepCalls, size: int) -> str:
+    host = trace.host
+    shaped = (host.kind == HostKind.OPERATOR) & (host.shapes >= 0)
+    if rows_named(trace, host, shaped, _PACKED.search).any():
+        return "its sequences are packed into one, so rows are tokens"
+    embeddings = {
+        tuple(call.dims(1)[:1])
+        for call in step.calls
+        if call.name == "aten::embedding" and len(call.dims(1)) > 1 and not _is_table(call.dims(1))
+    }
+    if len(embeddings) > 1:
+        embeddings.discard((1,))  # positions, read once for all samples
+    if len(embeddings) > 1:
+        sizes = ", ".join(str(dims[0]) for dims in sorted(embeddings))
+        return f"its inputs disagree: embeddings read batches of {sizes}"
+    first = _first_fed(step, size)
+    if first is None or first.name != "aten::linear" or len(first.dims(0)) != 2:
+        return ""
+    for name, shapes in _shapes_of(trace, lambda name: bool(_BY_ROW.search(name))):
+        data, others = shapes[0], shapes[1:]
+        if data and data[0] == size and any(dims and dims[0] != size for dims in others):
+            return f"{name} picks rows of a table of {size:,}, as graph networks do with nodes"
+    for name, shapes in _shapes_of(trace, _LOSSES.__contains__):
+        rows = shapes[0][0] if shapes[0] else size
+        if rows and rows % size and size % rows:
+            return f"its inputs disagree: the loss ({name}) reads {rows:,} rows"
+    return ""
+
+
+def _is_table(dims: list[int]) -> bool:
+    """Distances between all pairs of positions, as T5 looks them up."""
+    return len(dims) == 2 and dims[0] == dims[1]
+
+
+def _first_fed(step: StepCalls, size: int) -> ShapedCall | None:
+    """The call that the batch was read from."""
+    for call in step.calls:
+        place = 1 if call.name == "aten::embedding" else 0
+        if call.dims(place)[:1] == [size]:
+            return call
+    return None
+
+
+def _shapes_of(trace: Trace, matches: Any) -> list[tuple[str, list[list[int]]]]:
+    """Distinct calls with a matching name: their name and the shapes of their tensors."""
+    host = trace.host
+    shaped = (host.kind == HostKind.OPERATOR) & (host.shapes >= 0)
+    rows = np.flatnonzero(rows_named(trace, host, shaped, matches))
+    keys = dict.fromkeys(zip(host.name[rows].tolist(), host.shapes[rows].tolist(), strict=True))
+    calls = []
+    for name, shapes in keys:
+        dims = [entry for entry in msgspec.json.decode(trace.strings[shapes]) if entry]
+        if dims and not any(isinstance(entry[0], list) for entry in dims):
+            calls.append((trace.strings[name], dims))
+    return calls
+
+
+# The model's parameters, read from backward's accumulation of gradients.
+#
+# A gradient is accumulated once in every backward pass that reaches its parameter. A step with
+# several micro-batches or losses has several passes that reach the same parameters. So a pass does
+# not count if a later one brings the same gradients, or if a longer one begins with it.
+
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+_UPDATE = "Optimizer.step#"
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True):
+    tensors: int
+    elements: int
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class Pass(msgspec.Struct, frozen=True, kw_only=True):
+    rows: Rows  # indices among the accumulations
+    shapes: tuple[int, ...]  # codes, in backward's order
+    updates: int  # optimizer steps before it
+
+    def repeats(self, other: Pass) -> bool:
+        """Whether its parameters are among those of the other one.
+
+        Without an optimizer step in between, the same gradients are another micro-batch's. With one
+        they may belong to another network of the same kind. But a longer pass that begins with them
+        goes through the same network, as a generator's pass does with its discriminator.
+        """
+        if len(self.shapes) < len(other.shapes):
+            return other.shapes[: len(self.shapes)] == self.shapes
+        return self.updates == other.updates and sorted(self.shapes) == sorted(other.shapes)
+
+
+def find_parameters(analysis: RankAnalysis) -> Parameters | None:
+    """Parameters of a mean step; None if the trace shows no accumulation, or no shapes."""
+    trace = analysis.trace
+    host = trace.host
+    rows = np.flatnonzero(
+        rows_named(trace, host, host.kind == HostKind.OPERATOR, lambda name: name == ACCUMULATE)
+    )
+    if not len(rows) or (host.shapes[rows] < 0).any():
+        return None
+    rows = rows[np.argsort(host.start_ns[rows], kind="stable")]
+    passes = _passes(analysis, rows)
+    rows = rows[np.concatenate([one.rows for step in passes for one in _drop_repeats(step)])]
+    codes, counts = distinct_counts(host.shapes[rows])
+    shapes = []
+    for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+        dims = msgspec.json.decode(trace.strings[code])
+        if dims and isinstance(dims[0], list):
+            shapes += [tuple(dims[0])] * max(1, round(count / len(passes)))
+    return Parameters(
+        tensors=len(shapes), elements=sum(map(math.prod, shapes)), shapes=tuple(shapes)
+    )
+
+
+def _drop_repeats(passes: list[Pass]) -> list[Pass]:
+    """When a step runs several identical passes, keep the last."""
+    left = list(passes)
+    for one in passes:
+        if any(other is not one and one.repeats(other) for other in left):
+            left = [other for other in left if other is not one]
+    return left
+
+
+def _passes(analysis: RankAnalysis, rows: Rows) -> list[list[Pass]]:
+    """Backward passes by step, in order. Operators of the forward pass lie between two passes.
+
+    Passes outside all steps count only if no pass is inside one: the window opened or closed in a
+    step.
+    """
+    trace = analysis.trace
+    host = trace.host
+    start = host.start_ns[rows]
+    known = analysis.steps.steps
+    step = step_of(known, start) if known else np.zeros(len(rows), np.int64)
+    forward = np.searchsorted(_forward_starts(analysis), start)
+    stepping = rows_named(
+        trace, host, host.kind == HostKind.ANNOTATION, lambda name: name.startswith(_UPDATE)
+    )
+    updates = np.searchsorted(np.sort(host.start_ns[stepping]), start)
+    edges = np.flatnonzero(np.diff(forward) | np.diff(step)) + 1
+    by_step: dict[int, list[Pass]] = {}
+    for indices in np.split(np.arange(len(rows)), edges):
+        first = indices[0]
+        one = Pass(
+            rows=indices,
+            shapes=tuple(host.shapes[rows[indices]].tolist()),
+            updates=int(updates[first]),
+        )
+        by_step.setdefault(int(step[first]), []).append(one)
+    return [passes for number, passes in by_step.items() if number >= 0] or [*by_step.values()]
+
+
+def _forward_starts(analysis: RankAnalysis) -> NDArray[np.int64]:
+    """On the thread that runs most of forward; others, such as a loader's, also run in backward."""
+    host = analysis.trace.host
+    forward = (host.kind == HostKind.OPERATOR) & (analysis.costs.phase == FORWARD)
+    if not forward.any():
+        return np.zeros(0, np.int64)
+    main = np.bincount(host.thread[forward]).argmax()
+    return np.sort(host.start_ns[forward & (host.thread == main)])
+
+
+# Update rules of optimizers (Adam, SGD), and what each form of them costs.
+#
+# Measured on an H200: Adam with GPT-2 small, the models of benchmarks/workloads and a stack of
+# linear layers (docs/records/predictions.md); SGD with three of those models and 200 million
+# parameters in 40 tensors. On a CPU (one core of an ARM server, torch 2.13): 1 to 100 tensors of 64
+# to 4 million elements.
+
+
+class UpdateForm(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to run the update: loop, foreach or fused.
+
+    Only ratios of the host's times are used, so a slow host stays slow.
+    """
+
+    step_us: float  # of the host, per step
+    tensor_us: float  # of the host, per tensor
+    element_ns: float = 0.0  # of the host, per parameter: on a CPU
+    bytes_each: float = 0.0  # per parameter, at the device's full bandwidth
+    launches: float = 0.0  # per million parameters
+    fewest: int = 1  # launches
+    order: int  # the later form replaces the earlier one
+
+    def host_us(self, tensors: int, elements: int) -> float:
+        return self.step_us + self.tensor_us * tensors + self.element_ns * elements / 1e3
+
+
+class UpdateRule(msgspec.Struct, frozen=True, kw_only=True):
+    """How parameters are updated, in each of its forms."""
+
+    name: str
+    forms: dict[str, UpdateForm]  # with a GPU
+    cpu_forms: dict[str, UpdateForm]
+    state_bytes: int  # per fp32 parameter, with what the optimizer keeps
+    fused: bool = True  # PyTorch has a fused form for a GPU
+    fused_on_cpu: bool = True
+
+
+def _cpu_forms(
+    loop: tuple[float, ...], foreach: tuple[float, ...], fused: tuple[float, ...]
+) -> dict[str, UpdateForm]:
+    measured = (("loop", loop), ("foreach", foreach), ("fused", fused))
+    return {
+        form: UpdateForm(step_us=step, tensor_us=tensor, element_ns=element, order=order)
+        for order, (form, (step, tensor, element)) in enumerate(measured)
+    }
+
+
+def _forms(
+    loop: tuple[float, ...], foreach: tuple[float, ...], fused: tuple[float, ...]
+) -> dict[str, UpdateForm]:
+    names = ("step_us", "tensor_us", "bytes_each", "launches")
+    measured = (("loop", loop, 8), ("foreach", foreach, 8), ("fused", fused, 4))
+    return {
+        form: UpdateForm(**dict(zip(names, numbers, strict=True)), fewest=fewest, order=order)
+        for order, (form, numbers, fewest) in enumerate(measured)
+    }
+
+
+ADAM = UpdateRule(
+    name="Adam",
+    forms=_forms((700, 107.0, 109.0, 0.0), (890, 17.0, 93.0, 0.42), (470, 6.0, 36.0, 0.06)),
+    cpu_forms=_cpu_forms((95, 82.0, 3.9), (265, 31.5, 4.0), (125, 9.0, 2.1)),
+    state_bytes=12,
+)
+MOMENTUM = UpdateRule(
+    name="SGD with momentum",
+    forms=_forms((600, 42.0, 58.0, 0.0), (450, 8.9, 55.0, 0.2), (190, 5.3, 25.0, 0.05)),
+    cpu_forms=_cpu_forms((55, 23.2, 1.17), (124, 8.9, 1.17), (82, 3.5, 0.72)),
+    state_bytes=8,
+)
+PLAIN = UpdateRule(
+    name="SGD",
+    forms=_forms((90, 14.0, 18.0, 0.0), (200, 1.9, 15.0, 0.05), (200, 1.8, 16.0, 0.05)),
+    cpu_forms=_cpu_forms((37, 5.1, 0.46), (71, 2.8, 0.50), (74, 2.1, 0.48)),
+    state_bytes=4,
+)
+ADAGRAD = UpdateRule(
+    name="Adagrad",
+    forms=ADAM.forms,
+    cpu_forms=_cpu_forms((71, 44.0, 2.2), (187, 19.7, 2.6), (102, 8.2, 1.4)),
+    state_bytes=8,
+    fused=False,
+)
+
+
+# What a what-if reads: the step's graph, and what is known about each of its tasks.
 
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,3 +518,60 @@ def _find_families(trace: Trace, row: Ints, flops: Floats) -> NDArray[np.int8]:
     by_key = [family_of(trace.strings[code // 3], code % 3 - 1) for code in distinct.tolist()]
     families[known] = np.array(by_key, np.int8)[place]
     return families
+
+
+# Which update rule the step's optimizer follows, and in which form it runs.
+
+_FUSED = re.compile(r"_fused_(?:adam|adamw|sgd|adagrad)", re.IGNORECASE)
+_FOREACH = re.compile(r"_foreach_")
+_MOMENTUM = re.compile(r"mul_")  # plain SGD only adds
+_NAME = re.compile(r"^Optimizer\.step#(\w+)\.step$")
+
+
+def find_rule(context: StepContext) -> UpdateRule:
+    """By the name that torch writes around the optimizer's step; Adam's if there is none."""
+    names = _optimizer_names(context)
+    others = sorted(names - {"Adam", "AdamW", "SGD"})
+    if others == ["Adagrad"]:
+        return ADAGRAD
+    if others:
+        return replace(ADAM, name=others[0], fused=False, fused_on_cpu=False)
+    if names == {"SGD"}:
+        return MOMENTUM if any(_MOMENTUM.search(name) for name in _called(context)) else PLAIN
+    return ADAM
+
+
+def current_form(context: StepContext) -> str | None:
+    """By the names of what the optimizer's calls run; None without an optimizer step."""
+    if not find_optimizer_calls(context).any():
+        return None
+    names = _called(context)
+    if any(_FUSED.search(name) for name in names):
+        return "fused"
+    foreach = any(_FOREACH.search(name) or "multi_tensor" in name for name in names)
+    return "foreach" if foreach else "loop"
+
+
+def find_optimizer_calls(context: StepContext) -> Flags:
+    calls = context.graph.calls
+    updating: Flags = (calls.phase == Phase.OPTIMIZER) & (calls.kind != CallKind.WAIT)
+    return updating
+
+
+def _called(context: StepContext) -> set[str]:
+    """Names of the optimizer's operators and kernels."""
+    host, device, strings = context.trace.host, context.trace.device, context.trace.strings
+    updating = find_optimizer_calls(context)
+    rows = context.graph.calls.operator[updating]
+    names = {strings[host.name[row]] for row in rows[rows >= 0].tolist()}
+    kernels = context.graph.tasks.row[updating[context.graph.tasks.call]]
+    if len(device):
+        names |= {strings[device.name[row]] for row in kernels[kernels >= 0].tolist()}
+    return names
+
+
+def _optimizer_names(context: StepContext) -> set[str]:
+    host, strings = context.trace.host, context.trace.strings
+    codes = distinct(host.name[host.kind == HostKind.ANNOTATION]).tolist()
+    matches = (_NAME.match(strings[code]) for code in codes)
+    return {match[1] for match in matches if match}

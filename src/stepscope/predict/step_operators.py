@@ -1,33 +1,45 @@
-"""The operator calls of a step, and the time that each of them takes in both passes.
-
-A framework's call is an outermost operator of the forward pass, also where backward runs it again.
-Autograd's nodes of the backward pass belong to the call that created them. What no such call owns
-(the optimizer's operators, those of a custom backward) are calls of their own, without a backward.
+"""List the operator calls of a step with their times, and the same calls with another batch
+or in another precision.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from stepscope.explain.replay.build import call_phases
-from stepscope.explain.replay.graph import Phase
-from stepscope.explain.work import rows_named
-from stepscope.predict.autocast_inputs import values_read, widths_by_argument
-from stepscope.predict.by_text import by_text
-from stepscope.records.lazy_pattern import lazy_pattern
-from stepscope.records.trace import HostKind
+from stepscope.predict.autocast import values_read, widths_by_argument
+from stepscope.predict.peak_memory.backward_graph import NARROW
+from stepscope.predict.step_context import StepContext
+from stepscope.records.change_values import precision_of, uses_autocast
+from stepscope.records.hardware import OperatorCall, Output
+from stepscope.records.trace import HostKind, Trace
+from stepscope.step.call_tree import by_text
+from stepscope.step.graph import Phase, call_phases
+from stepscope.step.work import rows_named
+from stepscope.text.words import lazy_pattern
 from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.replay.graph import Flags, Floats, Ints
-    from stepscope.predict.step_context import StepContext
-    from stepscope.records.trace import Trace
+    from stepscope.step.graph import Flags, Floats, Ints
+
+    Shape = tuple[int, ...]
+    Describe = Callable[[OperatorCall], Sequence[Output] | None]
+
+# The operator calls of a step, and the time that each of them takes in both passes.
+#
+# A framework's call is an outermost operator of the forward pass, also where backward runs it
+# again. Autograd's nodes of the backward pass belong to the call that created them. What no such
+# call owns (the optimizer's operators, those of a custom backward) are calls of their own, without
+# a backward.
 
 # Others are annotations, autograd's nodes, or operators whose text argument is not recorded.
 _OPERATOR = lazy_pattern(r"^\w+::\w+$")
@@ -231,3 +243,220 @@ def _with_lists(call: TracedCall, parameters: tuple[tuple[int, ...], ...]) -> Tr
         for dims, dtype in zip(call.shapes, call.dtypes, strict=False)
     )
     return msgspec.structs.replace(call, shapes=shapes, strides=(), in_forward=False)
+
+
+# A step's operator calls with another batch: which sides of their tensors grow.
+#
+# A trace has shapes but no names of dimensions. A side grows if it is a multiple of the batch and
+# comes first, or is the batch itself and comes second; parameters keep their shapes, and so does
+# what has an entry for each group of rows. Where that is wrong, the operator refuses such tensors,
+# and the call counts as not known.
+
+# Operators whose plain argument is the shape of their result.
+_SHAPED_BY = frozenset(
+    f"aten::{name}" for name in ("view", "reshape", "_unsafe_view", "expand", "zeros", "ones")
+)
+# Arguments with an entry for each group of rows, such as those of an expert: the rows grow.
+_PER_GROUP = {"aten::_grouped_mm": (1, 2), "aten::_scaled_grouped_mm": (1, 3, 4)}
+
+
+def grow_calls(
+    calls: Sequence[TracedCall], parameters: Collection[Shape], *, batch: int, factor: float
+) -> tuple[TracedCall, ...]:
+    """The optimizer's calls stay as they are."""
+    grown: dict[int, TracedCall] = {}  # equal calls are one object
+    for call in calls:
+        if call.in_forward and id(call) not in grown:
+            grown[id(call)] = _grow_call(call, parameters, batch, factor)
+    return tuple(grown.get(id(call), call) for call in calls)
+
+
+def _grow_call(
+    call: TracedCall, parameters: Collection[Shape], batch: int, factor: float
+) -> TracedCall:
+    def grow(dims: Any, steps: Any) -> tuple[Any, Any]:
+        if dims and isinstance(dims[0], list):
+            each_steps = steps if steps and len(steps) == len(dims) else [None] * len(dims)
+            pairs = [grow(one, step) for one, step in zip(dims, each_steps, strict=True)]
+            return [pair[0] for pair in pairs], [pair[1] for pair in pairs] if steps else steps
+        place = None if _is_weight(dims, parameters) else _growing_side(dims, batch)
+        if place is None:
+            return dims, steps
+        return _with_side(dims, place, factor), _with_steps(steps, place, factor)
+
+    strides = call.strides or (None,) * len(call.shapes)
+    stays = _PER_GROUP.get(call.name, ())
+    pairs = [
+        (dims, steps) if at in stays else grow(dims, steps)
+        for at, (dims, steps) in enumerate(zip(call.shapes, strides, strict=True))
+    ]
+    concrete = call.concrete
+    if call.name in _SHAPED_BY:
+        concrete = tuple(_grow_text(text, batch, factor) for text in concrete)
+    return replace(
+        call,
+        shapes=tuple(pair[0] for pair in pairs),
+        strides=tuple(pair[1] for pair in pairs) if call.strides else (),
+        concrete=concrete,
+    )
+
+
+def _is_weight(dims: Sequence[int], parameters: Collection[Shape]) -> bool:
+    """Also transposed, as products take weights."""
+    return tuple(dims) in parameters or (*dims[:-2], *dims[-2:][::-1]) in parameters
+
+
+def _growing_side(dims: Sequence[int], batch: int) -> int | None:
+    if dims and dims[0] and dims[0] % batch == 0:
+        return 0
+    return 1 if len(dims) > 1 and dims[1] == batch else None
+
+
+def _with_side(dims: Sequence[int], place: int, factor: float) -> list[int]:
+    return [round(side * factor) if at == place else side for at, side in enumerate(dims)]
+
+
+def _with_steps(steps: Any, place: int, factor: float) -> Any:
+    """Dimensions that step over the growing one step farther."""
+    if not steps or place >= len(steps):
+        return steps
+    return [round(step * factor) if step > steps[place] else step for step in steps]
+
+
+def _grow_text(text: str, batch: int, factor: float) -> str:
+    """A list of sides such as [4, 96, 128]; any other argument stays."""
+    try:
+        dims = msgspec.json.decode(text, type=list[int])
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return text
+    place = _growing_side(dims, batch)
+    return text if place is None else json.dumps(_with_side(dims, place, factor))
+
+
+# Which dtype each input of a step's calls would have in another precision.
+#
+# A trace has shapes but no tensors. Where the captured graph says what an operator reads, the rules
+# of autocast decide (autocast_inputs.py). Else an input is taken to be the last output of its
+# shape; where one call has several inputs of a shape, the others are the widest of the last few: a
+# sum joins what a product returned with a residual stream that may be wider.
+
+_WIDTHS = {"double": 3, "float": 2, "c10::Half": 1, "c10::BFloat16": 1}
+_REMEMBERED = 6  # outputs of a shape
+_FULL, _NARROW = "float", {"bf16": "c10::BFloat16", "fp16": "c10::Half"}
+
+
+def follow_values(
+    calls: Sequence[TracedCall],
+    parameters: Collection[Shape] | None,
+    mode: str,
+    describe: Describe,
+    *,
+    traced: str = "",
+) -> list[OperatorCall]:
+    """The calls as they would be made in a mode. `describe` gives a call's outputs, None if they
+    are not known; `parameters` are the model's shapes, None if they are not known; `traced` is the
+    mode that the trace was recorded in."""
+    outputs: dict[Shape, deque[Output]] = {}
+    made = []
+    for call in calls:
+        if not call.in_forward:
+            made.append(_alone(call))
+            continue
+        wanted = _as_made(call, parameters, mode, outputs, changes=mode != traced)
+        made.append(wanted)
+        for output in describe(wanted) or ():
+            if output.dtype in _WIDTHS:
+                recent = outputs.setdefault(tuple(output.shape), deque(maxlen=_REMEMBERED))
+                recent.append(output)
+    return made
+
+
+def _as_made(
+    call: TracedCall,
+    parameters: Collection[Shape] | None,
+    mode: str,
+    outputs: dict[Shape, deque[Output]],
+    *,
+    changes: bool,
+) -> OperatorCall:
+    dtypes, grads = list(call.dtypes), []
+    taken: set[Shape] = set()
+    for place in reversed(range(len(call.shapes))):
+        shape, dtype = call.shapes[place], dtypes[place] if place < len(dtypes) else ""
+        if shape and isinstance(shape[0], list):
+            grads.append(_needs_gradient(shape, parameters, outputs))
+            dtypes[place] = _list_dtype(dtype, shape, outputs)
+            continue
+        key = tuple(shape)
+        if dtype not in _WIDTHS:
+            grads.append(False)
+        elif recent := outputs.get(key):
+            value = recent[-1]
+            if key in taken:
+                value = max(reversed(recent), key=lambda output: _WIDTHS[output.dtype])
+            taken.add(key)
+            grads.append(any(output.needs_gradient for output in recent))
+            if changes:
+                dtypes[place] = value.dtype
+        else:
+            grads.append(_is_parameter(key, place, parameters))
+        width = call.widths[place] if place < len(call.widths) else 0
+        grads[-1] = grads[-1] or width > 0  # the graph has an edge to what made it
+        if changes and dtype == _FULL and width:
+            dtypes[place] = _under_autocast(mode, width) or dtypes[place]
+    marks = "".join("1" if grad else "0" for grad in reversed(grads))
+    return _operator_call(call, dtypes, marks, mode)
+
+
+def _under_autocast(mode: str, width: int) -> str | None:
+    """None if it is not known, or this mode is not autocast's."""
+    if not width or not uses_autocast(mode):
+        return None
+    return _NARROW[precision_of(mode)] if width == NARROW else _FULL
+
+
+def _alone(call: TracedCall) -> OperatorCall:
+    """The optimizer and autograd's own operators run as recorded, in any precision."""
+    return _operator_call(call, call.dtypes, "0" * len(call.shapes), "")
+
+
+def _operator_call(call: TracedCall, dtypes: Sequence[str], grads: str, mode: str) -> OperatorCall:
+    return OperatorCall(
+        name=call.name,
+        shapes=_text(call.shapes),
+        strides=_text(call.strides),
+        dtypes=_text(dtypes),
+        concrete=_text(call.concrete),
+        grads=grads,
+        mode=mode,
+    )
+
+
+def _needs_gradient(
+    shapes: Sequence[Sequence[int]],
+    parameters: Collection[Shape] | None,
+    outputs: dict[Shape, deque[Output]],
+) -> bool:
+    """Whether tensors of a list do: computed ones as their last output, others as parameters."""
+    recent = [output for shape in shapes for output in outputs.get(tuple(shape), ())]
+    if recent:
+        return any(output.needs_gradient for output in recent)
+    return parameters is None or {tuple(shape) for shape in shapes} <= set(parameters)
+
+
+def _list_dtype(
+    dtype: str, shapes: Sequence[Sequence[int]], outputs: dict[Shape, deque[Output]]
+) -> str:
+    """A trace does not say the dtype of a list's tensors: the widest of their last outputs."""
+    last = [recent[-1].dtype for shape in shapes if (recent := outputs.get(tuple(shape)))]
+    widest = max(last, key=lambda name: _WIDTHS[name], default="float")
+    return dtype if widest == "float" else f"{dtype}[{widest}]"
+
+
+def _is_parameter(shape: Shape, place: int, parameters: Collection[Shape] | None) -> bool:
+    """Without the model's shapes: what nothing computed and is not the first argument."""
+    return place > 0 if parameters is None else shape in parameters
+
+
+def _text(entries: Sequence[object]) -> str:
+    return json.dumps(list(entries), separators=(",", ":")) if entries else ""

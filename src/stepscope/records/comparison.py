@@ -6,11 +6,10 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.records.applied_remedy import RunRemedy  # noqa: TC001  (decoded at run time)
-from stepscope.records.figures import milliseconds, signed, signed_percent, significant, size
-from stepscope.records.notebook import SEVERITY_COLOURS, Length, MarkedLine, card, line
-from stepscope.records.prediction import StepBasis  # noqa: TC001  (decoded at run time)
-from stepscope.records.promise import TrackedPromise, Workload
+from stepscope.records.prediction import StepBasis, TrackedPromise, Workload
+from stepscope.records.run import RunRemedy
+from stepscope.text.figures import milliseconds, signed, signed_percent, significant, size
+from stepscope.text.notebook import SEVERITY_COLOURS, Length, MarkedLine, card, line
 
 _CARD_LINES = 4  # of a list in a notebook
 Verdict = Literal["faster", "slower", "no difference seen"]

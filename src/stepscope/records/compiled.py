@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from stepscope.records.place import Place
+    from stepscope.records.source_lines import Place
 
 
 class GraphOperator(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,22 +5,21 @@ Field names are the words of the JSON contract (docs/reference/json.md); times a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
-from stepscope.records.figures import milliseconds, percent
-from stepscope.records.gain import PredictedGain
-from stepscope.records.notebook import SEVERITY_COLOURS, MarkedLine, card, line
-from stepscope.records.place import Place as Place  # noqa: TC001  (imported from here)
-from stepscope.records.words import counted
+from stepscope.records.prediction import PredictedGain
+from stepscope.records.quality import Note
+from stepscope.records.source_lines import Place as Place
+from stepscope.text.figures import milliseconds, percent
+from stepscope.text.notebook import SEVERITY_COLOURS, MarkedLine, card, line
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from stepscope.records.applied_remedy import RunOrigin
     from stepscope.records.compiled import CompiledWork
-    from stepscope.records.efficiency import Efficiency
+    from stepscope.records.hardware import Efficiency
     from stepscope.records.job import Job, RankPart
     from stepscope.records.memory import Memory
     from stepscope.records.nccl import (
@@ -30,13 +29,12 @@ if TYPE_CHECKING:
         NcclWarning,
         TransportRow,
     )
-    from stepscope.records.quality import Note
-    from stepscope.records.ranks_without_trace import RanksWithoutTrace
+    from stepscope.records.parameter_server import TogetherSummary
+    from stepscope.records.rank import RanksWithoutTrace
+    from stepscope.records.run import RankRun, RunOrigin, WholeRun
     from stepscope.records.strategies import RankStrategy, Strategy
-    from stepscope.records.together_summary import TogetherSummary
     from stepscope.records.trace import Int8, Int32, Int64
     from stepscope.records.tuning import TriedRemedy
-    from stepscope.records.whole_run import RankRun, WholeRun
 
 WorkKind = Literal["compute", "comm", "memory"]
 Severity = Literal["high", "medium", "low", "none"]

@@ -1,7 +1,5 @@
-"""What several ranks show together: one clock, collectives joined across ranks, who waits for whom.
-
-`CollectiveCalls` and `RankSteps` come from one rank, with times on its own clock. `Job` is the
-result for all ranks, with times on the reference rank's clock. Times are integer nanoseconds.
+"""What several ranks show together: one clock, collectives joined across ranks, who waits
+for whom.
 """
 
 from __future__ import annotations
@@ -11,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 if TYPE_CHECKING:
-    from stepscope.records.hierarchical import HierarchicalAllReduce
-    from stepscope.records.host_load import HostLoad
-    from stepscope.records.links import HostLink, RankLinks
-    from stepscope.records.loader_use import DataFacts
-    from stepscope.records.network_place import NetworkPlace
-    from stepscope.records.quality import Note
-    from stepscope.records.run_calls import LoggedCollectives, RunArrivals, RunCalls
-    from stepscope.records.trace import Int8, Int32, Int64
-    from stepscope.records.worker_times import WorkerTimes
+    import numpy as np
+    from numpy.typing import NDArray
 
+    from stepscope.records.quality import Note
+    from stepscope.records.rank_facts import DataFacts, HostLink, HostLoad, NetworkPlace, RankLinks
+    from stepscope.records.trace import Int8, Int32, Int64
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+    Places = NDArray[np.int32]
 
 KINDS = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "barrier"),
@@ -364,3 +362,89 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     places: dict[str, NetworkPlace] = {}  # of the hosts that tell theirs
     hierarchical: tuple[HierarchicalAllReduce, ...] = ()  # the longest first
     own_times: WorkerTimes | None = None  # of every step; None where waits are not known
+
+
+# Collectives over the whole run: of one rank, with its steps, and joined over ranks.
+
+
+class LoggedCollectives(msgspec.Struct, frozen=True, kw_only=True):
+    """What capture kept of torch's flight recorder, in the order of creation. Stretches of a run
+    with many collectives are missing."""
+
+    groups: tuple[str, ...]
+    names: tuple[str, ...]  # as torch's profiler calls them, like "gloo:all_reduce"
+    group: Places  # index into groups
+    name: Places  # index into names
+    sequence: Ints  # the group's own count: equal on all its ranks
+    created_ns: Ints  # the rank has arrived, by its own wall clock
+    duration_ns: Ints | None = None  # on the device, where torch measured it
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+
+class RunArrivals(msgspec.Struct, frozen=True, kw_only=True):
+    """Arrivals at the collectives of the run, joined over ranks. Matrices are (steps, ranks), with
+    NaN where a rank took no part."""
+
+    ranks: tuple[int, ...]
+    number: Ints  # of the steps, in order
+    late_ns: Floats  # arrival after the group's median arrival
+    wait_ns: Floats  # until the last rank came
+    error_ns: dict[int, float] = {}  # by rank: how far off its waits may be
+    together: bool = True  # all ranks meet in the same collectives, not in groups of their own
+
+
+class RunCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's collectives in undisturbed steps, and what those steps spent in each phase."""
+
+    groups: tuple[str, ...]
+    group: Places  # index into groups
+    sequence: Ints
+    arrival_ns: Ints
+    number: Ints  # of the step
+    # The rank waits where it calls, so each collective of a step may be late by itself. Without,
+    # it goes on, and its lateness grows up to the end of the step.
+    blocking: bool
+    on_host: bool  # the host waits, so it arrives when its work is done; a device may be behind it
+    steps: Ints  # numbers, in order
+    step_ns: Ints
+    phases_ns: dict[str, Ints]  # of these steps
+    cpu_wait_ns: Ints | None = None  # of these steps: ready to run, but no core was free
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+
+# How long each worker takes for its own work, step by step, without waiting for others.
+
+# Every step of a run, the profiler's window, or what the workers of a parameter server recorded.
+TimesSource = Literal["every step", "window", "server"]
+
+
+class WorkerTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """`own_ns` has one series per worker. If `side_by_side`, they are equally long and step n is
+    the same step on all of them."""
+
+    workers: tuple[int, ...]
+    own_ns: tuple[Floats, ...]
+    side_by_side: bool
+    source: TimesSource
+
+
+# An all-reduce in parts: inside hosts, between them, and inside hosts again.
+
+
+class HierarchicalAllReduce(msgspec.Struct, frozen=True, kw_only=True):
+    """All-reduces made of parts inside hosts and between them. Their calls belong to a strategy
+    too. Times are means over the ranks, per step."""
+
+    ranks: tuple[int, ...]
+    hosts: int  # in a group between hosts
+    ranks_per_host: int  # in a group inside a host
+    reduce: str  # the first part: reduce_scatter or reduce
+    gather: str | None  # the last part: all_gather or broadcast; None if results stay sharded
+    size_bytes: int  # of one
+    count: float  # per step
+    inside_ns: int  # first and last part
+    between_ns: int

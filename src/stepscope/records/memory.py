@@ -1,7 +1,5 @@
-"""What filled the memory of one rank: bytes by category, where they came from, and what would fit.
-
-Each storage counts once. None means unknown, never zero. If all `categories` at the peak are known,
-they add up to it.
+"""What filled the memory of one rank: bytes by category, where they came from, the graph of
+its backward pass, what `save_memory` did, and what would fit.
 """
 
 from __future__ import annotations
@@ -10,14 +8,15 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from stepscope.records.backward_graph import CapturedBackward  # noqa: TC001 - msgspec reads it
-from stepscope.records.limits import Bytes, Count
+from stepscope.records.quality import Bytes, Count, DurationNs, Note
 
 if TYPE_CHECKING:
-    from stepscope.records.quality import Note
-    from stepscope.records.saved_memory import SavedMemory
     from stepscope.records.trace import Int8, Int32, Int64
 
+# What filled the memory of one rank: bytes by category, where they came from, and what would fit.
+#
+# Each storage counts once. None means unknown, never zero. If all `categories` at the peak are
+# known, they add up to it.
 
 CATEGORIES = (
     *("parameters", "gradients", "optimizer", "activations", "buffers", "temporaries"),
@@ -338,3 +337,144 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     stacks: tuple[tuple[tuple[str, int, str], ...], ...]  # frames, innermost first
     unknown_actions: tuple[str, ...] = ()
     quality: tuple[Note, ...] = ()
+
+
+# The autograd graph of one backward pass, as capture wrote it into memory.json.
+
+StorageKind = Literal["activation", "state", "input"]
+LEAF = "AccumulateGrad"
+
+
+class GraphOutput(msgspec.Struct, frozen=True, array_like=True):
+    """A result of a forward operator, and so the gradient that its node receives."""
+
+    elements: Count
+    dtype: str
+
+
+class GraphEdge(msgspec.Struct, frozen=True, array_like=True):
+    """The node that made an input, and which of its results that is."""
+
+    node: int  # -1: the input needs no gradient
+    output: Count
+
+
+class GraphSaved(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor that a node keeps until it has run."""
+
+    field: str  # PyTorch's name of it: self, mat2, result
+    storage: Count
+    elements: Count
+    dtype: str
+
+
+class GraphStorage(msgspec.Struct, frozen=True, array_like=True):
+    size_bytes: Bytes
+    kind: StorageKind
+
+
+class GraphModule(msgspec.Struct, frozen=True, array_like=True):
+    path: str
+    type: str
+    elements: Count  # of its parameters
+    recomputes: bool  # transformers would checkpoint it
+
+
+class GraphNode(msgspec.Struct, frozen=True, array_like=True):
+    name: str  # AddmmBackward0, or LEAF for a parameter's gradient
+    module: int  # that called the operator, -1 for none
+    outputs: list[GraphOutput]
+    inputs: list[GraphEdge]
+    saved: list[GraphSaved]
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.name == LEAF
+
+
+class CapturedBackward(msgspec.Struct, frozen=True):
+    """Nodes in the order in which forward made them, leaves last."""
+
+    modules: list[GraphModule] = []
+    storages: list[GraphStorage] = []
+    nodes: list[GraphNode] = []
+    hidden: Count = 0  # nodes made under the script's own hooks: what they keep is not known
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether every number in it names something that exists."""
+        return all(
+            node.module < len(self.modules)
+            and all(
+                edge.node < len(self.nodes)
+                and (edge.node < 0 or edge.output < max(1, len(self.nodes[edge.node].outputs)))
+                for edge in node.inputs
+            )
+            and all(saved.storage < len(self.storages) for saved in node.saved)
+            for node in self.nodes
+        )
+
+
+# What `save_memory` did in a training: memory-plan.json of a rank's folder.
+
+SAVING_FILE = "memory-plan.json"
+SAVING_ACTIONS = ("keep", "recompute", "encode", "offload")
+
+
+class SavedByAction(msgspec.Struct, frozen=True, kw_only=True):
+    """All values that are treated alike."""
+
+    action: str
+    values: Count = 0
+    before_bytes: Bytes = 0  # that they held without the plan
+    held_bytes: Bytes = 0  # and hold with it
+    cost_ns: DurationNs = 0
+
+
+class SavedValue(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the largest values."""
+
+    value: str = ""  # shape and dtype
+    module: str = ""
+    operator: str = ""  # that made it
+    size_bytes: Bytes = 0
+    held_bytes: Bytes = 0
+    action: str = ""
+    cost_ns: DurationNs = 0
+
+
+class SavingTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes kept for backward through a step: `forward_points` of forward, then backward's."""
+
+    forward_points: Count = 0
+    before_bytes: dict[str, list[Bytes]] = {}  # by what is done with the values
+    after_bytes: list[Bytes] = []
+
+    def is_whole(self) -> bool:
+        """Whether all its lines are equally long, and long enough to draw."""
+        points = len(self.after_bytes)
+        return points > 1 and all(len(line) == points for line in self.before_bytes.values())
+
+
+class SavedMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes are of what backward keeps, but `step_peak_bytes` of the whole step; None where torch
+    keeps no account of its memory."""
+
+    target: str = ""
+    saved_bytes_before: Bytes = 0
+    saved_bytes: Bytes = 0
+    held_bytes: Bytes | None = None  # counted in a pass that followed the plan
+    peak_bytes_before: Bytes = 0
+    peak_bytes: Bytes = 0
+    step_peak_bytes_before: Bytes | None = None
+    step_peak_bytes: Bytes | None = None
+    step_ns_before: DurationNs | None = None
+    step_ns: DurationNs | None = None  # promised
+    step_low_ns: DurationNs | None = None
+    step_high_ns: DurationNs | None = None
+    measured_step_ns: DurationNs | None = None
+    extra_ns: DurationNs = 0
+    actions: list[SavedByAction] = []
+    values: list[SavedValue] = []
+    timeline: SavingTimeline | None = None
+    notes: list[str] = []

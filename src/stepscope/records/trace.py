@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.records.notebook import line
-from stepscope.records.words import counted
+from stepscope.text.notebook import line
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
     import numpy as np

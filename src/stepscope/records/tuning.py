@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stepscope.records.figures import interval, milliseconds, significant
+from stepscope.text.figures import interval, milliseconds, significant
 
 # Parity of what crashed or trains otherwise, and of what nobody could look at.
 FAILED, NOT_KNOWN = "failed", "not known"

@@ -11,24 +11,26 @@ nothing is aligned.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from stepscope.records.job import KINDS, RUN_LABEL, Clock
+from stepscope.records.job import KINDS, RUN_LABEL, Clock, RankPart, Rounds
 from stepscope.trace.clock_offsets import MAX_DRIFT
-from stepscope.trace.matching import match_collectives, match_transfers
+from stepscope.trace.matched_collectives import (
+    MatchedCollectives,
+    MatchedTransfers,
+    match_collectives,
+    match_transfers,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
-    from stepscope.records.job import RankPart, Rounds
     from stepscope.records.trace import Flags, Int8, Int64
-    from stepscope.trace.matching import MatchedCollectives, MatchedTransfers
 
     Float = NDArray[np.float64]
     Index = NDArray[np.intp]

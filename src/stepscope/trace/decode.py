@@ -1,20 +1,30 @@
-"""Decode JSON that other programs wrote: whatever is wrong with it is one kind of error.
-
-`decode` accepts or refuses a text. `fit` keeps the values of a record that make sense, and hands
-the others to an `Oddities`, which counts them.
+"""Decode JSON and JSON lines that other programs wrote: what makes no sense counts as not
+captured, and whatever is wrong with a text is one kind of error.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import reprlib
 import types
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
+from stepscope.errors import UnreadableInputError
 from stepscope.records.quality import Note
-from stepscope.records.words import counted
+from stepscope.text import figures
+from stepscope.text.words import counted
+from stepscope.trace.files import MAX_FILE_BYTES, FileLine, LineFile, MissingFileError, read_whole
+
+# Decode JSON that other programs wrote: whatever is wrong with it is one kind of error.
+#
+# `decode` accepts or refuses a text. `fit` keeps the values of a record that make sense, and hands
+# the others to an `Oddities`, which counts them.
 
 _T = TypeVar("_T")
 _BOM = b"\xef\xbb\xbf"
@@ -191,3 +201,100 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
     return str(error)
+
+
+# The files that capture writes next to a trace, as records: JSON, or JSON lines.
+#
+# Each may be missing, cut short, damaged or not a file at all. What can be read is read; the rest
+# is counted as not captured.
+
+_BATCH_LINES = 4096
+
+
+def read_record(
+    file: Path, kind: type[_T], oddities: Oddities, max_bytes: int = MAX_FILE_BYTES
+) -> _T | None:
+    """The whole file as one record; None if it was not captured or cannot be read."""
+    try:
+        text = read_whole(file, max_bytes)
+    except MissingFileError:
+        return None
+    except UnreadableInputError as error:
+        oddities.unread(str(error))
+        return None
+    with contextlib.suppress(NotJsonError):
+        return decode(text, kind)
+    return _fit_text(text, kind, oddities)
+
+
+def _fit_text(text: bytes, kind: type[_T], oddities: Oddities) -> _T | None:
+    """The values of a record that make sense."""
+    try:
+        value = decode_leniently(text[:MAX_FILE_BYTES])
+    except NotJsonError as error:
+        oddities.unread(str(error))
+        return None
+    if not isinstance(value, dict):
+        oddities.unread(f"it holds {brief(value)}, not an object")
+        return None
+    record = fit(value, kind, "", oddities)
+    return None if record is UNFIT else record
+
+
+def read_rows(file: Path, kind: type[_T], oddities: Oddities) -> list[_T]:
+    """One record per line. A last line that was cut short is left out and not counted."""
+    batches = read_row_batches(LineFile(file), kind, oddities)
+    return [row for batch in batches for row in batch]
+
+
+def read_row_batches(lines: LineFile, kind: type[_T], oddities: Oddities) -> Iterator[list[_T]]:
+    """The rows of `read_rows`, a few thousand at a time."""
+    decoder = msgspec.json.Decoder(kind)
+    rows = 0
+    try:
+        numbered = iter(lines)
+        while batch := list(islice(numbered, _BATCH_LINES)):
+            decoded = _decode_batch(batch, decoder, kind, oddities)
+            rows += len(decoded)
+            yield decoded
+    except MissingFileError:
+        return
+    except UnreadableInputError as error:
+        oddities.unread(str(error))
+    if lines.too_long:
+        longest = figures.size(lines.max_line_bytes)
+        oddities.left_out(
+            f"left out {counted(lines.too_long, 'line')} of over {longest}", lines.too_long
+        )
+    if lines.is_cut:
+        oddities.left_out(
+            f"only its first {counted(rows, 'line')} were read; the limits are "
+            f"{lines.max_lines:,} lines and {figures.size(lines.max_bytes)}"
+        )
+
+
+def _decode_batch(
+    batch: list[FileLine], decoder: msgspec.json.Decoder[_T], kind: type[_T], oddities: Oddities
+) -> list[_T]:
+    decode_line = decoder.decode
+    with contextlib.suppress(*DECODE_ERRORS):
+        return [decode_line(line.text) for line in batch]
+    rows = []
+    for line in batch:
+        try:
+            rows.append(decode_line(line.text))
+        except DECODE_ERRORS:
+            row = _fit_line(line, kind, oddities)
+            if row is not UNFIT:
+                rows.append(row)
+    return rows
+
+
+def _fit_line(line: FileLine, kind: Any, oddities: Oddities) -> Any:
+    try:
+        value = decode_leniently(line.text)
+    except NotJsonError as error:
+        if line.ended:
+            oddities.add(f"line {line.number}", str(error))
+        return UNFIT
+    return fit(value, kind, f"line {line.number}", oddities)

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
-from stepscope.records.host_names import HOSTS
-from stepscope.trace.layout import ENDINGS, SIDE_FILES, is_side_file, is_trace_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from stepscope.records.folders import HOSTS
+from stepscope.trace.files import ENDINGS, SIDE_FILES, is_side_file, is_trace_name
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(::|://)")
 _SSH = ("ssh", "sftp")

@@ -20,7 +20,7 @@ import paramiko
 from fsspec.implementations.sftp import SFTPFileSystem
 
 from stepscope.errors import StepscopeError
-from stepscope.trace.regular_files import read_whole
+from stepscope.trace.files import read_whole
 
 _CONNECT_S = 15.0
 _CONFIG, _KNOWN_HOSTS = Path("~/.ssh/config"), Path("~/.ssh/known_hosts")

@@ -9,14 +9,11 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.records.comparison import Comparison
 from stepscope.records.explanation import Explanation
-
-if TYPE_CHECKING:
-    from stepscope.records.prediction import Prediction
+from stepscope.records.prediction import Prediction
 
 PathLike = str | os.PathLike[str]
 Paths = PathLike | Sequence[PathLike]
@@ -30,7 +27,7 @@ def explain(
     `memory_limit` is in bytes or written as 24GB. The advice is that of `stepscope explain`.
     """
     from stepscope.ui.cli.explain import explain_paths
-    from stepscope.ui.sizes import parse_size
+    from stepscope.ui.cli.options import parse_size
 
     limit = None if memory_limit is None else parse_size(str(memory_limit), "memory_limit")
     return explain_paths(_list_paths(paths), cache=cache, html=None, quiet=True, memory_limit=limit)
@@ -47,8 +44,7 @@ def whatif(
     from msgspec.structs import replace
 
     from stepscope.ui.cli.whatif import open_bench, parse_settings
-    from stepscope.ui.server_whatif import find_server_runs, predict_server
-    from stepscope.ui.whatif import adjusted
+    from stepscope.ui.topics.whatif import adjusted, find_server_runs, predict_server
     from stepscope.verify.track_record import history
 
     wanted = parse_settings([*changes, *_as_settings(more)])
@@ -111,9 +107,8 @@ def _write(what: Explanation | Comparison | Paths, target: Path, cache: bool) ->
 
 def _write_explanation(explanation: Explanation, target: Path, cache: bool) -> None:
     from stepscope.explain.explain_job import JobTraces, choose_ranks
-    from stepscope.ui.advice import advise_slowest
+    from stepscope.ui.advice import DRAWN_RANKS, advise_slowest, look_at_rank
     from stepscope.ui.html.report import write_report as write
-    from stepscope.ui.rank_look import DRAWN_RANKS, look_at_rank
     from stepscope.ui.tried_remedies import tune_of
 
     traces = JobTraces([rank.path for rank in explanation.ranks], cache=cache, skip_missing=True)

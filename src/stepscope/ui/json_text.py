@@ -6,7 +6,7 @@ import re
 import sys
 from typing import Any
 
-from stepscope.records.encode_json import encode_json
+from stepscope.records.quality import encode_json
 
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 

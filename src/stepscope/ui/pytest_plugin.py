@@ -7,14 +7,13 @@ runs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
     from stepscope.verify.step_rounds import StepRounds
 
     Step = Callable[[], object]
@@ -146,7 +145,7 @@ def _measure(item: pytest.Item, step: Step) -> StepRounds:
 def _hold_to_ms(
     item: pytest.Item, budget_ms: float | None, measured: Callable[[], StepRounds]
 ) -> StepRounds:
-    from stepscope.records.figures import milliseconds
+    from stepscope.text.figures import milliseconds
 
     time = measured()
     if budget_ms is None:
@@ -169,7 +168,7 @@ def _hold_to_ms(
 def _hold_to_baseline(
     item: pytest.Item, budget: Mapping[str, Any], measured: Callable[[], StepRounds]
 ) -> StepRounds:
-    from stepscope.records.figures import (
+    from stepscope.text.figures import (
         milliseconds,
         relative_change,
         relative_interval,
@@ -214,8 +213,8 @@ def _hold_to_baseline(
 
 
 def _words(time: StepRounds) -> str:
-    from stepscope.records.figures import interval, milliseconds
-    from stepscope.records.words import counted
+    from stepscope.text.figures import interval, milliseconds
+    from stepscope.text.words import counted
 
     return (
         f"{milliseconds(time.ms)} (95% interval {interval(time.low_ms, time.high_ms)} ms; "
@@ -224,7 +223,7 @@ def _words(time: StepRounds) -> str:
 
 
 def _tried(tries: list[StepRounds]) -> str:
-    from stepscope.records.figures import milliseconds
+    from stepscope.text.figures import milliseconds
 
     each = ", ".join(milliseconds(time.ms) for time in tries)
     return f"\nIt was measured {len(tries)} times: {each}"

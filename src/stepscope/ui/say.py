@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 import click
-
-if TYPE_CHECKING:
-    from typing import NoReturn
 
 _CLOSED_PIPE = 141  # what a shell reports for a program that SIGPIPE ended
 

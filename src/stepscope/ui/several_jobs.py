@@ -1,24 +1,33 @@
-"""Traces or runs that are not one job: each explained alone, a line of each."""
+"""Explain traces or runs that are not one job each alone, and print one line for each."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from stepscope.explain.explain_job import explain_job
-from stepscope.explain.separate_jobs import SeveralJobsError
-from stepscope.explain.spans import covers_span
-from stepscope.records.figures import duration, milliseconds, percent
-from stepscope.records.words import counted
-from stepscope.trace.one_job import DifferentRunsError
-from stepscope.ui.answer import Answer
+from rich.cells import cell_len
+from rich.text import Text
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from stepscope.errors import UsageError
+from stepscope.explain.explain_job import SeveralJobsError, explain_job
+from stepscope.explain.incomplete_ranks import covers_span
+from stepscope.records.explanation import Explanation
+from stepscope.text.figures import duration, milliseconds, percent
+from stepscope.text.words import counted
+from stepscope.trace.discover import DifferentRunsError
+from stepscope.ui.terminal.console import (
+    FAINT,
+    SEVERITY_STYLES,
+    cut,
+    labelled,
+    make_console,
+    wrapped,
+)
+from stepscope.ui.words import Answer, short_kernel
 
-    from stepscope.errors import UsageError
-    from stepscope.records.explanation import Explanation
+# Traces or runs that are not one job: each explained alone, a line of each.
 
 SCHEMA = 1
 _VISIBLE = 0.005  # of the step
@@ -104,3 +113,49 @@ def several_json(several: Several) -> dict[str, Any]:
             for path, job in zip(several.paths, several.jobs, strict=True)
         ],
     }
+
+
+# Several jobs on one screen: what they are, and a line for each.
+
+_MOST_JOBS = 40
+_MOST_LINES = 3
+
+
+def print_several(several: Several, *, width: int | None = None) -> None:
+    """The first jobs, in the order given."""
+    console = make_console(width)
+    answer = several.answer
+    out = labelled("verdict", wrapped(answer.verdict, console, _MOST_LINES, "bold"))
+    out += labelled("why", wrapped(answer.why, console, _MOST_LINES))
+    out += labelled("next", wrapped(answer.next, console, _MOST_LINES))
+    for line in [*out, Text(), *_rows(several, console.width)]:
+        console.print(line, no_wrap=True, overflow="ignore", crop=False)
+
+
+def _rows(several: Several, width: int) -> list[Text]:
+    jobs = several.jobs[:_MOST_JOBS]
+    names = [short_kernel(name, max(16, width // 3)) for name in short_names(several.paths)]
+    columns = [
+        names[: len(jobs)],
+        [_device(job) for job in jobs],
+        [step_words(job) for job in jobs],
+    ]
+    widths = [max(map(cell_len, column)) for column in columns]
+    rows = []
+    for job, *cells in zip(jobs, *columns, strict=True):
+        padded = [
+            f"{cell}{' ' * (room - cell_len(cell))}"
+            for cell, room in zip(cells, widths, strict=True)
+        ]
+        row = Text("  ".join(padded) + "  ")
+        words = cut(finding_words(job), max(1, width - row.cell_len))
+        row.append(words, SEVERITY_STYLES[job.findings[0].severity])
+        rows.append(row)
+    left = len(several.jobs) - len(jobs)
+    return [*rows, Text(f"{left} more", style=FAINT)] if left else rows
+
+
+def _device(job: Explanation) -> str:
+    rank = job.ranks[0]
+    ranks = f" x {len(job.ranks)}" if len(job.ranks) > 1 else ""
+    return f"{rank.device or rank.kind.upper()}{ranks}"

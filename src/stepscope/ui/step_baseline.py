@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
@@ -11,10 +11,7 @@ from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.measure import folder as layout
 from stepscope.records.processors import allowed_cores, processor_name
 from stepscope.trace.decode import NotJsonError, decode
-from stepscope.trace.regular_files import may_exist, read_whole
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from stepscope.trace.files import may_exist, read_whole
 
 _SCHEMA = 1
 _MOST_BYTES = 64 << 20

@@ -1,7 +1,5 @@
-"""Findings meet the fix room: what a run was started with, what can be tried, and what was.
-
-A remedy that `tune` has measured for the same command shows the measurement, not the promise.
-Nothing here may fail an explanation.
+"""What a run was started with, what can be tried on it, and what a tune of its command has
+found, in findings and in sentences.
 """
 
 from __future__ import annotations
@@ -9,22 +7,27 @@ from __future__ import annotations
 import math
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from stepscope.fix.remedies import FIXES
-from stepscope.records.figures import milliseconds, significant
-from stepscope.records.tuning import best_alone, by_result
-from stepscope.trace.run_origin import origin_of_traces
-from stepscope.trace.tune_files import FoundTune, find_tune
+from stepscope.records.tuning import FAILED, TriedRemedy, TuneResult, best_alone, by_result
+from stepscope.text.figures import milliseconds, significant
+from stepscope.text.words import counted
+from stepscope.trace.run_folder.related_runs import FoundTune, find_tune
+from stepscope.trace.run_folder.run_state import origin_of_traces
+from stepscope.ui.words import Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from stepscope.records.explanation import Explanation, Finding, Remedy
-    from stepscope.records.tuning import TriedRemedy
+
+# Findings meet the fix room: what a run was started with, what can be tried, and what was.
+#
+# A remedy that `tune` has measured for the same command shows the measurement, not the promise.
+# Nothing here may fail an explanation.
 
 YOUR_COMMAND = "your command"
 # A remedy that is a goal, or one of several ways: what can be applied to get there.
@@ -159,3 +162,38 @@ def tune_command(names: list[str], command: tuple[str, ...]) -> str | None:
         return None
     words = shlex.join(command) if command else YOUR_COMMAND
     return f"stepscope tune --only {','.join(names)} -- {words}"
+
+
+# A tune's answer in sentences, from its tune.json.
+
+
+def run_command(result: TuneResult) -> str:
+    """What runs the training with what was kept."""
+    return f"stepscope run --with {','.join(result.kept)} -- {shlex.join(result.command)}"
+
+
+def tune_answer(result: TuneResult, folder: Path) -> Answer:
+    verdict = result.verdict or "none of the tried changes makes this training faster"
+    return Answer(verdict=verdict, why=_why(result), next=_next(result, folder))
+
+
+def _why(result: TuneResult) -> str:
+    measured = [row for row in result.trials if row.measured_ms is not None]
+    failed = sum(row.parity == FAILED for row in result.trials if row.measured_ms is None)
+    words = f"{counted(len(measured), 'configuration')} measured against the unchanged command"
+    words += f", {failed} failed" if failed else ""
+    return f"{words}; {result.control}" if result.control else words
+
+
+def _next(result: TuneResult, folder: Path) -> str:
+    if result.status == "interrupted":
+        return f"to resume: stepscope tune --resume {shlex.quote(str(folder))}"
+    if result.status == "out of time":
+        resume = f"stepscope tune --resume {shlex.quote(str(folder))} --budget TIME"
+        if not result.kept:
+            return f"not everything could be tried in time. Resume with a larger budget: {resume}"
+    if result.kept:
+        return f"make the change below, or: {run_command(result)}"
+    if result.starts_differ is not None:
+        return "tune again while nothing else uses this machine, or with more --steps"
+    return f"see where the time goes: stepscope explain {shlex.quote(str(folder / 'baseline'))}"

@@ -1,21 +1,39 @@
-"""One vocabulary for every surface: the parts of a step, and names from outside made printable."""
+"""One vocabulary for every surface: the parts of a step, a run's stalls and pace, an
+answer's first lines, and names from outside made printable. It imports no other file of
+ui.
+"""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
-from stepscope.records.step_parts import STEP_PARTS
+from stepscope.text.figures import factor, long_duration, milliseconds, percent, significant, size
+from stepscope.text.words import STEP_PARTS, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stepscope.records.applied_remedy import RunOrigin
     from stepscope.records.explanation import Explanation
-    from stepscope.records.whole_run import StallCause
+    from stepscope.records.run import (
+        AccountPart,
+        LevelChange,
+        LiveRank,
+        LiveRun,
+        MemoryGrowth,
+        RankRun,
+        RunAccount,
+        RunOrigin,
+        Stall,
+        StallCause,
+        StepTimes,
+        VerdictNow,
+    )
+
+# One vocabulary for every surface: the parts of a step, and names from outside made printable.
 
 # cause of a stall -> (label, what it means)
 STALLS: dict[StallCause, tuple[str, str]] = {
@@ -186,3 +204,189 @@ def short_kernel(name: str, width: int) -> str:
     keep = max(4, width - 1)
     front = keep * 2 // 3
     return f"{text[:front]}…{text[len(text) - (keep - front) :]}"
+
+
+# The first lines of every answer: the verdict, why it is so, what to do next.
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    verdict: str
+    why: str
+    next: str
+
+
+# The whole run in words: how often steps stall, where wall time went, when the step changed.
+
+VISIBLE = 0.005  # of the wall time
+_TRAINING = "training"
+# Parts of start-up and of training in the account.
+_INNER_PARTS = {
+    "launch": "launch",
+    "imports": "imports",
+    "process_group": "process group",
+    "build": "model and the rest",
+    "first_batch": "first batch",
+    "gc": "garbage collection",
+    "compile": "compilation",
+    "between_epochs": "between epochs",
+    "checkpoint": "checkpoints",
+}
+
+
+def phase_words(phase: str) -> str:
+    """A phase of a step, or a part of a part of the account."""
+    return _INNER_PARTS.get(phase, phase.replace("_", " "))
+
+
+def account_words(part: AccountPart) -> str:
+    """Name a part: start-up, steady training, stepscope's profiling."""
+    known = ACCOUNT_PARTS.get(part.id)
+    return known[0].lower() if known else phase_words(part.id)
+
+
+def account_items(account: RunAccount, without: str = "") -> list[str]:
+    """Training, then the other parts that count, the largest first."""
+    parts = sorted(account.parts, key=lambda part: (part.id != _TRAINING, -part.share))
+    listed = [part for part in parts if part.share >= VISIBLE or part.id == _TRAINING]
+    return [f"{account_words(part)} {percent(part.share)}" for part in listed if part.id != without]
+
+
+def rank_name(run: RankRun) -> str:
+    """3, or 3.2 for its second process, as the folders are called."""
+    return f"{run.rank}" if run.attempt == 1 else f"{run.rank}.{run.attempt}"
+
+
+def stall_words(stall: Stall) -> str:
+    return STALLS[stall.cause][0].lower()
+
+
+def stall_time_words(stall: Stall) -> str:
+    """What one of them takes; a wait for ranks of other hosts with the clocks' error."""
+    if not stall.steps:
+        return ""
+    words = milliseconds(stall.typical_ms)
+    error = stall.wait_error_ms
+    return f"{words} (±{milliseconds(error)})" if error else words
+
+
+def how_often(stall: Stall) -> str:
+    """271 steps, every 4; 21 steps; between epochs only."""
+    if not stall.steps:
+        return "between epochs"
+    steps = counted(stall.steps, "step")
+    return f"{steps}, every {stall.period:,}" if stall.period else steps
+
+
+def times_items(times: StepTimes) -> list[str]:
+    """The mean step with its interval, then what the mean hides."""
+    low, high = significant(times.low_ms), significant(times.high_ms)
+    span = "" if low == high else f" ({low} to {high})"
+    return [
+        f"mean {milliseconds(times.mean_ms)}{span}",
+        f"median {milliseconds(times.median_ms)}",
+        f"p99 {milliseconds(times.p99_ms)}",
+        f"longest {milliseconds(times.longest_ms)}",
+    ]
+
+
+def change_words(change: LevelChange) -> str:
+    """step 300: 31.0 -> 62.0 ms (2.0 times)."""
+    before, after = significant(change.before_ms), milliseconds(change.after_ms)
+    return f"step {change.step:,}: {before} -> {after} ({factor(change.factor)} times)"
+
+
+def list_changes(changes: Iterable[LevelChange]) -> list[str]:
+    return [change_words(change) for change in changes]
+
+
+def growth_words(growth: MemoryGrowth) -> str:
+    sign = "-" if growth.bytes_per_step < 0 else "+"
+    return f"{sign}{size(abs(growth.bytes_per_step))} a step"
+
+
+# A run that goes on in words: progress, memory, ranks. For the terminal and for the live page.
+
+_MOST_CHANGES = 2
+_NOTABLE_SPREAD = 1.005  # is printed as 1.01
+
+
+def progress_items(run: LiveRun, rank: LiveRank) -> list[str]:
+    rates = [
+        f"{or_dash(rank.recent_steps_per_s, significant)} a second now",
+        f"{or_dash(rank.steps_per_s, significant)} on average",
+    ]
+    return [done_words(run), *rates, *window_items(rank)]
+
+
+def done_words(run: LiveRun) -> str:
+    """400 steps, or 398 to 400 steps where ranks differ."""
+    counts = [rank.run.steps for rank in run.ranks]
+    fewest, most = min(counts), max(counts)
+    done = counted(most, "step")
+    return f"{fewest:,} to {done}" if fewest < most else done
+
+
+def window_items(rank: LiveRank) -> list[str]:
+    return [f"{counted(rank.windows, 'window')} recorded"] if rank.windows else []
+
+
+def matters(stall: Stall) -> bool:
+    return stall.share >= VISIBLE or stall.between_epochs_ms > 0
+
+
+def latest_changes(rank: LiveRank) -> list[str]:
+    words = list_changes(rank.run.changes)
+    more = len(words) - _MOST_CHANGES
+    return [*([f"{more:,} earlier"] if more > 0 else []), *words[-_MOST_CHANGES:]]
+
+
+def account_so_far(rank: LiveRank) -> list[str]:
+    goodput = [f"goodput {percent(rank.goodput)}"] if rank.goodput is not None else []
+    account = rank.run.account
+    return [*goodput, *(account_items(account, "training") if account else ())]
+
+
+def memory_items(rank: LiveRank) -> list[str]:
+    growth = rank.run.memory_growth
+    whose = "" if rank.on_device else "the process has "
+    held = f"{whose}{size(rank.memory_bytes or 0)} when the last step ended"
+    now = [held] if rank.memory_bytes else []
+    return [*now, *([growth_words(growth)] if growth else [])]
+
+
+def spread_words(run: LiveRun) -> str:
+    """How far the mean steps lie apart. Ranks that wait for each other take the same time."""
+    if run.spread is None:
+        return ""
+    timed = [rank for rank in run.by_mean if rank.run.times is not None]
+    slowest, fastest = timed[0], timed[-1]
+    if slowest.run.times is None or fastest.run.times is None:
+        return ""
+    if run.spread < _NOTABLE_SPREAD:
+        return "a step takes the same time on all ranks"
+    return (
+        f"rank {slowest.run.rank} takes {milliseconds(slowest.run.times.mean_ms)}, "
+        f"{factor(run.spread)} times rank {fastest.run.rank}"
+    )
+
+
+def attempt_words(earlier: Sequence[LiveRank]) -> list[str]:
+    """One sentence for each attempt that has ended, in the order of time."""
+    rows = []
+    for attempt in sorted({rank.run.attempt for rank in earlier}):
+        ranks = [rank for rank in earlier if rank.run.attempt == attempt]
+        steps = max(rank.run.steps for rank in ranks)
+        seconds = max(rank.seconds for rank in ranks)
+        means = [rank.run.times.mean_ms for rank in ranks if rank.run.times]
+        pace = f", {milliseconds(max(means))} a step" if means else ""
+        took = long_duration(1e9 * seconds)
+        rows.append(f"{attempt} ended after {counted(steps, 'step')} in {took}{pace}")
+    return rows
+
+
+def samples_per_s(run: LiveRun, verdict: VerdictNow | None) -> float | None:
+    """Of all ranks together; known once a window has shown the batch."""
+    if verdict is None or verdict.batch is None:
+        return None
+    rates = [rank.recent_steps_per_s for rank in run.ranks]
+    return verdict.batch * sum(rate or 0.0 for rate in rates) if any(rates) else None

@@ -1,13 +1,16 @@
-"""B against A: read both sides, drop the warm-up, and put the change, its interval and what else
-changed into one record."""
+"""Compare B with A: read both sides, drop the warm-up, and put the change, its interval, and
+what to know about it into one record.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.records.comparison import (
@@ -17,38 +20,52 @@ from stepscope.records.comparison import (
     RunSteps,
     Side,
     SlowSteps,
+    StepsAre,
+    Verdict,
 )
+from stepscope.records.explanation import Explanation
+from stepscope.records.prediction import StepBasis
+from stepscope.text.figures import milliseconds, unsigned_percent
+from stepscope.text.words import counted
 from stepscope.verify.change import (
     CONFIDENCE,
+    FEW,
+    Estimate,
+    mean_difference,
+    mean_ratio,
+    mean_spread,
+    mean_step,
     median_difference,
     median_ratio,
     quantile_ratio,
     typical_step,
     widen_for_starts,
 )
-from stepscope.verify.comparison_notes import notes_on
-from stepscope.verify.differences import kernel_changes, operator_changes, part_changes
-from stepscope.verify.evidence import compare_traits
-from stepscope.verify.mean_change import mean_difference, mean_ratio, mean_spread, mean_step
-from stepscope.verify.run_stalls import SteadySteps, find_steady_steps
-from stepscope.verify.runs import find_runs, profiled_run
+from stepscope.verify.differences import (
+    compare_traits,
+    kernel_changes,
+    operator_changes,
+    part_changes,
+)
+from stepscope.verify.runs import (
+    ComparedRun,
+    SteadySteps,
+    find_runs,
+    find_steady_steps,
+    profiled_run,
+)
 from stepscope.verify.spread import quantile_spread
 from stepscope.verify.steady import drift
-from stepscope.verify.without_profiler import correct_sides
-from stepscope.verify.workload import SHAPES, describe_workload, differences
+from stepscope.verify.traits import SHAPES, describe_workload, differences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from stepscope.records.comparison import StepsAre, Verdict
-    from stepscope.records.explanation import Explanation
-    from stepscope.records.prediction import StepBasis
     from stepscope.trace.files import Progress
-    from stepscope.verify.change import Estimate
-    from stepscope.verify.runs import ComparedRun
     from stepscope.verify.spread import Floats
 
     Explain = Callable[[str], Explanation]
+
+# B against A: read both sides, drop the warm-up, and put the change, its interval and what else
+# changed into one record.
 
 _SURER = 1.31  # a 99% interval's reach over that of a 95% one
 _PERCENTS = np.arange(101) / 100
@@ -398,3 +415,144 @@ def _rest(a: Side, b: Side, ratio: Estimate, phases: Sequence[PhaseChange]) -> P
 
 def _peak(runs: Sequence[ComparedRun]) -> int | None:
     return max((run.peak_bytes for run in runs if run.peak_bytes is not None), default=None)
+
+
+# Traces compared by the step that `explain` gives: without the profiler's overhead.
+
+_SMALLEST_OVER_REACH = (1.959964 + 0.841621) / 1.959964  # as in change.py: found 4 times of 5
+
+
+class _LogStep(NamedTuple):
+    """The logarithm of a side's step in ms, and the reach of its 95% interval."""
+
+    value: float
+    reach: float
+
+
+def correct_sides(
+    sides: tuple[Side, Side], explanations: Sequence[Sequence[Explanation]], profiled: Estimate
+) -> tuple[tuple[Side, Side], Estimate] | None:
+    """Both sides without the profiler's overhead, and the logarithm of B / A.
+
+    None unless every trace shows that overhead: an estimate is compared with no measurement. The
+    interval holds the doubt about each side's correction, and how much the profiled steps vary.
+    """
+    steps = [_side_step(runs) for runs in explanations]
+    a, b = steps
+    if a is None or b is None:
+        return None
+    value = b.value - a.value
+    low = math.hypot(a.reach, b.reach, profiled.value - profiled.low)
+    high = math.hypot(a.reach, b.reach, profiled.high - profiled.value)
+    ratio = Estimate(
+        value=value,
+        low=value - low,
+        high=value + high,
+        smallest=math.hypot(_SMALLEST_OVER_REACH * math.hypot(a.reach, b.reach), profiled.smallest),
+    )
+    return (_with_step(sides[0], a), _with_step(sides[1], b)), ratio
+
+
+def _side_step(runs: Sequence[Explanation]) -> _LogStep | None:
+    """The geometric mean of the runs' steps."""
+    found = [_step(run) for run in runs]
+    steps = [step for step in found if step is not None]
+    if len(steps) < len(found):
+        return None
+    return _LogStep(
+        sum(step.value for step in steps) / len(steps),
+        math.hypot(*(step.reach for step in steps)) / len(steps),
+    )
+
+
+def _step(explanation: Explanation) -> _LogStep | None:
+    """As in `explain`: the step of the slowest rank."""
+    slowest = max(explanation.ranks, key=lambda rank: rank.budget.step_ms)
+    step, value = slowest.step_ms, explanation.budget.step_ms
+    if explanation.budget.basis != "corrected" or not value or not step.low or not step.high:
+        return None
+    return _LogStep(math.log(value), max(0.0, math.log(step.high / step.low) / 2))
+
+
+def _with_step(side: Side, step: _LogStep) -> Side:
+    low, high = math.exp(step.value - step.reach), math.exp(step.value + step.reach)
+    return replace(side, ms=math.exp(step.value), low_ms=low, high_ms=high)
+
+
+# What to know about a comparison: few steps, the profiler's overhead, drift, single runs.
+
+FEWEST_STEADY = 100  # with fewer steps the interval may be too narrow
+_BASES = {
+    "corrected": "estimated",
+    "measured": "measured",
+    "cycles": "as recorded",
+    "window": "whole window",
+}
+
+
+def notes_on(
+    a: Side,
+    b: Side,
+    steps_are: StepsAre,
+    starts: float,
+    both: tuple[Explanation, Explanation] | None,
+    corrected: bool,
+) -> list[str]:
+    notes = []
+    if corrected:
+        notes.append(
+            f"the profiler's cost is subtracted from {_steps(a)} and {_steps(b)} profiled "
+            "steps, so both steps are estimates. stepscope run measures steps without the "
+            "profiler"
+        )
+    elif steps_are == "profiled":
+        notes.append(
+            f"these are only {_steps(a)} and {_steps(b)} profiled steps, and the profiler "
+            "slows the CPU. stepscope run measures steps without it"
+        )
+        notes += _overhead_notes(*both) if both else []
+    elif starts:
+        notes.append(
+            "one run on each side does not show how much two starts of one command differ. A "
+            f"standard deviation of {unsigned_percent(starts)} is assumed (--between-starts). "
+            "stepscope ab measures it"
+        )
+    elif len(a.runs) == len(b.runs) == 1:
+        notes.append(
+            "one run on each side does not show how much two starts of one command differ. "
+            "The interval leaves this out"
+        )
+    return [*notes, *_side_notes("A", a), *_side_notes("B", b)]
+
+
+def _overhead_notes(*both: Explanation) -> list[str]:
+    """The steps that `explain` reports for these traces, if they are not the verdict's."""
+    budgets = [explanation.budget for explanation in both]
+    if all(budget.basis == "cycles" for budget in budgets):
+        return []
+    a, b = (f"{milliseconds(budget.step_ms)} ({_BASES[budget.basis]})" for budget in budgets)
+    return [
+        f"without the profiler's cost, stepscope explain gives {a} for A's step and {b} for "
+        "B's. The verdict and the parts here are of profiled steps"
+    ]
+
+
+def _steps(side: Side) -> int:
+    return sum(run.steps for run in side.runs)
+
+
+def _side_notes(name: str, side: Side) -> list[str]:
+    notes = []
+    for number, run in enumerate(side.runs, 1):
+        if run.drift is not None:
+            whose = name if len(side.runs) == 1 else f"{name}'s run {number}"
+            size, way = unsigned_percent(run.drift), "slower" if run.drift > 0 else "faster"
+            notes.append(f"{whose} drifts: its second half is {size} {way} than its first half")
+    if len(side.runs) == 1 and (steps := side.runs[0].steps) < FEWEST_STEADY:
+        caution = (
+            "the interval assumes independent steps, but neighbouring steps are seldom independent"
+            if steps < FEW
+            else "if slow and fast periods alternate, the interval is too narrow"
+        )
+        notes.append(f"{name} has only {counted(steps, 'step')}: {caution}")
+    return notes

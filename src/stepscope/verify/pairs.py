@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.trace.decode import NotJsonError, decode
-from stepscope.trace.regular_files import read_whole
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from stepscope.trace.files import read_whole
 
 AB = "ab.json"
 

@@ -1,51 +1,56 @@
-"""Whether a remedy still trains the same: the losses of its trials against those of the baseline.
-
-The losses of every backward pass are compared rank by rank, in order. Runs of the baseline against
-each other are the control: what they do by themselves, a remedy may do too.
-
-bit-identical  All losses are equal to the bit.
-rounding       (1) The first loss, made from the same weights and data, differs by no more than the
-               precision explains (FIRST). (2) In the first passes the difference grows no faster
-               than the square root of their number (EARLY). (3) In the later half, the mean of the
-               differences is small (GAP) or small beside their scatter from pass to pass (SCATTER):
-               rounding that training has made large has no direction, a wrong gradient has.
-random         More than that, but the mean of the differences is small beside their scatter
-               (RANDOM_SCATTER), as with other batches or other random numbers.
-training       More than that.
-
-Training can make rounding large very fast. Where losses look wrong, the baseline is run with its
-weights nudged by the size of rounding, or with other random numbers: what these controls do, a
-remedy may do too.
-
-A remedy has failed if it does more than it declared, if losses are missing, or if they are NaN or
-infinite where the baseline's are not. If the baseline's own runs differ, weaker tests are left, and
-`control` says so. docs/records/tune.md says where the numbers come from and what such a test
-cannot see.
+"""Judge whether a remedy still trains the same: the losses of its trials against those of
+the baseline.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.records.figures import difference
-from stepscope.records.words import counted
-from stepscope.verify.loss_curves import EARLY_PASSES, compare_curves, control_of
+from stepscope.text.figures import difference
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from stepscope.records.rank import StepFlags
     from stepscope.records.script_facts import ScriptFacts
-    from stepscope.records.step_columns import Flags
-    from stepscope.verify.loss_curves import Control, CurveDifference
     from stepscope.verify.spread import Floats
-    from stepscope.verify.trial_file import Loss
+    from stepscope.verify.trials import Loss
 
-    RunLosses = dict[int, tuple[Loss, ...]]  # by rank
+    RunLosses = dict[int, tuple[Loss, ...]]
+
+# Whether a remedy still trains the same: the losses of its trials against those of the baseline.
+#
+# The losses of every backward pass are compared rank by rank, in order. Runs of the baseline
+# against each other are the control: what they do by themselves, a remedy may do too.
+#
+# bit-identical  All losses are equal to the bit.
+# rounding       (1) The first loss, made from the same weights and data, differs by no more than
+# the
+#                precision explains (FIRST). (2) In the first passes the difference grows no faster
+#                than the square root of their number (EARLY). (3) In the later half, the mean of
+#                the
+#                differences is small (GAP) or small beside their scatter from pass to pass
+#                (SCATTER):
+#                rounding that training has made large has no direction, a wrong gradient has.
+# random         More than that, but the mean of the differences is small beside their scatter
+#                (RANDOM_SCATTER), as with other batches or other random numbers.
+# training       More than that.
+#
+# Training can make rounding large very fast. Where losses look wrong, the baseline is run with its
+# weights nudged by the size of rounding, or with other random numbers: what these controls do, a
+# remedy may do too.
+#
+# A remedy has failed if it does more than it declared, if losses are missing, or if they are NaN or
+# infinite where the baseline's are not. If the baseline's own runs differ, weaker tests are left,
+# and `control` says so. docs/records/tune.md says where the numbers come from and what such a test
+# cannot see.
 
 Observed = Literal["bit-identical", "rounding", "random", "training", "not known"]
 Precision = Literal["fp32", "tf32", "16 bits"]
@@ -215,9 +220,9 @@ def _values(side: Sequence[Sequence[Loss]], length: int) -> Floats:
     return np.array(rows, np.float64).reshape(len(rows), length)
 
 
-def _where_finite(runs: Floats) -> Flags:
+def _where_finite(runs: Floats) -> StepFlags:
     """By pass: in all runs."""
-    flags: Flags = np.all(np.isfinite(runs), axis=0)
+    flags: StepFlags = np.all(np.isfinite(runs), axis=0)
     return flags
 
 
@@ -313,3 +318,82 @@ def _off_on_average(gap: float, cause: str, limit: float) -> str:
 
 def _level(declared: str) -> Observed:
     return next((level for level in LEVELS[:-1] if level == declared), "training")
+
+
+# Losses of two trainings side by side: how far apart they are, and what would be chance.
+#
+# Differences are shares of the loss at that pass, or of half the mean loss where that is larger: a
+# loss near zero makes nothing large.
+
+EARLY_PASSES = 5  # passes in which rounding has not grown much
+_OF_MEAN = 0.5
+FEWEST_LATER = 8  # passes in the later half: fewer give no mean
+_LOOKED_AT = 10  # first passes that tell runs with other random numbers from rounding
+_LIKE_SEEDS = 0.5  # of the noise from batch to batch: random numbers make that difference at once
+
+
+class CurveDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """Candidate minus baseline, as shares of the loss."""
+
+    values: Floats
+    largest: float
+    gap: float  # mean of the later half
+    scatter: float  # of the later half's values from pass to pass
+
+    @property
+    def has_later_half(self) -> bool:
+        return len(self.values) >= 2 * FEWEST_LATER
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs of the baseline do to each other, as shares of the loss."""
+
+    reach: Floats  # the largest difference up to each pass
+    gap: float  # the largest mean difference of the later half
+    batch_noise: float  # deviation of the loss from batch to batch
+    like_seeds: bool  # the runs differ as with other random numbers
+
+
+def loss_size(baseline: Floats) -> Floats:
+    """Per pass: the mean of the runs, which are rows, and at least half of the mean of all."""
+    sizes = np.abs(baseline).mean(axis=0)
+    least = max(_OF_MEAN * float(sizes.mean()), float(np.finfo(float).tiny))
+    size: Floats = np.maximum(sizes, least)
+    return size
+
+
+def compare_curves(baseline: Floats, candidate: Floats) -> CurveDifference:
+    """One run against the mean of the baseline's runs."""
+    values = (candidate - baseline.mean(axis=0)) / loss_size(baseline)
+    later = values[len(values) // 2 :]
+    return CurveDifference(
+        values=values,
+        largest=float(np.abs(values).max()),
+        gap=float(later.mean()),
+        scatter=pass_noise(later),
+    )
+
+
+def control_of(baseline: Floats) -> Control:
+    size = loss_size(baseline)
+    noise = math.sqrt(float(np.mean([pass_noise(run) ** 2 for run in baseline])))
+    noise /= float(size.mean())
+    apart: list[Floats] = [(a - b) / size for a, b in combinations(baseline, 2)]
+    reach = np.zeros(baseline.shape[1])
+    for values in apart:
+        reach = np.maximum(reach, np.maximum.accumulate(np.abs(values)))
+    first = [float(np.sqrt((values[:_LOOKED_AT] ** 2).mean())) for values in apart]
+    later = [abs(float(values[len(values) // 2 :].mean())) for values in apart]
+    return Control(
+        reach=reach,
+        gap=max(later, default=0.0),
+        batch_noise=noise,
+        like_seeds=max(first, default=0.0) > _LIKE_SEEDS * noise > 0,
+    )
+
+
+def pass_noise(values: Floats) -> float:
+    """The deviation from pass to pass, without a trend: from second differences."""
+    if len(values) < 3:
+        return 0.0
+    return math.sqrt(float((np.diff(values, 2) ** 2).mean()) / 6)

@@ -11,19 +11,16 @@ import gc
 import math
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from stepscope.verify.change import widen_for_starts
-from stepscope.verify.mean_change import mean_ratio, mean_step
-from stepscope.verify.trial_steps import without_pauses
+from stepscope.verify.change import Estimate, mean_ratio, mean_step, widen_for_starts
+from stepscope.verify.steady import without_pauses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from stepscope.verify.change import Estimate
     from stepscope.verify.spread import Floats
 
 ROUNDS = 20

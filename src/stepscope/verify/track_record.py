@@ -1,32 +1,40 @@
-"""The track record: what `whatif` promised, what comparisons measured, what to learn from it.
-
-promise = make_promise(prediction, workload, path)    # in `whatif`
-remember(promise)
-ms, low, high = adjust(promise.name, ms, low, high, history())
-forget(promise.id)                                    # in `record forget`
-
-answered_promise.py decides which promise a comparison answers.
+"""Keep the track record on disk: what `whatif` predicted, what comparisons measured, what to
+learn from it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import re
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
-from stepscope.errors import UsageError
-from stepscope.records.figures import milliseconds, signed_percent
-from stepscope.records.promise import Delivery, Forgotten, Promise, TrackedPromise, Workload
-from stepscope.records.user_folders import this_host
-from stepscope.verify.record_file import append, read_lines
+from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.records.folders import node_name, user_folder
+from stepscope.records.prediction import (
+    RECORD_SCHEMA,
+    Delivery,
+    Forgotten,
+    Prediction,
+    Promise,
+    TrackedPromise,
+    Workload,
+)
+from stepscope.records.quality import encode_json
+from stepscope.text.figures import milliseconds, signed_percent
+from stepscope.trace.files import LineFile, open_to_append
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.records.prediction import Prediction
-    from stepscope.verify.record_file import Line
+# The track record: what `whatif` promised, what comparisons measured, what to learn from it.
+#
+# promise = make_promise(prediction, workload, path) # in `whatif` remember(promise) ms, low, high =
+# adjust(promise.name, ms, low, high, history()) forget(promise.id) # in `record forget`
+#
+# answered_promise.py decides which promise a comparison answers.
 
 # Deliveries that weigh as much as the prediction itself.
 PRIOR = 4
@@ -68,7 +76,7 @@ def make_promise(
     return Promise(
         id=secrets.token_hex(4),
         when_unix=time.time(),
-        host=this_host(),
+        host=node_name(),
         settings=prediction.settings,
         baseline_ms=prediction.baseline_ms,
         predicted_ms=prediction.predicted_ms,
@@ -104,7 +112,7 @@ def history(host: str | None = None, *, every_host: bool = False) -> tuple[Track
     Forgotten promises are left out, and so are deliveries that do not count by today's rules.
     """
     lines = read_lines()
-    wanted = host or this_host()
+    wanted = host or node_name()
     promises = _remembered(lines)
     deliveries: dict[str, Delivery] = {}
     for line in _deliveries(lines, promises):
@@ -124,7 +132,7 @@ def ignored_deliveries(
 ) -> tuple[tuple[Delivery, str], ...]:
     """Deliveries in the file that do not count, each with the reason."""
     lines = read_lines()
-    wanted = host or this_host()
+    wanted = host or node_name()
     promises = _remembered(lines)
     judged = [
         (line, why_ignored(promises[line.promise], line))
@@ -289,3 +297,99 @@ def _summary(name: str, kept: Sequence[TrackedPromise]) -> Summary:
         median_bias=median(errors) if errors else None,
         inside=sum(inside) / len(inside) if inside else None,
     )
+
+
+# The track record on disk: JSON lines, one file per host, only ever appended to.
+#
+# Several processes may write at once: each line is one write, under a lock. If a kill cut a line
+# short, the next writer closes it and readers skip it.
+
+try:
+    import fcntl
+except ImportError:  # Windows: each line is still one write
+    fcntl = None  # type: ignore[assignment]
+
+Line = Promise | Delivery | Forgotten
+_LINES: msgspec.json.Decoder[Line] = msgspec.json.Decoder(Line)
+
+
+def record_folder() -> Path:
+    """$STEPSCOPE_RECORD, or a folder in the user's configuration."""
+    return user_folder("STEPSCOPE_RECORD", "record")
+
+
+def append(line: Line) -> None:
+    """Add one whole line to this host's file."""
+    path = record_folder() / f"{_file_name(node_name())}.jsonl"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = open_to_append(path)
+        try:
+            _lock(handle)
+            _write(handle, encode_json(line) + b"\n")
+        finally:
+            os.close(handle)
+    except (OSError, UnreadableInputError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not a regular file"
+        raise UsageError(
+            f"the track record cannot be written: {path}: {why}. Set STEPSCOPE_RECORD to a "
+            "folder that you can write"
+        ) from None
+
+
+def read_lines() -> list[Line]:
+    """The lines of every host that shares the folder, each file's in the order written.
+
+    Lines that are not ours, or of an unknown schema, are left out: see `count_unread`.
+    """
+    return [line for line in map(_parse, _rows()) if line is not None]
+
+
+def count_unread() -> int:
+    """How many lines are left out. They stay in the file: nothing is ever overwritten."""
+    return sum(_parse(row) is None for row in _rows())
+
+
+def _rows() -> Iterator[bytes]:
+    """An unreadable file, and a line too long to be ours, count as an empty line."""
+    for path in sorted(record_folder().glob("*.jsonl")):
+        lines = LineFile(path)
+        try:
+            yield from (line.text for line in lines)
+        except UnreadableInputError:
+            yield b""
+        yield from [b""] * lines.too_long
+
+
+def _parse(row: bytes) -> Line | None:
+    try:
+        line = _LINES.decode(row)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return line if line.schema == RECORD_SCHEMA and _is_sound(line) else None
+
+
+def _is_sound(line: Line) -> bool:
+    """A prediction lies in its interval, unless somebody edited the file."""
+    return not isinstance(line, Promise) or line.low_ms <= line.predicted_ms <= line.high_ms
+
+
+def _write(handle: int, line: bytes) -> None:
+    size = os.lseek(handle, 0, os.SEEK_END)
+    if size:
+        os.lseek(handle, size - 1, os.SEEK_SET)
+        if os.read(handle, 1) != b"\n":
+            line = b"\n" + line
+    if os.write(handle, line) != len(line):
+        raise OSError(28, "No space left on device")
+
+
+def _lock(handle: int) -> None:
+    """Until the handle is closed. Some network disks have no locks: a single write must do."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+
+
+def _file_name(host: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", host) or "host"

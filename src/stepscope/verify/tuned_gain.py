@@ -1,41 +1,41 @@
-"""Whether a remedy makes the step shorter, from short trials: one start of the command each.
-
-Two starts of one command differ by more than their steps explain, so a trial gives one number, the
-logarithm of its mean step, and starts are the sample. A tune goes like this:
-
-1. Screening: every candidate runs once between runs of the base. `screen` says which are promising.
-   These trials never count as proof: the best of many is partly luck.
-2. Confirmation: promising candidates in order, best first. Base and candidate run in pairs, next to
-   each other, the order changing from pair to pair (verify.pairs.plan_pairs), always with fresh
-   runs. After every pair `judge` says "kept", "not kept" or "more runs".
-3. What is kept joins the base; the next candidate has to beat the new base.
-
-A candidate is kept if its estimated gain is at least WORTH and the gain is surely more than half of
-that. "Surely" is a one-sided Student interval around the mean of the pairs' differences. Its
-deviation comes from all repeated configurations (verify.start_noise). Its level is chosen so
-that a tune in which nothing helps keeps something in at most 5 of 100 cases: `level_of_next_test`
-divides these 5% among the tests of the tune, and `judge` divides a test's level among the looks
-after each pair. docs/records/tune.md has the reasons; benchmarks/tune_noise.py tests them.
+"""Decide whether a remedy makes the step shorter, from short trials: one start of the
+command each.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from stepscope.records.figures import percent
-from stepscope.verify.start_noise import start_noise
-from stepscope.verify.student import student_quantile
-from stepscope.verify.trial_steps import FEWEST_STEPS, without_pauses
+from stepscope.text.figures import percent
+from stepscope.verify.spread import student_quantile
+from stepscope.verify.steady import FEWEST_STEPS, without_pauses
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.verify.start_noise import StartNoise
+# Whether a remedy makes the step shorter, from short trials: one start of the command each.
+#
+# Two starts of one command differ by more than their steps explain, so a trial gives one number,
+# the logarithm of its mean step, and starts are the sample. A tune goes like this:
+#
+# 1. Screening: every candidate runs once between runs of the base. `screen` says which are
+# promising.
+#    These trials never count as proof: the best of many is partly luck.
+# 2. Confirmation: promising candidates in order, best first. Base and candidate run in pairs, next
+# to
+#    each other, the order changing from pair to pair (verify.pairs.plan_pairs), always with fresh
+#    runs. After every pair `judge` says "kept", "not kept" or "more runs".
+# 3. What is kept joins the base; the next candidate has to beat the new base.
+#
+# A candidate is kept if its estimated gain is at least WORTH and the gain is surely more than half
+# of that. "Surely" is a one-sided Student interval around the mean of the pairs' differences. Its
+# deviation comes from all repeated configurations (verify.start_noise). Its level is chosen so that
+# a tune in which nothing helps keeps something in at most 5 of 100 cases: `level_of_next_test`
+# divides these 5% among the tests of the tune, and `judge` divides a test's level among the looks
+# after each pair. docs/records/tune.md has the reasons; benchmarks/tune_noise.py tests them.
 
 WORTH = 0.02  # of the base's step: a smaller gain is not worth a change
 SURELY = WORTH / 2  # the gain must surely be larger than this
@@ -268,3 +268,109 @@ def _gain(saved: float, reach: float) -> Gain:
 def _share(saved: float) -> float:
     """Of the base's step, from the logarithm of base over candidate."""
     return -math.expm1(-saved)
+
+
+# How much two starts of one command differ.
+#
+# Every configuration that ran more than once says something about it, but a few runs each say
+# little, and configurations are not alike: a step that the host paces differs by more from start to
+# start than one that a GPU paces. So a test's own configurations count by their runs, and all
+# others together by as many runs as their likeness deserves (the moderated variance of Smyth,
+# "Linear models and empirical Bayes methods", 2004): where all scatter alike everything is pooled,
+# where they do not each stands for itself.
+
+_LEAST = 0.003  # standard deviation of one start: never believed to be smaller
+_FIRST_GUESS = 0.03  # of one start, before anything has run twice
+_FEWEST = 3  # configurations that can show how unlike they are
+_MOST_FREEDOM = 1e3
+_STEP = 1e-2  # of numerical derivatives
+
+
+class StartNoise(msgspec.Struct, frozen=True, kw_only=True):
+    """One start's deviation, as a share of the step."""
+
+    deviation: float
+    freedom: float  # degrees of freedom; 0: nothing ran twice, and the deviation is a guess
+
+
+class _Scatter(NamedTuple):
+    """A variance and its degrees of freedom."""
+
+    variance: float
+    freedom: float
+
+
+def start_noise(
+    logs: Mapping[tuple[str, ...], Sequence[float]],
+    own: Collection[tuple[str, ...]] = (),
+) -> StartNoise:
+    """On average over `own` configurations, or of all; `logs` are repeated runs', in order."""
+    by_name = {name: _scatter(values) for name, values in logs.items()}
+    if not by_name:
+        return StartNoise(deviation=_FIRST_GUESS, freedom=0.0)
+    noise = pooled = _pooled(by_name.values())
+    usual = _usual(by_name.values()) if own else None
+    if usual is not None:
+        known = [[by_name[name]] if name in by_name else [] for name in own]
+        noise = _mean([_pooled([usual, *scatters]) for scatters in known])
+    return StartNoise(
+        deviation=max(_LEAST, math.sqrt(noise.variance)),
+        freedom=min(noise.freedom, pooled.freedom),
+    )
+
+
+def _scatter(logs: Sequence[float]) -> _Scatter:
+    """Only runs that follow each other are compared, so that a slow drift of the machine counts
+    little (von Neumann's estimate: half the mean square of successive differences)."""
+    n = len(logs)
+    variance = float((np.diff(logs) ** 2).mean()) / 2
+    return _Scatter(max(variance, _LEAST**2), 2 * (n - 1) ** 2 / (3 * n - 4))
+
+
+def _pooled(scatters: Collection[_Scatter]) -> _Scatter:
+    freedom = sum(scatter.freedom for scatter in scatters)
+    squares = sum(scatter.freedom * scatter.variance for scatter in scatters)
+    return _Scatter(squares / freedom, freedom)
+
+
+def _mean(scatters: Sequence[_Scatter]) -> _Scatter:
+    """Of independent estimates; the freedom is Satterthwaite's."""
+    total = sum(scatter.variance for scatter in scatters)
+    freedom = total**2 / sum(scatter.variance**2 / scatter.freedom for scatter in scatters)
+    return _Scatter(total / len(scatters), freedom)
+
+
+def _usual(scatters: Collection[_Scatter]) -> _Scatter | None:
+    """What a configuration's scatter is like before it has run; None: all are alike."""
+    if len(scatters) < _FEWEST:
+        return None
+    halves = np.array([scatter.freedom / 2 for scatter in scatters])
+    levels = np.array(
+        [
+            math.log(scatter.variance) - _digamma(half) + math.log(half)
+            for scatter, half in zip(scatters, halves, strict=True)
+        ]
+    )
+    unlike = float(levels.var(ddof=1)) - float(np.mean([_trigamma(half) for half in halves]))
+    if unlike <= _trigamma(_MOST_FREEDOM / 2):
+        return None
+    half = _where_trigamma_is(unlike)
+    return _Scatter(math.exp(float(levels.mean()) + _digamma(half) - math.log(half)), 2 * half)
+
+
+def _digamma(x: float) -> float:
+    return (math.lgamma(x + _STEP * x) - math.lgamma(x - _STEP * x)) / (2 * _STEP * x)
+
+
+def _trigamma(x: float) -> float:
+    step = _STEP * x
+    return (math.lgamma(x + step) - 2 * math.lgamma(x) + math.lgamma(x - step)) / step**2
+
+
+def _where_trigamma_is(value: float) -> float:
+    """By halving: trigamma falls."""
+    low, high = 1e-3, _MOST_FREEDOM
+    while high / low > 1 + 1e-6:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if _trigamma(middle) > value else (low, middle)
+    return low

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.explain.flops import attention, convolution, tensor_lists
-from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER
+from stepscope.explain.flops import memory_bound, products
+from stepscope.explain.flops.call import MATMUL_LIKE, OTHER
 
 from .recording import torch
 
-CONVOLUTIONS = [(name, places) for names, places in convolution._PLACES.items() for name in names]
+CONVOLUTIONS = [(name, places) for names, places in products._PLACES.items() for name in names]
 # Names that older versions of torch record.
 OLD = {"aten::_cat"}
 
@@ -29,7 +29,7 @@ def places_of(name: str) -> dict[str, int] | None:
 
 @pytest.mark.parametrize(("name", "places"), CONVOLUTIONS, ids=[name for name, _ in CONVOLUTIONS])
 def test_a_convolutions_arguments_are_where_its_schema_has_them(
-    name: str, places: convolution.Places
+    name: str, places: products.Places
 ) -> None:
     schema = places_of(name)
     if schema is None:
@@ -45,20 +45,20 @@ def test_a_convolutions_arguments_are_where_its_schema_has_them(
         assert places.transposed is ("transpose" in name)
 
 
-@pytest.mark.parametrize("name", attention.CAUSAL)
+@pytest.mark.parametrize("name", products.CAUSAL)
 def test_the_causal_flag_is_where_the_schema_has_it(name: str) -> None:
     schema = places_of(name)
     assert schema is not None
     flag = "custom_mask_type" if "efficient_attention_forward" in name else "is_causal"
-    assert schema[flag] == attention.CAUSAL[name]
+    assert schema[flag] == products.CAUSAL[name]
 
 
-@pytest.mark.parametrize("name", attention._LENGTHS)
+@pytest.mark.parametrize("name", products._LENGTHS)
 def test_lengths_of_packed_sequences_are_where_the_schema_has_them(name: str) -> None:
     schema = places_of(name)
     assert schema is not None
     lengths = schema.get("cum_seq_q", schema.get("cu_seqlens_q"))
-    assert attention._LENGTHS[name] == lengths
+    assert products._LENGTHS[name] == lengths
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_lengths_of_packed_sequences_are_where_the_schema_has_them(name: str) ->
         ("aten::convolution_backward", "output_mask", 10),
         ("aten::convolution_backward_overrideable", "transposed", 6),
         ("aten::convolution_backward_overrideable", "output_mask", 9),
-        ("aten::_fused_adamw_", "amsgrad", tensor_lists._AMSGRAD),
-        ("aten::_fused_adam_", "amsgrad", tensor_lists._AMSGRAD),
-        ("aten::_fused_sgd_", "momentum", tensor_lists._MOMENTUM),
+        ("aten::_fused_adamw_", "amsgrad", memory_bound._AMSGRAD),
+        ("aten::_fused_adam_", "amsgrad", memory_bound._AMSGRAD),
+        ("aten::_fused_sgd_", "momentum", memory_bound._MOMENTUM),
         ("aten::_grouped_mm", "offs", 2),
         ("aten::_scaled_grouped_mm", "offs", 4),
         ("aten::_weight_int4pack_mm", "qScaleAndZeros", 3),

@@ -11,12 +11,12 @@ from stepscope.explain.flops.captured_graphs import price_capture
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.records.compiled import CapturedGraph, CapturedOperator
 from stepscope.records.explanation import StepTime
-from stepscope.records.rank_inputs import RankInputs
+from stepscope.records.rank import RankInputs
 
 from ..build import Events, graph, kernel, op, step
 
 if TYPE_CHECKING:
-    from stepscope.records.efficiency import Efficiency
+    from stepscope.records.hardware import Efficiency
 
     from ..conftest import Read
 

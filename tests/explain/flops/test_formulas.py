@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.explain.flops.call import Call, Unknown
-from stepscope.explain.flops.compiled import compiled
-from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER, Cost
+from stepscope.explain.flops.call import MATMUL_LIKE, OTHER, Call, Cost, Unknown, compiled
 from stepscope.explain.flops.memory_bound import VIEWS
-from stepscope.explain.flops.signatures import price_call
+from stepscope.explain.flops.prices import price_call
 
 BF16, FLOAT, LONG, FP8 = "c10::BFloat16", "float", "long int", "c10::Float8_e4m3fn"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.explain.flops.kernel_names import read_name
+from stepscope.explain.flops.call import read_name
 
 PRODUCTS = [
     ("nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT", "bf16", "tensor"),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from stepscope.explain.flops.kernel_names import read_name
-from stepscope.explain.flops.kernel_order import join_by_order
-from stepscope.explain.flops.product_order import CapturedCall
+from stepscope.explain.flops.call import read_name
+from stepscope.explain.flops.kernel_order import CapturedCall, join_by_order
 
 GEMM = "nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>"

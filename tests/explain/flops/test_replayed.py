@@ -14,7 +14,7 @@ from stepscope.records.explanation import StepTime
 from ..build import Events, call, graph, kernel, op, step
 
 if TYPE_CHECKING:
-    from stepscope.records.efficiency import Efficiency
+    from stepscope.records.hardware import Efficiency
 
     from ..conftest import Read
 

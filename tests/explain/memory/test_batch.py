@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.errors import NotCapturedError
 from stepscope.explain.memory import predict_peak
-from stepscope.explain.memory.batch import (
+from stepscope.explain.memory.captured import (
     CONTEXT_BYTES,
     LOW_SEGMENTS_SHARE,
     SEGMENTS_SHARE,
@@ -19,7 +19,7 @@ from stepscope.explain.memory.batch import (
     peak_at,
 )
 from stepscope.records.memory import BatchLine, Memory
-from stepscope.ui.memory import batch_words
+from stepscope.ui.topics.device_use import batch_words
 
 HELD = {
     "parameters": 1000,

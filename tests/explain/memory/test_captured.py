@@ -12,11 +12,10 @@ import pytest
 import stepscope
 from stepscope.explain.explain_job import JobTraces
 from stepscope.explain.memory import predict_peak
-from stepscope.explain.memory.batch import peak_at
-from stepscope.explain.memory.captured import capture_lines
-from stepscope.explain.truncate_tables import truncate_tables
+from stepscope.explain.memory.captured import capture_lines, peak_at
+from stepscope.explain.rank import truncate_tables
 from stepscope.records.memory import CATEGORIES, CapturedMemory, CapturedPeak
-from stepscope.ui.contract import explanation_json
+from stepscope.ui.topics.explanation_json import explanation_json
 
 
 @pytest.fixture(scope="module")

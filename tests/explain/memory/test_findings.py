@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.explain.findings import fragmentation, memory_leak, memory_near_limit
-from stepscope.explain.memory.growth import growth_of
+from stepscope.explain.memory.lifetimes import growth_of
 from stepscope.records.memory import Fragmentation, Memory, OutOfMemory, SiteBytes
 
 from . import training

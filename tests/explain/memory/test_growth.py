@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from stepscope.explain.memory.growth import growth_of, growth_of_steps
-from stepscope.trace.rank_inputs import read_rank_inputs
+from stepscope.explain.memory.lifetimes import growth_of, growth_of_steps
+from stepscope.trace.read import read_rank_inputs
 
 from ..build import write
 from . import training

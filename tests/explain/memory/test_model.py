@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from stepscope.explain.memory.model import find_batch, find_transformer, read_calls
 from stepscope.explain.memory.theory import transformer_activations
-from stepscope.explain.steps import find_steps
-from stepscope.explain.work import find_work
+from stepscope.step.steps import find_steps
+from stepscope.step.work import find_work
 
 from .. import build
 

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 import snapshots
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.explain.explain_job import explain_job
-from stepscope.explain.memory.snapshot import memory_of_snapshot
-from stepscope.explain.snapshot_rank import find_in_memory
-from stepscope.trace.snapshot import _SnapshotReader
-from stepscope.ui.cli.main import main
-from stepscope.ui.contract import explanation_json
+from stepscope.explain.rank_without_steps import find_in_memory, memory_of_snapshot
+from stepscope.trace.formats.snapshot import _SnapshotReader
+from stepscope.ui.cli.verbs import main
+from stepscope.ui.topics.explanation_json import explanation_json
 
 from .. import build
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from benches import analyse
 from stepscope import read_trace
-from stepscope.explain.explain_memory import explain_memory
 from stepscope.explain.memory.lifetimes import find_lifetimes
+from stepscope.explain.rank import explain_memory
 from stepscope.records.memory import CATEGORIES, Memory
-from stepscope.records.rank_inputs import MemoryInputs
+from stepscope.records.rank import MemoryInputs
 
 from .. import build
 from . import training

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stepscope import read_trace
-from stepscope.explain.replay.build import build_graph
-from stepscope.explain.replay.graph import CallKind, Phase
-from stepscope.explain.replay.schedule import replay
-from stepscope.explain.replay.typical import typical_step
-from stepscope.explain.steps import find_steps
-from stepscope.explain.work import find_work
+from stepscope.step.graph import CallKind, Phase, build_graph
+from stepscope.step.replay import replay
+from stepscope.step.steps import find_steps
+from stepscope.step.typical import typical_step
+from stepscope.step.work import find_work
 
 from ..build import AUTOGRAD, call, kernel, note, op, step
 

@@ -8,26 +8,25 @@ import numpy as np
 import pytest
 
 from graphs import measured
-from stepscope.explain.replay.build import build_graph
-from stepscope.explain.replay.cpu_overhead import (
+from stepscope.step.correct import (
     FRAME_NS,
     OPERATOR_NS,
+    correct,
     runs_on_host,
     without_profiler_on_cpu,
 )
-from stepscope.explain.replay.graph import CallKind
-from stepscope.explain.replay.overhead import correct
-from stepscope.explain.replay.schedule import replay, step_ns
-from stepscope.explain.replay.typical import typical_step
-from stepscope.explain.steps import find_steps
-from stepscope.explain.work import find_work
-from stepscope.predict.edit import scale_tasks
+from stepscope.step.edit import scale_tasks
+from stepscope.step.graph import CallKind, build_graph
+from stepscope.step.replay import replay, step_ns
+from stepscope.step.steps import find_steps
+from stepscope.step.typical import typical_step
+from stepscope.step.work import find_work
 
 from ..build import WORKER, frame, kernel, note, op, step
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import StepGraph
     from stepscope.records.trace import Trace
+    from stepscope.step.graph import StepGraph
 
     from ..conftest import Read
 

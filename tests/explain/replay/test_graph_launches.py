@@ -10,14 +10,14 @@ import pytest
 
 from benches import analyse
 from stepscope import explain_rank, read_trace
-from stepscope.explain.replay.graph_launches import (
+from stepscope.step.correct import correct
+from stepscope.step.cuda_graphs import (
     NODE_SPACING,
     find_graph_tasks,
     has_graphs,
     is_of_graphs,
     scale_node_spacing,
 )
-from stepscope.explain.replay.overhead import correct
 
 from ..build import graph, kernel, step
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from graphs import Call, Task, make, measured
-from stepscope.explain.replay.graph import Phase
-from stepscope.explain.replay.measured import fit_to, scale_host
-from stepscope.explain.replay.schedule import step_ns
+from stepscope.step.correct import fit_to, scale_host
+from stepscope.step.graph import Phase
+from stepscope.step.replay import step_ns
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import StepGraph
+    from stepscope.step.graph import StepGraph
 
 
 def test_the_host_is_scaled_where_it_decides() -> None:

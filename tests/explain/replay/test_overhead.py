@@ -12,8 +12,7 @@ from benches import analyse
 from graphs import Call, Task, make
 from stepscope import read_trace
 from stepscope.errors import NotCapturedError
-from stepscope.explain.replay.graph import Phase
-from stepscope.explain.replay.overhead import (
+from stepscope.step.correct import (
     WITH_SHAPES,
     as_recorded,
     correct,
@@ -21,19 +20,20 @@ from stepscope.explain.replay.overhead import (
     launch_slowness,
     without_profiler,
 )
-from stepscope.explain.replay.schedule import step_ns
-from stepscope.explain.replay.typical import typical_step
-from stepscope.explain.steps import find_steps
-from stepscope.explain.work import find_work
-from stepscope.records.figures import milliseconds
+from stepscope.step.graph import Phase
+from stepscope.step.replay import step_ns
+from stepscope.step.steps import find_steps
+from stepscope.step.typical import typical_step
+from stepscope.step.work import find_work
+from stepscope.text.figures import milliseconds
 
 from ..build import kernel, op, step
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stepscope.explain.replay.graph import StepGraph
     from stepscope.records.trace import Trace
+    from stepscope.step.graph import StepGraph
 
     from ..conftest import Read
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphs import Call, Task, make
-from stepscope.explain.replay.schedule import replay, step_ns
+from stepscope.step.replay import replay, step_ns
 
 
 def test_a_task_on_a_free_stream_starts_its_latency_after_its_call() -> None:

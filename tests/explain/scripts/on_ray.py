@@ -11,8 +11,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from stepscope.explain.engines import map_in_order
-from stepscope.explain.ray_engine import ray_cluster
+from stepscope.explain.engines import map_in_order, ray_cluster
 from stepscope.ui.cli.verbs import cli
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from stepscope.explain.rank_analysis import RankAnalysis
 from stepscope.explain.strategies.join import join_strategies
 from stepscope.records.job import Clock, Job, RankFolder, Stragglers
-from stepscope.records.rank_inputs import MemoryInputs, RankInputs
-from stepscope.trace.memory_file import read_captured
+from stepscope.records.rank import MemoryInputs, RankInputs
+from stepscope.trace.run_folder.rank_folder import read_captured
 
 from ..build import AUTOGRAD, MAIN, Events, kernel, nccl, op
 

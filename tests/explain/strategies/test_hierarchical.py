@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.explain.strategies.hierarchical import find_hierarchical
+from stepscope.explain.job.hosts import find_hierarchical
 from stepscope.records.job import KINDS, CollectiveCalls, Group, RankPart, RankSteps
-from stepscope.ui.strategies import describe_hierarchical
+from stepscope.ui.topics.distributed import describe_hierarchical
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}
 NEAR = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.strategies.of_record import strategy_of_record
+from stepscope.explain.strategies.join import strategy_of_record
 from stepscope.records.explanation import Budget, Part
 from stepscope.records.job import RankSteps
 from stepscope.records.strategies import (

@@ -16,12 +16,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.explain.collective_calls import list_calls
 from stepscope.explain.findings import find_in_job
-from stepscope.explain.job import join_ranks
-from stepscope.explain.rank_steps import measure_rank_steps
-from stepscope.explain.steps import find_steps
-from stepscope.explain.work import find_work
+from stepscope.explain.job.all_ranks import join_ranks
+from stepscope.explain.job.rank_part import measure_rank_steps
 from stepscope.records.job import Clock, RankPart
 from stepscope.records.strategies import (
     DataParallel,
@@ -31,8 +28,11 @@ from stepscope.records.strategies import (
     Strategy,
     TensorParallel,
 )
-from stepscope.trace.rank_folder import read_rank_folder
+from stepscope.step.collectives import list_calls
+from stepscope.step.steps import find_steps
+from stepscope.step.work import find_work
 from stepscope.trace.read import read_trace
+from stepscope.trace.run_folder.rank_folder import read_rank_folder
 
 from .found import job_with, join, strategies_of
 from .schedules import simulate

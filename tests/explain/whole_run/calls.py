@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.records.job import CollectiveCalls, RankPart, RankSteps
-from stepscope.records.run_calls import RunCalls
+from stepscope.records.job import CollectiveCalls, RankPart, RankSteps, RunCalls
 
 STEP_NS = 30_000_000
 BEGAN_NS = 1_700_000_000_000_000_000

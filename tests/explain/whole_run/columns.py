@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.records.step_columns import ALL_PHASES, StepColumns
+from stepscope.records.rank import ALL_PHASES, StepColumns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.records.whole_run import (
-    ACCOUNT,
-    AccountPart,
-    RankRun,
-    RunAccount,
-    Stall,
-    StepTimes,
-)
+from stepscope.records.run import ACCOUNT, AccountPart, RankRun, RunAccount, Stall, StepTimes
 
 
 def times(**changes: Any) -> StepTimes:

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.explain.whole_run.account import account_for, mean_account
-from stepscope.records.run_times import RunTimes
-from stepscope.records.whole_run import ACCOUNT, AccountPart, RunAccount
+from stepscope.records.run import ACCOUNT, AccountPart, RunAccount, RunTimes
 
 from .columns import MS, columns
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.whole_run.arrival_matrix import join_arrivals, waits_by_step
+from stepscope.explain.job.late_ranks import join_arrivals, waits_by_step
 
 from .calls import run_of
 

@@ -7,7 +7,7 @@ import pytest
 
 from stepscope.explain.findings.slows_down import find_in
 from stepscope.explain.whole_run.rank_run import explain_run
-from stepscope.records.step_columns import StepColumns
+from stepscope.records.rank import StepColumns
 
 from .columns import columns
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benches import analyse
-from stepscope.records.host_steps import HostStepTimes
+from stepscope.records.rank_facts import HostStepTimes
 
 from ..build import call, kernel, step
 from .columns import columns

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.findings.straggler import find
-from stepscope.explain.hosts import HostColumns
-from stepscope.explain.job import join_ranks
-from stepscope.explain.whole_run.late_hosts import StepMatrices, find_late_hosts
-from stepscope.explain.whole_run.late_ranks import WholeRunLateness, decide, judge_whole_run
+from stepscope.explain.job.all_ranks import join_ranks
+from stepscope.explain.job.hosts import HostColumns
+from stepscope.explain.job.late_ranks import WholeRunLateness, decide, judge_whole_run
+from stepscope.explain.job.lateness import StepMatrices, find_late_hosts
 from stepscope.records.job import RankPart, Straggler, Stragglers
-from stepscope.ui.distributed import straggler_words
+from stepscope.ui.topics.distributed import straggler_words
 
 from .test_late_ranks import STEPS, _paced, meeting, parts, with_phase
 from .test_lateness import HEALTHY_RUNS, STEP, noise

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.findings.straggler import find
-from stepscope.explain.job import join_ranks
-from stepscope.explain.whole_run.late_ranks import WholeRunLateness, decide, judge_whole_run
+from stepscope.explain.job.all_ranks import join_ranks
+from stepscope.explain.job.late_ranks import WholeRunLateness, decide, judge_whole_run
 from stepscope.records.job import RankPart, Rounds, Straggler, Stragglers
-from stepscope.ui.distributed import straggler_words
+from stepscope.ui.topics.distributed import straggler_words
 
 from .calls import part_of, run_of
 

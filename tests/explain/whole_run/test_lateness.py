@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from stepscope.explain.whole_run import lateness
-from stepscope.explain.whole_run.lateness import find_late, median_of_others
+from stepscope.explain.job import lateness
+from stepscope.explain.job.lateness import find_late, median_of_others
 
 STEP = 30e6
 HEALTHY_RUNS = 1000

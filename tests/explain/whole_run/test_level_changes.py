@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from stepscope.explain.whole_run.level_changes import find_level_changes, typical_levels
-from stepscope.records.whole_run import LevelChange
+from stepscope.explain.whole_run.step_levels import find_level_changes, typical_levels
+from stepscope.records.run import LevelChange
 
 MS = 1e6
 Logs = Callable[[np.random.Generator, int], np.ndarray]

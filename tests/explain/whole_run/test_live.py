@@ -23,10 +23,10 @@ from live_runs import (
 )
 from stepscope.explain.whole_run.live import explain_live
 from stepscope.explain.whole_run.rank_run import explain_run
-from stepscope.records.live_run import LiveRun
+from stepscope.records.run import LiveRun
 from stepscope.trace.decode import Oddities
-from stepscope.trace.follow_run import RunFollower
-from stepscope.trace.step_files import read_step_columns
+from stepscope.trace.run_folder.follow_run import RunFollower
+from stepscope.trace.run_folder.step_files import read_step_columns
 
 START_UP_S = 4.0
 RANK = "rank-00000"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.whole_run.memory_growth import find_memory_growth
-from stepscope.records.step_columns import StepColumns
+from stepscope.explain.whole_run.rank_run import find_memory_growth
+from stepscope.records.rank import StepColumns
 
 STEP = np.arange(600)
 GB, MB = 1e9, 1e6

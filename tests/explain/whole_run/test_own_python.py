@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.whole_run.own_python import find_own_python
-from stepscope.records.place import Place
-from stepscope.records.stack_samples import StackSamples
-from stepscope.records.whole_run import StepSeries
+from stepscope.explain.whole_run.outside_model import find_own_python
+from stepscope.records.run import StepSeries
+from stepscope.records.source_lines import Place, StackSamples
 
 PACKAGES = "/x/site-packages"
 MAIN = Place(file="/home/me/dqn.py", line=90, function="main")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.whole_run.periods import find_period, find_periods
+from stepscope.explain.whole_run.stalls import find_period, find_periods
 
 
 def steps_of(*stretches: np.ndarray) -> np.ndarray:

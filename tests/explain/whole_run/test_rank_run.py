@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.whole_run.mean_interval import mean_interval
-from stepscope.explain.whole_run.rank_run import explain_run
-from stepscope.explain.whole_run.steady import find_steady, warm_up
-from stepscope.explain.whole_run.typical import measure_typical_step
-from stepscope.records.whole_run import STALL_CAUSES, RankRun, Stall
+from stepscope.explain.whole_run.rank_run import explain_run, measure_typical_step
+from stepscope.explain.whole_run.stalls import find_steady, warm_up
+from stepscope.records.run import STALL_CAUSES, RankRun, Stall
+from stepscope.step.statistics import mean_interval
 
 from .columns import columns, ns
 

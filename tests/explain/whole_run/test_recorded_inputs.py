@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from stepscope.explain.rank import note_other_inputs
 from stepscope.explain.whole_run.rank_run import explain_run
-from stepscope.explain.whole_run.recorded_inputs import note_other_inputs
 
 from .columns import columns
 

@@ -26,12 +26,12 @@ from stepscope.explain.findings import (
     sort_findings,
     start_up,
 )
-from stepscope.explain.findings.loader_words import offer_for_waits
+from stepscope.explain.findings.evidence import offer_for_waits
 from stepscope.records.compiled import CompiledWork
 from stepscope.records.explanation import Finding, Place
-from stepscope.records.loader_use import CodePlace, LoaderUse, Sum
 from stepscope.records.memory import Growth, Memory
-from stepscope.records.whole_run import (
+from stepscope.records.rank_facts import CodePlace, LoaderUse, Sum
+from stepscope.records.run import (
     AccountPart,
     InputEffect,
     LevelChange,

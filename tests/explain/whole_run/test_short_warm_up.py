@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.whole_run.steady import FEWEST, find_steady, warm_up
+from stepscope.explain.whole_run.stalls import FEWEST, find_steady, warm_up
 
 from .columns import columns
 

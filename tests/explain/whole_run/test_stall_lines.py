@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from stepscope.explain.whole_run.stall_lines import compare_lines, merge_differences
-from stepscope.records.place import Place
-from stepscope.records.stack_samples import StackDifference, StackShare
+from stepscope.explain.whole_run.stall_stacks import compare_lines, merge_differences
+from stepscope.records.source_lines import Place, StackDifference, StackShare
 
 MAIN = Place(file="/home/u/train.py", line=10, function="main")
 FORWARD = Place(file="/home/u/model.py", line=5, function="Model.forward")

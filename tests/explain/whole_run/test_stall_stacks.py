@@ -12,9 +12,8 @@ from stepscope.explain.whole_run.stall_stacks import (
     compare_stacks,
     find_places,
 )
-from stepscope.records.place import Place
-from stepscope.records.stack_samples import StackSamples
-from stepscope.records.whole_run import STALL_CAUSES, LevelChange, StepSeries
+from stepscope.records.run import STALL_CAUSES, LevelChange, StepSeries
+from stepscope.records.source_lines import Place, StackSamples
 
 from .runs import run, stall
 

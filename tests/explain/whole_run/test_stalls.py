@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.explain.whole_run.input_effect import find_input_effect
-from stepscope.explain.whole_run.level_changes import find_level_changes, typical_levels
-from stepscope.explain.whole_run.periods import find_period
-from stepscope.explain.whole_run.stalls import short_waits, split_stalls, without_waits
-from stepscope.explain.whole_run.trends import find_trend
+from stepscope.explain.whole_run.stalls import find_period, short_waits, split_stalls, without_waits
+from stepscope.explain.whole_run.step_levels import (
+    find_input_effect,
+    find_level_changes,
+    find_trend,
+    typical_levels,
+)
 
 MS = 1e6
 

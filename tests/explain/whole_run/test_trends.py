@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.explain.whole_run.input_effect import expected_by_inputs, find_input_effect
-from stepscope.explain.whole_run.step_levels import find_step_levels
-from stepscope.explain.whole_run.trends import find_trend, follows_memory
+from stepscope.explain.whole_run.step_levels import (
+    expected_by_inputs,
+    find_input_effect,
+    find_step_levels,
+    find_trend,
+    follows_memory,
+)
 
 MS = 1e6
 

@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.explain.findings import compile_time, gc_pauses, irregular_stalls, start_up
-from stepscope.explain.whole_run.steady import find_steady
+from stepscope.explain.whole_run.stalls import find_steady
 from stepscope.records.compiled import CompiledWork
-from stepscope.records.step_columns import StepColumns
+from stepscope.records.rank import StepColumns
 
 from .runs import account, run, stall
 

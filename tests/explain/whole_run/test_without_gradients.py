@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from stepscope.explain.findings.evaluation_share import find_in
-from stepscope.explain.whole_run.rank_run import explain_run
-from stepscope.explain.whole_run.without_gradients import (
+from stepscope.explain.whole_run.outside_model import (
     name_time_without_gradients,
     name_unknown_stalls,
 )
-from stepscope.records.place import Place
-from stepscope.records.run_times import RunTimes
-from stepscope.records.stack_samples import StackSamples
+from stepscope.explain.whole_run.rank_run import explain_run
+from stepscope.records.run import RunTimes
+from stepscope.records.source_lines import Place, StackSamples
 
 from .columns import MS, columns
 

@@ -15,8 +15,7 @@ from cache_files import ALIGN, CacheFile, write_raw
 from fuzz.odd_json import damage, odd_value
 from shared_traces import GOLDEN
 from stepscope.trace import read
-from stepscope.trace.cache import Cache
-from stepscope.trace.consistency import find_inconsistency
+from stepscope.trace.cache import Cache, find_inconsistency
 
 if TYPE_CHECKING:
     from pathlib import Path

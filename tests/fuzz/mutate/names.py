@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fuzz.mutate.traces import seeds
 from fuzz.odd_json import TEXTS, text
 from hostile_names import FORMULA, HOSTILE, PAGE, PLACES, TERMINAL
-from stepscope.records.addresses import SITE
+from stepscope.text.words import SITE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,10 +48,10 @@ def drive(path: Path, work: Path) -> str:
     from fuzz.drive import ANSWERED, change, explain, show
     from stepscope import StepscopeError
     from stepscope.trace.discover import find_traces
-    from stepscope.ui.contract import explanation_json
     from stepscope.ui.json_text import json_text
     from stepscope.ui.terminal.explanation import print_explanation
     from stepscope.ui.terminal.short import MOST_LINES, print_short
+    from stepscope.ui.topics.explanation_json import explanation_json
 
     try:
         explanation = explain(path, work)

@@ -94,10 +94,10 @@ def drive(path: Path, work: Path) -> str:
     from fuzz.drive import drive as drive_input
     from fuzz.sound import check_numbers
     from stepscope import StepscopeError
-    from stepscope.explain.explain_nccl import explain_nccl
+    from stepscope.explain.nccl_logs import explain_nccl
     from stepscope.trace.nccl_log import find_nccl_logs, read_nccl_log
     from stepscope.ui.terminal.console import make_console
-    from stepscope.ui.terminal.nccl import nccl_sections
+    from stepscope.ui.terminal.distributed import nccl_sections
 
     for file in find_nccl_logs(path):
         log = read_nccl_log(file)

@@ -19,21 +19,19 @@ from fuzz.odd_json import odd_value
 from fuzz.sound import check_numbers
 from shared_traces import GOLDEN
 from stepscope import StepscopeError
-from stepscope.explain.pool_engine import Here
+from stepscope.explain.engines import Here
 from stepscope.explain.whole_run.live import explain_live
 from stepscope.measure.settings import Settings
 from stepscope.trace.discover import find_traces
-from stepscope.trace.follow_run import RunFollower
-from stepscope.trace.memory_file import read_memory
-from stepscope.trace.rank_facts import read_facts
-from stepscope.ui.attachment import count_events, steps_seen
-from stepscope.ui.comparison import comparison_json
-from stepscope.ui.health import check_health
-from stepscope.ui.live_json import live_json
-from stepscope.ui.run_folder import describe_ranks
+from stepscope.trace.run_folder.follow_run import RunFollower
+from stepscope.trace.run_folder.rank_facts import read_facts
+from stepscope.trace.run_folder.rank_folder import read_memory
+from stepscope.ui.cli.top import live_json
+from stepscope.ui.jobs.run_folder import count_events, describe_ranks, steps_seen
 from stepscope.ui.terminal.comparison import print_comparison
-from stepscope.ui.terminal.health import print_health
+from stepscope.ui.terminal.health import check_health, print_health
 from stepscope.ui.terminal.live import live_lines
+from stepscope.ui.topics.comparison import comparison_json
 from stepscope.verify.compare import compare
 
 if TYPE_CHECKING:

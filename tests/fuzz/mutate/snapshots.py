@@ -46,8 +46,8 @@ def mutate(rng: Random, folder: Path) -> Path:
 def drive(path: Path, work: Path) -> str:
     """Sites of an answer add up to its peak, and nothing allocated exceeds what is reserved."""
     from stepscope import StepscopeError
-    from stepscope.explain.memory.snapshot import memory_of_snapshot
-    from stepscope.trace.snapshot import is_snapshot, read_snapshot
+    from stepscope.explain.rank_without_steps import memory_of_snapshot
+    from stepscope.trace.formats.snapshot import is_snapshot, read_snapshot
 
     outcome = drive_input(path, work)
     try:

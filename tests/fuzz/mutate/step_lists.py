@@ -15,7 +15,7 @@ from fuzz.odd_files import damage_bytes, damage_json, damage_lines, make_special
 from fuzz.odd_json import odd_value
 from fuzz.sound import check_numbers
 from stepscope import StepscopeError
-from stepscope.records.user_folders import this_host
+from stepscope.records.folders import node_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ def _profiles(rng: Random, folder: Path) -> None:
         "measured": [size, size | {"size_bytes": 1 << 20}], "held_out": 0.1, "held_out_sizes": 0.2,
     }  # fmt: skip
     profile = {
-        "schema": 1, "host": this_host(), "device": "CPU", "kind": "cpu", "torch": "2.13",
+        "schema": 1, "host": node_name(), "device": "CPU", "kind": "cpu", "torch": "2.13",
         "when_unix": 1.7e9, "world_size": 2, "backend": "gloo", "threads": 1,
         "matmul_flops": {"fp32": 1e11}, "copy_bytes_s": 1e10, "tiny_op_ns": 900.0,
         "spread": {"fp32": 0.02}, "not_offered": {"bf16": "none"}, "fits": [fit, fit],
@@ -105,7 +105,7 @@ def _profiles(rng: Random, folder: Path) -> None:
 
 def _record(rng: Random, folder: Path) -> None:
     promise = {
-        "kind": "promise", "id": "p1", "when_unix": 1.7e9, "host": this_host(),
+        "kind": "promise", "id": "p1", "when_unix": 1.7e9, "host": node_name(),
         "settings": [{"name": "precision", "value": "bf16"}], "baseline_ms": 20.0,
         "predicted_ms": 16.0, "low_ms": 15.0, "high_ms": 17.0, "schema": 1, "path": "/x",
         "workload": {"script": "train.py", "world_size": 2, "device": None, "signature": "s"},

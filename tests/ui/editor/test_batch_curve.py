@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import NotCapturedError, UsageError
-from stepscope.predict.host_batch import weights_share
-from stepscope.records.line_costs import BatchPoint
-from stepscope.ui.editor.batch_curve import batch_curve, batch_for
+from stepscope.predict.batch_size import weights_share
+from stepscope.records.source_lines import BatchPoint
+from stepscope.ui.editor.batch_size import batch_curve, batch_for
 
 CPU = Path(__file__).parents[2] / "golden" / "cpu_step.json.gz"
 

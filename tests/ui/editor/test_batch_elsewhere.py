@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.records.line_costs import LineCosts
-from stepscope.ui.editor.batch_elsewhere import batch_elsewhere
+from stepscope.records.source_lines import LineCosts
+from stepscope.ui.editor.batch_size import batch_elsewhere
 
 MEASURED = 32
 

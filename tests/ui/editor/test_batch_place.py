@@ -7,8 +7,8 @@ import ast
 import pytest
 
 from stepscope.errors import NotCapturedError
-from stepscope.records.line_costs import BatchPlace, LineCosts
-from stepscope.ui.editor.batch_place import batch_in_source, text_with_batch
+from stepscope.records.source_lines import BatchPlace, LineCosts
+from stepscope.ui.editor.batch_size import batch_in_source, text_with_batch
 
 MEASURED = LineCosts(lines=(), step_ms=1, batch=64)
 

@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.errors import NotCapturedError
-from stepscope.explain.lines.operator_times import OperatorTimes
-from stepscope.records.line_costs import LineCost, LineCosts
-from stepscope.ui.editor import estimate
-from stepscope.ui.editor.estimate import check_syntax, estimate_script
+from stepscope.explain.lines.costs import OperatorTimes
+from stepscope.records.source_lines import LineCost, LineCosts
+from stepscope.ui.editor import line_costs
 from stepscope.ui.editor.fake_run import FakeAnswer, FakeScript, LineCall
+from stepscope.ui.editor.line_costs import check_syntax, estimate_script
 
 Estimated = Callable[[str, FakeAnswer], LineCosts]
 FILE = "/work/train.py"
@@ -72,9 +72,9 @@ def estimated(monkeypatch: pytest.MonkeyPatch) -> Estimated:
         def fake(script: FakeScript, *_: object) -> FakeAnswer:
             return answers[dict(script.texts)[FILE]]
 
-        monkeypatch.setattr(estimate, "run_with_fakes", fake)
-        monkeypatch.setattr(estimate, "_fake_baseline", fake)
-        monkeypatch.setattr(estimate, "_times_of", lambda *_: TIMES)
+        monkeypatch.setattr(line_costs, "run_with_fakes", fake)
+        monkeypatch.setattr(line_costs, "_fake_baseline", fake)
+        monkeypatch.setattr(line_costs, "_times_of", lambda *_: TIMES)
         return estimate_script(Path(FILE), {Path(FILE): text}, [], limit_s=1, measured=MEASURED)
 
     return of
@@ -148,8 +148,8 @@ def test_lines_of_an_imported_file_are_followed_and_estimated(
         own = replace(call(line, "forward", "aten::mm", (8, 8), (8, 8)), file=imported)
         return replace(ANSWERS[BEFORE], calls=[*ANSWERS[BEFORE].calls, own])
 
-    monkeypatch.setattr(estimate, "run_with_fakes", fake)
-    monkeypatch.setattr(estimate, "_times_of", lambda *_: TIMES)
+    monkeypatch.setattr(line_costs, "run_with_fakes", fake)
+    monkeypatch.setattr(line_costs, "_times_of", lambda *_: TIMES)
     edited = {Path(imported): "x = 1\na()"}
     costs = estimate_script(Path(FILE), edited, [], limit_s=1, measured=known)
     assert [one.line for one in costs.lines if one.file == imported] == [2]

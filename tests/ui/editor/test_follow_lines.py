@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.records.line_costs import LineCost, LineCosts
-from stepscope.ui.editor.follow import follow
+from stepscope.records.source_lines import LineCost, LineCosts
+from stepscope.ui.editor.edits import follow
 
 FILE = Path("/work/train.py")
 TEXT = "import torch\nx = model(a)\ny = x.relu()\nloss = y.sum()\nloss.backward()\n"

@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stepscope.errors import NotCapturedError
-from stepscope.ui.editor.batch_curve import batch_curve
-from stepscope.ui.editor.batch_place import batch_in_source
-from stepscope.ui.editor.estimate import estimate_script
-from stepscope.ui.editor.follow import follow
-from stepscope.ui.editor.measured import line_costs_of
-from stepscope.ui.editor.profile_script import profile_script
-from stepscope.ui.editor.warm_python import end_warm_pythons
+from stepscope.ui.editor.batch_size import batch_curve, batch_in_source
+from stepscope.ui.editor.edits import follow
+from stepscope.ui.editor.fake_run import end_warm_pythons
+from stepscope.ui.editor.line_costs import estimate_script, line_costs_of
+from stepscope.ui.editor.profile_child import profile_script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stepscope.records.line_costs import LineCosts
+    from stepscope.records.source_lines import LineCosts
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LIMIT_S = 300.0  # the machine may be busy
@@ -189,7 +187,7 @@ def test_profiling_ends_with_the_editor(tmp_path: Path) -> None:
         "time.sleep(600)\n"
     )
     program = (
-        "from pathlib import Path; from stepscope.ui.editor.profile_script import profile_script\n"
+        "from pathlib import Path; from stepscope.ui.editor.profile_child import profile_script\n"
         f"profile_script(Path({str(script)!r}), [], limit_s=600, folder=Path('run'))"
     )
     editor = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path)

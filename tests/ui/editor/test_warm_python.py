@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.errors import NotCapturedError
-from stepscope.ui.editor.fake_run import FakeScript, run_with_fakes
-from stepscope.ui.editor.warm_python import end_warm_pythons, warm_python
+from stepscope.ui.editor.fake_run import FakeScript, end_warm_pythons, run_with_fakes, warm_python
 
 TRAIN = """
 import torch

@@ -13,13 +13,16 @@ import pytest
 from msgspec.structs import replace
 
 from stepscope.bench.against import compare_results
-from stepscope.records.bench_result import BenchResults, StudyPoint, WorkloadResult
-from stepscope.ui.html.bench_changes import compared_columns, earlier_rows
-from stepscope.ui.html.bench_page import write_bench_page
-from stepscope.ui.html.bench_roofline import draw_bench_roofline
-from stepscope.ui.html.bench_rows import METRICS, bench_rows, distinctions
-from stepscope.ui.html.bench_scaling import scaling_figures
-from stepscope.ui.html.bench_stacks import budget_chart, loss_rows, memory_chart
+from stepscope.bench.results import BenchResults, StudyPoint, WorkloadResult
+from stepscope.ui.html.bench_charts import draw_bench_roofline, scaling_figures
+from stepscope.ui.html.bench_page import budget_chart, loss_rows, memory_chart, write_bench_page
+from stepscope.ui.html.bench_rows import (
+    METRICS,
+    bench_rows,
+    compared_columns,
+    distinctions,
+    earlier_rows,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 

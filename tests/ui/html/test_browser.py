@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from jobs import Fault, Plan, make_job, profile_of
-from stepscope.explain.job import join_ranks
+from stepscope.explain.job.all_ranks import join_ranks
 from stepscope.ui.html.picture import draw_rank
 from stepscope.ui.html.report import write_report
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.ui.html import bundle as bundle_module
-from stepscope.ui.html.bundle import bundle
+from stepscope.ui.html import render as bundle_module
+from stepscope.ui.html.render import bundle
 
 PAGE = Path(bundle_module.__file__).parent / "page"
 

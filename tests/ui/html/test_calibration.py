@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.predict.alpha_beta import fit_sweep
-from stepscope.records.profile import CollectiveFit
+from stepscope.predict.collective_times import fit_sweep
+from stepscope.records.hardware import CollectiveFit
 from stepscope.ui.html.calibration import draw_charts
 
 

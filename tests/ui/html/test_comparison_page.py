@@ -16,11 +16,17 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "verify"))
 from folders import noisy, write_run
 from traced import write_trace
 
-from stepscope.explain.explain_rank import explain_rank
+from stepscope.explain.rank import explain_rank
 from stepscope.records.comparison import Comparison
-from stepscope.ui.html.comparison import _bars, write_comparison
-from stepscope.ui.html.comparison_charts import _shares, draw_order, draw_spread, waterfall
-from stepscope.ui.html.step_lanes import (
+from stepscope.ui.html.comparison import (
+    _bars,
+    _shares,
+    draw_order,
+    draw_spread,
+    waterfall,
+    write_comparison,
+)
+from stepscope.ui.html.lanes import (
     MOST_ROWS,
     EventBlock,
     StepLane,

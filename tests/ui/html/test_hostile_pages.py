@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hostile_names import PLACES
-from stepscope.explain.pool_engine import Here
+from stepscope.explain.engines import Here
 from stepscope.ui.cli.explain import explain_paths
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import pytest
 
 from stepscope.ui.html import render as render_module
 from stepscope.ui.html import report as report_module
-from stepscope.ui.html.bundle import has_page_file, read_page_file
 from stepscope.ui.html.pane import Pane
 from stepscope.ui.html.panes import find_panes
+from stepscope.ui.html.render import has_page_file, read_page_file
 from stepscope.ui.html.report import write_report
 
 

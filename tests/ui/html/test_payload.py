@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from stepscope.ui.html.payload import encode_rank, transpose
+from stepscope.ui.html.pane import encode_rank, transpose
 from stepscope.ui.html.picture import draw_rank
 
 

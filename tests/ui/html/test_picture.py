@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from stepscope.ui.html.classes import EVENT_CLASSES
 from stepscope.ui.html.lanes import overlap_rows, stack_depth, thread_names
 from stepscope.ui.html.picture import ANY_STEP, UNLINKED, draw_rank
+from stepscope.ui.html.render import EVENT_CLASSES
 
 
 @pytest.fixture

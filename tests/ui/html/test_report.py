@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stepscope.records.addresses import finding_page
 from stepscope.records.explanation import Budget
-from stepscope.records.words import sentence
+from stepscope.text.words import finding_page, sentence
 from stepscope.ui.html.picture import draw_rank
 from stepscope.ui.html.report import write_report
 

@@ -14,20 +14,20 @@ from msgspec.structs import replace
 from rich.console import Console, Group
 
 from stepscope import explain_rank, read_trace
-from stepscope.explain.shapes import shape_words
+from stepscope.explain.roofline import shape_words
 from stepscope.explain.verdict import judge
-from stepscope.records.efficiency import Ceilings, DtypeUse, Efficiency, Spot
 from stepscope.records.explanation import Budget, Part
-from stepscope.records.figures import flop_rate, flops
-from stepscope.ui.efficiency import (
-    gaps,
-    headline,
-    peak_losses,
+from stepscope.records.hardware import Ceilings, DtypeUse, Efficiency, Spot
+from stepscope.text.figures import flop_rate, flops
+from stepscope.ui.html.panes.efficiency import (
+    LEAST_TIME,
+    MOST_RANKS,
+    draw_roofline,
+    efficiency_view,
 )
-from stepscope.ui.html.panes.efficiency import MOST_RANKS, efficiency_view
 from stepscope.ui.html.report import write_report
-from stepscope.ui.html.roofline import LEAST_TIME, draw_roofline
-from stepscope.ui.terminal.efficiency import efficiency_sections
+from stepscope.ui.terminal.explanation import efficiency_sections
+from stepscope.ui.topics.device_use import efficiency_headline, gaps, peak_losses
 from stepscope.ui.words import PARTS
 
 PEAK, SLOPE = 100e12, 1e12  # a device of 100 TFLOP/s in bf16 and 1 TB/s: they meet at 100
@@ -170,7 +170,7 @@ def test_without_a_peak_nothing_falls_and_the_page_says_why(rank) -> None:
     assert view is not None
     assert view.mfu == ""
     assert "stepscope calibrate measures it" in view.sentence
-    assert "`stepscope calibrate`" in headline(found)
+    assert "`stepscope calibrate`" in efficiency_headline(found)
 
 
 def points(svg: str, name: str) -> list[list[tuple[float, float]]]:

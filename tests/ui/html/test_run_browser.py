@@ -7,8 +7,7 @@ from msgspec.structs import replace
 from test_narrow import NARROW, faults
 
 from made_runs import make_run
-from stepscope.records.place import Place
-from stepscope.records.stack_samples import StackDifference, StackShare
+from stepscope.records.source_lines import Place, StackDifference, StackShare
 from stepscope.ui.html.report import write_report
 
 pytestmark = pytest.mark.browser

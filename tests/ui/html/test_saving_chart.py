@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import stepscope
-from stepscope.records.saved_memory import SavingTimeline
-from stepscope.ui.html.saving_chart import draw_saving, drawn_actions
+from stepscope.records.memory import SavingTimeline
+from stepscope.ui.html.panes.memory import draw_saving, drawn_actions
 
 LINE = {
     "forward_points": 2,

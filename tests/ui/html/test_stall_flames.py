@@ -6,10 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from made_runs import make_run
-from stepscope.records.place import Place
-from stepscope.records.stack_samples import LineDifference, StackDifference, StackShare
-from stepscope.ui.html.run_tables import stall_rows
-from stepscope.ui.html.stall_flames import NOT_SAMPLED, build_tree, describe_lines, stall_reasons
+from stepscope.records.source_lines import LineDifference, Place, StackDifference, StackShare
+from stepscope.ui.html.panes.run import NOT_SAMPLED, build_tree, describe_lines, stall_reasons
+from stepscope.ui.html.run_points import stall_rows
 
 MAIN = Place(file="/home/u/train.py", line=10, function="main")
 SAVE = Place(file="/home/u/train.py", line=41, function="log_images")

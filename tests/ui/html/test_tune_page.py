@@ -12,10 +12,9 @@ import pytest
 
 from stepscope.errors import NotCapturedError, UnreadableInputError
 from stepscope.records.tuning import TriedConfiguration, TuneResult
-from stepscope.trace.tune_files import FoundTune, read_tune
-from stepscope.ui.html.loss_charts import draw_losses
+from stepscope.trace.run_folder.related_runs import FoundTune, read_tune
+from stepscope.ui.html.panes.tune import draw_losses, view_of_tune, write_tune_report
 from stepscope.ui.html.report import write_report
-from stepscope.ui.html.tune import view_of_tune, write_tune_report
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{ 7 * 7 }}"
 PATCH = f"--- a/t.py\n+++ b/t.py\n@@ -1 +1 @@\n-x = 1  # {HOSTILE}\n+x = 2\n"

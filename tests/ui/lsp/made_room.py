@@ -14,13 +14,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stepscope.errors import NotCapturedError
-from stepscope.records.line_costs import BatchPoint, LineCost, LineCosts, LineKernel, LineOperator
-from stepscope.records.place import Place
+from stepscope.records.source_lines import (
+    BatchPoint,
+    LineCost,
+    LineCosts,
+    LineKernel,
+    LineOperator,
+    Place,
+)
 from stepscope.ui.editor.profile_child import ProfiledScript
-from stepscope.ui.lsp.finding_note import FindingNote, StepWhatIf
-from stepscope.ui.lsp.measured_run import MeasuredRun
-from stepscope.ui.lsp.offered_patch import OfferedPatch
-from stepscope.ui.lsp.work_room import ScriptWork, WorkRoom
+from stepscope.ui.lsp.measured_run import FindingNote, MeasuredRun, OfferedPatch, StepWhatIf
+from stepscope.ui.lsp.script_jobs import ScriptWork, WorkRoom
 
 _COST = re.compile(r"# ([\d.]+) ms")
 _TEXT = "script.txt"

@@ -12,17 +12,20 @@ from made_room import made_costs, made_run
 from msgspec.structs import replace
 
 from stepscope.records.explanation import Finding
-from stepscope.records.line_costs import BatchPlace, LineCost, LineCosts
-from stepscope.ui.lsp.batch_now import batch_now
-from stepscope.ui.lsp.editor_settings import EditorSettings
-from stepscope.ui.lsp.finding_note import note_finding
-from stepscope.ui.lsp.line_words import block_costs
-from stepscope.ui.lsp.measured_run import MeasuredRun, samples_of_step, step_on_gpus
-from stepscope.ui.lsp.panel import panel_of
-from stepscope.ui.lsp.program_text import program_key, qualified_name
-from stepscope.ui.lsp.rebased_change import LineChange, line_changes, rebase, text_lines
-from stepscope.ui.lsp.run_homes import discard_old_runs, find_runs, new_editor_run
-from stepscope.ui.lsp.script_state import ScriptState, shown_lines
+from stepscope.records.source_lines import BatchPlace, LineCost, LineCosts
+from stepscope.ui.editor.batch_size import batch_now
+from stepscope.ui.editor.edits import LineChange, line_changes, rebase, text_lines
+from stepscope.ui.lsp.annotations import block_costs
+from stepscope.ui.lsp.measured_run import MeasuredRun, note_finding, samples_of_step, step_on_gpus
+from stepscope.ui.lsp.script_jobs import discard_old_runs, find_runs, new_editor_run
+from stepscope.ui.lsp.script_state import (
+    EditorSettings,
+    ScriptState,
+    program_key,
+    qualified_name,
+    shown_lines,
+)
+from stepscope.ui.lsp.serve_editor import panel_of
 
 FILE = Path("/home/train.py")
 LINES = [

@@ -6,25 +6,23 @@ a page of the same name in docs/findings. What findings look at is in evidence.p
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from stepscope.explain.findings.evidence import JobEvidence, NcclEvidence
-from stepscope.records.explanation import SEVERITIES
+from stepscope.records.explanation import SEVERITIES, Finding
+from stepscope.records.job import Job
 from stepscope.records.remedies import BATCH, COMPILE, CUDA_GRAPHS, REDUCE_OVERHEAD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.explain.findings.rule import FindingRule, Scope
-    from stepscope.records.explanation import Finding
-    from stepscope.records.job import Job
     from stepscope.records.nccl import NcclLog
+    from stepscope.records.parameter_server import TogetherSummary
     from stepscope.records.strategies import Strategy
-    from stepscope.records.together_summary import TogetherSummary
 
 # By scope, imported when that scope is asked for. Of two findings that are equally severe and have
 # the same share, the earlier one leads.
@@ -136,7 +134,7 @@ def find_in_job(job: Job, strategies: Sequence[Strategy]) -> tuple[Finding, ...]
 
 def find_in_nccl(logs: Sequence[NcclLog]) -> tuple[Finding, ...]:
     """Findings about how the ranks are connected, from NCCL's own logs."""
-    from stepscope.explain.nccl.groups import group_communicators
+    from stepscope.explain.nccl_groups import group_communicators
 
     return sort_findings(_apply("nccl", NcclEvidence(logs, group_communicators(logs))))
 

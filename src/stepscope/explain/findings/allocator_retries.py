@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stepscope.explain.findings.evidence import from_run
-from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import (
+from stepscope.explain.findings.evidence import (
     cost_lines,
     costly_stall,
+    from_run,
     stalling_steps,
     typical_wait,
 )
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-
-if TYPE_CHECKING:
-    from stepscope.records.whole_run import RankRun
+from stepscope.records.run import RankRun
 
 
 def find_in(run: RankRun) -> Finding | None:

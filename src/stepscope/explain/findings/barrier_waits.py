@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stepscope.explain.findings.evidence import LOW
-from stepscope.explain.findings.rule import FindingRule
-from stepscope.explain.together.words import name_blockers
+from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.parameter_server import name_blockers
 from stepscope.records import remedies
-from stepscope.records.consistency import Consistency
-from stepscope.records.figures import percent
-
-if TYPE_CHECKING:
-    from stepscope.explain.findings.rule import Finding
-    from stepscope.records.explanation import Remedy
-    from stepscope.records.together_summary import Straggling, TogetherSummary
+from stepscope.records.change_values import Consistency
+from stepscope.records.explanation import Remedy
+from stepscope.records.parameter_server import Straggling, TogetherSummary
+from stepscope.text.figures import percent
 
 _LOOK = remedies.CHECK_HOST.offer(
     "Look for what delays one worker at a time: other processes, disks, batches that take longer"

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from stepscope.explain.efficiency import above_peak
-from stepscope.explain.findings.evidence import LOW, MEDIUM, spot_words
+from stepscope.explain.findings.evidence import LOW, MEDIUM, RankEvidence, spot_words
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import milliseconds, percent
-from stepscope.records.words import counted, plural
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.efficiency import Spot
-    from stepscope.records.explanation import Remedy
+from stepscope.records.explanation import Remedy
+from stepscope.records.hardware import Spot
+from stepscope.text.figures import milliseconds, percent
+from stepscope.text.words import counted, plural
 
 _MOST = 3
 # Of a peak: what good kernels reach. Time above it is what another kernel may save.

@@ -6,8 +6,8 @@ from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.explanation import Place
-from stepscope.records.figures import duration, percent
-from stepscope.records.words import counted
+from stepscope.text.figures import duration, percent
+from stepscope.text.words import counted
 
 
 def find(evidence: RankEvidence) -> Finding | None:

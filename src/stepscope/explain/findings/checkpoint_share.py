@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stepscope.explain.findings.evidence import from_run
+from stepscope.explain.findings.evidence import beside_steps, from_run, wanted_work_severity
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import beside_steps, wanted_work_severity
 from stepscope.records import remedies
-from stepscope.records.figures import percent
-
-if TYPE_CHECKING:
-    from stepscope.records.whole_run import RankRun
+from stepscope.records.run import RankRun
+from stepscope.text.figures import percent
 
 
 def find_in(run: RankRun) -> Finding | None:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stepscope.explain.findings.evidence import HIGH, MEDIUM
+from stepscope.explain.findings.evidence import HIGH, MEDIUM, RankEvidence, as_short_run
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import as_short_run
 from stepscope.records import remedies
-from stepscope.records.figures import duration, percent
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.compiled import CompiledWork
-    from stepscope.records.explanation import Remedy, Severity
+from stepscope.records.compiled import CompiledWork
+from stepscope.records.explanation import Remedy, Severity
+from stepscope.text.figures import duration, percent
+from stepscope.text.words import counted
 
 _LEAST_SHARE = 0.05
 _LEAST_S, _LONG_S, _VERY_LONG_S = 10.0, 60.0, 600.0  # as for start-up

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from stepscope.explain.findings.evidence import LOW, RankEvidence, places
-from stepscope.explain.findings.loader_words import describe_loader, offer_for_waits
+from stepscope.explain.findings.evidence import (
+    LOW,
+    RankEvidence,
+    describe_loader,
+    offer_for_waits,
+    places,
+)
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records.explanation import GAP_CAUSES
-from stepscope.records.figures import percent
+from stepscope.text.figures import percent
 
 
 def find(evidence: RankEvidence) -> Finding | None:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stepscope.explain.findings.evidence import from_run
-from stepscope.explain.findings.loader_words import describe_loader, offer_for_waits
-from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import (
+from stepscope.explain.findings.evidence import (
     cost_lines,
     costly_stall,
+    describe_loader,
+    from_run,
+    offer_for_waits,
     stall_severity,
     stalling_steps,
     typical_wait,
 )
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Remedy
-    from stepscope.records.loader_use import LoaderUse
-    from stepscope.records.whole_run import RankRun, Stall
+from stepscope.records.explanation import Remedy
+from stepscope.records.rank_facts import LoaderUse
+from stepscope.records.run import RankRun, Stall
 
 _MOST_WORKERS = 32  # a longer period is more likely an epoch
 _SAME_LENGTH = 0.02  # of an epoch, which counts a batch more or less

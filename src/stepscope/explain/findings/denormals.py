@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stepscope.explain.cpu_use import disturbed
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.machine_load import disturbed
 from stepscope.records import remedies
-from stepscope.records.figures import milliseconds, percent
-
-if TYPE_CHECKING:
-    from stepscope.records.efficiency import Spot
+from stepscope.records.hardware import Spot
+from stepscope.text.figures import milliseconds, percent
 
 LEAST_SHARE = 0.01  # of the sampled values
 SLOW = 4.0  # times the time at the roof

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stepscope.explain.cpu_use import CpuUse, looked
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.machine_load import looked
 from stepscope.records import remedies
-from stepscope.records.figures import duration, percent, significant
-
-if TYPE_CHECKING:
-    from stepscope.explain.cpu_use import CpuUse
+from stepscope.text.figures import duration, percent, significant
 
 _SPINNING = 1.4  # cores kept busy by operators that threads cannot share
 _SHORT = 0.25  # of the time in long operators: with more, threads have work to share

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stepscope.explain.findings.evidence import RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import duration, percent
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
+from stepscope.text.figures import duration, percent
+from stepscope.text.words import counted
 
 DOMINANT = 0.40
 _ADVICE = "Run this kernel in bf16 if it supports that: use torch.autocast"

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from stepscope.explain.findings.evidence import from_run
+from stepscope.explain.findings.evidence import beside_steps, from_run, wanted_work_severity
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import beside_steps, wanted_work_severity
 from stepscope.records import remedies
-from stepscope.records.figures import percent
-from stepscope.records.whole_run import WITHOUT_GRADIENTS
-
-if TYPE_CHECKING:
-    from stepscope.records.remedies import KnownRemedy
-    from stepscope.records.whole_run import RankRun, StallCause
+from stepscope.records.remedies import KnownRemedy
+from stepscope.records.run import WITHOUT_GRADIENTS, RankRun, StallCause
+from stepscope.text.figures import percent
 
 
 class _Words(NamedTuple):

@@ -1,36 +1,42 @@
-"""What findings look at, and the thresholds and words they share."""
+"""What findings look at, and the thresholds and words they share: how often steps stall,
+what that costs, where, and what to offer for a slow DataLoader.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from stepscope.explain.call_tree import group, sum_by
 from stepscope.explain.compiled import is_mostly_compiled
-from stepscope.explain.graph_replays import MOSTLY
-from stepscope.explain.python_functions import place_of, user_frames
-from stepscope.explain.shapes import MOST, which_call
-from stepscope.records.figures import milliseconds
+from stepscope.explain.host_calls import place_of, user_frames
+from stepscope.explain.roofline import MOST, which_call
+from stepscope.records import explanation, remedies
+from stepscope.records.compiled import CompiledWork
+from stepscope.records.explanation import Finding, Place, Remedy, Severity
+from stepscope.records.hardware import Efficiency, Spot
+from stepscope.records.job import Job, SimilarRuns
+from stepscope.records.rank_facts import CodePlace, LoaderUse
+from stepscope.records.run import WITHOUT_GRADIENTS, AccountPart, RankRun, Stall, StallCause
+from stepscope.records.trace import Trace
+from stepscope.step.call_tree import group, sum_by
+from stepscope.step.cuda_graphs import MOSTLY
+from stepscope.text.figures import duration, milliseconds, percent
+from stepscope.text.words import counted, ordinal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from stepscope.explain.arrays import Int32s, Int64s
     from stepscope.explain.cpu_use import CpuUse
-    from stepscope.explain.nccl.groups import NcclGroup
-    from stepscope.explain.window_kernels import Launched
-    from stepscope.records import explanation
-    from stepscope.records.compiled import CompiledWork
-    from stepscope.records.efficiency import Efficiency, Spot
-    from stepscope.records.explanation import Finding, Place, Severity
-    from stepscope.records.job import Job, SimilarRuns
+    from stepscope.explain.kernels import Launched
+    from stepscope.explain.nccl_groups import NcclGroup
     from stepscope.records.memory import Memory
     from stepscope.records.nccl import NcclLog
     from stepscope.records.strategies import RankStrategy, Strategy
-    from stepscope.records.trace import Trace
-    from stepscope.records.whole_run import RankRun
+    from stepscope.step.arrays import Int32s, Int64s
+
+# What findings look at, and the thresholds and words they share.
 
 HIGH, MEDIUM, LOW = 0.25, 0.10, 0.03
 _BUSY = ("compute", "exposed_comm", "exposed_memory")
@@ -179,3 +185,221 @@ def costliest_places(trace: Trace, rows: Int32s, cost: Int64s, most: int = 3) ->
     total = sum_by(inverse, cost[known], count)
     names = (trace.strings[trace.host.name[frames[known][first[i]]]] for i in np.argsort(-total))
     return tuple(place for name in names if (place := place_of(name)))[:most]
+
+
+# What findings about the whole run share: how often steps stall, what that costs, and where.
+
+_FEW = 3  # stalls: a frequency would promise too much
+_MOST_NUMBERS = 4
+_LEAST_WANTED, _MUCH_WANTED = 0.05, 0.25  # of the training loop
+_HOUR_MS = 3.6e6
+_ONCE = "it happened once: only a longer run shows whether it happens again"
+# Of the account.
+_LOOP = ("training", *WITHOUT_GRADIENTS, "checkpoint", "between_epochs", "outside")
+
+
+def costly_stall(run: RankRun, *causes: StallCause) -> Stall | None:
+    """The costliest stall with one of these causes, if it takes 3% of the mean step or more."""
+    stalls = [stall for stall in run.stalls if stall.cause in causes and stall.share >= LOW]
+    return max(stalls, key=lambda stall: stall.share, default=None)
+
+
+def stalling_steps(stall: Stall, run: RankRun, one: str, many: str) -> str:
+    """Return subject and verb: `Every 4th step waits`, `1 step in 12 waits`, `3 steps of 80 wait`.
+    `one` and `many` are the verb's forms."""
+    if stall.period == 1:
+        return f"Every step {one}"
+    if stall.period:
+        return f"Every {ordinal(stall.period)} step {one}"
+    all_steps = run.times.steps if run.times else run.steps
+    if stall.steps <= _FEW:
+        return (
+            f"{counted(stall.steps, 'step')} of {all_steps:,} {one if stall.steps == 1 else many}"
+        )
+    share = stall.steps / max(1, all_steps)
+    if share > 0.4:
+        return f"{percent(share)} of all steps {many}"
+    return f"1 step in {round(1 / share):,} {one}"
+
+
+def typical_wait(stall: Stall) -> str:
+    """What one of these stalls adds to its step."""
+    return duration(1e6 * stall.typical_ms)
+
+
+def where_words(stall: Stall) -> str:
+    """The line that ran in most of these stalls: `, in log_images (train.py:40)`."""
+    if not stall.where:
+        return ""
+    return f", in {stall.where[0].words}"
+
+
+def cost_lines(stall: Stall, run: RankRun) -> tuple[str, ...]:
+    """What it costs on average, and its longest cases."""
+    if run.times is None:
+        return ()
+    numbers = ", ".join(f"{number:,}" for number in stall.numbers[:_MOST_NUMBERS])
+    longest = f"the longest {duration(1e6 * stall.longest_ms)}"
+    return (
+        f"{milliseconds(stall.cost_ms)} of the {milliseconds(run.times.mean_ms)} mean step; a "
+        f"typical step takes {milliseconds(run.times.typical_ms)}",
+        f"{counted(stall.steps, 'step')} of {run.times.steps:,}, {longest}"
+        + (f" (steps {numbers})" if len(stall.numbers) > 1 else ""),
+        *([_ONCE] if _came_once(stall) else []),
+    )
+
+
+def stall_severity(stall: Stall) -> Severity | None:
+    """None: as severe as its share. What came once may never come again, so its share of a short
+    run says little about a long one."""
+    return "low" if _came_once(stall) else None
+
+
+def _came_once(stall: Stall) -> bool:
+    return stall.steps == 1 and stall.period is None and not stall.between_epochs_ms
+
+
+def account_part(run: RankRun, name: str) -> AccountPart | None:
+    """A part of the wall time; None where the wall time is not known."""
+    parts = run.account.parts if run.account else ()
+    return next((part for part in parts if part.id == name), None)
+
+
+class ShortRun(NamedTuple):
+    """What something that passes once would be of a run with an hour of training."""
+
+    share: float
+    words: str
+
+
+def as_short_run(run: RankRun, once_ms: float) -> ShortRun | None:
+    """For a run that trained for less time than something took that passes once, such as start-up.
+    None for any other run, which is judged as it is."""
+    parts = run.account.parts if run.account else ()
+    loop_ms = sum(part.ms for part in parts if part.id in _LOOP)
+    if not parts or loop_ms >= once_ms:
+        return None
+    share = once_ms / (once_ms + _HOUR_MS)
+    words = f"this run trained for {duration(1e6 * loop_ms)} only; with an hour of training it"
+    return ShortRun(share, f"{words} would be {percent(share)} of the run")
+
+
+class BesideSteps(NamedTuple):
+    """Work that is wanted but is no training: evaluation, or saving checkpoints."""
+
+    share: float  # of the training loop: the wall time without start-up, warm-up and shut-down
+    how_often: str
+    evidence: tuple[str, ...]
+    where: tuple[Place, ...]
+
+
+def beside_steps(run: RankRun, name: StallCause) -> BesideSteps:
+    """From the account; without one, from what the steps and the time between epochs show."""
+    stall = next((stall for stall in run.stalls if stall.cause == name), None)
+    part = account_part(run, name)
+    if part is not None and run.account is not None:
+        took = part.ms
+        whole = sum(part.ms for part in run.account.parts if part.id in _LOOP)
+        lines = [f"{duration(1e6 * took)} of the {duration(1e6 * whole)} of the training loop"]
+    else:
+        took, whole = _per_step(run, stall)
+        lines = [f"{milliseconds(took)} for each step of {milliseconds(whole)}"]
+    if stall is not None and stall.steps:
+        lines.append(f"in {counted(stall.steps, 'step')}, {typical_wait(stall)} each")
+    if stall is not None and stall.between_epochs_ms:
+        lines.append(f"between epochs: {milliseconds(stall.between_epochs_ms)} for each step")
+    every = (
+        f": {typical_wait(stall)} every {stall.period:,} steps" if stall and stall.period else ""
+    )
+    return BesideSteps(
+        share=took / whole if whole else 0.0,
+        how_often=every,
+        evidence=tuple(lines),
+        where=stall.where if stall else (),
+    )
+
+
+def _per_step(run: RankRun, stall: Stall | None) -> tuple[float, float]:
+    """Milliseconds for each step, of the mean step with the time between epochs."""
+    between = sum(stall.between_epochs_ms for stall in run.stalls)
+    whole = run.times.mean_ms + between if run.times else 0.0
+    return (stall.cost_ms + stall.between_epochs_ms if stall else 0.0), whole
+
+
+def wanted_work_severity(share: float) -> Severity | None:
+    """None under 5% of the training loop: evaluation and checkpoints are wanted."""
+    if share < _LEAST_WANTED:
+        return None
+    return "high" if share >= _MUCH_WANTED else "medium" if share >= MEDIUM else "low"
+
+
+# What the findings about data offer, from what capture read of the DataLoader.
+
+_LEAST_GAIN = 0.1  # of fetching: less of it is collating by a function of the script
+
+
+def describe_loader(loader: LoaderUse | None) -> tuple[str, ...]:
+    """A line of evidence: the loader's settings and what a batch costs."""
+    if loader is None:
+        return ()
+    workers = counted(loader.workers, "worker") if loader.workers else "no workers"
+    words = [f"the DataLoader has {workers}" + (" that persist" if loader.persistent else "")]
+    if loader.dataset:
+        iterable = " (IterableDataset)" if loader.iterable else ""
+        words.append(f"{loader.dataset}{iterable}")
+    made_ns = make_ns(loader)
+    if made_ns is not None:
+        words.append(f"a batch takes {duration(made_ns)} to make")
+    return (", ".join(words),)
+
+
+def make_ns(loader: LoaderUse) -> float | None:
+    """To make one batch, in the process that makes it; None if too few were counted."""
+    if not loader.workers:
+        return loader.fetch.mean_ns()
+    return loader.make.mean_ns() if loader.make else None
+
+
+def offer_for_waits(loader: LoaderUse | None, *, gpu: bool) -> tuple[Remedy, ...]:
+    """What may shorten waits for data. How many workers help is predicted, so no remedy here
+    promises that more do."""
+    if loader is None:
+        unknown = remedies.NO_DATA_WAIT.offer(
+            "Try more DataLoader workers (num_workers=4, persistent_workers=True). How the data is "
+            "loaded was not captured"
+        )
+        return (unknown, remedies.PIN_MEMORY.offer()) if gpu else (unknown,)
+    return (
+        remedies.LOADER_WORKERS.offer(_workers_words(loader)),
+        remedies.CHEAPER_BATCH.offer(_cheaper_words(loader)),
+        *_for_workers(loader),
+        *([remedies.PIN_MEMORY.offer()] if gpu and not loader.pinned else []),
+    )
+
+
+def _workers_words(loader: LoaderUse) -> str:
+    words = f"Try another num_workers in the DataLoader (it has {loader.workers})"
+    if loader.iterable:
+        words += ". Its dataset only yields: each worker must take its share"
+    return words
+
+
+def _cheaper_words(loader: LoaderUse) -> str:
+    """Names the line that makes an item, or the one that collates a batch."""
+    places = [place for place in (loader.made_at, loader.collated_at) if place is not None]
+    if not places:
+        return remedies.CHEAPER_BATCH.action
+    made_ns = make_ns(loader)
+    takes = f" (it takes {duration(made_ns)})" if made_ns is not None else ""
+    return f"Make a batch cheaper{takes}, in {' and '.join(map(_words, places))}"
+
+
+def _words(place: CodePlace) -> str:
+    return f"{PurePath(place.file).name}:{place.line} ({place.function})"
+
+
+def _for_workers(loader: LoaderUse) -> list[Remedy]:
+    """Only where there are workers, and a second epoch began."""
+    if not loader.workers or loader.persistent or loader.epochs < 2:
+        return []
+    return [remedies.PERSISTENT_WORKERS.offer()]

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.strategies.exchanging_passes import FORWARD
-from stepscope.explain.work import rows_named
+from stepscope.explain.strategies.data_parallel import FORWARD
 from stepscope.records import remedies, strategies
-from stepscope.records.figures import percent, size
+from stepscope.records.explanation import Place
+from stepscope.records.strategies import RankDataParallel
 from stepscope.records.trace import HostKind
-from stepscope.records.words import counted, plural
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Place
-    from stepscope.records.strategies import RankDataParallel
+from stepscope.step.work import rows_named
+from stepscope.text.figures import percent, size
+from stepscope.text.words import counted, plural
 
 
 def find(evidence: RankEvidence) -> Finding | None:

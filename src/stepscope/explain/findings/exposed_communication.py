@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies, strategies
-from stepscope.records.figures import milliseconds, percent, size
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Collective, Remedy
-    from stepscope.records.strategies import RankStrategy
+from stepscope.records.explanation import Collective, Remedy
+from stepscope.records.strategies import RankStrategy
+from stepscope.text.figures import milliseconds, percent, size
+from stepscope.text.words import counted
 
 # All messages of a step. Below this, latency decides on any link and bandwidth does not help.
 SMALL_BYTES = 64 * 1024

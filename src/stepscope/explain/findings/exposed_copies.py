@@ -5,8 +5,8 @@ from __future__ import annotations
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import percent, rate
-from stepscope.records.words import counted
+from stepscope.text.figures import percent, rate
+from stepscope.text.words import counted
 
 
 def find(evidence: RankEvidence) -> Finding | None:

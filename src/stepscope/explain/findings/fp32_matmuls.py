@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import msgspec
 
 from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, kernel_severity
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.window_kernels import by_operator, callers
+from stepscope.explain.kernels import by_operator, callers
 from stepscope.records import remedies
-from stepscope.records.figures import percent, rate, significant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.records.efficiency import Ceilings, DtypeUse, Efficiency, Spot
-    from stepscope.records.explanation import Place
+from stepscope.records.explanation import Place
+from stepscope.records.hardware import Ceilings, DtypeUse, Efficiency, Spot
+from stepscope.text.figures import percent, rate, significant
 
 FASTER = ("tf32", "bf16", "fp16")
 LEAST_GAIN = 1.5  # a faster dtype's peak over that of fp32

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from stepscope.explain.findings.evidence import from_memory
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import percent, size
-from stepscope.records.memory import Fragmentation
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.records.memory import Memory
+from stepscope.records.memory import Fragmentation, Memory
+from stepscope.text.figures import percent, size
+from stepscope.text.words import counted
 
 SHARE = 0.25
 LEAST_BYTES = 256_000_000

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain import intervals
-from stepscope.explain.findings.evidence import LOW
+from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.work import rows_named, spans_of
 from stepscope.records import remedies
-from stepscope.records.figures import percent
 from stepscope.records.trace import HostKind
+from stepscope.step import intervals
+from stepscope.step.work import rows_named, spans_of
+from stepscope.text.figures import percent
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.explain.intervals import Set
+    from stepscope.step.intervals import Set
 
 _SPAN = re.compile(r"^gloo:")
 # The library that moves data between devices, by kind of device.

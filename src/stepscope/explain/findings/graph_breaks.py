@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
+from stepscope.explain.findings.evidence import RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import milliseconds
-from stepscope.records.words import counted, plural
-
-if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.compiled import BreakCost
-    from stepscope.records.explanation import Place
+from stepscope.records.compiled import BreakCost
+from stepscope.records.explanation import Place
+from stepscope.text.figures import milliseconds
+from stepscope.text.words import counted, plural
 
 _MOST = 5  # named one by one
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stepscope.explain.findings.evidence import RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.words import counted, plural
-
-if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.compiled import RegionTime
+from stepscope.records.compiled import RegionTime
+from stepscope.text.words import counted, plural
 
 _MOST = 4
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from stepscope.explain.cpu_use import looked
 from stepscope.explain.efficiency import above_peak
-from stepscope.explain.findings.evidence import MEDIUM
+from stepscope.explain.findings.evidence import MEDIUM, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.findings.unknown_work import unknown_share
-from stepscope.explain.machine_load import looked
 from stepscope.records import remedies
-from stepscope.records.figures import milliseconds, percent, rate
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Remedy
-    from stepscope.records.whole_run import RankRun
+from stepscope.records.explanation import Remedy
+from stepscope.records.run import RankRun
+from stepscope.text.figures import milliseconds, percent, rate
+from stepscope.text.words import counted
 
 
 def find(evidence: RankEvidence) -> Finding | None:

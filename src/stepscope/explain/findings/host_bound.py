@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from stepscope.explain.findings.evidence import LOW, places
+from stepscope.explain.cpu_use import looked
+from stepscope.explain.findings.evidence import LOW, RankEvidence, places
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.machine_load import looked
 from stepscope.records import remedies
-from stepscope.records.explanation import GAP_CAUSES
-from stepscope.records.figures import percent, significant
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Place, Remedy
-    from stepscope.records.host_load import PlainSteps
-    from stepscope.records.whole_run import OwnLine, OwnPython, StepTimes
+from stepscope.records.explanation import GAP_CAUSES, Place, Remedy
+from stepscope.records.rank_facts import PlainSteps
+from stepscope.records.run import OwnLine, OwnPython, StepTimes
+from stepscope.text.figures import percent, significant
 
 ON_CPU = "Python between operators"  # the title on a CPU
 _MUCH = 0.5  # of the time without operators

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stepscope.explain.findings.evidence import LOW, from_run
-from stepscope.explain.findings.periodic_stall import CAUSES, offer_for_line
-from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import (
+from stepscope.explain.findings.evidence import (
+    LOW,
     cost_lines,
+    from_run,
     stall_severity,
     stalling_steps,
     typical_wait,
     where_words,
 )
+from stepscope.explain.findings.periodic_stall import CAUSES, offer_for_line
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Remedy
-    from stepscope.records.whole_run import RankRun, StallCause
+from stepscope.records.explanation import Remedy
+from stepscope.records.run import RankRun, StallCause
 
 
 def find_in(run: RankRun) -> Finding | None:

@@ -6,11 +6,11 @@ import numpy as np
 
 from stepscope.explain.findings.evidence import MEDIUM, RankEvidence, places
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.graph_replays import find_gaps_in_replays
 from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES
-from stepscope.records.figures import duration, percent
-from stepscope.records.words import counted
+from stepscope.step.cuda_graphs import find_gaps_in_replays
+from stepscope.text.figures import duration, percent
+from stepscope.text.words import counted
 
 SMALL_GAP_NS = 100_000
 _CAUSES = tuple(GAP_CAUSES.index(cause) for cause in ("launch", "operators", "python"))

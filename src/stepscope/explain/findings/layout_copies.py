@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.call_tree import group, sum_by
 from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, kernel_severity
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.window_kernels import by_kernel, by_operator, callers
-from stepscope.explain.work import named, one_of, rows_named
+from stepscope.explain.kernels import Launched, by_kernel, by_operator, callers
 from stepscope.records import remedies
-from stepscope.records.figures import percent
-from stepscope.records.trace import HostKind
-from stepscope.records.words import counted
+from stepscope.records.explanation import Remedy
+from stepscope.records.trace import HostKind, Trace
+from stepscope.step.call_tree import group, sum_by
+from stepscope.step.work import named, one_of, rows_named
+from stepscope.text.figures import percent
+from stepscope.text.words import counted
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from stepscope.explain.arrays import Bools, Int32s
-    from stepscope.explain.window_kernels import Launched
-    from stepscope.records.explanation import Remedy
-    from stepscope.records.trace import Trace
+    from stepscope.step.arrays import Bools, Int32s
 
 TRANSPOSING = one_of("nchwto nhwcto batched_transpose transpose_readwrite")
 COPYING = re.compile(r"^aten::(?:copy_|clone)$")

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.recurrences import StepWindow, find_recurrences, owners
-from stepscope.explain.replay.build import outermost_operator
+from stepscope.explain.recurrences import (
+    Recurrence,
+    RecurrentCalls,
+    StepWindow,
+    find_recurrences,
+    owners,
+)
 from stepscope.records import remedies
-from stepscope.records.devices import find_device
-from stepscope.records.figures import percent
+from stepscope.records.explanation import Remedy
+from stepscope.records.hardware import find_device
 from stepscope.records.scan_costs import LARGEST_SIZE, gpu_scan_pays
 from stepscope.records.trace import HostKind
+from stepscope.step.graph import outermost_operator
+from stepscope.text.figures import percent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from stepscope.explain.arrays import Int32s, Int64s
-    from stepscope.explain.recurrences import Recurrence, RecurrentCalls
-    from stepscope.records.explanation import Remedy
+    from stepscope.step.arrays import Int32s, Int64s
 
 _NAMES = {
     "tanh": "a plain RNN (tanh)",

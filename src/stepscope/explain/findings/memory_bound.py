@@ -15,18 +15,17 @@ from stepscope.explain.findings.evidence import (
     spot_words,
 )
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.flops.kernel_names import read_name
-from stepscope.explain.graph_replays import find_replayed
-from stepscope.explain.window_kernels import by_kernel, by_operator, callers
-from stepscope.explain.work import Kind
+from stepscope.explain.flops.call import read_name
+from stepscope.explain.kernels import Launched, by_kernel, by_operator, callers
 from stepscope.records import remedies
-from stepscope.records.figures import percent, rate
-from stepscope.records.words import counted
+from stepscope.records.hardware import Efficiency, Spot
+from stepscope.step.cuda_graphs import find_replayed
+from stepscope.step.work import Kind
+from stepscope.text.figures import percent, rate
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.arrays import Bools
-    from stepscope.explain.window_kernels import Launched
-    from stepscope.records.efficiency import Efficiency, Spot
+    from stepscope.step.arrays import Bools
 
 MOSTLY = 0.25  # of the step: with less, memory is not the limit
 # Kernels that already work on many tensors or for many operators.

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stepscope.explain.findings.evidence import MEDIUM
+from stepscope.explain.findings.evidence import MEDIUM, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import percent, size
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Remedy, Severity
-    from stepscope.records.whole_run import MemoryGrowth, RankRun
+from stepscope.records.explanation import Remedy, Severity
+from stepscope.records.run import MemoryGrowth, RankRun
+from stepscope.text.figures import percent, size
+from stepscope.text.words import counted
 
 SOON_STEPS = 1000
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepscope.explain.findings.evidence import RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import size
-from stepscope.records.words import counted
+from stepscope.text.figures import size
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
     from stepscope.records.memory import Memory
 
 # Share of the limit (or of the peak without a limit) that a thousand steps add.

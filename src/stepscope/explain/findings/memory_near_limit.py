@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stepscope.explain.findings.evidence import from_memory
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.memory.words import between_words, biggest, held_words
+from stepscope.explain.memory.theory import between_words, biggest, held_words
 from stepscope.records import remedies
 from stepscope.records.explanation import Place
-from stepscope.records.figures import percent, size
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.records.memory import Memory, OutOfMemory
+from stepscope.records.memory import Memory, OutOfMemory
+from stepscope.text.figures import percent, size
+from stepscope.text.words import counted
 
 NEAR, FULL = 0.90, 0.97
 _REMEDIES = (

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stepscope.explain.findings.evidence import NcclEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.nccl.evidence import (
+from stepscope.explain.nccl_groups import (
     count_pairs,
     describe_links,
     first_places,
@@ -14,10 +13,7 @@ from stepscope.explain.nccl.evidence import (
     select_links,
 )
 from stepscope.records import remedies
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import NcclEvidence
+from stepscope.text.words import counted
 
 
 def find(evidence: NcclEvidence) -> Finding | None:

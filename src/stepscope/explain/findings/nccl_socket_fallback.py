@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from stepscope.explain.findings.evidence import NcclEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.nccl.evidence import (
+from stepscope.explain.nccl_groups import (
     SHOWN,
+    NcclGroup,
     describe_links,
     first_places,
     list_switches,
@@ -14,15 +16,8 @@ from stepscope.explain.nccl.evidence import (
     select_links,
 )
 from stepscope.records import remedies
-from stepscope.records.nccl import SOCKET
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.explain.findings.evidence import NcclEvidence
-    from stepscope.explain.nccl.groups import NcclGroup
-    from stepscope.records.explanation import Remedy, Severity
-    from stepscope.records.nccl import NcclLog
+from stepscope.records.explanation import Remedy, Severity
+from stepscope.records.nccl import SOCKET, NcclLog
 
 _HIDES_ADAPTERS = ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_HCA")
 _HIDES_P2P = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stepscope.explain.findings.evidence import NcclEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.nccl.evidence import SHOWN, count_rest, number_ranges
-from stepscope.explain.nccl.groups import Member
+from stepscope.explain.nccl_groups import SHOWN, Member, count_rest, number_ranges
 from stepscope.records import remedies
+from stepscope.records.explanation import Place
+from stepscope.records.nccl import NcclLink
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import NcclEvidence
-    from stepscope.explain.nccl.groups import NcclGroup, Node
-    from stepscope.records.explanation import Place
-    from stepscope.records.nccl import NcclLink
+    from stepscope.explain.nccl_groups import NcclGroup, Node
 
 _Difference = tuple[str, list[Member], bool]  # words, the ranks that differ, whether it slows all
 

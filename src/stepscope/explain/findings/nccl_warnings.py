@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from stepscope.explain.findings.evidence import NcclEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.nccl.evidence import DIGITS, SHOWN, count_rest
+from stepscope.explain.nccl_groups import DIGITS, SHOWN, count_rest
 from stepscope.records import remedies
 from stepscope.records.explanation import Place
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.explain.findings.evidence import NcclEvidence
-    from stepscope.records.nccl import NcclLog, NcclWarning
+from stepscope.records.nccl import NcclLog, NcclWarning
+from stepscope.text.words import counted
 
 
 def find(evidence: NcclEvidence) -> Finding | None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stepscope.explain.findings.evidence import LOW
+from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import milliseconds, size
-
-if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.compiled import UnfusedPair
+from stepscope.records.compiled import UnfusedPair
+from stepscope.text.figures import milliseconds, size
 
 _MOST = 4
 

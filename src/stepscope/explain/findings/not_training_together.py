@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.membership import train_apart
+from stepscope.explain.job.rank_part import train_apart
 from stepscope.records import remedies
-from stepscope.records.figures import size
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import JobEvidence
-    from stepscope.records.explanation import Severity
-    from stepscope.records.job import Membership
+from stepscope.records.explanation import Severity
+from stepscope.records.job import Membership
+from stepscope.text.figures import size
+from stepscope.text.words import counted
 
 _WRAP = remedies.WRAP_MODEL.offer()
 _JOIN = remedies.START_AS_JOB.offer()

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import percent
-from stepscope.records.words import counted, plural
-
-if TYPE_CHECKING:
-    from stepscope.records.job import SimilarRuns
+from stepscope.records.job import SimilarRuns
+from stepscope.text.figures import percent
+from stepscope.text.words import counted, plural
 
 _MOSTLY = 0.5  # of the step
 

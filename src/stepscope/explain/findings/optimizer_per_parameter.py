@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.call_tree import group
 from stepscope.explain.findings.evidence import LOW, RankEvidence, costliest_places
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.optimizer_steps import in_optimizer_step
-from stepscope.explain.window_kernels import by_operator
+from stepscope.explain.kernels import Launched, by_operator
 from stepscope.records import remedies
-from stepscope.records.figures import duration, milliseconds, percent, significant
+from stepscope.step.call_tree import group
+from stepscope.step.phases import in_optimizer_step
+from stepscope.text.figures import duration, milliseconds, percent, significant
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from stepscope.explain.arrays import Bools, Int32s
-    from stepscope.explain.window_kernels import Launched
+    from stepscope.step.arrays import Bools, Int32s
 
 FEWEST_PARAMETERS = 20
 # Operators on one tensor; `_foreach_` and `_fused_` operators take a list.

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from stepscope.explain.cpu_use import is_beside_others, looked, lost_to_others, threads_take_part
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.machine_load import (
-    is_beside_others,
-    looked,
-    lost_to_others,
-    threads_take_part,
-)
 from stepscope.records import remedies
-from stepscope.records.figures import percent, significant
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.records.host_load import PlainSteps
+from stepscope.records.rank_facts import PlainSteps
+from stepscope.text.figures import percent, significant
+from stepscope.text.words import counted
 
 _LEAST_CORES = 0.2
 

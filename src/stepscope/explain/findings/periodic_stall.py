@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stepscope.explain.findings.evidence import LOW
-from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import (
+from stepscope.explain.findings.evidence import (
+    LOW,
+    RankEvidence,
     cost_lines,
     stalling_steps,
     typical_wait,
     where_words,
 )
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.whole_run.stall_stacks import is_library_frame
 from stepscope.records import remedies
-
-if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Remedy
-    from stepscope.records.whole_run import RankRun, Stall, StallCause
+from stepscope.records.explanation import Remedy
+from stepscope.records.run import RankRun, Stall, StallCause
 
 # Data, collections, compiling and the rest have findings of their own, with their period.
 CAUSES: dict[StallCause, str] = {

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from stepscope.explain.findings.evidence import LOW
+from stepscope.explain.findings.evidence import LOW, JobEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.strategies.join import bound
 from stepscope.records import remedies
-from stepscope.records.figures import factor, milliseconds, percent
-from stepscope.records.strategies import Pipeline
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.explain.findings.evidence import JobEvidence
-    from stepscope.records.explanation import Remedy
-    from stepscope.records.strategies import Stage
+from stepscope.records.explanation import Remedy
+from stepscope.records.strategies import Pipeline, Stage
+from stepscope.text.figures import factor, milliseconds, percent
+from stepscope.text.words import counted
 
 
 def find(evidence: JobEvidence) -> Finding | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import percent
+from stepscope.text.figures import percent
 
 
 def find(evidence: RankEvidence) -> Finding | None:

@@ -6,7 +6,7 @@ from stepscope.explain.findings.evidence import LOW, RankEvidence, places
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
 from stepscope.records.explanation import GAP_CAUSES
-from stepscope.records.figures import percent
+from stepscope.text.figures import percent
 
 
 def find(evidence: RankEvidence) -> Finding | None:

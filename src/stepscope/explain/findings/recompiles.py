@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING
 
-from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import (
+from stepscope.explain.findings.evidence import (
+    RankEvidence,
     cost_lines,
     costly_stall,
     stalling_steps,
     typical_wait,
 )
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.explain.whole_run.stall_stacks import is_library_frame
 from stepscope.records import remedies
-from stepscope.records.figures import duration
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.compiled import CompiledWork, FailedGuard, Recompiled
-    from stepscope.records.explanation import Place, Remedy, Severity
-    from stepscope.records.whole_run import RankRun
+from stepscope.records.compiled import CompiledWork, FailedGuard, Recompiled
+from stepscope.records.explanation import Place, Remedy, Severity
+from stepscope.records.run import RankRun
+from stepscope.text.figures import duration
+from stepscope.text.words import counted
 
 _LEAST_SHARE = 0.05  # of the run, where no steady step shows it
 _LEAST_S = 1.0

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 
 from stepscope.explain.findings.evidence import severity as severity_of
-from stepscope.records.explanation import Finding
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stepscope.records.explanation import Place, Remedy, Severity, ShareOf
+from stepscope.records.explanation import Finding, Place, Remedy, Severity, ShareOf
 
 __all__ = ["Finding", "FindingRule", "Scope"]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.explain.findings.evidence import LOW
-from stepscope.explain.findings.rule import FindingRule
+from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import milliseconds, percent, significant
-from stepscope.records.words import counted
+from stepscope.text.figures import milliseconds, percent, significant
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.findings.rule import Finding
-    from stepscope.records.together_summary import TogetherSummary
+    from stepscope.records.parameter_server import TogetherSummary
 
 _BUSY = 0.6  # of the run: above, requests queue for longer than they are served
 

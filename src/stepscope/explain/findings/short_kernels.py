@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from stepscope.explain.findings.evidence import LOW, RankEvidence, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.graph_replays import find_replayed
-from stepscope.explain.launches import SHORT_KERNEL_NS
+from stepscope.explain.kernels import SHORT_KERNEL_NS
 from stepscope.records import remedies
-from stepscope.records.figures import duration, percent
 from stepscope.records.trace import DeviceKind
-from stepscope.records.words import counted
+from stepscope.step.cuda_graphs import find_replayed
+from stepscope.text.figures import duration, percent
+from stepscope.text.words import counted
 
 
 def find(evidence: RankEvidence) -> Finding | None:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from stepscope.explain.cpu_use import CpuUse, Product, disturbed
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.flops.dtypes import DTYPES
-from stepscope.explain.machine_load import disturbed
-from stepscope.explain.shapes import MOST, shape_words
+from stepscope.explain.flops.call import DTYPES
+from stepscope.explain.roofline import MOST, shape_words
 from stepscope.records import remedies
-from stepscope.records.figures import duration, percent, rate
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.explain.cpu_use import CpuUse, Product
-    from stepscope.records.explanation import Remedy
-    from stepscope.records.host_load import HostLoad
+from stepscope.records.explanation import Remedy
+from stepscope.records.rank_facts import HostLoad
+from stepscope.text.figures import duration, percent, rate
+from stepscope.text.words import counted
 
 FAR_BELOW = 0.25  # of the roof
 REACHABLE = 0.5  # of the roof: what a good kernel reaches with such shapes

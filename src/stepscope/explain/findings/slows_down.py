@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from stepscope.explain.findings.evidence import LOW, from_run, severity
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import factor, milliseconds, percent
-from stepscope.records.whole_run import CORE_WAIT
-from stepscope.records.words import sentence
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Place, Remedy
-    from stepscope.records.whole_run import LevelChange, RankRun, Trend
+from stepscope.records.explanation import Place, Remedy
+from stepscope.records.run import CORE_WAIT, LevelChange, RankRun, Trend
+from stepscope.text.figures import factor, milliseconds, percent
+from stepscope.text.words import sentence
 
 _AS_BEFORE = 0.05  # a last level this near to the best one is back to normal
 _MOST = 0.5  # of a rise

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.explain.call_tree import group
 from stepscope.explain.findings.evidence import LOW, RankEvidence, kernel_severity
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.quantiles import median
-from stepscope.explain.work import Kind
 from stepscope.records import remedies
-from stepscope.records.figures import duration, percent
-from stepscope.records.words import counted
+from stepscope.records.trace import Trace
+from stepscope.step.call_tree import group
+from stepscope.step.statistics import median
+from stepscope.step.work import Kind
+from stepscope.text.figures import duration, percent
+from stepscope.text.words import counted
 
 _TOO_MANY = 1 << 62  # of a damaged file
 SHORT_NS = 20_000  # longer kernels with few blocks are built that way
 
 if TYPE_CHECKING:
-    from stepscope.explain.arrays import Floats, Int64s
-    from stepscope.explain.window_kernels import Launched
-    from stepscope.records.trace import Trace
+    from stepscope.explain.kernels import Launched
+    from stepscope.step.arrays import Floats, Int64s
 
 
 def find(evidence: RankEvidence) -> Finding | None:

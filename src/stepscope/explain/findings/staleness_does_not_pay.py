@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stepscope.explain.findings.evidence import HIGH
-from stepscope.explain.findings.rule import FindingRule
-from stepscope.explain.together.words import describe_staleness, name_blockers
+from stepscope.explain.findings.rule import Finding, FindingRule
+from stepscope.explain.parameter_server import describe_staleness, name_blockers
 from stepscope.records import remedies
-
-if TYPE_CHECKING:
-    from stepscope.explain.findings.rule import Finding
-    from stepscope.records.together_summary import TogetherSummary
+from stepscope.records.parameter_server import TogetherSummary
 
 
 def find(summary: TogetherSummary) -> Finding | None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stepscope.explain.findings.evidence import HIGH, MEDIUM, from_run
+from stepscope.explain.findings.evidence import HIGH, MEDIUM, account_part, as_short_run, from_run
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.findings.run_words import account_part, as_short_run
 from stepscope.records import remedies
-from stepscope.records.figures import duration, percent
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Remedy, Severity
-    from stepscope.records.whole_run import AccountPart, RankRun
+from stepscope.records.explanation import Remedy, Severity
+from stepscope.records.run import AccountPart, RankRun
+from stepscope.text.figures import duration, percent
 
 _LEAST_SHARE = 0.05
 _LEAST_MS = 10_000.0  # every Python process with torch takes some seconds

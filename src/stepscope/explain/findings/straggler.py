@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from stepscope.explain.findings.evidence import JobEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import factor, milliseconds, percent
-from stepscope.records.words import counted, sentence
-
-if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import JobEvidence
-    from stepscope.records.explanation import Remedy
-    from stepscope.records.job import Cause, Job, Straggler
+from stepscope.records.explanation import Remedy
+from stepscope.records.job import Cause, Job, Straggler
+from stepscope.text.figures import factor, milliseconds, percent
+from stepscope.text.words import counted, sentence
 
 _REMEDIES: dict[Cause, tuple[Remedy, ...]] = {
     "compute": (

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from stepscope.explain.findings.evidence import LOW, RankEvidence, kernel_severity
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.shapes import MOST, shape_words
+from stepscope.explain.roofline import MOST, shape_words
 from stepscope.records import remedies
-from stepscope.records.figures import percent, rate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.records.efficiency import Efficiency, Spot
+from stepscope.records.hardware import Efficiency, Spot
+from stepscope.text.figures import percent, rate
 
 HALF = ("bf16", "fp16")
 EVEN = 8  # 2-byte elements that tensor cores read at once

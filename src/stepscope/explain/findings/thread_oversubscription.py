@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+from stepscope.explain.cpu_use import (
+    CpuUse,
+    free_threads,
+    looked,
+    lost_to_others,
+    threads_take_part,
+)
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.machine_load import free_threads, looked, lost_to_others, threads_take_part
 from stepscope.records import remedies
-from stepscope.records.figures import percent, significant
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.explain.cpu_use import CpuUse
-    from stepscope.records.explanation import Remedy
-    from stepscope.records.host_load import HostLoad, PlainSteps
+from stepscope.records.explanation import Remedy
+from stepscope.records.rank_facts import HostLoad, PlainSteps
+from stepscope.text.figures import percent, significant
+from stepscope.text.words import counted
 
 MANY_SWITCHES = 50  # involuntary, per second; used when the system does not report waits
 _MARGIN = 0.25  # cores: a machine is never completely idle

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stepscope.explain.cpu_use import LONG_NS
+from stepscope.explain.cpu_use import LONG_NS, free_threads, idle_cores, looked, speedup
 from stepscope.explain.findings.evidence import LOW, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
-from stepscope.explain.machine_load import free_threads, idle_cores, looked
-from stepscope.explain.threading_gain import speedup
 from stepscope.records import remedies
-from stepscope.records.figures import percent, significant
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.records.host_load import HostLoad
+from stepscope.records.rank_facts import HostLoad
+from stepscope.text.figures import percent, significant
+from stepscope.text.words import counted
 
 _LEAST_IDLE = 0.75  # cores
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from stepscope.explain.findings.evidence import MEDIUM
+from stepscope.explain.findings.evidence import MEDIUM, RankEvidence
 from stepscope.explain.findings.rule import Finding, FindingRule
 from stepscope.records import remedies
-from stepscope.records.figures import percent
-
-if TYPE_CHECKING:
-    from stepscope.explain.findings.evidence import RankEvidence
-    from stepscope.records.explanation import Remedy
+from stepscope.records.explanation import Remedy
+from stepscope.text.figures import percent
 
 _SHOWS = "Record with `stepscope run`: it also records shapes, and what CUDA graphs compute"
 _STILL = "Record a step without CUDA graphs too: `stepscope run --wait 0`"

@@ -3,8 +3,8 @@
 Nothing here knows about time or about devices.
 """
 
+from stepscope.explain.flops.call import DTYPES
 from stepscope.explain.flops.costs import Costs, count_costs
-from stepscope.explain.flops.dtypes import DTYPES
-from stepscope.explain.flops.phases import PHASES
+from stepscope.step.phases import PHASES
 
 __all__ = ["DTYPES", "PHASES", "Costs", "count_costs"]

@@ -1,44 +1,59 @@
-"""FLOPs and bytes of every operator of a trace, and the operator of every device event."""
+"""FLOPs and bytes of every operator of a trace, and the device's work in pieces, each with
+the operator that answers for it.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from stepscope.explain.flops.captured_graphs import LaunchColumns, fill_replays
-from stepscope.explain.flops.compiled import PREFIX
-from stepscope.explain.flops.compiled_regions import RegionColumns, fill_regions
-from stepscope.explain.flops.cost import MATMUL_LIKE, OTHER, UNKNOWN
-from stepscope.explain.flops.dtypes import FP32, TF32
-from stepscope.explain.flops.kernel_names import read_name
-from stepscope.explain.flops.lists import launching_rows, list_bytes
-from stepscope.explain.flops.memory_bound import VIEWS
-from stepscope.explain.flops.phases import find_phases, find_recomputed
-from stepscope.explain.flops.replayed import (
+from stepscope.explain.flops.call import (
+    FP32,
+    ITEM_BYTES,
+    MATMUL_LIKE,
+    OTHER,
+    PREFIX,
+    TF32,
+    UNKNOWN,
+    Call,
+    read_name,
+)
+from stepscope.explain.flops.captured_graphs import (
     HostOperators,
+    LaunchColumns,
+    fill_replays,
     find_replays,
     find_unjoined,
     join_replays,
 )
-from stepscope.explain.flops.signatures import price, summable
-from stepscope.explain.steps import find_steps
-from stepscope.explain.work import find_work, rows_named
-from stepscope.records.trace import ABSENT, DeviceKind, HostKind
-from stepscope.trace.links import nearest_of
+from stepscope.explain.flops.memory_bound import VIEWS
+from stepscope.explain.flops.prices import (
+    LARGEST,
+    RegionColumns,
+    Signatures,
+    fill_regions,
+    price,
+    summable,
+)
+from stepscope.records.explanation import Steps
+from stepscope.records.trace import ABSENT, DeviceKind, HostKind, Trace
+from stepscope.step.call_tree import children_sum, distinct_counts, enclosing, group
+from stepscope.step.cuda_graphs import GraphRecording
+from stepscope.step.phases import Phases, find_phases, find_recomputed
+from stepscope.step.steps import find_steps, step_of
+from stepscope.step.work import Kind, Work, comm_spans, find_work, rows_named
+from stepscope.trace.links import distinct, nearest, nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.flops.call import Call
-    from stepscope.explain.flops.signatures import Signatures
-    from stepscope.explain.graph_recordings import GraphRecording
-    from stepscope.explain.work import Work
     from stepscope.records.compiled import CompiledGraph
-    from stepscope.records.explanation import Steps
-    from stepscope.records.trace import Trace
+
+# FLOPs and bytes of every operator of a trace, and the operator of every device event.
 
 # Containers of other operators, without work of their own.
 _CONTAINER = re.compile(
@@ -288,3 +303,256 @@ def _mark_tf32(
     kernels = (device.kind == DeviceKind.KERNEL) & (operator >= 0) & full[operator]
     as_tf32 = rows_named(trace, device, kernels, lambda name: read_name(name).dtype == "tf32")
     dtype[operator[as_tf32]] = TF32
+
+
+# Bytes of operators on lists of tensors, filled in from what surrounds the call.
+#
+# A list's dtype is not recorded: an element's size comes from the kernel's name, else from the
+# nearest operator around the call, else (in an optimizer) from the gradients. A list of more than
+# 30 tensors is not recorded at all: one that an optimizer passes to one operator once per step is
+# taken to be all parameters, whose shapes come from autograd's accumulation of gradients. Lists of
+# step counters look the same, but launch nothing.
+
+_OPAQUE = re.compile(r"OpaqueType<(\d{1,3})\b")
+_TYPED = re.compile(r"(?:Functor|Math\w*|Op)<(c10::BFloat16|c10::Half|float|double)")
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_SHARDED = re.compile("reduce_scatter|FullyShardedDataParallel|FSDP::|ZeroRedundancy|DeepSpeed")
+
+
+def list_bytes(
+    trace: Trace,
+    rows: NDArray[np.intp],
+    priced: Signatures,
+    phases: Phases,
+    operator: NDArray[np.int32],
+) -> NDArray[np.int64]:
+    """Bytes moved by the priced rows, lists included."""
+    moved = priced.moved[priced.of]
+    elements, passes = priced.list_elements[priced.of], priced.list_passes[priced.of]
+    lists = np.flatnonzero((elements > 0) | (passes > 0))
+    if not len(lists):
+        return moved
+    item = _item_bytes(trace, rows[lists], operator)
+    step = nearest_of(trace.host, phases.stepping, rows[lists])
+    parameters = _accumulated(trace, step)
+    item[(item < 0) & (step >= 0)] = parameters.item_bytes
+    whole = _whole_lists(trace, step, priced.of[lists], parameters.elements)
+    launches = launching_rows(trace, operator)[rows[lists]]
+    whole[~launches & ~_fused(priced)[priced.of[lists]]] = UNKNOWN
+    total = elements[lists] + passes[lists] * np.maximum(whole, 0)
+    known = (item > 0) & ((passes[lists] == 0) | (whole > 0)) & (moved[lists] >= 0)
+    known &= total < LARGEST // np.maximum(item, 1)
+    moved[lists] = np.where(known, moved[lists] + total * item, UNKNOWN)
+    return moved
+
+
+def launching_rows(trace: Trace, operator: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Rows that device events are attributed to."""
+    launching = np.zeros(len(trace.host), np.bool_)
+    launching[operator[operator >= 0]] = True
+    return launching
+
+
+def _fused(priced: Signatures) -> NDArray[np.bool_]:
+    return np.array([call.name.startswith("aten::_fused_") for call in priced.calls], np.bool_)
+
+
+def _item_bytes(
+    trace: Trace, rows: NDArray[np.intp], operator: NDArray[np.int32]
+) -> NDArray[np.int64]:
+    """Bytes of an element of each row's lists, or -1."""
+    host, device = trace.host, trace.device
+    place = np.full(len(host), -1, np.int64)
+    place[rows] = np.arange(len(rows))
+    item = np.full(len(rows), UNKNOWN, np.int64)
+    launched = np.flatnonzero((operator >= 0) & (place[np.maximum(operator, 0)] >= 0))
+    first, which, _ = group(device.name[launched])
+    names = device.name[launched[first]].tolist()
+    sizes = np.array([_in_name(trace.strings[code]) for code in names], np.int64)[which]
+    np.maximum.at(item, place[operator[launched]], sizes)
+    lost = np.flatnonzero(item < 0)
+    if len(lost):
+        item[lost] = _around(trace, rows[lost])
+    return item
+
+
+def _in_name(name: str) -> int:
+    """Bytes of an element, from the template arguments of PyTorch's kernels."""
+    if match := _OPAQUE.search(name):
+        return int(match[1])
+    match = _TYPED.search(name)
+    return ITEM_BYTES[match[1]] if match else UNKNOWN
+
+
+def _around(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """From the nearest operator above that takes single tensors."""
+    host = trace.host
+    sizes: dict[int, int] = {-1: UNKNOWN}
+    item_bytes = np.full(len(rows), UNKNOWN, np.int64)
+    above, open_places = host.parent[rows], np.arange(len(rows))
+    while len(open_places):
+        going = above[open_places] >= 0
+        open_places = open_places[going]
+        codes = host.dtypes[above[open_places]].tolist()
+        for code in set(codes) - sizes.keys():
+            sizes[code] = _first_size(trace.strings[code])
+        item_bytes[open_places] = [sizes[code] for code in codes]
+        open_places = open_places[item_bytes[open_places] < 0]
+        above[open_places] = host.parent[above[open_places]]
+    return item_bytes
+
+
+def _first_size(text: str) -> int:
+    try:
+        dtypes = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return UNKNOWN
+    known = (ITEM_BYTES.get(dtype, UNKNOWN) for dtype in dtypes if isinstance(dtype, str))
+    return next((size for size in known if size != UNKNOWN), UNKNOWN)
+
+
+class _Parameters(msgspec.Struct, frozen=True):
+    """The parameters that one step accumulates gradients of; -1 is unknown."""
+
+    elements: int = UNKNOWN
+    item_bytes: int = UNKNOWN
+
+
+def _accumulated(trace: Trace, step: NDArray[np.int32]) -> _Parameters:
+    """From the gradients that the recorded optimizer steps accumulated."""
+    host, steps = trace.host, len(set(step[step >= 0].tolist()))
+    rows = np.flatnonzero(
+        rows_named(trace, host, host.kind == HostKind.OPERATOR, lambda name: name == _ACCUMULATE)
+    )
+    codes, counts = distinct_counts(host.shapes[rows])
+    if not steps or not len(codes) or (codes < 0).any():
+        return _Parameters()
+    sizes = {_first_size(trace.strings[code]) for code in set(host.dtypes[rows].tolist())}
+    item = sizes.pop() if len(sizes) == 1 else UNKNOWN
+    if (counts % steps).any():
+        return _Parameters(UNKNOWN, item)
+    shapes = [msgspec.json.decode(trace.strings[code]) for code in codes.tolist()]
+    total = sum(
+        count // steps * math.prod(dims[0])
+        for dims, count in zip(shapes, counts.tolist(), strict=True)
+        if dims
+    )
+    return _Parameters(total if total < LARGEST else UNKNOWN, item)
+
+
+def _whole_lists(
+    trace: Trace, step: NDArray[np.int32], signature: NDArray[np.intp], elements: int
+) -> NDArray[np.int64]:
+    """All parameters, for an optimizer's only call of a kind; else, and if they are sharded, -1."""
+    none = np.full(len(step), UNKNOWN, np.int64)
+    inside = step >= 0
+    if not inside.any() or _sharded(trace):
+        return none
+    key = step.astype(np.int64) * (int(signature.max()) + 1) + signature
+    _, places, count = group(key)
+    calls = np.bincount(places, minlength=count)
+    return np.where(inside & (calls[places] == 1), elements, none)
+
+
+def _sharded(trace: Trace) -> bool:
+    host = trace.host
+    annotated = host.kind <= HostKind.ANNOTATION
+    return bool(rows_named(trace, host, annotated, _SHARDED.search).any())
+
+
+# The device's work in pieces, each with the operator that answers for it.
+#
+# A piece is a device event; where the CPU is the device, the time an operator spends in itself.
+# Communication is left out, as are copies from and to the host: no roof of the device holds for
+# them.
+
+
+class Pieces(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns of those in the steady steps; amounts of one step are sums / `steps`."""
+
+    steps: int
+    devices: int  # that computed
+    operator: NDArray[np.int32]  # host row, or -1
+    name: NDArray[np.int32]  # string code: of the kernel, or of the operator on the CPU
+    dur_ns: NDArray[np.int64]
+    compute: NDArray[np.bool_]  # a kernel, and not a copy or memset
+    replayed: NDArray[np.bool_]  # by a CUDA graph, and joined to the operator of its recording
+    call_part: NDArray[np.float64]  # of a replayed one: the part of one call of its operator
+
+    def __len__(self) -> int:
+        return len(self.dur_ns)
+
+
+class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+    """The steps that amounts are averaged over."""
+
+    steps: Steps
+    first: int
+    count: int
+
+    def holds(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether host times fall into them; without steps, all do."""
+        if not self.steps.steps:
+            return np.ones(len(times), np.bool_)
+        which = step_of(self.steps.steps, times)
+        return (which >= self.first) & (which < self.first + self.count)
+
+
+def choose(steps: Steps) -> Chosen:
+    """Those that the cycles cover, else all that are marked, else the window as one."""
+    if steps.cycles_ns:
+        return Chosen(steps=steps, first=steps.first_cycle, count=len(steps.cycles_ns))
+    return Chosen(steps=steps, first=0, count=max(1, len(steps.steps)))
+
+
+def cut(trace: Trace, work: Work, costs: Costs, chosen: Chosen) -> Pieces:
+    if work.on_host:
+        return _of_host(trace, costs, chosen)
+    return _of_device(trace, work, costs, chosen)
+
+
+def _of_device(trace: Trace, work: Work, costs: Costs, chosen: Chosen) -> Pieces:
+    device, rows = trace.device, work.rows
+    launch = device.launch[rows]
+    linked = launch >= 0
+    inside = linked.copy()
+    inside[linked] = chosen.holds(trace.host.start_ns[launch[linked]])
+    start, end = chosen.steps.window_start_ns, chosen.steps.window_end_ns
+    inside |= ~linked & (work.start_ns >= start) & (work.start_ns < end)
+    to_host = rows_named(trace, device, device.kind == DeviceKind.MEMCPY, _leaves_device)
+    inside &= (work.kind != Kind.COMM) & ~to_host[rows]
+    kept, compute = rows[inside], work.kind[inside] == Kind.COMPUTE
+    return Pieces(
+        steps=chosen.count,
+        devices=max(1, len(distinct(device.device[kept[compute]]))),
+        operator=costs.operator[kept],
+        name=device.name[kept],
+        dur_ns=device.dur_ns[kept],
+        compute=compute,
+        replayed=costs.replayed[kept],
+        call_part=costs.call_part[kept],
+    )
+
+
+def _leaves_device(name: str) -> bool:
+    return "DtoD" not in name and "Device -> Device" not in name
+
+
+def _of_host(trace: Trace, costs: Costs, chosen: Chosen) -> Pieces:
+    host = trace.host
+    rows = np.flatnonzero(host.kind == HostKind.OPERATOR)
+    own = host.dur_ns[rows] - children_sum(enclosing(host, rows), host.dur_ns[rows])
+    inside = chosen.holds(host.start_ns[rows]) & (own > 0)
+    inside &= nearest(host, comm_spans(trace))[rows] < 0
+    kept = rows[inside]
+    answer = nearest_of(host, costs.answering, kept)
+    return Pieces(
+        steps=chosen.count,
+        devices=1,
+        operator=np.where(answer >= 0, answer, kept).astype(np.int32),
+        name=host.name[kept],
+        dur_ns=own[inside],
+        compute=np.ones(len(kept), np.bool_),
+        replayed=np.zeros(len(kept), np.bool_),
+        call_part=np.zeros(len(kept)),
+    )

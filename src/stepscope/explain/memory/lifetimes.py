@@ -1,41 +1,39 @@
-"""Allocator events of a trace as lifetimes of blocks, and what each block was for.
-
-allocated in                 released                       is
-forward                      in backward                    activations
-forward                      before backward                temporaries
-forward                      after backward, or never       other: the batch, outputs, the loss
-backward                     in the same backward           temporaries
-backward                     later, or never                gradients
-the optimizer's step         in it                          temporaries
-the optimizer's step         never                          optimizer
-before the window            in zero_grad                   gradients
-before the window            in backward                    activations
-before the window            elsewhere                      other
-before the window            never                          see traced.py
+"""Allocator events of a trace as lifetimes of blocks; memory through one step, and from step
+to step.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import numpy as np
 
-from stepscope.explain.optimizer_steps import in_optimizer_step
-from stepscope.explain.work import rows_named
-from stepscope.records.memory import CATEGORIES
-from stepscope.records.trace import ABSENT, HostKind
+from stepscope.records.explanation import Steps
+from stepscope.records.memory import CATEGORIES, Growth, MemoryTimeline, PhaseSpan
+from stepscope.records.trace import ABSENT, HostKind, Trace
+from stepscope.step.phases import in_optimizer_step
+from stepscope.step.statistics import median
+from stepscope.step.work import rows_named
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.records.trace import Trace
-
     Int8 = NDArray[np.int8]
     Int32 = NDArray[np.int32]
     Int64 = NDArray[np.int64]
+
+# Allocator events of a trace as lifetimes of blocks, and what each block was for.
+#
+# allocated in released is forward in backward activations forward before backward temporaries
+# forward after backward, or never other: the batch, outputs, the loss backward in the same backward
+# temporaries backward later, or never gradients the optimizer's step in it temporaries the
+# optimizer's step never optimizer before the window in zero_grad gradients before the window in
+# backward activations before the window elsewhere other before the window never see traced.py
 
 CPU = 0  # c10::DeviceType
 BACKWARD = "autograd::engine::evaluate_function"
@@ -110,7 +108,7 @@ def find_lifetimes(trace: Trace) -> Lifetimes | None:
     size, allocated = memory.size_bytes[rows], memory.allocated_bytes[rows]
     on_cpu = int(memory.device_type[rows[0]]) == CPU
     host = _around(trace, memory.thread[rows], memory.time_ns[rows])
-    phase = _phases(trace, host)
+    phase = _phase_of_rows(trace, host)
     other_end = _pair(memory.address[rows], size)
     known = bool((allocated >= 0).all())
     if not known:  # then as low as the releases allow
@@ -173,7 +171,7 @@ def _around(trace: Trace, thread: Int32, time_ns: Int64) -> Int32:
     return around
 
 
-def _phases(trace: Trace, rows: Int32) -> Int8:
+def _phase_of_rows(trace: Trace, rows: Int32) -> Int8:
     host = trace.host
     annotated = host.kind != HostKind.PYTHON
     phase = np.zeros(len(rows), np.int8)
@@ -211,3 +209,124 @@ def _categories(size: Int64, phase: Int8, other_end: Int64) -> Int8:
     released = ~allocates & has_end
     category[released] = category[end[released]]
     return category
+
+
+# Memory through one step, thinned for charts and JSON; its extremes stay.
+
+BINS = 200
+
+
+def thinned(time: Int64, level: Int64, bins: int = BINS) -> NDArray[np.intp]:
+    """Rows of the highest and the lowest point of every bin of time, in order; first and last."""
+    if len(time) <= 2 * bins:
+        return np.arange(len(time))
+    which = (time - time[0]) // (int(time[-1] - time[0]) // bins + 1)
+    order = np.lexsort((level, which))
+    starts = np.flatnonzero(np.diff(which[order], prepend=-1))
+    ends = np.append(starts[1:], len(order)) - 1
+    chosen = np.concatenate((order[starts], order[ends], [0, len(time) - 1]))
+    return np.flatnonzero(np.bincount(chosen, minlength=len(time)))
+
+
+def step_timeline(lifetimes: Lifetimes, levels: Int64, peak: int, steps: Steps) -> MemoryTimeline:
+    """The step that contains the peak, or the whole window."""
+    time = lifetimes.time_ns
+    low, high, start, name = 0, len(time), int(time[0]), "the whole window"
+    for step in steps.steps:
+        end = step.start_ns + step.dur_ns
+        if step.start_ns <= time[peak] < end:
+            low, high = (int(at) for at in np.searchsorted(time, (step.start_ns, end)))
+            start, name = step.start_ns, step.name
+    rows = low + thinned(time[low:high], lifetimes.allocated_bytes[low:high])
+    return MemoryTimeline(
+        of=name,
+        start_ns=start,
+        time_ns=tuple((time[rows] - start).tolist()),
+        allocated_bytes=tuple(lifetimes.allocated_bytes[rows].tolist()),
+        reserved_bytes=None if lifetimes.on_cpu else tuple(lifetimes.reserved_bytes[rows].tolist()),
+        categories={
+            category: tuple(levels[code, rows].tolist())
+            for code, category in enumerate(CATEGORIES)
+            if levels[code].any()
+        },
+        phases=_phase_spans(lifetimes, low, high, start),
+    )
+
+
+def _phase_spans(lifetimes: Lifetimes, low: int, high: int, start: int) -> tuple[PhaseSpan, ...]:
+    """Forward before each backward, backward, the optimizer's step; everything else is unnamed."""
+    phase, time = lifetimes.phase[low:high], lifetimes.time_ns[low:high]
+    edges = np.flatnonzero(np.diff(phase, prepend=-1))
+    codes = [MemoryPhase(code) for code in phase[edges].tolist()]
+    ends = np.append(time[edges[1:]], time[-1:]).tolist()
+    out = []
+    for place, (edge, code, end) in enumerate(zip(edges.tolist(), codes, ends, strict=True)):
+        before_backward = place + 1 < len(codes) and codes[place + 1] == MemoryPhase.BACKWARD
+        trains = code in (MemoryPhase.BACKWARD, MemoryPhase.OPTIMIZER)
+        if trains or (code == MemoryPhase.FORWARD and before_backward):
+            began = int(time[edge])
+            out.append(PhaseSpan(name=code.label, start_ns=began - start, dur_ns=end - began))
+    return tuple(out)
+
+
+# Does memory grow from step to step? A leak grows by about the same amount in every step.
+#
+# Bytes alive are compared at the ends of steps. The first steps of a run are left out: they create
+# optimizer state, caches and workspaces. Fewer than three steps of growth prove nothing.
+
+FIRST_STEPS = 3
+LEAST_INCREASES = 3
+MOST_ENDS = 64  # of a long run: its last steps say enough
+_ALIKE = 0.5  # an increase may be this much smaller or larger than the median
+_NUMBER = re.compile(r"#(\d{1,18})$")
+
+
+def growth_of(
+    source: Literal["steps", "trace", "capture"], ends_bytes: Sequence[int], skipped: int = 0
+) -> Growth | None:
+    """None for fewer than two ends."""
+    if len(ends_bytes) < 2:
+        return None
+    increases = np.diff(np.array(ends_bytes, np.int64)).tolist()
+    typical = median(increases)
+    steady = len(increases) >= LEAST_INCREASES and all(
+        increase > 0 and abs(increase - typical) <= _ALIKE * typical for increase in increases
+    )
+    return Growth(
+        source=source,
+        ends_bytes=tuple(ends_bytes),
+        bytes_per_step=round(typical),
+        steady=steady,
+        skipped=skipped,
+    )
+
+
+def growth_of_steps(rows: Sequence[tuple[int, int]]) -> Growth | None:
+    """From (step, bytes at its end) of steps.jsonl: the last steps that were read one after the
+    other. Growth over the whole run is found in whole_run/memory_growth.py."""
+    first = next((place for place, (step, _) in enumerate(rows) if step >= FIRST_STEPS), len(rows))
+    start = max(first, len(rows) - MOST_ENDS)
+    for place in range(len(rows) - 1, start, -1):
+        if rows[place][0] - rows[place - 1][0] != 1:
+            start = place
+            break
+    return growth_of("steps", [size for _, size in rows[start:]], skipped=first)
+
+
+def growth_of_trace(lifetimes: Lifetimes, steps: Steps) -> Growth | None:
+    """From allocator events: what is allocated at the end of each marked step."""
+    if steps.source == "window":
+        return None
+    counted = [step for step in steps.steps if _number(step.name) >= FIRST_STEPS]
+    ends = np.array([step.start_ns + step.dur_ns for step in counted], np.int64)
+    place = np.searchsorted(lifetimes.time_ns, ends, side="right") - 1
+    if len(place) and place[0] < 0:
+        return None
+    sizes = lifetimes.allocated_bytes[place].tolist()
+    return growth_of("trace", sizes, skipped=len(steps.steps) - len(counted))
+
+
+def _number(name: str) -> int:
+    """7 for ProfilerStep#7; a step without a number counts as a late one."""
+    match = _NUMBER.search(name)
+    return int(match[1]) if match else FIRST_STEPS

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from stepscope.explain.call_tree import enclosing, outermost
 from stepscope.explain.memory.lifetimes import BACKWARD
 from stepscope.explain.memory.theory import Transformer
-from stepscope.explain.work import rows_named
-from stepscope.records.trace import HostKind
+from stepscope.records.explanation import Steps
+from stepscope.records.trace import HostKind, Trace
+from stepscope.step.call_tree import enclosing, outermost
+from stepscope.step.work import rows_named
 from stepscope.trace.links import nearest, nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from stepscope.records.explanation import Steps
-    from stepscope.records.trace import Trace
 
     Rows = NDArray[np.intp]
 

@@ -1,24 +1,29 @@
-"""Arithmetic on bytes: what a rank holds at each ZeRO stage, what a transformer keeps for backward.
-
-Pure functions. Sizes are bytes; P is the number of ranks that share.
-
-ZeRO divides optimizer state (stage 1), gradients too (2), parameters too (3). With mixed-precision
-Adam a parameter takes 2 + 2 + 12 bytes: 16, 4 + 12/P, 2 + 14/P, 16/P. Communication is that of
-plain data parallelism in stages 1 and 2, and 1.5 times it in stage 3, which gathers parameters
-twice.
+"""Arithmetic on bytes: what a rank holds at each ZeRO stage, what a transformer keeps for
+backward; and bytes in sentences.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from stepscope.records.memory import ActivationTheory, Theory, ZeroRow
-from stepscope.records.words import counted
+from stepscope.records.memory import CATEGORIES, ActivationTheory, Memory, Theory, ZeroRow
+from stepscope.text.figures import size
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
-    Sizes = tuple[int, int, int]  # parameters, gradients, optimizer state
+    Sizes = tuple[int, int, int]
+
+# Arithmetic on bytes: what a rank holds at each ZeRO stage, what a transformer keeps for backward.
+#
+# Pure functions. Sizes are bytes; P is the number of ranks that share.
+#
+# ZeRO divides optimizer state (stage 1), gradients too (2), parameters too (3). With mixed-
+# precision Adam a parameter takes 2 + 2 + 12 bytes: 16, 4 + 12/P, 2 + 14/P, 16/P. Communication is
+# that of plain data parallelism in stages 1 and 2, and 1.5 times it in stage 3, which gathers
+# parameters twice.
 
 STAGES = (0, 1, 2, 3)
 RANKS = tuple(2**power for power in range(11))  # 1 to 1024
@@ -154,3 +159,44 @@ def make_theory(
         activations=activations,
         notes=(sharded,) if shards > 1 else (),
     )
+
+
+# Bytes in sentences: what findings say about memory.
+
+LABELS = {name: name for name in CATEGORIES} | {"optimizer": "optimizer state"}
+
+
+def biggest(memory: Memory) -> str:
+    held = {n: amount for n, amount in memory.categories.items() if amount and n != "other"}
+    if held:
+        name = max(held, key=lambda name: held[name])
+        return f"{LABELS[name]} ({size(held[name])})"
+    if memory.by_site:
+        site = memory.by_site[0]
+        place = f"{site.file}:{site.line}" if site.file else site.operator
+        return f"from {place} ({size(site.size_bytes)})"
+    return "not known"
+
+
+def held_words(memory: Memory) -> list[str]:
+    """One line: what is held at the peak or, if that is unknown, what allocated it."""
+    held = {name: amount for name, amount in memory.categories.items() if amount}
+    if set(held) - {"other"}:
+        ranked = sorted(held, key=lambda name: -held[name])
+        return ["at the peak: " + ", ".join(f"{LABELS[n]} {size(held[n])}" for n in ranked[:4])]
+    places = [site for site in memory.by_site if site.file][:3]
+    if not places:
+        return []
+    named = (f"{site.file}:{site.line} {size(site.size_bytes)}" for site in places)
+    return ["allocated by " + ", ".join(named)]
+
+
+def between_words(
+    low: float | None, high: float | None, write: Callable[[float], str] = "{:,}".format
+) -> str:
+    """A range in brackets; without a high end, only the low one."""
+    if low is None:
+        return ""
+    if high is None:
+        return f" (at least {write(low)})"
+    return f" ({write(low)} to {write(high)})"

@@ -13,11 +13,11 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.work import Work
     from stepscope.records.job import CollectiveCalls, RankFolder, RankSteps
     from stepscope.records.memory import CapturedMemory
     from stepscope.records.strategies import RankStrategy
     from stepscope.records.trace import Trace
+    from stepscope.step.work import Work
 
 
 def find_strategies(

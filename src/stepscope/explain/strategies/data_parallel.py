@@ -1,28 +1,36 @@
-"""Data parallelism: gradients summed in buckets while backward runs; why some time is exposed.
-
-DDP is known from its annotation or from the capture; a bare trace shows it as all-reduces that
-backward calls. Buckets are distinguished by their place in the step.
+"""Data parallelism: gradients summed in buckets while backward runs, in which passes, and
+why some time is exposed.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepscope.explain import intervals
-from stepscope.explain.strategies.evidence import backward_spans, common_size, mean
-from stepscope.explain.strategies.exchanging_passes import FORWARD, find_exchanging_passes
-from stepscope.explain.work import rows_named
-from stepscope.records.strategies import Bucket, RankDataParallel
-from stepscope.records.trace import HostKind
+from stepscope.explain.strategies.evidence import (
+    StrategyEvidence,
+    backward_spans,
+    common_size,
+    mean,
+)
+from stepscope.records.strategies import Bucket, RankDataParallel, Why
+from stepscope.records.trace import HostKind, Trace
+from stepscope.step import intervals
+from stepscope.step.work import rows_named
+from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.intervals import Set
-    from stepscope.explain.strategies.evidence import Bools, Int64, StrategyEvidence
-    from stepscope.records.strategies import Why
+    from stepscope.explain.strategies.evidence import Bools, Int64
+    from stepscope.step.intervals import Set
+
+# Data parallelism: gradients summed in buckets while backward runs; why some time is exposed.
+#
+# DDP is known from its annotation or from the capture; a bare trace shows it as all-reduces that
+# backward calls. Buckets are distinguished by their place in the step.
 
 _MOST = 0.1  # a smaller share of a bucket's time does not count
 
@@ -174,3 +182,56 @@ def _why(
     if left_ns <= small:
         return "last"
     return "long" if left_ns < time_ns else "gaps"
+
+
+# Which backward passes of a step exchange gradients.
+#
+# A pass is known from the forward of DDP before it. Several passes belong to one update only if the
+# same buckets come again and no optimizer steps in between.
+
+FORWARD = "DistributedDataParallel.forward"
+_UPDATE = re.compile(r"^Optimizer\.step#")
+
+
+def find_exchanging_passes(evidence: StrategyEvidence, reduces: Bools) -> tuple[int, Bools]:
+    """How many passes of a usual step exchange gradients, and the calls of all but the last."""
+    early = np.zeros(len(evidence), bool)
+    forwards = forward_times(evidence.trace)
+    if not len(forwards):
+        return 1, early
+    pass_of = np.searchsorted(forwards, evidence.made_ns, side="right") - 1
+    updates = _update_ends(evidence.trace)
+    counts: list[int] = []
+    for step in distinct(evidence.step[reduces]).tolist():
+        calls = np.flatnonzero(reduces & (evidence.step == step))
+        passes = distinct(pass_of[calls])
+        times = forwards[passes]
+        is_one_update = (
+            passes[0] >= 0
+            and not ((updates > times[0]) & (updates < times[-1])).any()
+            and _same_sizes(evidence.size_bytes[calls], pass_of[calls])
+        )
+        counts.append(len(passes) if is_one_update else 1)
+        if is_one_update:
+            early[calls] = pass_of[calls] < passes[-1]
+    usual = int(np.bincount(counts).argmax()) if counts else 1
+    return usual, early if usual > 1 else np.zeros(len(evidence), bool)
+
+
+def forward_times(trace: Trace) -> Int64:
+    """When the host began each forward of DDP."""
+    host = trace.host
+    named = rows_named(trace, host, host.kind == HostKind.ANNOTATION, lambda s: s == FORWARD)
+    return np.sort(host.start_ns[named])
+
+
+def _update_ends(trace: Trace) -> Int64:
+    host = trace.host
+    named = rows_named(trace, host, host.kind <= HostKind.ANNOTATION, _UPDATE.match)
+    return (host.start_ns + host.dur_ns)[named]
+
+
+def _same_sizes(sizes: Int64, pass_of: Int64) -> bool:
+    """Whether every pass exchanges buckets of the same sizes."""
+    passes = [sorted(sizes[pass_of == one].tolist()) for one in distinct(pass_of).tolist()]
+    return all(one == passes[0] for one in passes)

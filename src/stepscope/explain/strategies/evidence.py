@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from stepscope.explain import intervals
-from stepscope.explain.collective_calls import exposed_time
-from stepscope.explain.work import Kind, rows_named
-from stepscope.records.job import KINDS, Group
-from stepscope.records.trace import ABSENT, HostKind
+from stepscope.records.job import KINDS, CollectiveCalls, Group, RankFolder, RankSteps
+from stepscope.records.trace import ABSENT, HostEvents, HostKind, Trace
+from stepscope.step import intervals
+from stepscope.step.collectives import exposed_time
+from stepscope.step.work import Kind, Work, rows_named
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
-    from stepscope.explain.intervals import Set
-    from stepscope.explain.work import Work
-    from stepscope.records.job import CollectiveCalls, RankFolder, RankSteps
     from stepscope.records.memory import CapturedMemory
-    from stepscope.records.trace import HostEvents, Trace
+    from stepscope.step.intervals import Set
 
     Bools = NDArray[np.bool_]
     Int32 = NDArray[np.int32]

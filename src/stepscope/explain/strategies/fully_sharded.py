@@ -12,22 +12,27 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.explain.collectives import DTYPE_BYTES, kind_of
 from stepscope.explain.memory.theory import STAGES, bytes_per_parameter
 from stepscope.explain.strategies.evidence import common_size, compute_before, mean
-from stepscope.explain.work import rows_named
 from stepscope.records.job import KINDS
-from stepscope.records.strategies import RankFullySharded, ShardedBlock, ShardMemory
+from stepscope.records.memory import CapturedMemory
+from stepscope.records.strategies import (
+    Flavour,
+    Operation,
+    RankFullySharded,
+    ShardedBlock,
+    ShardMemory,
+)
 from stepscope.records.trace import HostKind
-from stepscope.records.words import counted
+from stepscope.step.collectives import DTYPE_BYTES, kind_of
+from stepscope.step.work import rows_named
+from stepscope.text.words import counted
 from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from stepscope.explain.strategies.evidence import Bools, Int32, Int64, StrategyEvidence
-    from stepscope.records.memory import CapturedMemory
-    from stepscope.records.strategies import Flavour, Operation
 
 _FSDP2 = "FSDP::"
 _ANNOTATED = re.compile(r"FullyShardedDataParallel\.|FSDP::").match

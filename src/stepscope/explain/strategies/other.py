@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.strategies.evidence import names_at
-from stepscope.explain.work import COMM_SPAN
 from stepscope.records.job import KINDS
 from stepscope.records.strategies import RankOtherCommunication, Use
+from stepscope.step.work import COMM_SPAN
 
 if TYPE_CHECKING:
     from stepscope.explain.strategies.evidence import Bools, Int32, StrategyEvidence

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain import intervals
 from stepscope.explain.strategies.evidence import backward_spans, window_of
-from stepscope.explain.work import rows_named
 from stepscope.records.job import Group
 from stepscope.records.strategies import RankPipeline
 from stepscope.records.trace import HostKind
-from stepscope.records.words import counted
+from stepscope.step import intervals
+from stepscope.step.work import rows_named
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
     from stepscope.explain.strategies.evidence import Bools, StrategyEvidence

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.modules import PREFIX
+from stepscope.explain.host_calls import PREFIX
 from stepscope.explain.strategies.evidence import names_at
 from stepscope.explain.strategies.fully_sharded import FUNCTIONAL, fsdp_groups
-from stepscope.explain.work import rows_named
 from stepscope.records.strategies import Layer, RankTensorParallel
 from stepscope.records.trace import ABSENT, HostKind
-from stepscope.records.words import counted
+from stepscope.step.work import rows_named
+from stepscope.text.words import counted
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:

@@ -1,27 +1,40 @@
-"""Where a rank's share of the command's wall time went, to the nanosecond.
-
-Steps follow each other: each begins where the one before ended. What lies before the first batch is
-start-up, what follows the last step is shut-down, and a gap between two steps is time that capture
-took for itself. Everything else is inside a step, and there each nanosecond belongs to one phase.
-So the account adds up to the wall time exactly, whatever was captured.
+"""Where the command's wall time went, to the nanosecond: of one rank, of all ranks, of
+attempts one after another, of a job on several hosts.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.records.step_columns import USUAL_PHASES
-from stepscope.records.whole_run import ACCOUNT, AccountPart, RunAccount
+from stepscope.records.quality import Note
+from stepscope.records.rank import USUAL_PHASES, RankWithoutTrace, StepColumns
+from stepscope.records.run import (
+    ACCOUNT,
+    AccountPart,
+    RankRun,
+    RankSpread,
+    RunAccount,
+    RunTimes,
+    WholeRun,
+)
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from stepscope.records.job import Job
+    from stepscope.records.rank import StepFlags
 
-    from stepscope.records.run_times import RunTimes
-    from stepscope.records.step_columns import Flags, StepColumns
+# Where a rank's share of the command's wall time went, to the nanosecond.
+#
+# Steps follow each other: each begins where the one before ended. What lies before the first batch
+# is start-up, what follows the last step is shut-down, and a gap between two steps is time that
+# capture took for itself. Everything else is inside a step, and there each nanosecond belongs to
+# one phase. So the account adds up to the wall time exactly, whatever was captured.
 
 _OWN_PARTS = ("evaluation", "checkpoint", "between_epochs")
 TRAINING_PHASES = (*USUAL_PHASES, "gc", "compile")
@@ -148,7 +161,7 @@ def _add_steps(ledger: _Ledger, steps: StepColumns, warm_up: int) -> None:
     ledger.divide("training", {**training, "other": training.get("other", 0) + unphased})
 
 
-def _time_between(steps: StepColumns, ours: Flags) -> int:
+def _time_between(steps: StepColumns, ours: StepFlags) -> int:
     """Between two steps, next to one of ours: opening and saving a window."""
     starts = steps.end_unix_ns - steps.wall_ns
     gaps = np.maximum(starts[1:] - steps.end_unix_ns[:-1], 0)
@@ -250,3 +263,146 @@ def _mean_parts(lists: Sequence[Sequence[AccountPart]]) -> tuple[AccountPart, ..
             )
         )
     return tuple(out)
+
+
+# The runs of all ranks in one: every rank counts, and few are listed.
+
+MOST_LISTED = 64  # runs without a trace; beyond, only the spread and the account show them
+_SLOWEST, _LONGER = 8, 0.01  # ranks that are named; by how much of the median they are longer
+
+
+def join_all_ranks(
+    traced: Sequence[RankRun],
+    untraced: Sequence[RankWithoutTrace],
+    others: Sequence[RankRun],
+    job: Job | None = None,
+) -> WholeRun | None:
+    """`others` are earlier attempts, and processes outside the job; `job` has the hosts' clocks."""
+    whole = join_runs([*traced, *(rank.run for rank in untraced), *others], job)
+    if whole is None:
+        return None
+    ranks = whole.ranks
+    if len(untraced) + len(others) > MOST_LISTED:
+        listed = {run.rank for run in traced}
+        ranks = tuple(run for run in ranks if run.rank in listed)
+    return replace(whole, ranks=ranks, spread=measure_spread(traced, untraced))
+
+
+def measure_spread(
+    traced: Sequence[RankRun], untraced: Sequence[RankWithoutTrace]
+) -> RankSpread | None:
+    """None for one rank."""
+    steps = [run.steps for run in (*traced, *(rank.run for rank in untraced))]
+    if len(steps) < 2:
+        return None
+    timed = [(run.times.mean_ms, run.rank) for run in traced if run.times is not None]
+    timed += [(rank.mean_ms, rank.rank) for rank in untraced if rank.mean_ms is not None]
+    means = [mean for mean, _ in timed]
+    median = float(np.median(means)) if means else None
+    longer = [(mean, rank) for mean, rank in timed if mean > (1 + _LONGER) * (median or 0.0)]
+    slowest = sorted(longer, key=lambda pair: (-pair[0], pair[1]))[:_SLOWEST]
+    return RankSpread(
+        ranks=len(steps),
+        fewest_steps=min(steps),
+        most_steps=max(steps),
+        least_mean_ms=min(means, default=None),
+        median_mean_ms=median,
+        most_mean_ms=max(means, default=None),
+        slowest=tuple(rank for _, rank in slowest),
+    )
+
+
+# A job that was restarted into the same run folder: attempts, one after another.
+#
+# The last attempt with a trace is explained. The steps of earlier ones, and of processes that left
+# no trace, belong to the run and to its account all the same.
+
+
+def join_runs(runs: Sequence[RankRun], job: Job | None = None) -> WholeRun | None:
+    """None for bare traces. A rank's account is the sum of its attempts'; the job's is the mean.
+
+    `job` has the hosts' clocks: it lasts from the first host's start to the last one's end.
+    """
+    if not runs:
+        return None
+    ordered = widen_to_job(sorted(runs, key=lambda run: (run.attempt, run.rank)), job)
+    by_rank: dict[int, list[RunAccount]] = {}
+    for run in ordered:
+        if run.account is not None:
+            by_rank.setdefault(run.rank, []).append(run.account)
+    accounts = [add_accounts(accounts) for accounts in by_rank.values()]
+    return WholeRun(ranks=tuple(ordered), account=mean_account(accounts))
+
+
+def note_attempts(runs: Sequence[RankRun]) -> list[Note]:
+    """That the job was restarted, and how far each attempt came."""
+    attempts = sorted({run.attempt for run in runs})
+    if len(attempts) < 2:
+        return []
+    sizes = Counter(run.attempt for run in runs)
+    named = {
+        attempt: f"attempt {attempt}"
+        + (f" ({counted(sizes[attempt], 'rank')})" if len(set(sizes.values())) > 1 else "")
+        for attempt in attempts
+    }
+    steps = {
+        attempt: max(run.steps for run in runs if run.attempt == attempt) for attempt in attempts
+    }
+    *earlier, last = attempts
+    ended = ", ".join(f"{named[one]} ended after {counted(steps[one], 'step')}" for one in earlier)
+    detail = f"the job was restarted: {ended}; {named[last]} is explained"
+    return [Note(id="restarted", detail=detail)]
+
+
+# The wall time of a job on several hosts: from the first host's start to the last one's end.
+#
+# Each rank's account covers the command on its own host, by its own clock. On one clock, what other
+# hosts did before is start-up, and what they did afterwards is shut-down.
+
+_NOT_ALIGNED = (
+    "the hosts' clocks are not aligned: the wall time of each host is that of its own command only"
+)
+
+
+def widen_to_job(runs: Sequence[RankRun], job: Job | None) -> list[RankRun]:
+    """`runs` are sorted by attempt: a rank's first begins with the job, its last ends with it."""
+    first: dict[int, RankRun] = {}
+    last: dict[int, RankRun] = {}
+    for run in runs:
+        if run.account is not None and run.began_ns is not None and run.ended_ns is not None:
+            first.setdefault(run.rank, run)
+            last[run.rank] = run
+    began = _on_one_clock({rank: run.began_ns or 0 for rank, run in first.items()}, job)
+    ended = _on_one_clock({rank: run.ended_ns or 0 for rank, run in last.items()}, job)
+    if began is None or ended is None:
+        return [_with_note(run) for run in runs]
+    widened = []
+    for run in runs:
+        before = began[run.began_ns or 0] - min(began.values()) if first.get(run.rank) is run else 0
+        after = max(ended.values()) - ended[run.ended_ns or 0] if last.get(run.rank) is run else 0
+        account = widen_account(run.account, before, after) if run.account else None
+        widened.append(replace(run, account=account))
+    return widened
+
+
+def _on_one_clock(by_rank: dict[int, int], job: Job | None) -> dict[int, int] | None:
+    """The distinct times, each on the reference's clock; None if that cannot be known.
+
+    Ranks of one host share a time, and must keep sharing it: one rank's offset counts for all.
+    """
+    if job is None or len(set(job.hosts.values())) < 2:
+        return {unix_ns: unix_ns for unix_ns in by_rank.values()}
+    if not job.clock.aligned and len(set(by_rank.values())) > 1:
+        return None
+    shifted: dict[int, int] = {}
+    for rank in sorted(by_rank, key=lambda rank: (rank not in job.clock.offset_ns, rank)):
+        unix_ns = by_rank[rank]
+        moved = job.clock.shift_ns(rank, np.array([unix_ns], np.int64))
+        shifted.setdefault(unix_ns, int(moved[0]))
+    return shifted
+
+
+def _with_note(run: RankRun) -> RankRun:
+    if run.account is None:
+        return run
+    return replace(run, account=replace(run.account, notes=(*run.account.notes, _NOT_ALIGNED)))

@@ -1,34 +1,27 @@
-"""A run that goes on: its status and its figures so far, by the rules of a run that has ended.
-
-Nothing here looks at a clock or a file: the caller hands over what was read, and the time.
-"""
+"""A run that goes on: its status and its figures so far, by the rules of a run that has ended."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from statistics import median_low
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.whole_run.rank_run import explain_run
-from stepscope.explain.whole_run.steady import find_steady
-from stepscope.records.figures import factor, long_duration
-from stepscope.records.live_run import LiveRank, LiveRun
-from stepscope.records.whole_run import RankRun
-from stepscope.records.words import counted
-from stepscope.trace.run_state import exit_code_words, was_killed
+from stepscope.explain.whole_run.stalls import find_steady
+from stepscope.records.rank import StepColumns
+from stepscope.records.run import LiveRank, LiveRun, LiveStatus, RankRun, RunTimes
+from stepscope.text.figures import factor, long_duration
+from stepscope.text.words import counted
+from stepscope.trace.run_folder.run_state import exit_code_words, was_killed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from stepscope.trace.run_folder.follow_run import FollowedRank, FollowedRun, StepsSoFar
 
-    from stepscope.records.live_run import LiveStatus
-    from stepscope.records.run_times import RunTimes
-    from stepscope.records.step_columns import StepColumns
-    from stepscope.trace.follow_run import FollowedRank, FollowedRun
-    from stepscope.trace.follow_steps import StepsSoFar
-
-    _Process = tuple[int, int]  # rank and attempt
+    _Process = tuple[int, int]
 
 _RECENT_NS = 10_000_000_000
 # No step for this long looks like a hang: in seconds, median steps and longest steps.
@@ -299,3 +292,48 @@ def _notes(ranks: Sequence[FollowedRank], live: Sequence[LiveRank], now: float) 
 
 def _ahead_s(recent: StepColumns, now: float) -> float:
     return float(recent.end_unix_ns[-1]) / 1e9 - now if len(recent) else 0.0
+
+
+# Which rank of a running job makes the others wait, by the phases of their typical steps.
+#
+# Ranks that wait for each other take the same time, and wait in backward. A rank that spends longer
+# than the others before it (data, forward) or between (optimizer, other) is the one they wait for.
+# Only the collectives of a window prove it: see the findings.
+
+OWN_PHASES = ("data", "forward", "optimizer", "other")  # in which a rank waits for no other
+_LEAST_SHARE, _LEAST_MS = 0.05, 0.2  # of the typical step; noise is smaller
+_FEWEST_STEPS = 10  # steady ones: of fewer, one long step decides the mean
+
+
+class LongPhase(NamedTuple):
+    """How much longer than the median rank this one spends in one phase."""
+
+    rank: int
+    phase: str
+    extra_ms: float
+
+
+def find_late_ranks(ranks: Sequence[LiveRank]) -> tuple[LongPhase, ...]:
+    """The latest first; ranks with few steady steps do not count."""
+    known = [rank for rank in ranks if rank.phases_ms and _steady_steps(rank) >= _FEWEST_STEPS]
+    if len(known) < 2:
+        return ()
+    typical_ms = max(sum(rank.phases_ms.values()) for rank in known)
+    least = max(_LEAST_SHARE * typical_ms, _LEAST_MS)
+    usual = {phase: _usual_ms(known, phase) for phase in OWN_PHASES}
+    late = [
+        LongPhase(rank.run.rank, phase, extra)
+        for rank in known
+        for phase, ms in usual.items()
+        if (extra := rank.phases_ms.get(phase, 0.0) - ms) > least
+    ]
+    return tuple(sorted(late, key=lambda one: -one.extra_ms))
+
+
+def _steady_steps(rank: LiveRank) -> int:
+    return rank.run.times.steps if rank.run.times is not None else 0
+
+
+def _usual_ms(ranks: Sequence[LiveRank], phase: str) -> float:
+    """The lower median: of two ranks, the faster one's."""
+    return median_low(rank.phases_ms.get(phase, 0.0) for rank in ranks)

@@ -1,33 +1,51 @@
-"""One rank's run, from every step that it took."""
+"""One rank's run, from every step that it took: its account, stalls, changes, memory, and
+its typical step without the profiler.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.whole_run.account import account_for
-from stepscope.explain.whole_run.change_causes import add_causes
-from stepscope.explain.whole_run.mean_interval import mean_interval
-from stepscope.explain.whole_run.memory_growth import find_memory_growth
-from stepscope.explain.whole_run.periods import find_period
-from stepscope.explain.whole_run.stalls import split_stalls, without_waits
-from stepscope.explain.whole_run.steady import find_steady
-from stepscope.explain.whole_run.step_levels import find_step_levels
-from stepscope.records.whole_run import RankRun, Stall, StepSeries, StepTimes
+from stepscope.explain.whole_run.stalls import (
+    StallSplit,
+    find_period,
+    find_steady,
+    split_stalls,
+    without_waits,
+)
+from stepscope.explain.whole_run.step_levels import change_places, find_step_levels, robust_slope
+from stepscope.records.rank import USUAL_PHASES, MeasuredSteps, StepColumns
+from stepscope.records.rank_facts import HostStepTimes
+from stepscope.records.run import (
+    CORE_WAIT,
+    LevelChange,
+    MemoryGrowth,
+    RankRun,
+    RunTimes,
+    Stall,
+    StallCause,
+    StepSeries,
+    StepTimes,
+)
+from stepscope.step.graph import QUEUE_DEPTH
+from stepscope.step.statistics import mean_interval, median
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
-    from stepscope.explain.whole_run.stalls import StallSplit
-    from stepscope.records.run_times import RunTimes
-    from stepscope.records.step_columns import Flags, StepColumns
-    from stepscope.records.whole_run import StallCause
+    from stepscope.records.rank import Ints
 
     Floats = NDArray[np.float64]
+    StepFlags = NDArray[np.bool_]
+
+# One rank's run, from every step that it took.
 
 _MOST_NUMBERS = 10
 _NEARLY_ALL = 0.9
@@ -98,17 +116,17 @@ def sum_up_run(
     return run, float(steps.step_ns[steady].mean()) / 1e6 if steady.any() else None
 
 
-def _chosen(column: NDArray[np.int64] | None, steady: Flags) -> NDArray[np.int64] | None:
+def _chosen(column: NDArray[np.int64] | None, steady: StepFlags) -> NDArray[np.int64] | None:
     return None if column is None else column[steady]
 
 
 def _floats(
-    waits: Mapping[StallCause, NDArray[np.int64]], steady: Flags
+    waits: Mapping[StallCause, NDArray[np.int64]], steady: StepFlags
 ) -> dict[StallCause, Floats]:
     return {cause: column[steady].astype(np.float64) for cause, column in waits.items()}
 
 
-def _measured_waits(steps: StepColumns, steady: Flags) -> dict[StallCause, Floats]:
+def _measured_waits(steps: StepColumns, steady: StepFlags) -> dict[StallCause, Floats]:
     """What each cause measured in each steady step, without the time between epochs."""
     between = _between_epochs(steps)
     waits: dict[StallCause, Floats] = {}
@@ -166,7 +184,7 @@ def _step_times(step_ns: Floats, level: Floats, split: StallSplit) -> StepTimes:
     )
 
 
-def _list_stalls(steps: StepColumns, steady: Flags, split: StallSplit) -> tuple[Stall, ...]:
+def _list_stalls(steps: StepColumns, steady: StepFlags, split: StallSplit) -> tuple[Stall, ...]:
     """The costliest first. Evaluation and checkpoints between epochs are no part of a step, but
     cost time all the same."""
     count = int(steady.sum())
@@ -217,7 +235,7 @@ def _stalled_places(excess: Floats) -> NDArray[np.intp]:
     return np.sort(rising[~remainder & (excess[rising] > 0)])
 
 
-def _series(steps: StepColumns, steady: Flags, warm_up: int, split: StallSplit) -> StepSeries:
+def _series(steps: StepColumns, steady: StepFlags, warm_up: int, split: StallSplit) -> StepSeries:
     cause = np.full(len(steps), -1, np.int8)
     cause[steady] = split.main_cause
     unknown = np.zeros(len(steps))
@@ -234,3 +252,301 @@ def _series(steps: StepColumns, steady: Flags, warm_up: int, split: StallSplit) 
         excess_ns=excess,
         unknown_ns=unknown,
     )
+
+
+# What takes longer after a change of level: a phase of the step, or the wait for a free core.
+
+
+def add_causes(
+    changes: tuple[LevelChange, ...], steps: StepColumns, steady: StepFlags
+) -> tuple[LevelChange, ...]:
+    """The same changes, each with what grew between the level before and its own."""
+    numbers = steps.number[steady]
+    edges = [0, *change_places(numbers, changes), len(numbers)]
+    levels = [slice(start, end) for start, end in itertools.pairwise(edges)]
+    parts = [_parts_ms(steps, steady, level) for level in levels]
+    return tuple(
+        replace(change, more_ms={name: after[name] - before[name] for name in after})
+        for change, (before, after) in zip(changes, itertools.pairwise(parts), strict=True)
+    )
+
+
+def _parts_ms(steps: StepColumns, steady: StepFlags, level: slice) -> dict[str, float]:
+    """Phases of a typical step. Waits for a core are read now and then, so only their mean says
+    how long they are."""
+    parts = {
+        phase: float(np.median(steps.phases_ns[phase][steady][level])) / 1e6
+        for phase in USUAL_PHASES
+        if phase in steps.phases_ns and level.stop > level.start
+    }
+    if steps.cpu_wait_ns is not None and level.stop > level.start:
+        parts[CORE_WAIT] = float(np.mean(steps.cpu_wait_ns[steady][level])) / 1e6
+    return parts
+
+
+# Memory that is still alive at the end of each step, over the whole run: does it grow for ever?
+#
+# What counts is the floor: the least that is alive at this step or at any later one. Memory that
+# the garbage collector frees later lies above it, and so do the teeth of a saw. A cache that fills
+# up raises the floor, then leaves it flat. So growth must go on through all of the run: the floor
+# rises in each sixth of what comes after the first quarter, in none of them at less than a quarter
+# of the usual pace, and in the end no slower than at half of the pace of the beginning.
+
+_FEWEST_READINGS = 24
+_WARM_UP = 0.25  # of the run
+_PIECES = 6
+_STEADY = 0.25  # of the usual pace
+_GOES_ON = 0.5  # of the pace of the beginning
+_LEAST_SHARE = 0.01  # of what is alive, over the run
+# Below this, an allocator's own holes may fill up; a process also maps libraries and buffers.
+_LEAST_BYTES: dict[str, float] = {"device": 4e6, "host": 32e6}
+
+
+def find_memory_growth(
+    columns: StepColumns, of: Literal["device", "host"] = "device"
+) -> MemoryGrowth | None:
+    """None where memory was not read, was read too seldom, or does not grow."""
+    if columns.allocated_bytes is None:
+        return None
+    read = (columns.allocated_bytes >= 0) & ~columns.window & ~columns.memory
+    numbers = columns.number[read].astype(np.float64)
+    alive = columns.allocated_bytes[read].astype(np.float64)
+    late = np.searchsorted(numbers, _warm_up_end(numbers)) if len(numbers) else 0
+    numbers, alive = numbers[late:], alive[late:]
+    if len(numbers) < _FEWEST_READINGS or not _keeps_rising(numbers, _floor(alive)):
+        return None
+    growth = _measure(numbers, alive, of)
+    grown = growth.bytes_per_step * float(numbers[-1] - numbers[0]) if growth else 0.0
+    least = max(_LEAST_BYTES[of], _LEAST_SHARE * float(alive[-1]))
+    return growth if grown >= least else None
+
+
+def _warm_up_end(numbers: Floats) -> float:
+    return float(numbers[0] + _WARM_UP * (numbers[-1] - numbers[0]))
+
+
+def _floor(alive: Floats) -> Floats:
+    """The least from each reading to the end."""
+    floor: Floats = np.minimum.accumulate(alive[::-1])[::-1]
+    return floor
+
+
+def _keeps_rising(numbers: Floats, floor: Floats) -> bool:
+    edges = np.linspace(numbers[0], numbers[-1], _PIECES + 1)
+    at = floor[np.minimum(np.searchsorted(numbers, edges), len(floor) - 1)]
+    rises = np.diff(at)
+    third = _PIECES // 3
+    goes_on = rises[-third:].sum() >= _GOES_ON * rises[:third].sum()
+    return bool(rises.min() > 0 and goes_on and rises.min() >= _STEADY * np.median(rises))
+
+
+def _measure(numbers: Floats, alive: Floats, of: Literal["device", "host"]) -> MemoryGrowth | None:
+    """The floor's own slope. Readings may lie unevenly, so the floor is read at even steps."""
+    even = np.linspace(numbers[0], numbers[-1], len(numbers))
+    slope, low, high = robust_slope(np.interp(even, numbers, _floor(alive)))
+    if low <= 0:
+        return None
+    steps = float(even[1] - even[0])  # between two readings
+    return MemoryGrowth(
+        bytes_per_step=slope / steps,
+        low=low / steps,
+        high=high / steps,
+        first_bytes=int(alive[0]),
+        last_bytes=int(alive[-1]),
+        of=of,
+    )
+
+
+# The typical step of a run: steady steps that are no stalls, and their host's phases.
+
+_AHEAD = 0.93  # of the device's time for that step
+_FREELY = 1.4  # times the quickest one: a longer one was held up inside
+_MOST_TIMES = 10_000
+
+
+def measure_typical_step(steps: StepColumns, run: RankRun) -> MeasuredSteps | None:
+    """None without steady steps."""
+    if run.times is None or run.series is None:
+        return None
+    steady, _ = find_steady(steps)
+    calm = steady & (run.series.cause < 0)
+    device = steps.device_ns[calm] if steps.device_ns is not None else np.empty(0, np.int64)
+    device = device[device >= 0]
+    return MeasuredSteps(
+        steps=run.times.steps,
+        steps_ns=tuple(_thin(steps.step_ns[steady]).tolist()),
+        step_ns=round(1e6 * run.times.typical_ms),
+        wall_ns=round(float(np.median(steps.wall_ns[calm]))),
+        device_ns=round(float(np.median(device))) if len(device) else None,
+        phases_ns=_median_phases(steps, calm),
+        data_ns=_mean_wait(steps.phases_ns.get("data"), steady, calm),
+        host_ns=_median_phases(steps, _ran_ahead(steps, steady)),
+    )
+
+
+def _thin(times: Ints) -> Ints:
+    return times[:: 1 + (len(times) - 1) // _MOST_TIMES]
+
+
+def _mean_wait(data_ns: Ints | None, steady: StepFlags, calm: StepFlags) -> int | None:
+    """None without a data loader. Where a step stalled, its calm neighbours say what it would have
+    waited: stalls may be common where waits are long."""
+    if data_ns is None or not calm.any():
+        return None
+    places = np.flatnonzero(calm)
+    return round(float(np.interp(np.flatnonzero(steady), places, data_ns[places]).mean()))
+
+
+def _median_phases(steps: StepColumns, chosen: StepFlags) -> dict[str, int]:
+    if not chosen.any():
+        return {}
+    return {
+        phase: round(float(np.median(column[chosen]))) if column is not None else 0
+        for phase in USUAL_PHASES
+        for column in (steps.phases_ns.get(phase),)
+    }
+
+
+def _ran_ahead(steps: StepColumns, steady: StepFlags) -> StepFlags:
+    """Steps that the host was through with before the device: nothing held it up. The queue of
+    launches fills up in a run of them, so most steps of a device-bound training are not such; the
+    first ones and those after the window are."""
+    if steps.device_ns is None:
+        return np.zeros(len(steps), np.bool_)
+    ahead = steady & (steps.wall_ns < _AHEAD * steps.device_ns)
+    least = steps.wall_ns[ahead].min() if ahead.any() else 0
+    free: StepFlags = ahead & (steps.wall_ns < _FREELY * least)
+    return free
+
+
+# The host's own time of a step, from steps in which it never waited for the device.
+
+_PHASES = ("data", "forward", "backward", "optimizer")
+_FEWEST = 2
+_DISTURBED = 0.25  # quantile: what disturbs a step only adds
+_OTHER_STOPS = 0.25  # of the usual number
+_FULL = 0.75  # of the queue: inside a step more may wait than at its end
+# A step that begins with an empty queue ends with the most launches that ever wait. Steps of hosts
+# that find it full end with 0.87 of it or more.
+_FULL_AFTER_EMPTY = 0.83
+
+
+def host_phases_ns(
+    measured: Sequence[HostStepTimes], steps: StepColumns | None, launches: int | None
+) -> dict[str, int]:
+    """By phase; empty if too few steps tell. `launches` of a step that calls nothing that waits for
+    the device, else None.
+
+    Whatever disturbs either kind of step only adds: the shorter counts. A kind with too few steps
+    of its own joins the other. Plain steps bound the phases in which the host does not wait, even
+    if it waits in another one.
+    """
+    own_ns = own_phases_ns(measured)
+    among_ranks = any(not step.alone for step in measured)
+    if among_ranks or steps is None:
+        return own_ns
+    if launches is None:
+        others_ns = plain_phases_ns(steps) if own_ns else {}
+    else:
+        others_ns = free_phases_ns(steps, launches, () if own_ns else measured)
+    names = own_ns or others_ns
+    return {name: min(ns[name] for ns in (own_ns, others_ns) if name in ns) for name in names}
+
+
+def own_phases_ns(steps: Sequence[HostStepTimes]) -> dict[str, int]:
+    """By phase; empty if too few steps were measured, or other ranks trained: the queue then fills
+    up inside the step.
+
+    Stopping inside forward costs a little, and not stopping may let the queue fill up: both only
+    add, so the shorter of the two counts.
+    """
+    own = [step for step in steps if step.alone]
+    if len(own) < _FEWEST:
+        return {}
+    kinds = [_typical([step for step in own if step.fine == fine]) for fine in (False, True)]
+    return {
+        phase: round(min(_median_ns(kind, phase) for kind in kinds if kind)) for phase in _PHASES
+    }
+
+
+def _typical(steps: list[HostStepTimes]) -> list[HostStepTimes]:
+    """Without those that were stopped far more or less often: they have more passes or fewer, as
+    every fifth step has in which a generator trains too."""
+    usual = median_low(step.stops for step in steps) if steps else 0
+    return [step for step in steps if abs(step.stops - usual) <= _OTHER_STOPS * usual]
+
+
+def free_phases_ns(
+    steps: StepColumns, launches: int, own: Sequence[HostStepTimes] = ()
+) -> dict[str, int]:
+    """By phase, from plain steps in which the host never found the queue full, and from steps of
+    its `own`; empty if they are too few.
+
+    To wait only adds, and so do cold caches and other programs. Where plain steps in general spend
+    less on a phase than the free ones, the host does not wait there either: the shorter counts.
+    """
+    free = _free(steps, launches)
+    if np.count_nonzero(free) + len(own) < _FEWEST:
+        return {}
+    plain = steps.plain & ~_after_ours(steps)
+    return {phase: round(_phase_ns(steps, phase, free, plain, own)) for phase in USUAL_PHASES}
+
+
+def plain_phases_ns(steps: StepColumns) -> dict[str, int]:
+    """By phase, what plain steps spend with all their waits: the host never needs more."""
+    plain = steps.plain & ~_after_ours(steps)
+    if np.count_nonzero(plain) < _FEWEST:
+        return {}
+    nothing = np.zeros(len(steps), np.bool_)
+    return {phase: round(_phase_ns(steps, phase, nothing, plain, ())) for phase in USUAL_PHASES}
+
+
+def _phase_ns(
+    steps: StepColumns, phase: str, free: StepFlags, plain: StepFlags, own: Sequence[HostStepTimes]
+) -> float:
+    column = steps.phases_ns.get(phase, np.zeros(len(steps), np.int64))
+    own_ns = [float(getattr(step, f"{phase}_ns")) for step in own] if phase in _PHASES else []
+    kinds = (np.concatenate((column[free], own_ns)), column[plain])
+    return min((float(np.quantile(kind, _DISTURBED)) for kind in kinds if len(kind)), default=0.0)
+
+
+def _free(steps: StepColumns, launches: int) -> StepFlags:
+    """Steps of the host that ended before the queue was full. The first ones after our own work
+    run with cold caches and clear up after it: they count only if there are too few others, and
+    those that nearly filled the queue only if there are still too few."""
+    first = _after_ours(steps)
+    ahead = _launches_ahead(steps, first, launches)
+    free = steps.plain & (ahead < _FULL * QUEUE_DEPTH)
+    for kind in (free & ~first, free & first):
+        if np.count_nonzero(kind) >= _FEWEST:
+            return kind
+    return steps.plain & first & (ahead < _FULL_AFTER_EMPTY * QUEUE_DEPTH)
+
+
+def _after_ours(steps: StepColumns) -> StepFlags:
+    """Plain steps right after a window or a step of ours: they begin with an empty queue."""
+    ours = steps.window | steps.memory
+    after = np.zeros(len(steps), np.bool_)
+    after[1:] = ours[:-1] & (np.diff(steps.number) == 1)
+    return after & steps.plain
+
+
+def _launches_ahead(steps: StepColumns, first: StepFlags, launches: int) -> Floats:
+    """How many launches wait in the queue when the host ends a step; infinite where not known."""
+    ahead = np.full(len(steps), np.inf)
+    if steps.device_ns is None:
+        ahead[first] = 0.0 if launches <= QUEUE_DEPTH else np.inf
+        return ahead
+    known = steps.plain & (steps.device_ns >= 0)
+    for begin in np.flatnonzero(first & known):
+        rest = np.flatnonzero(~known[begin:] | (np.diff(steps.number[begin - 1 :]) != 1))
+        end = begin + (int(rest[0]) if len(rest) else len(steps) - begin)
+        host_ns = np.cumsum(steps.wall_ns[begin:end])
+        device_ns = np.cumsum(steps.device_ns[begin:end])
+        done = np.interp(host_ns, np.concatenate(([0], device_ns)), np.arange(end - begin + 1))
+        ahead[begin:end] = launches * (np.arange(1, end - begin + 1) - done)
+    return ahead
+
+
+def _median_ns(steps: Sequence[HostStepTimes], phase: str) -> float:
+    return median([float(getattr(step, f"{phase}_ns")) for step in steps])

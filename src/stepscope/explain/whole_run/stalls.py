@@ -1,40 +1,44 @@
-"""Which steps took longer than a typical one, by how much, and what they waited for.
-
-A step's level is what a typical step takes there (step_levels.py). Pauses that were measured are
-taken off first: evaluation, checkpoints, compilation and garbage collection wherever they last
-longer than a tenth of the typical step; waits for data or other ranks where they also stand out
-from the noise (of the steps without them where a device may hide a wait, else of shorter waits). So
-steps that vary much, as on a shared machine, hide no pause. What is left of a step is a stall when
-it lies above its level by more than the noise of the other steps and by more than a tenth. That
-excess is divided among the other causes that measured waiting in that very step, the most specific
-ones first. What nobody measured is "unknown". So
-
-    mean step = typical step + the sum of all causes' cost per step
-
-holds to rounding.
+"""Which steps count, which of them took longer than a typical one, what they waited for, and
+whether they come at a fixed distance.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from stepscope.records.whole_run import STALL_CAUSES
+from stepscope.records.run import STALL_CAUSES, StallCause
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
-    from stepscope.records.step_columns import Flags
-    from stepscope.records.whole_run import StallCause
+    from stepscope.records.rank import Ints, StepColumns
 
     Floats = NDArray[np.float64]
+    StepNumbers = NDArray[np.int64]
+    StepFlags = NDArray[np.bool_]
+
+# Which steps took longer than a typical one, by how much, and what they waited for.
+#
+# A step's level is what a typical step takes there (step_levels.py). Pauses that were measured are
+# taken off first: evaluation, checkpoints, compilation and garbage collection wherever they last
+# longer than a tenth of the typical step; waits for data or other ranks where they also stand out
+# from the noise (of the steps without them where a device may hide a wait, else of shorter waits).
+# So steps that vary much, as on a shared machine, hide no pause. What is left of a step is a stall
+# when it lies above its level by more than the noise of the other steps and by more than a tenth.
+# That excess is divided among the other causes that measured waiting in that very step, the most
+# specific ones first. What nobody measured is "unknown". So
+#
+#     mean step = typical step + the sum of all causes' cost per step
+#
+# holds to rounding.
 
 LEAST_EXCESS = 0.10  # over the typical step
-_DEVIATIONS = 5.0  # of the noise of steps that are no stalls
+_STALL_DEVIATIONS = 5.0  # of the noise of steps that are no stalls
 _OF_NORMAL = 1.4826  # standard deviations in a median absolute deviation
 _ROUNDS = 3
 _SHORT_WAITS = 0.25  # quantile: at least every fourth step waits no longer
@@ -63,7 +67,7 @@ class StallSplit(msgspec.Struct, frozen=True, kw_only=True):
 
     mean_ns: float
     typical_ns: float
-    stalled: Flags
+    stalled: StepFlags
     excess_ns: dict[StallCause, Floats]  # of each step; a cause without any is not in it
 
     @property
@@ -154,7 +158,7 @@ def _short_on_either_side(wait: Floats, length: int) -> Floats:
     )
 
 
-def find_stalled(step_ns: Floats, level: Floats) -> Flags:
+def find_stalled(step_ns: Floats, level: Floats) -> StepFlags:
     """The noise is that of the steps that are no stalls, so it is found in a few rounds."""
     beyond = step_ns / np.maximum(level, 1.0) - 1.0
     stalled = np.zeros(len(beyond), np.bool_)
@@ -162,7 +166,7 @@ def find_stalled(step_ns: Floats, level: Floats) -> Flags:
         calm = beyond[~stalled]
         if not len(calm):
             break
-        stalled = beyond > max(LEAST_EXCESS, _DEVIATIONS * _noise(calm))
+        stalled = beyond > max(LEAST_EXCESS, _STALL_DEVIATIONS * _noise(calm))
     return stalled
 
 
@@ -182,7 +186,7 @@ def _measured_pauses(
         least = LEAST_EXCESS * level
         if cause in _WAITS:
             usual = rest - np.minimum(wait, rest) if hidden else wait[wait <= np.median(wait)]
-            least = np.maximum(least, _DEVIATIONS * _noise(usual))
+            least = np.maximum(least, _STALL_DEVIATIONS * _noise(usual))
         most = np.minimum(left, longer) if cause == "collective" else left
         pauses[cause] = np.where(wait > least, np.minimum(most, wait), 0.0)
         left = left - pauses[cause]
@@ -213,7 +217,249 @@ def _beyond_short(wait: Floats) -> Floats:
     return np.maximum(wait - short_waits(wait), 0.0) if len(wait) else wait
 
 
-def _beyond_typical(wait: Floats, stalled: Flags) -> Floats:
+def _beyond_typical(wait: Floats, stalled: StepFlags) -> Floats:
     calm = wait[~stalled]
     typical = float(np.median(calm)) if len(calm) else 0.0
     return np.maximum(wait - typical, 0.0)
+
+
+# Which steps count: plain ones, after the warm-up.
+#
+# Steps are taken in groups of five. Leading groups are warm-up while their median lies far above
+# the medians of the run's second half: by more than 3.5 standard deviations (from the median
+# absolute deviation) and more than 0.5%. Single steps at the beginning are looked at in the same
+# way, and by more than 10%: one that takes seconds would weigh on the mean of hundreds, and no
+# group's median shows it. If that holds for more than a quarter of the run, it is a slow spell or a
+# drift, not a warm-up: then only first steps three times as long are left out. Steps that compile
+# before the first one that does not are warm-up too. Where most steps have a backward pass, one
+# without is none: a script that runs passes before it creates its optimizer may have its first step
+# cut in two.
+#
+# The step right after a window, and the one after a step of our own (memory, the host's time), are
+# left out when enough others are there. The profiler lets go of the device and its file is packed
+# meanwhile; and our steps end with an empty queue, so the device waits for the first launches,
+# which in the training's own steps the host has made long before.
+
+GROUP = 5
+FEWEST = 8 * GROUP  # steps whose groups show anything
+_FEWEST_SINGLE = 8  # steps that show anything
+_LONGEST = 0.25  # of the run
+_FAR, _LEAST = 3.5, 0.005
+_LEAST_SINGLE = (0.1, 2.0)  # the latter also before a slow spell
+_DEVIATION_PER_MAD = (
+    1.4826  # standard deviation of a normal distribution over its median absolute one
+)
+
+
+def find_steady(steps: StepColumns) -> tuple[StepFlags, int]:
+    """Which steps count, and how many of the first ones are warm-up."""
+    plain = steps.plain & _have_passes(steps)
+    places = np.flatnonzero(plain)
+    times = steps.step_ns[places].astype(np.float64)
+    leading = max(warm_up(times), _count_compiling(steps.phases_ns.get("compile"), places))
+    first = int(places[leading]) if leading < len(places) else len(steps)
+    steady = plain.copy()
+    steady[:first] = False
+    undisturbed = steady & ~_follows_ours(steps)
+    enough = np.count_nonzero(undisturbed) >= _FEWEST_SINGLE
+    return (undisturbed if enough else steady), first
+
+
+def _have_passes(steps: StepColumns) -> StepFlags:
+    """Which steps have a backward pass; all, where most seem to have none."""
+    backward = steps.phases_ns.get("backward")
+    if backward is None or not np.median(backward):
+        return np.ones(len(steps), np.bool_)
+    passes: StepFlags = backward > 0
+    return passes
+
+
+def _follows_ours(steps: StepColumns) -> StepFlags:
+    """Whether the step before was the last of a window, or one that measured something else."""
+    ours = steps.window | steps.memory
+    after = np.zeros(len(steps), np.bool_)
+    after[1:] = ours[:-1] & (np.diff(steps.number) == 1)
+    return after & ~ours
+
+
+def warm_up(steps: Floats) -> int:
+    """How many of the first steps to leave out."""
+    if len(steps) < _FEWEST_SINGLE:
+        return 0
+    single = max(_slow_beginning(steps, least) for least in _LEAST_SINGLE)
+    if len(steps) < FEWEST:
+        return single
+    return max(single, GROUP * _slow_beginning(group_medians(steps), _LEAST))
+
+
+def _slow_beginning(times: Floats, least: float) -> int:
+    """How many of the first ones lie far above the second half."""
+    later = times[len(times) // 2 :]
+    middle = float(np.median(later))
+    deviation = _DEVIATION_PER_MAD * float(np.median(np.abs(later - middle)))
+    calm = times - middle <= max(_FAR * deviation, least * middle)
+    first = int(calm.argmax())
+    return first if first <= _LONGEST * len(times) else 0
+
+
+def group_medians(steps: Floats) -> Floats:
+    """Of each five steps."""
+    whole = len(steps) // GROUP * GROUP
+    medians: Floats = np.median(steps[:whole].reshape(-1, GROUP), axis=1)
+    return medians
+
+
+def _count_compiling(compile_ns: Ints | None, places: NDArray[np.intp]) -> int:
+    """How many of the first steps compile; none if all do."""
+    if compile_ns is None:
+        return 0
+    calm = compile_ns[places] == 0
+    return int(calm.argmax()) if calm.any() else 0
+
+
+# Whether stalls come at a fixed distance: every 4th step, every 50th.
+#
+# Stalls that follow each other directly are one burst, and count from where it begins. The distance
+# may be one step off now and then. Two causes with periods of their own, such as an evaluation
+# every 50 steps and a checkpoint every 80, show as two combs of steps; the one with more stalls
+# comes first.
+
+_FEWEST = 4  # stalls
+_OFTEN = 0.7  # of the distances are the period, or a multiple of it
+_FILLED = 0.8  # of a comb's steps stalled
+_HALF_FILLED = 0.6  # else "every 2nd step" would promise twice as many stalls as there are
+_NEARLY_ALL = 0.95  # of the stalls that fit one period: several explain them as well
+_JITTER_FROM = 8  # steps: shorter periods must be exact
+_BY_CHANCE = 1e-4
+_MOST_CANDIDATES = 6
+_MOST_PERIODS = 3
+
+
+class Period(msgspec.Struct, frozen=True, kw_only=True):
+    """Stalls come every `steps` steps; `share` of all stalls fit."""
+
+    steps: int
+    share: float
+
+
+def find_period(numbers: StepNumbers) -> Period | None:
+    """The period of most stalls, if it and other periods explain most of them. `numbers` are the
+    stalled steps', in order."""
+    periods = find_periods(numbers)
+    return periods[0] if sum(period.share for period in periods) >= _OFTEN else None
+
+
+def find_periods(numbers: StepNumbers) -> tuple[Period, ...]:
+    """One for the distances of stalls as they follow each other, else one for each comb."""
+    starts = _burst_starts(numbers)
+    if len(starts) < _FEWEST:
+        return ()
+    single = _from_distances(starts)
+    if single is not None and _is_filled(starts, single.steps, _FILLED):
+        return (single,)
+    combs = _from_combs(starts)
+    if single is not None and _is_filled(starts, single.steps, _HALF_FILLED):
+        better = sum(comb.share for comb in combs) >= _NEARLY_ALL * single.share
+        return combs if better else (single,)
+    return combs
+
+
+def _burst_starts(numbers: StepNumbers) -> StepNumbers:
+    if not len(numbers):
+        return numbers
+    starts: StepNumbers = numbers[np.concatenate(([True], np.diff(numbers) > 1))]
+    return starts
+
+
+def _from_distances(starts: StepNumbers) -> Period | None:
+    """The commonest distance, where most distances are it or a multiple: a stall may be missing,
+    as the profiler ran or as it was short."""
+    gaps = np.diff(starts)
+    steps = _commonest(gaps)
+    times = np.maximum(np.rint(gaps / steps), 1)
+    fits = np.abs(gaps - times * steps) <= _jitter(steps)
+    direct = fits & (times == 1)
+    share = float(fits.mean())
+    if share < _OFTEN or direct.mean() < _OFTEN / 2 or _by_chance(gaps, direct, steps):
+        return None
+    exact = int(np.rint(gaps[direct].mean()))
+    return Period(steps=exact, share=share)
+
+
+def _by_chance(gaps: StepNumbers, direct: StepFlags, steps: int) -> bool:
+    """Whether stalls at random places would have so many equal distances: more than a binomial's
+    tail allows, with the probability of that distance at this rate of stalls."""
+    rate = min(0.5, 1 / float(gaps.mean()))
+    probability = min(0.9, (2 * _jitter(steps) + 1) * rate * (1 - rate) ** (steps - 1 - 1))
+    share = float(direct.mean())
+    if share <= probability:
+        return True
+    if share >= 1.0:
+        return len(gaps) * math.log(probability) > math.log(_BY_CHANCE)
+    # Chernoff's bound of the tail.
+    distance = share * math.log(share / probability) + (1 - share) * math.log(
+        (1 - share) / (1 - probability)
+    )
+    return len(gaps) * distance < -math.log(_BY_CHANCE)
+
+
+def _from_combs(starts: StepNumbers) -> tuple[Period, ...]:
+    """Take away the comb that holds most stalls, then look at the rest."""
+    periods: list[Period] = []
+    rest = starts
+    while len(rest) >= _FEWEST and len(periods) < _MOST_PERIODS:
+        combs = [(_on_comb(rest, steps), steps) for steps in _candidates(rest)]
+        combs = [(comb, steps) for comb, steps in combs if comb.any()]
+        if not combs:
+            break
+        comb, steps = max(combs, key=lambda pair: int(pair[0].sum()))
+        periods.append(Period(steps=steps, share=int(comb.sum()) / len(starts)))
+        rest = rest[~comb]
+    return tuple(periods)
+
+
+def _candidates(starts: StepNumbers) -> list[int]:
+    """The commonest distances between stalls with at most three others between them."""
+    reach = min(4, len(starts) - 1)
+    gaps = np.concatenate([starts[lag:] - starts[:-lag] for lag in range(1, reach + 1)])
+    distances, counts = np.unique(gaps, return_counts=True)
+    return [int(distances[i]) for i in np.argsort(-counts, kind="stable")[:_MOST_CANDIDATES]]
+
+
+def _on_comb(starts: StepNumbers, steps: int) -> StepFlags:
+    """The stalls on the fullest comb of this period; none where too few of its steps stalled."""
+    jitter = _jitter(steps)
+    phases = starts % steps
+    counts = np.bincount(phases, minlength=steps)
+    near = sum((np.roll(counts, shift) for shift in range(-jitter, jitter + 1)), np.zeros(steps))
+    phase = int(np.argmax(near))
+    off = (phases - phase + steps // 2) % steps - steps // 2
+    comb: StepFlags = np.abs(off) <= jitter
+    slots = (int(starts[comb][-1]) - int(starts[comb][0])) / steps + 1
+    crowded = (2 * jitter + 1) * len(starts) / max(1, int(starts[-1] - starts[0]))
+    full = comb.sum() >= max(_FEWEST, _FILLED * slots) and crowded < 0.5 * _FILLED
+    return comb if full else np.zeros(len(starts), np.bool_)
+
+
+def _is_filled(starts: StepNumbers, steps: int, least: float) -> bool:
+    """Whether so many of the steps at this distance stalled. Where not nearly all did, two periods
+    may have it in common: 50 and 75 are multiples of 25."""
+    return len(starts) >= least * ((int(starts[-1]) - int(starts[0])) / steps + 1)
+
+
+def _commonest(gaps: StepNumbers) -> int:
+    """The distance that most others equal, or miss by one step; of several, the exact one."""
+    distances, counts = np.unique(gaps, return_counts=True)
+    commonest = int(distances[np.argmax(counts)])
+    if not _jitter(commonest):
+        return commonest
+    around = [
+        (int(counts[np.abs(distances - middle) <= 1].sum()), int(counts[place]), int(middle))
+        for place, middle in enumerate(distances.tolist())
+        if abs(middle - commonest) <= 1
+    ]
+    return max(around)[2]
+
+
+def _jitter(steps: int) -> int:
+    return 1 if steps >= _JITTER_FROM else 0

@@ -10,16 +10,15 @@ once. One that stays is left as DDP would build it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
-from stepscope.records.figures import binary_size
+from stepscope.text.figures import binary_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     Hook = Callable[[Any, Any], Any]
 
 # A hook with this attribute keeps nothing from one bucket to another, or from step to step.

@@ -7,16 +7,14 @@ that model's settings, which it reads from the device: each value is read and wr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from stepscope.fix.fuse import updates
-
-if TYPE_CHECKING:
-    from stepscope.fix.fuse.updates import WeightStep
+from stepscope.fix.fuse.updates import WeightStep
 
 _BLOCK = 2048  # weights that one program steps
 

@@ -1,18 +1,12 @@
-"""Many models of one architecture, trained as one.
-
-    array = fuse(models, optimizers)
-    loss = cross_entropy(array(x), y)      # one loss for each model
-    array.zero_grad()
-    array.backward(loss)
-    array.step()
-
-The models stay yours: their parameters and buffers are windows into the array, so each can be
-looked at, evaluated or saved at any time as if it trained alone.
+"""Train many models of one architecture as one: `fuse`, the array it returns, its gradient
+clipping and loss scaling.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -20,25 +14,26 @@ import torch
 from torch import nn
 
 from stepscope.errors import UsageError
-from stepscope.fix.fuse.architecture import (
-    check_alike,
-    check_given,
-    leave_stacks,
-    place_of,
-)
+from stepscope.fix.fuse.architecture import check_alike, check_given, leave_stacks, place_of
 from stepscope.fix.fuse.behaviours import modules_alone
-from stepscope.fix.fuse.captured import CapturedStep
-from stepscope.fix.fuse.clipping import clip_each
-from stepscope.fix.fuse.compiled import CompiledFunction, check_can_compile
+from stepscope.fix.fuse.compiled import CapturedStep, CompiledFunction, check_can_compile
 from stepscope.fix.fuse.joined_models import JoinedModels
 from stepscope.fix.fuse.stacked import Stacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
+    from stepscope.fix.fuse.kernel_choice import Choose
+    from stepscope.fix.fuse.random_streams import Draws
 
-    from stepscope.fix.fuse.choose import Choose
-    from stepscope.fix.fuse.model_streams import Draws
+# Many models of one architecture, trained as one.
+#
+#     array = fuse(models, optimizers)
+#     loss = cross_entropy(array(x), y)      # one loss for each model
+#     array.zero_grad()
+#     array.backward(loss)
+#     array.step()
+#
+# The models stay yours: their parameters and buffers are windows into the array, so each can be
+# looked at, evaluated or saved at any time as if it trained alone.
 
 
 class ModelArray(JoinedModels):
@@ -275,3 +270,113 @@ def fuse(
     on this device (usual on a GPU); "rules": none is (usual on a CPU).
     """
     return ModelArray(models, optimizers, schedulers, seeds, random, draws, choose)
+
+
+# A GradScaler for each model of an array: an overflow in one does not skip the others' steps.
+#
+#     scaler = ArrayScaler(len(array))
+#     array.backward(scaler.scale(loss))
+#     scaler.step(array)
+#     scaler.update()
+#
+# Scales grow and shrink as those of torch.amp.GradScaler do.
+
+
+class ArrayScaler:
+    """One scale for each model."""
+
+    def __init__(
+        self,
+        models: int,
+        *,
+        first_scale: float = 2.0**16,
+        growth: float = 2.0,
+        backoff: float = 0.5,
+        interval: int = 2000,
+    ) -> None:
+        self._first_scale = first_scale
+        self.scales = torch.full((models,), first_scale)
+        self._growth, self._backoff, self._interval = growth, backoff, interval
+        self._good = torch.zeros(models, dtype=torch.long)
+        self._overflowed = torch.zeros(models, dtype=torch.bool)
+        self._unscaled = False
+
+    def evict(self, model: int) -> None:
+        """The model has left the array."""
+        self._keep([place for place in range(len(self.scales)) if place != model])
+
+    def admit(self) -> None:
+        """A model has joined the array, at the end."""
+        self.scales = torch.cat([self.scales, torch.tensor([self._first_scale])])
+        self._good = torch.cat([self._good, self._good.new_zeros(1)])
+        self._overflowed = torch.cat([self._overflowed, self._overflowed.new_zeros(1)])
+
+    def _keep(self, places: list[int]) -> None:
+        self.scales, self._good = self.scales[places], self._good[places]
+        self._overflowed = self._overflowed[places]
+
+    def scale(self, loss: Stacked) -> Stacked:
+        """Each model's loss times its own scale."""
+        if loss.count != len(self.scales):
+            raise UsageError(
+                f"this scaler has {len(self.scales)} models, the loss {loss.count}. Call "
+                "scaler.evict(i) or scaler.admit() together with the array's"
+            )
+        return Stacked(loss.front() * self.scales.to(loss.device), loss.count)
+
+    def unscale_(self, array: ModelArray) -> None:
+        """Before clipping; `step` does it otherwise."""
+        if self._unscaled:
+            return
+        array.gather_gradients()
+        finite = []
+        columns: dict[Any, torch.Tensor] = {}
+        for stack in array.parameters():
+            if stack.grad is None:
+                continue
+            kind = (stack.device, stack.grad.dtype)
+            if kind not in columns:
+                columns[kind] = (1 / self.scales.double()).to(*kind)
+            stack.grad.mul_(columns[kind].reshape(-1, *(1,) * (stack.dim() - 1)))
+            finite.append(torch.isfinite(stack.grad.flatten(1)).all(1))
+        self._overflowed = torch.zeros_like(self._overflowed)
+        if finite:  # the host reads once
+            self._overflowed = ~torch.stack(finite).all(0).cpu()
+        self._unscaled = True
+
+    def step(self, array: ModelArray) -> None:
+        """Models whose gradients are not finite stay as they are."""
+        self.unscale_(array)
+        array.step(self._overflowed.tolist() if bool(self._overflowed.any()) else None)
+
+    def update(self) -> None:
+        self._good = torch.where(self._overflowed, 0, self._good + 1)
+        grows = self._good == self._interval
+        self._good = torch.where(grows, 0, self._good)
+        factor = torch.where(self._overflowed, self._backoff, torch.where(grows, self._growth, 1.0))
+        self.scales = self.scales * factor
+        self._unscaled = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scales": self.scales.clone(), "good": self._good.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scales, self._good = state["scales"].clone(), state["good"].clone()
+
+
+# Gradients of stacked weights, clipped model by model.
+
+
+def clip_each(stacks: Sequence[torch.Tensor], most: float | Sequence[float]) -> torch.Tensor:
+    """As torch.nn.utils.clip_grad_norm_ for each model; every model's norm before."""
+    gradients = [stack.grad for stack in stacks if stack.grad is not None]
+    if not gradients:
+        raise UsageError("there is no gradient to clip. Call array.backward(loss) first")
+    norms = torch.stack([one.flatten(1).norm(dim=1) for one in gradients]).norm(dim=0)
+    limits = torch.as_tensor(most, dtype=norms.dtype, device=norms.device)
+    if limits.dim() and len(limits) != len(norms):
+        raise UsageError(f"{len(limits)} limits for {len(norms)} models: give one, or one for each")
+    factors = (limits / (norms + 1e-6)).clamp(max=1.0)
+    for one in gradients:
+        one.mul_(factors.reshape(-1, *(1,) * (one.dim() - 1)))
+    return norms

@@ -1,25 +1,31 @@
-"""torch.compile for a function of an array, such as its loss.
-
-    loss_of = array.compile(lambda x, y: cross_entropy(array(x), y))
-    array.backward(loss_of(x, y))
-
-torch's compiler sees plain tensors only: all stacks and inputs go in as arguments, and the array's
-own code runs while the operations are recorded. What is recorded holds no Stacked any more.
+"""Launch an array's step with less host work: torch.compile for its functions, a CUDA graph
+for the whole step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.stacked import Stacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from stepscope.fix.fuse.kernel_choice import Chooser
+    from stepscope.fix.fuse.optimizer import ArrayOptimizer
+
+# torch.compile for a function of an array, such as its loss.
+#
+#     loss_of = array.compile(lambda x, y: cross_entropy(array(x), y))
+#     array.backward(loss_of(x, y))
+#
+# torch's compiler sees plain tensors only: all stacks and inputs go in as arguments, and the
+# array's own code runs while the operations are recorded. What is recorded holds no Stacked any
+# more.
 
 _ROUNDS = "emulate_precision_casts"
 
@@ -170,3 +176,171 @@ def check_can_compile(together: bool) -> None:
     """Own streams of random numbers are set by the host, which no compiled code can do."""
     if not together:
         raise UsageError('a compiled function needs fuse(..., draws="together")')
+
+
+# A whole training step of an array as one CUDA graph: the host launches once a step.
+#
+#     step = array.graph(train)          # train(x, y): forward, backward, array.step()
+#     losses = step(x, y)
+#
+# The first calls run as they are, the next one is captured, and from then on the graph is replayed.
+# Every call trains once. What schedulers change in between reaches the graph, because settings are
+# columns on the device; where something changed that a graph cannot follow, it is captured again.
+
+_FIRST_CALLS = 3  # libraries choose their kernels, and optimizers make their states
+
+
+class TrainedArray(Protocol):
+    """What a captured step needs of an array."""
+
+    training: bool
+    optimizer: ArrayOptimizer | None
+    chooser: Chooser
+    changes: int
+
+    def check_can_capture(self) -> None: ...
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]: ...
+
+    def zero_grad(self) -> None: ...
+
+
+class CapturedStep:
+    """Call it as the step itself; on a CPU it is the step itself."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        arrays: Sequence[TrainedArray],
+        first_calls: int = _FIRST_CALLS,
+        device: torch.device | None = None,
+    ) -> None:
+        """`device`: where the step computes, for a step without arrays or inputs."""
+        self._step, self._arrays, self._first_calls = step, list(arrays), first_calls
+        self._device = device
+        self._graph: Any = None
+        self._inputs: list[Any] = []
+        self._outputs: Any = None
+        self._held: Any = None
+        self._calls = 0
+        self._stream: Any = None
+        for array in self._arrays:
+            array.chooser.launches_count = False
+            if array.optimizer is not None:
+                array.optimizer.hold_on_device()
+
+    @property
+    def is_captured(self) -> bool:
+        return self._graph is not None
+
+    def __call__(self, *inputs: Any) -> Any:
+        """What the step returns, without history; overwritten by the next call."""
+        if not self._is_on_cuda(inputs):
+            return _without_history(self._step(*inputs))
+        held = self._prepare(inputs)
+        if held != self._held:  # the models, the shapes or the settings' kinds changed
+            self._held, self._graph, self._outputs, self._calls = held, None, None, 0
+        self._calls += 1
+        if self._calls <= self._first_calls:
+            return self._run_as_it_is(inputs)
+        if self._graph is None:
+            self._capture(inputs)
+        self._fill(inputs)
+        self._graph.replay()
+        return self._outputs
+
+    def _is_on_cuda(self, inputs: Sequence[Any]) -> bool:
+        flat, _ = tree_flatten(inputs)
+        given = {one.device.type for one in flat if isinstance(one, torch.Tensor)}
+        kinds = given | {stack.device.type for one in self._arrays for stack in one.parameters()}
+        if self._device is not None:
+            kinds.add(self._device.type)
+        if "cuda" in kinds and given - {"cuda"}:
+            raise UsageError("a captured step needs its inputs on the GPU. Move them there first")
+        return "cuda" in kinds
+
+    def _prepare(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """Bring settings to the device; what the graph will hold and cannot change."""
+        held: list[Any] = []
+        for array in self._arrays:
+            array.check_can_capture()
+            held.append(array.changes)
+            held.append(tuple(stack.data_ptr() for stack in array.parameters()))
+            held.append(array.training)
+            if array.optimizer is not None:
+                if not array.optimizer.is_fused:
+                    raise UsageError("this optimizer steps model by model, so no graph can hold it")
+                array.optimizer.prepare()
+                held.append(array.optimizer.held())
+        flat, shape = tree_flatten(inputs)
+        return (*held, *map(_kind, flat), str(shape))
+
+    def _run_as_it_is(self, inputs: Sequence[Any]) -> Any:
+        """On the stream that will capture: what autograd keeps belongs to one stream."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            result = _without_history(self._step(*inputs))
+        current.wait_stream(self._stream)
+        return result
+
+    def _capture(self, inputs: Sequence[Any]) -> None:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        flat, shape = tree_flatten(inputs)
+        self._inputs = [_own_copy(one) for one in flat]
+        for array in self._arrays:
+            array.zero_grad()  # gradients get their place in the graph's own memory
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self._stream):
+                result = _without_history(self._step(*tree_unflatten(self._inputs, shape)))
+        except RuntimeError as error:
+            raise UsageError(
+                f"this step cannot be captured: {error}. Models that drop at random need "
+                'fuse(..., draws="together"). A step must not read values from the GPU'
+            ) from error
+        self._graph, self._outputs = graph, result
+
+    def _fill(self, inputs: Sequence[Any]) -> None:
+        flat, _ = tree_flatten(inputs)
+        for place, value in zip(self._inputs, flat, strict=True):
+            if isinstance(value, torch.Tensor):
+                _plain(place).copy_(_plain(value), non_blocking=True)
+
+
+def _plain(value: torch.Tensor) -> torch.Tensor:
+    if isinstance(value, Stacked):
+        return value.physical if value.common is None else value.common
+    return value
+
+
+def _kind(value: Any) -> Any:
+    """What a graph cannot change about an input."""
+    if isinstance(value, Stacked):
+        return value.count, value.order, value.common is None, _kind(_plain(value))
+    if isinstance(value, torch.Tensor):
+        return tuple(value.shape), value.dtype, value.device
+    return value
+
+
+def _own_copy(value: Any) -> Any:
+    if isinstance(value, Stacked):
+        if value.common is not None:
+            return Stacked.share(value.common.clone(), value.count)
+        return Stacked(value.physical.clone(), value.count, value.order)
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _without_history(result: Any) -> Any:
+    """Results must not keep the step's graph of operations alive."""
+
+    def detached(value: Any) -> Any:
+        if isinstance(value, Stacked):
+            return Stacked(value.physical.detach(), value.count, value.order)
+        return value.detach() if isinstance(value, torch.Tensor) else value
+
+    return tree_map(detached, result)

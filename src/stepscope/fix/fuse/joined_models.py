@@ -1,46 +1,58 @@
-"""The inside of an array: models joined into stacks, and a template that computes for all.
-
-Before the template computes, `follow` brings it what the user changed in the models; after it,
-what its code changed goes to every model.
+"""The inside of an array: models joined into stacks, a template that computes for all, and
+modules computed model by model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.architecture import (
+    KnownValues,
     check_alike,
     check_given,
     check_lengths,
     make_template,
     refresh_kept_tensors,
+    settle,
 )
 from stepscope.fix.fuse.behaviours import hooks_made, modules_alone
-from stepscope.fix.fuse.choose import Choose, Chooser, usual_choice
-from stepscope.fix.fuse.differences import settle
-from stepscope.fix.fuse.each_alone import compute_alone, may_compute_alone, reason_of
-from stepscope.fix.fuse.gradients import WindowGradients
-from stepscope.fix.fuse.host_random import check_nothing_drawn, host_random_state
-from stepscope.fix.fuse.known_values import KnownValues
+from stepscope.fix.fuse.kernel_choice import Choose, Chooser, usual_choice
 from stepscope.fix.fuse.ledger import ArrayLedger, timed
-from stepscope.fix.fuse.model_streams import Draws, Streams, draws_together
-from stepscope.fix.fuse.new_tensors import OwnDraws
 from stepscope.fix.fuse.optimizer import ArrayOptimizer
 from stepscope.fix.fuse.python_state import PythonState, check_keeps_nothing
-from stepscope.fix.fuse.rules import stack_input
-from stepscope.fix.fuse.stacked import Stacked, is_capturing, is_ordinary
-from stepscope.fix.fuse.stacks import Stacks
+from stepscope.fix.fuse.random_streams import (
+    Draws,
+    OwnDraws,
+    Streams,
+    as_drawn_alone,
+    check_nothing_drawn,
+    draws_together,
+    host_random_state,
+)
+from stepscope.fix.fuse.rules import stack_input, stack_results
+from stepscope.fix.fuse.stacked import (
+    NotFusableError,
+    Stacked,
+    is_capturing,
+    is_final,
+    is_ordinary,
+    of_model,
+)
+from stepscope.fix.fuse.stacks import Stacks, WindowGradients
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+# The inside of an array: models joined into stacks, and a template that computes for all.
+#
+# Before the template computes, `follow` brings it what the user changed in the models; after it,
+# what its code changed goes to every model.
 
 
 class JoinedModels(nn.Module):
@@ -300,3 +312,81 @@ class JoinedModels(nn.Module):
                     self._stacks.by_name[name][model].copy_(values[model])
         for model in chosen:
             self._streams.states[model] = list(before[1][model])
+
+
+# A module that cannot compute for all models at once, computed by each model's own.
+
+_OWN = "_raised_by_one_model"  # an error of the model's code itself
+
+
+def compute_alone(
+    models: Sequence[nn.Module],
+    template: nn.Module,
+    streams: Streams,
+    path: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """The results of all models' modules of this path, stacked. Their weights are leaves with
+    hooks of their own, whose gradients gradients.py adds to the stacks'."""
+    _check_arguments((args, kwargs))
+    placed = template.get_submodule(path)
+    recorded = any(
+        isinstance(one, Stacked) and not is_ordinary(one.physical)
+        for module in placed.modules()
+        for one in (*module._parameters.values(), *module._buffers.values())
+    )
+    results = []
+    for number, model in enumerate(models):
+        module = model.get_submodule(path)
+        own_args, own_kwargs = tree_map(partial(of_model, number), (args, kwargs))
+        with streams.of(number), as_drawn_alone():
+            try:
+                if recorded:  # a compiler follows no weights but the stacks
+                    tensors = _own_tensors(module, placed, number)
+                    result = torch.func.functional_call(module, tensors, own_args, own_kwargs)
+                else:
+                    result = module(*own_args, **own_kwargs)
+            except NotFusableError:
+                raise
+            except Exception as error:
+                vars(error)[_OWN] = True
+                raise
+            results.append(result)
+    return stack_results(results, apart=not path)
+
+
+def may_compute_alone(error: Exception) -> bool:
+    """Whether each model may succeed where all at once did not."""
+    return not is_final(error) and _OWN not in vars(error)
+
+
+def reason_of(error: Exception) -> str:
+    if isinstance(error, NotFusableError):
+        return str(error)
+    line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {line}"
+
+
+def _check_arguments(arguments: Any) -> None:
+    """An object whose tensors cannot be taken apart goes to no model."""
+    for value in tree_leaves(arguments):
+        held = getattr(value, "__dict__", {})
+        if not isinstance(value, Stacked) and any(
+            isinstance(one, Stacked) for one in tree_leaves(held)
+        ):
+            raise NotFusableError(f"a {type(value).__name__} holds tensors of all models")
+
+
+def _own_tensors(module: nn.Module, template: nn.Module, number: int) -> dict[str, torch.Tensor]:
+    """Slices of the stacks, so that gradients reach them."""
+    names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    names += [name for name, _ in module.named_buffers(remove_duplicate=False)]
+    slices = {}
+    for name in names:
+        owner, _, last = name.rpartition(".")
+        place = template.get_submodule(owner)
+        held = place._parameters.get(last)
+        stacked: Any = held if held is not None else place._buffers[last]
+        slices[name] = stacked.physical[number]
+    return slices

@@ -10,21 +10,18 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.array import fuse
 from stepscope.fix.memory_meters import allocatable_bytes, is_out_of_memory, meter_on
 from stepscope.fix.random_states import restore, states_now
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import nn
 
 _TRIED = (1, 2, 4)  # models
 _STEPS = 2  # the first makes the optimizer's state, the second trains with it

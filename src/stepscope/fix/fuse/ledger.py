@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _LAST_CALLS = 16
 _open: list[ArrayLedger] = []

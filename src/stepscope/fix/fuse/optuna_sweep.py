@@ -11,14 +11,10 @@ many workers.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from stepscope.fix.fuse.sweep import sweep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from stepscope.fix.fuse.trials import Build, SweptTrial
+from stepscope.fix.fuse.sweep import Build, SweptTrial, sweep
 
 
 def optimize(

@@ -8,20 +8,30 @@ the template (`from_models`). Both are noticed by comparing identities, which co
 from __future__ import annotations
 
 import copy
-from collections.abc import MutableMapping, MutableSequence, MutableSet
+from collections.abc import (
+    Callable,
+    Iterator,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+    Sequence,
+)
 from operator import is_not, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from stepscope.errors import UsageError
-from stepscope.fix.fuse.differences import MISSING, NOT_SETTINGS, put_difference
-from stepscope.fix.fuse.known_values import KnownValues, contents_of, is_array
+from stepscope.fix.fuse.architecture import (
+    MISSING,
+    NOT_SETTINGS,
+    KnownValues,
+    contents_of,
+    is_array,
+    put_difference,
+)
 from stepscope.fix.fuse.stacked import Stacked
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 _OF_TEMPLATE = {"forward", "flatten_parameters"}  # what fuse itself puts there
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import gc
 import traceback
 from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from stepscope.errors import UsageError
@@ -30,11 +33,6 @@ from stepscope.fix.memory_meters import allocatable_bytes, is_out_of_memory
 from stepscope.fix.random_states import restore, states_now
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch import nn
-
     Loss = Callable[..., Any]  # loss(model, *inputs)
 
 _TEMPORARIES = 8  # tensors of one weight's size that its update makes at most

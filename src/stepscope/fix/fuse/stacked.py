@@ -13,16 +13,14 @@ computed once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.fix.fuse.ledger import note
 from stepscope.fix.memory_meters import is_out_of_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 Layout = Literal["front", "channel"]
 _TELLS = {

@@ -6,14 +6,18 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.blocks import checkpoint_switch, find_blocks
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.proposal import Proposal
+from stepscope.fix.model_structure import checkpoint_switch, find_blocks
+from stepscope.fix.proposal import (
+    Proposal,
+    Script,
+    add_before_training,
+    import_where_edited,
+    submodule,
+)
 from stepscope.fix.refusal import RefusedError
-from stepscope.fix.root_places import add_before_training, import_where_edited, submodule
 
 if TYPE_CHECKING:
-    from stepscope.fix.proposal import Script
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

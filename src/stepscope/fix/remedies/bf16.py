@@ -11,9 +11,9 @@ from stepscope.fix.autocast import (
     wrap_forward,
 )
 from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.proposal import Proposal, Script
 
 if TYPE_CHECKING:
-    from stepscope.fix.proposal import Proposal, Script
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.fix.ddp_options import (
+from stepscope.fix.built_objects import (
     caps_of,
     count_buckets,
     give_ddp,
@@ -13,11 +13,11 @@ from stepscope.fix.ddp_options import (
     write_ddp,
 )
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.records.figures import size as size_words
+from stepscope.fix.proposal import Proposal, Script
+from stepscope.text.figures import size as size_words
 
 if TYPE_CHECKING:
-    from stepscope.fix.building import Made
-    from stepscope.fix.proposal import Proposal, Script
+    from stepscope.fix.training_events import Made
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.proposal import Proposal
-from stepscope.fix.root_places import add_before_training, import_where_edited
+from stepscope.fix.proposal import Proposal, Script, add_before_training, import_where_edited
+from stepscope.fix.python_source import Edit, PythonSource
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.fix.building import Made
-    from stepscope.fix.proposal import Script
-    from stepscope.fix.python_source import Edit, PythonSource
+    from stepscope.fix.training_events import Made
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import Built, RootCall, ScriptFacts
 

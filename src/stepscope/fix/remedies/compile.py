@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.compiled_modules import is_compiled, torchs_forward
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.root_places import add_before_training, import_where_edited, submodule
+from stepscope.fix.model_structure import is_compiled, torchs_forward
+from stepscope.fix.proposal import (
+    Proposal,
+    Script,
+    add_before_training,
+    import_where_edited,
+    submodule,
+)
 
 if TYPE_CHECKING:
-    from stepscope.fix.proposal import Proposal, Script
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.environment_variables import add_path
-from stepscope.fix.proposal import Proposal
+from stepscope.fix.proposal import Proposal, Script, add_path
 from stepscope.fix.refusal import RefusedError
 from stepscope.records.processors import loaded_libraries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stepscope.fix.proposal import Script
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.environment_variables import add_setting, first_set
-from stepscope.fix.proposal import Proposal
+from stepscope.fix.proposal import Proposal, Script, add_setting, first_set
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stepscope.fix.proposal import Script
     from stepscope.records.script_facts import ScriptFacts
 
 # torch 2.9 prefers the first name; every version reads the second.

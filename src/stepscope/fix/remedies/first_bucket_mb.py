@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.fix.ddp_options import DEFAULT_FIRST_MIB, MIB, is_size, why_no_ddp
+from stepscope.fix.built_objects import DEFAULT_FIRST_MIB, MIB, is_size, why_no_ddp
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.proposal import Proposal
+from stepscope.fix.proposal import Proposal, Script
 
 if TYPE_CHECKING:
-    from stepscope.fix.building import Made
-    from stepscope.fix.proposal import Script
+    from stepscope.fix.training_events import Made
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import Built, ScriptFacts
 

@@ -6,13 +6,12 @@ import inspect
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from stepscope.fix.constructors import set_arguments
+from stepscope.fix.built_objects import POSITIONS, why_none_switches, why_not_switch
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.optimizer_updates import POSITIONS, why_none_switches, why_not_switch
+from stepscope.fix.proposal import Proposal, Script, set_arguments
 
 if TYPE_CHECKING:
-    from stepscope.fix.building import Made
-    from stepscope.fix.proposal import Proposal, Script
+    from stepscope.fix.training_events import Made
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import Built, ScriptFacts
 

@@ -6,10 +6,9 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.proposal import Proposal
+from stepscope.fix.proposal import Proposal, Script
 
 if TYPE_CHECKING:
-    from stepscope.fix.proposal import Script
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

@@ -12,15 +12,15 @@ import multiprocessing
 from functools import partial
 from typing import TYPE_CHECKING
 
+from stepscope.fix.built_objects import NO_LOADER, patch_loaders, set_in_loaders, training_loaders
+from stepscope.fix.cores import share_of_cores
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.loaders import NO_LOADER, patch_loaders, set_in_loaders, training_loaders
-from stepscope.fix.machine_facts import share_of_cores
+from stepscope.fix.proposal import Proposal, Script
+from stepscope.records.script_facts import Built, ScriptFacts
 
 if TYPE_CHECKING:
-    from stepscope.fix.building import Made
-    from stepscope.fix.proposal import Proposal, Script
+    from stepscope.fix.training_events import Made
     from stepscope.fix.training_process import TrainingProcess
-    from stepscope.records.script_facts import Built, ScriptFacts
 
 _PER_CORE = 2  # workers that wait for files or a network leave cores free
 # The DataLoader's arguments that mean nothing, or raise, without workers.

@@ -6,16 +6,15 @@ in evaluation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.ddp_options import why_no_ddp, write_ddp
+from stepscope.fix.built_objects import why_no_ddp, write_ddp
 from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.proposal import Proposal, Script
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stepscope.fix.building import Made
-    from stepscope.fix.proposal import Proposal, Script
+    from stepscope.fix.training_events import Made
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

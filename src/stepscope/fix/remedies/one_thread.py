@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from stepscope.fix.cores import keep_threads, patch_threads, variables_for, why_not_threads
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.thread_counts import (
-    keep_threads,
-    patch_threads,
-    variables_for,
-    why_not_threads,
-)
+from stepscope.fix.proposal import Proposal, Script
+from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stepscope.fix.proposal import Proposal, Script
     from stepscope.fix.training_process import TrainingProcess
-    from stepscope.records.script_facts import ScriptFacts
 
 
 def fits(facts: ScriptFacts, value: str) -> str | None:

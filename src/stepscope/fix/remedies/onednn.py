@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.proposal import Proposal
+from stepscope.fix.proposal import Proposal, Script
+from stepscope.fix.python_source import Edit, PythonSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from stepscope.fix.proposal import Script
-    from stepscope.fix.python_source import Edit, PythonSource
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

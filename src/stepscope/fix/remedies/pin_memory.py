@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from stepscope.fix.built_objects import NO_LOADER, patch_loaders, set_in_loaders, training_loaders
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.loaders import NO_LOADER, patch_loaders, set_in_loaders, training_loaders
-from stepscope.fix.proposal import Proposal
+from stepscope.fix.proposal import Proposal, Script
+from stepscope.fix.python_source import PythonSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.fix.building import Made
-    from stepscope.fix.proposal import Script
-    from stepscope.fix.python_source import PythonSource
+    from stepscope.fix.training_events import Made
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.ddp_hooks import FOLDER, HookSource, register, write_registration
-from stepscope.fix.ddp_options import why_no_ddp
+from stepscope.fix.built_objects import FOLDER, HookSource, register, why_no_ddp, write_registration
 from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.proposal import Proposal, Script
 from stepscope.fix.refusal import RefusedError
 
 if TYPE_CHECKING:
-    from stepscope.fix.proposal import Proposal, Script
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.loaders import (
+from stepscope.fix.built_objects import (
     NO_LOADER,
     patch_loaders,
     set_in_loaders,
     training_loaders,
     with_workers,
 )
+from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.proposal import Proposal, Script
 
 if TYPE_CHECKING:
-    from stepscope.fix.building import Made
-    from stepscope.fix.proposal import Proposal, Script
+    from stepscope.fix.training_events import Made
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

@@ -1,6 +1,6 @@
 """Less is kept for backward: what is cheap is computed again, masks are kept as bits (fix/saved).
 
-Values are targets as records/memory_targets.py reads them: max, 5%, 0.5, 12GB, 2x.
+Values are targets as records/change_values.py reads them: max, 5%, 0.5, 12GB, 2x.
 """
 
 from __future__ import annotations
@@ -8,15 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.root_places import add_before_training
-from stepscope.records.memory_targets import read_target
-from stepscope.records.saved_memory import FILE
+from stepscope.fix.proposal import Proposal, Script, add_before_training
+from stepscope.records.change_values import MemoryTarget, read_target
+from stepscope.records.memory import SAVING_FILE
 
 if TYPE_CHECKING:
-    from stepscope.fix.proposal import Proposal, Script
     from stepscope.fix.saved import MemorySaver
     from stepscope.fix.training_process import TrainingProcess
-    from stepscope.records.memory_targets import MemoryTarget
     from stepscope.records.script_facts import ScriptFacts
 
 _COMPILED = (
@@ -44,7 +42,7 @@ def apply(training: TrainingProcess, value: str) -> None:
     def attach(root: Any) -> None:
         from stepscope.errors import UsageError
         from stepscope.fix.saved import save_memory
-        from stepscope.fix.saved.compiled_saver import CompiledSaver
+        from stepscope.fix.saved.attach import CompiledSaver
 
         try:
             saver = save_memory(
@@ -79,7 +77,7 @@ def apply(training: TrainingProcess, value: str) -> None:
 
     training.when_root(attach)
     training.after_step(tell_plans)
-    training.leave_file(FILE, lambda: _content(savers))
+    training.leave_file(SAVING_FILE, lambda: _content(savers))
 
 
 # Passes before the recorded one: enough to know how long a step takes.
@@ -88,7 +86,7 @@ _WARM_UP = 3
 
 def _content(savers: list[MemorySaver]) -> dict[str, Any] | None:
     """Of the model that kept most."""
-    from stepscope.fix.saved.run_file import saving_content
+    from stepscope.fix.saved.attach import saving_content
 
     planned = [saver for saver in savers if saver.plan is not None]
     if not planned:

@@ -6,12 +6,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.root_places import add_before_training, import_where_edited
-from stepscope.records.addresses import SITE
+from stepscope.fix.proposal import Proposal, Script, add_before_training, import_where_edited
 from stepscope.records.scan_costs import LARGEST_LSTM, LARGEST_SIZE
+from stepscope.text.words import SITE
 
 if TYPE_CHECKING:
-    from stepscope.fix.proposal import Proposal, Script
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 
@@ -56,7 +55,7 @@ def apply(training: TrainingProcess, value: str) -> None:
 
         if not any(isinstance(child, nn.RNNBase) for child in module.modules()):
             return
-        from stepscope.fix.scan.replace_modules import is_replaceable, scan_backward
+        from stepscope.fix.scan.modules import is_replaceable, scan_backward
 
         kinds = [type(child).__name__ for child in module.modules() if is_replaceable(child)]
         if kinds and not is_replaceable(module):

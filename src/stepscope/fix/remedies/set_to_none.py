@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.proposal import Proposal
+from stepscope.fix.proposal import Proposal, Script
+from stepscope.fix.python_source import Edit, PythonSource
 
 if TYPE_CHECKING:
-    from stepscope.fix.proposal import Script
-    from stepscope.fix.python_source import Edit, PythonSource
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

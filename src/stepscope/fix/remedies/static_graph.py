@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.fix.ddp_options import all_have, give_ddp, why_no_ddp, write_ddp
+from stepscope.fix.built_objects import all_have, give_ddp, why_no_ddp, write_ddp
 from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.proposal import Proposal, Script
 
 if TYPE_CHECKING:
-    from stepscope.fix.proposal import Proposal, Script
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.proposal import Proposal, Script, set_switches
 from stepscope.fix.refusal import RefusedError
-from stepscope.fix.switches import set_switches
 
 if TYPE_CHECKING:
-    from stepscope.fix.proposal import Proposal, Script
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

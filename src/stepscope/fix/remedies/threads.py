@@ -6,23 +6,23 @@ split decides the order of sums: results are the same up to rounding.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.machine_facts import cores_per_rank, share_of_cores
-from stepscope.fix.thread_counts import (
+from stepscope.fix.cores import (
+    cores_per_rank,
     keep_threads,
     patch_threads,
+    share_of_cores,
     variables_for,
     why_not_threads,
 )
+from stepscope.fix.declaration import Effect, Fix
+from stepscope.fix.proposal import Proposal, Script
+from stepscope.records.script_facts import ScriptFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stepscope.fix.proposal import Proposal, Script
     from stepscope.fix.training_process import TrainingProcess
-    from stepscope.records.script_facts import ScriptFacts
 
 _ALL, _HALF = "cores", "half"
 

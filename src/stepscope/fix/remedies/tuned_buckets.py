@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.ddp_options import why_no_ddp
+from stepscope.fix.built_objects import why_no_ddp
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.proposal import Proposal
+from stepscope.fix.proposal import Proposal, Script
 
 if TYPE_CHECKING:
     from stepscope.fix.ddp.bucket_tuner import BucketTuner
-    from stepscope.fix.proposal import Script
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from stepscope.fix.declaration import Effect, Fix
-from stepscope.fix.proposal import Proposal
+from stepscope.fix.proposal import Proposal, Script
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stepscope.fix.proposal import Script
     from stepscope.fix.training_process import TrainingProcess
     from stepscope.records.script_facts import ScriptFacts
 

@@ -1,18 +1,25 @@
-"""`save_memory(model)`: checks what is asked for, and attaches to eager or compiled models."""
+"""`save_memory(model)`: check what is asked for, attach to eager or compiled models, and
+write the plan into the run folder.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from stepscope.errors import UsageError
-from stepscope.fix.compiled_modules import is_compiled
-from stepscope.fix.saved.compiled_saver import save_compiled
-from stepscope.fix.saved.encoding_names import LOSSY
-from stepscope.fix.saved.memory_saver import MemorySaver
+from stepscope.fix.model_structure import is_compiled
+from stepscope.fix.saved.memory_saver import MemorySaver, ModuleHooks
 from stepscope.fix.saved.save_plan import SavePlan
-from stepscope.records.memory_targets import MemoryTarget, batch_factor, size_in_bytes
+from stepscope.fix.saved.step_record import LOSSY
+from stepscope.records.change_values import MemoryTarget, batch_factor, size_in_bytes
+from stepscope.text.figures import percent
+
+# `save_memory(model)`: checks what is asked for, and attaches to eager or compiled models.
 
 
 def save_memory(
@@ -88,3 +95,139 @@ def _factor(batch: str | float) -> float:
         return batch_factor(batch)
     except ValueError as error:
         raise UsageError(f"batch: {error}") from None
+
+
+# For compiled models: the compiler decides what to recompute, within the share that it is given.
+#
+# `torch._functorch.config.activation_memory_budget` is one setting for the whole process, read when
+# a graph is compiled. Here it holds for one model: it is set around its calls and restored after
+# them.
+
+_USUAL_SHARE = 0.5
+
+
+class CompiledSaver(MemorySaver):
+    """Attached to a compiled model before its first step. There is no plan: the compiler has it."""
+
+    def __init__(self, model: torch.nn.Module, share: float) -> None:
+        self._latest = None
+        self.ended = None
+        self.notes = [
+            f"The model is compiled: graphs compiled from now on save about {percent(share)} "
+            "of what they would save."
+        ]
+        self._model = model
+        self._start_over()
+        self._share = share
+        self._patches: list[Any] = []
+        self._handles = []
+        self._inner = ModuleHooks(self._enters_inner, self._leaves_inner)
+        self._compiled_call = model._compiled_call_impl
+        if self._compiled_call is not None:  # hooks would be compiled, too
+            model._compiled_call_impl = self._call
+        else:
+            self._handles = [
+                model.register_forward_pre_hook(self._enters_compiled, prepend=True),
+                model.register_forward_hook(self._leaves_compiled, always_call=True),
+            ]
+
+    def remove(self) -> None:
+        super().remove()
+        if self._compiled_call is not None:
+            self._model._compiled_call_impl = self._compiled_call
+
+    @contextmanager
+    def forward(self, *inputs: Any) -> Iterator[None]:
+        """Around the model and a compiled loss."""
+        del inputs
+        with _budget(self._share):
+            yield
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        with _budget(self._share):
+            return self._compiled_call(*args, **kwargs)
+
+    def _enters_compiled(self, module: Any, args: Any) -> None:
+        del module, args
+        patch = _budget(self._share)
+        patch.__enter__()
+        self._patches.append(patch)
+
+    def _leaves_compiled(self, *passed: Any) -> None:
+        del passed
+        if self._patches:
+            self._patches.pop().__exit__(None, None, None)
+
+
+def save_compiled(
+    model: torch.nn.Module, reduce: float | None, others: dict[str, Any]
+) -> CompiledSaver:
+    """Raises UsageError for targets that the compiler does not know."""
+    given = [name for name, value in others.items() if value is not None]
+    if given:
+        raise UsageError(
+            f"{given[0]}= is not supported for a compiled model. The compiler takes a share "
+            "of what it would save: pass reduce=0.5. Or call save_memory on the model before "
+            "it is compiled"
+        )
+    return CompiledSaver(model, _USUAL_SHARE if reduce is None else 1 - reduce)
+
+
+def _budget(share: float) -> Any:
+    from torch._functorch import config
+
+    return config.patch(activation_memory_budget=share)
+
+
+# What a run folder keeps of a plan: records/memory.py reads it.
+
+_MOST_VALUES = 40
+_MOST_NOTES = 16
+
+
+def saving_content(saver: MemorySaver) -> dict[str, Any] | None:
+    """None before a pass was recorded."""
+    plan, promise = saver.plan, saver.promise
+    if plan is None:
+        return None
+    largest = sorted(plan.rows, key=lambda row: -max(row.size_bytes, row.held_bytes))
+    content: dict[str, Any] = {
+        "schema": 1,
+        "target": plan.target,
+        "saved_bytes_before": plan.saved_bytes_before,
+        "saved_bytes": plan.saved_bytes,
+        "held_bytes": saver.held_bytes,
+        "peak_bytes_before": plan.peak_bytes_before,
+        "peak_bytes": plan.peak_bytes,
+        "step_peak_bytes_before": plan.step_peak_bytes_before,
+        "step_peak_bytes": plan.step_peak_bytes,
+        "extra_ns": plan.extra_ns,
+        "measured_step_ns": saver.measured_step_ns,
+        "actions": _by_action(plan),
+        "values": [asdict(row) for row in largest[:_MOST_VALUES]],
+        "timeline": None if plan.timeline is None else asdict(plan.timeline),
+        "notes": [*plan.notes, *saver.notes][:_MOST_NOTES],
+    }
+    if promise is not None:
+        if promise.whole_step:
+            content["step_peak_bytes_before"] = promise.peak_bytes_before
+            content["step_peak_bytes"] = promise.peak_bytes
+        names = ("step_ns_before", "step_ns", "step_low_ns", "step_high_ns")
+        content |= {name: getattr(promise, name) for name in names}
+    return content
+
+
+def _by_action(plan: SavePlan) -> list[dict[str, Any]]:
+    """Without the encodings' names. A value that is kept only to start from held nothing before."""
+    actions: dict[str, dict[str, Any]] = {}
+    for row in plan.rows:
+        action = row.action.partition(":")[0]
+        entry = actions.setdefault(
+            action,
+            {"action": action, "values": 0, "before_bytes": 0, "held_bytes": 0, "cost_ns": 0},
+        )
+        entry["values"] += 1
+        entry["before_bytes"] += row.size_bytes if row.was_kept else 0
+        entry["held_bytes"] += row.held_bytes
+        entry["cost_ns"] += row.cost_ns
+    return [actions[action] for action in sorted(actions)]

@@ -1,20 +1,20 @@
-"""Carries out a plan in one forward pass.
-
-Operators are counted; those that the plan may repeat are held with their inputs, and the pack hook
-replaces what they made. Everything is looked up by storage and version in this very pass: a pass
-that differs from the recorded one keeps more, but never something wrong.
+"""Carry out a plan in one forward pass, with every operator watched and a hook on what
+autograd saves.
 """
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepscope.fix.saved.again_trials import form_here
-from stepscope.fix.saved.encoding_names import OffloadPoints, described
 from stepscope.fix.saved.encodings import (
     Encoded,
     Geometry,
@@ -23,33 +23,33 @@ from stepscope.fix.saved.encodings import (
     is_outcome,
     offload,
 )
-from stepscope.fix.saved.graph_capture import is_capturing
-from stepscope.fix.saved.normalised_again import FUSED, needed_again
+from stepscope.fix.saved.norm_recompute import FUSED, form_here, needed_again
 from stepscope.fix.saved.operators import (
     facts,
+    is_capturing,
     is_plain,
     new_storages,
     repeatable_arguments,
     tensors_in,
     written_tensors,
 )
-from stepscope.fix.saved.private_copies import PrivateCopies
 from stepscope.fix.saved.replay import (
     CallResult,
     CallTemplate,
     EncodedTensor,
     KeptTensor,
+    PrivateCopies,
     RepeatableCall,
     calls_among,
 )
-from stepscope.fix.saved.save_plan import ENCODE, RECOMPUTE, SavePlan
+from stepscope.fix.saved.save_plan import ENCODE, RECOMPUTE, PlannedRepeat, PlannedUse, SavePlan
+from stepscope.fix.saved.step_record import OffloadPoints, described
 
-if TYPE_CHECKING:
-    from collections.abc import Container
-
-    import torch
-
-    from stepscope.fix.saved.save_plan import PlannedRepeat, PlannedUse
+# Carries out a plan in one forward pass.
+#
+# Operators are counted; those that the plan may repeat are held with their inputs, and the pack
+# hook replaces what they made. Everything is looked up by storage and version in this very pass: a
+# pass that differs from the recorded one keeps more, but never something wrong.
 
 Held = KeptTensor | EncodedTensor | CallResult
 _NOTHING = frozenset[int]()
@@ -408,3 +408,56 @@ class PlanFollower(TorchDispatchMode):  # type: ignore[misc]
                     sizes[storage._cdata] = storage.nbytes()
         report.held_bytes = sum(sizes.values())
         report.held.clear()
+
+
+# The hook that sees what autograd saves in this thread: put in place, taken away, put back.
+
+_push = torch._C._autograd._push_saved_tensors_default_hooks
+_pop = torch._C._autograd._pop_saved_tensors_default_hooks
+_top = torch._C._autograd._top_saved_tensors_default_hooks
+_THREAD = threading.local()  # `hook`: of the pass that is under way in this thread
+
+
+class PackHook:
+    """Of one pass. Where it rests, autograd saves tensors as if there were none.
+
+    Thousands of small objects live from forward to backward: the collector would search all of them
+    again and again, and find no garbage. It rests during the pass.
+    """
+
+    __slots__ = ("__weakref__", "_collects", "in_place")
+
+    def __init__(self) -> None:
+        self.in_place = False
+        self._collects = False
+
+    def begin(self) -> None:
+        _THREAD.hook = weakref.ref(self)
+        self._collects = gc.isenabled()
+        gc.disable()
+
+    def put(self, pack: Callable[[torch.Tensor], Any]) -> None:
+        _push(pack, unpack_held)
+        self.in_place = True
+
+    def take_away(self) -> None:
+        """Only where no other hook was put above it: by itself, or at the end."""
+        if self.in_place:
+            _pop()
+            self.in_place = False
+
+    def end(self) -> None:
+        _THREAD.hook = None
+        self.take_away()
+        if self._collects:
+            gc.enable()
+
+
+def other_hooks_are_active() -> bool:
+    return _top(False) is not None
+
+
+def is_following() -> bool:
+    """Whether a pass of this thread follows a plan, also where its hook rests."""
+    reference = getattr(_THREAD, "hook", None)
+    return reference is not None and reference() is not None

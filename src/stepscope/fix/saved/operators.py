@@ -1,16 +1,19 @@
-"""What is known about aten operators: which are heavy, random, or write to their arguments."""
+"""What is known about aten operators (which are heavy, random or write to their arguments),
+and how long they take on a device.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+# What is known about aten operators: which are heavy, random, or write to their arguments.
 
 # Work that grows faster than the bytes it reads: not repeated unless asked.
 _HEAVY = re.compile(
@@ -132,3 +135,63 @@ def new_storages(
         if address not in known:
             fresh.setdefault(address, tensor)
     return list(fresh.values())
+
+
+# Times what runs on a device: on a GPU by events that are read later, else by the clock.
+
+# The GPU is kept busy for a quarter of a millisecond while the host prepares what is timed.
+_BUSY_CYCLES = 500_000
+_CACHED_BYTES = 1 << 19
+_READ, _WRITTEN = bytes(_CACHED_BYTES), bytearray(_CACHED_BYTES)
+
+
+def disturb_caches(device: torch.device) -> None:
+    """On a CPU, other operators run before a real one: what is timed alone would be too fast."""
+    if device.type == "cpu":
+        _WRITTEN[:] = _READ
+
+
+class OperatorClock:
+    """`took_ns` has one entry for each pair of `start` and `stop`; on a GPU `issued_ns` has what it
+    took the host to ask for the work."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: list[tuple[Any, Any]] = []
+        self._took_ns: list[int] = []
+        self._cuda = device.type == "cuda"
+        self._began: Any = None
+        self._asked_ns = 0
+        self.issued_ns: list[int] = []
+
+    def start(self) -> None:
+        if self._cuda:
+            torch.cuda._sleep(_BUSY_CYCLES)
+        self._began = self._event() if self._cuda else time.perf_counter_ns()
+        self._asked_ns = time.perf_counter_ns() if self._cuda else 0
+
+    def stop(self) -> None:
+        if self._cuda:
+            self.issued_ns.append(time.perf_counter_ns() - self._asked_ns)
+            self._events.append((self._began, self._event()))
+        else:
+            self._took_ns.append(time.perf_counter_ns() - self._began)
+
+    def took_ns(self) -> list[int]:
+        if self._cuda:
+            torch.cuda.synchronize()
+            return [round(began.elapsed_time(ended) * 1e6) for began, ended in self._events]
+        return self._took_ns
+
+    def _event(self) -> Any:
+        make: Callable[..., Any] = torch.cuda.Event
+        event = make(enable_timing=True)
+        event.record()
+        return event
+
+
+# Whether a CUDA graph is being captured: what runs then is repeated as it is, without Python.
+
+
+def is_capturing() -> bool:
+    """Nothing may wait for the device then, nor depend on what a tensor holds."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())

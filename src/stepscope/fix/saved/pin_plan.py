@@ -1,57 +1,55 @@
-"""Decides how each saved tensor of a plan is recognised in later passes.
-
-A call is settled by its node where the node tells everything about it, and every input is a
-parameter, made by another settled call, or seen by the pack hook or as a module's result. The other
-calls stay watched: their modules are named, and only there operators pass through Python.
-"""
+"""Decide how each saved tensor of a plan is recognised in later passes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from stepscope.fix.saved.encodings import Geometry
-from stepscope.fix.saved.hook_pauses import HookPauses, plan_pauses
-from stepscope.fix.saved.node_patterns import (
+from stepscope.fix.saved.operators import plain_name
+from stepscope.fix.saved.pinned_plan import (
     NEEDS_EPSILON,
     NUMBER_OPERANDS,
     VIEW_NODES,
-    NodePattern,
-    number_in,
-    settled_node,
-)
-from stepscope.fix.saved.operators import plain_name
-from stepscope.fix.saved.pinned_plan import (
     ComputedArgument,
+    NodePattern,
     OwnedArgument,
     PinnedCall,
     PinnedPlan,
     PinnedResult,
     PinnedUse,
+    PinningFollower,
     Proof,
+    SeenCall,
+    SeenResult,
+    SeenTensor,
+    SeenUse,
     SourceArgument,
+    SourceKey,
     ValueEncoding,
+    all_nodes,
+    number_in,
+    settled_node,
 )
-from stepscope.fix.saved.replay import ArgumentPlace, CallResult, EncodedTensor, KeptTensor
+from stepscope.fix.saved.plan_load import HookPauses, ModuleBoundary, ModuleCall, plan_pauses
+from stepscope.fix.saved.replay import (
+    ArgumentPlace,
+    CallResult,
+    EncodedTensor,
+    KeptTensor,
+    RepeatableCall,
+)
 from stepscope.fix.saved.save_plan import ENCODE, KEEP, RECOMPUTE
-from stepscope.fix.saved.seen_pass import NotSettledError, SeenPass
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from stepscope.fix.saved.hook_pauses import ModuleBoundary, ModuleCall
-    from stepscope.fix.saved.pinned_plan import SourceKey
-    from stepscope.fix.saved.pinning import (
-        PinningFollower,
-        SeenCall,
-        SeenResult,
-        SeenTensor,
-        SeenUse,
-    )
-    from stepscope.fix.saved.replay import RepeatableCall
+# Decides how each saved tensor of a plan is recognised in later passes.
+#
+# A call is settled by its node where the node tells everything about it, and every input is a
+# parameter, made by another settled call, or seen by the pack hook or as a module's result. The
+# other calls stay watched: their modules are named, and only there operators pass through Python.
 
 _NEGLIGIBLE = 0.001  # of all saved bytes, where these are not few
 _FEW_BYTES = 1 << 20
@@ -398,3 +396,61 @@ def _with_parents(calls: Iterable[RepeatableCall]) -> set[int]:
             met[id(call)] = call
             waiting.extend(call.parents)
     return set(met)
+
+
+# What a watched pass showed: by number and by content.
+
+_LONGEST_PATH = 8  # edges from a later tensor's node to the one that is to be proven
+
+
+class NotSettledError(Exception):
+    """Nodes do not tell all about a call."""
+
+
+class SeenPass:
+    """What the pass showed, by number and by content."""
+
+    def __init__(self, seen: PinningFollower) -> None:
+        self.seen = seen
+        self.nodes = all_nodes(seen.roots.values(), seen.first)
+        self.patterns = {n: NodePattern.of(node, seen.first) for n, node in self.nodes.items()}
+        self._uses_of: defaultdict[Any, list[int]] = defaultdict(list)  # by content and maker
+        self._results_of: defaultdict[Any, list[SeenResult]] = defaultdict(list)
+        for number, use in enumerate(seen.uses):
+            if use.plain:
+                self._uses_of[use.tensor.content, use.tensor.maker].append(number)
+        for result in seen.results:
+            self._results_of[result.tensor.content, result.tensor.maker].append(result)
+
+    def pattern(self, number: int | None) -> NodePattern | None:
+        return None if number is None else self.patterns.get(number)
+
+    def source(self, tensor: SeenTensor, node: int) -> tuple[SourceKey, int | SeenResult, Geometry]:
+        """Where a kept argument of this node is seen: as a saved tensor, or a module's result."""
+        uses = self._uses_of[tensor.content, tensor.maker]
+        if tensor.maker is None:
+            for number in uses:
+                if self.seen.uses[number].nodes_before - 1 == node:
+                    geometry = self.seen.uses[number].tensor.geometry
+                    return ("use", number), number, geometry
+            raise NotSettledError("an input without gradient that its node does not keep")
+        if uses:
+            return tensor.maker, uses[0], self.seen.uses[uses[0]].tensor.geometry
+        for result in self._results_of[tensor.content, tensor.maker]:
+            return tensor.maker, result, result.tensor.geometry
+        raise NotSettledError("an input that is never seen")
+
+    def path(self, start: Any, target: int) -> tuple[int, ...] | None:
+        """The shortest way along edges to the target."""
+        level: list[tuple[Any, tuple[int, ...]]] = [(start, ())]
+        for _ in range(_LONGEST_PATH):
+            following = []
+            for node, path in level:
+                number = -1 if node is None else node._sequence_nr() - self.seen.first
+                if number == target:
+                    return path
+                if number > target and number in self.nodes:
+                    edges = enumerate(node.next_functions)
+                    following += [(below, (*path, place)) for place, (below, _) in edges]
+            level = following[:64]
+        return None

@@ -1,8 +1,5 @@
-"""Carries out a pinned plan: the pack hook does the work, operators run as they are.
-
-A saved tensor is given up only when autograd's nodes prove that it is made as in the pass that was
-pinned, from values that are held by then; until then it is kept. Where nodes cannot prove it, the
-operators of one module are watched. Where all is kept, the hook rests.
+"""Carry out a pinned plan: the pack hook does the work, operators run as they are, and every
+node is checked once.
 """
 
 from __future__ import annotations
@@ -14,13 +11,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from stepscope.fix.saved.encodings import Geometry, encode_use, offload
-from stepscope.fix.saved.follower import Held, PassReport, PlanFollower, ToEncode
-from stepscope.fix.saved.node_checks import NodeChecks, PassDiffersError
-from stepscope.fix.saved.node_patterns import below_views, nodes_made
+from stepscope.fix.saved.follower import (
+    Held,
+    PackHook,
+    PassReport,
+    PlanFollower,
+    ToEncode,
+    other_hooks_are_active,
+)
 from stepscope.fix.saved.operators import is_plain, tensors_in
-from stepscope.fix.saved.pack_hook import PackHook, other_hooks_are_active
 from stepscope.fix.saved.pinned_plan import (
+    VIEW_NODES,
     ComputedArgument,
+    NodePattern,
     OwnedArgument,
     PinnedCall,
     PinnedPlan,
@@ -29,6 +32,8 @@ from stepscope.fix.saved.pinned_plan import (
     SourceArgument,
     SourceKey,
     ValueEncoding,
+    below_views,
+    nodes_made,
 )
 from stepscope.fix.saved.replay import (
     CallResult,
@@ -40,8 +45,13 @@ from stepscope.fix.saved.replay import (
 from stepscope.fix.saved.save_plan import KEEP, RECOMPUTE
 
 if TYPE_CHECKING:
-    from stepscope.fix.saved.hook_pauses import ModuleCall, PassPlace
+    from stepscope.fix.saved.plan_load import ModuleCall, PassPlace
 
+# Carries out a pinned plan: the pack hook does the work, operators run as they are.
+#
+# A saved tensor is given up only when autograd's nodes prove that it is made as in the pass that
+# was pinned, from values that are held by then; until then it is kept. Where nodes cannot prove it,
+# the operators of one module are watched. Where all is kept, the hook rests.
 
 _NOTHING = frozenset[int]()
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
@@ -427,3 +437,78 @@ def _unexpected(number: int, tensor: torch.Tensor) -> PassDiffersError:
     return PassDiffersError(
         f"saved tensor {number} ({tuple(tensor.shape)}, {tensor.dtype}) was not recorded"
     )
+
+
+# Whether the nodes of a pass are as they were pinned; every node is looked at once.
+
+
+class PassDiffersError(Exception):
+    """The pass is not like the pinned one."""
+
+
+class NodeChecks:
+    """Of one pass, whose first node has the number `first`. Raises PassDiffersError."""
+
+    __slots__ = ("_first", "_like", "_patterns")
+
+    def __init__(self, patterns: dict[int, NodePattern], first: int) -> None:
+        self._patterns = patterns
+        self._first = first
+        self._like: set[int] = set()
+
+    def check_maker(self, tensor: torch.Tensor, number: int) -> None:
+        """This node made what lies in the tensor's storage."""
+        node = tensor.grad_fn
+        while node is not None and node.name() in VIEW_NODES:
+            node = node.next_functions[0][0]
+        if node is None or node._sequence_nr() - self._first != number:
+            raise PassDiffersError(f"another operator than {number} made a saved tensor")
+        if number not in self._like:
+            self.check_node(node, number)
+
+    def check_node(self, node: Any, number: int) -> None:
+        """It and all before it, down to what is held, are as they were pinned."""
+        patterns, like, first = self._patterns, self._like, self._first
+        waiting = [(node, number)]
+        while waiting:
+            node, number = waiting.pop()
+            pattern = patterns.get(number)
+            if pattern is None or number in like:  # None: of a value that is held
+                continue
+            following = node.next_functions
+            if not pattern.is_like(node) or len(following) != len(pattern.edges):
+                raise PassDiffersError(
+                    f"node {number} is {node.name()}, {pattern.name} was recorded"
+                )
+            for (before, output), edge in zip(following, pattern.edges, strict=True):
+                if before is None:
+                    if edge.made is not None or edge.parameter is not None:
+                        raise PassDiffersError(f"node {number} has another input")
+                elif edge.made is not None:
+                    if before._sequence_nr() - first != edge.made or output != edge.output:
+                        raise PassDiffersError(f"node {number} has another input")
+                    if edge.made in patterns:
+                        waiting.append((before, edge.made))
+                elif edge.parameter is None:
+                    raise PassDiffersError(f"node {number} has another input")
+                elif getattr(before, "variable", None) is not edge.parameter:
+                    raise PassDiffersError(f"node {number} has another parameter")
+            like.add(number)
+
+    def check_kind(self, node: Any, number: int, saved: int) -> None:
+        """The node that saved tensor `saved` belongs to; what is before it does not matter."""
+        if not self._patterns[number].is_like(node):
+            raise PassDiffersError(f"saved tensor {saved} is made by {node.name()}")
+
+    def proven_node(self, start: Any, proof: Proof) -> Any:
+        """Follow the proof's edges."""
+        node = start
+        for place in proof.path:
+            edges = () if node is None else node.next_functions
+            node = edges[place][0] if place < len(edges) else None
+        if node is None or node._sequence_nr() - self._first != proof.node:
+            raise PassDiffersError(f"node {proof.node} was not met again")
+        pattern = self._patterns[proof.node]
+        if not pattern.is_like(node):
+            raise PassDiffersError(f"node {proof.node} is {node.name()}, not {pattern.name}")
+        return node

@@ -1,27 +1,29 @@
-"""What the pack hook leaves in the graph, and how operators are repeated when backward asks.
-
-A repeated call holds its inputs: kept tensors, encoded values, or other repeated calls. Everything
-is freed by reference counts, as soon as autograd drops what it saved. Results that several nodes
-need are computed once and held until the last of them has read them.
+"""Repeat operators when backward asks: what the pack hook leaves in the graph, prepared
+calls, and copies of what a pass did not make.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepscope.fix.saved.normalised_again import FUSED, NormInputs, normalised
+from stepscope.fix.saved.encodings import Encoded, Geometry
+from stepscope.fix.saved.encodings.encoded import same_bits
+from stepscope.fix.saved.norm_recompute import FUSED, NormInputs, normalised
 from stepscope.fix.saved.operators import is_plain, plain_name, tensors_in
-from stepscope.fix.saved.prepared_calls import quickest_call
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from stepscope.fix.saved.encodings import Encoded, Geometry
+# What the pack hook leaves in the graph, and how operators are repeated when backward asks.
+#
+# A repeated call holds its inputs: kept tensors, encoded values, or other repeated calls.
+# Everything is freed by reference counts, as soon as autograd drops what it saved. Results that
+# several nodes need are computed once and held until the last of them has read them.
 
 _LOCK = threading.RLock()  # a backward pass may run in several threads
 # Operators were recorded below autograd and autocast, and are repeated there.
@@ -372,3 +374,159 @@ def _filled(value: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(value, dict):
         return {name: _filled(element, tensors) for name, element in value.items()}
     return value
+
+
+# Repeated calls with as little Python as possible.
+#
+# An overload that is called from Python looks up its schema for every argument. Torch's own
+# bindings (`torch.relu`) take half as long, and mostly end at the same overload. Whether they do is
+# seen when a call is repeated for the first time: then it runs under a mode that notes what is
+# dispatched.
+
+_BINDINGS = (torch._C._VariableFunctions, torch._C._nn)
+
+
+class _DispatchedCalls(TorchDispatchMode):  # type: ignore[misc]
+    """Notes what is dispatched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, dict[str, Any]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        self.calls.append((func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def quickest_call(operator: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """What to call from now on with arguments like these, and what it returned for them."""
+    binding = _binding(operator)
+    if binding is not None:
+        try:
+            with _DispatchedCalls() as seen:
+                result = binding(*args, **kwargs)
+        except (TypeError, ValueError, RuntimeError):  # it takes other arguments
+            return operator._op, operator(*args, **kwargs)
+        if len(seen.calls) == 1 and _is_same((operator, args, kwargs), seen.calls[0]):
+            return binding, result
+    return operator._op, operator(*args, **kwargs)
+
+
+def _binding(operator: Any) -> Callable[..., Any] | None:
+    name = plain_name(operator)
+    if operator.namespace != "aten" or name.endswith("_"):
+        return None
+    found = (getattr(module, name, None) for module in _BINDINGS)
+    return next((binding for binding in found if binding is not None), None)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Tensors are compared by identity."""
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return one is other
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(one[k], other[k]) for k in one)
+    return type(one) is type(other) and bool(one == other)
+
+
+# Copies of what a pass did not make, for operators that backward repeats.
+#
+# A buffer, a batch, a constant over a numpy array or a small weight may change between its use and
+# backward, also where no version counter says so (`.data`, numpy, a second forward). Nothing else
+# writes to a copy, so an operator that starts from one repeats what forward computed.
+
+# Larger weights are not copied: their version counter is checked in backward.
+LARGEST_COPIED_WEIGHT = 1 << 16
+_ALIGNED = 64  # elements: kernels may read in another order where memory begins elsewhere
+_MOST_GAPS = 2
+
+
+def checked_weights(parameters: Iterable[torch.nn.Parameter]) -> set[int]:
+    """The storages of weights that are started from without a copy: large ones that train. An
+    optimizer changes them after backward, and raises their version."""
+    held = [p for p in parameters if is_plain(p)]
+    trained = {_address(p) for p in held if p.requires_grad}
+    frozen = {_address(p) for p in held if not p.requires_grad}
+    large = {_address(p) for p in held if p.untyped_storage().nbytes() > LARGEST_COPIED_WEIGHT}
+    return (trained & large) - frozen
+
+
+def copied_bytes(tensor: torch.Tensor) -> int | None:
+    """What a copy takes; None where most of that would be gaps between the elements."""
+    lead, span = _covered(tensor)
+    if span > _MOST_GAPS * tensor.numel():
+        return None
+    return int((lead + span) * tensor.itemsize)
+
+
+def private_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """The same elements with the same strides, in memory of its own."""
+    lead, span = _covered(tensor)
+    begins = tensor.storage_offset() - lead
+    memory = tensor.detach().as_strided((lead + span,), (1,), begins).clone()
+    return memory.as_strided(tensor.shape, tensor.stride(), lead)
+
+
+def _covered(tensor: torch.Tensor) -> tuple[int, int]:
+    """Elements of the storage to copy before the tensor begins, and from there on."""
+    if not tensor.numel():
+        return 0, 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((count - 1) * stride for count, stride in steps)
+    return tensor.storage_offset() % _ALIGNED, span
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownCopy:
+    kept: KeptTensor
+    version: int
+    alive: StorageWeakRef  # as long as it is held, no other storage gets this address
+
+
+class PrivateCopies:
+    """Of one pass: operators that read the same content share a copy."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[Geometry, _KnownCopy]] = {}  # by storage
+
+    def of(self, tensor: torch.Tensor) -> KeptTensor:
+        """As the tensor is now."""
+        copies = self._known.setdefault(_address(tensor), {})
+        geometry, version = Geometry.of(tensor), _version(tensor)
+        known = copies.get(geometry)
+        if known is not None and known.version == version and _is_unchanged(known.kept, tensor):
+            return known.kept
+        copy = private_copy(tensor)
+        kept = KeptTensor(copy, copy._version)
+        copies[geometry] = _KnownCopy(kept, version, StorageWeakRef(tensor.untyped_storage()))
+        return kept
+
+    def forget(self, written: torch.Tensor) -> None:
+        self._known.pop(_address(written), None)
+
+    def clear(self) -> None:
+        self._known.clear()
+
+
+def _is_unchanged(kept: KeptTensor, tensor: torch.Tensor) -> bool:
+    """Numpy writes to the memory of CPU tensors without a trace. Elsewhere nobody waits for the
+    device to compare: there the version says it."""
+    if tensor.device.type != "cpu":
+        return True
+    one, other = kept.tensor.contiguous().flatten(), tensor.detach().contiguous().flatten()
+    return bool(same_bits(one, other))
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else int(tensor._version)

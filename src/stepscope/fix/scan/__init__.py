@@ -10,10 +10,10 @@ backward pass is the fastest here.
 """
 
 from stepscope.fix.scan.chain import scan_chain as scan_chain
-from stepscope.fix.scan.horizon import gradient_horizon as gradient_horizon
 from stepscope.fix.scan.linear_recurrence import linear_scan as linear_scan
+from stepscope.fix.scan.modules import ScanGRU as ScanGRU
+from stepscope.fix.scan.modules import ScanLSTM as ScanLSTM
+from stepscope.fix.scan.modules import ScanRNN as ScanRNN
+from stepscope.fix.scan.modules import scan_backward as scan_backward
+from stepscope.fix.scan.recommend import gradient_horizon as gradient_horizon
 from stepscope.fix.scan.recommend import recommend as recommend
-from stepscope.fix.scan.replace_modules import scan_backward as scan_backward
-from stepscope.fix.scan.scan_gated import ScanGRU as ScanGRU
-from stepscope.fix.scan.scan_gated import ScanLSTM as ScanLSTM
-from stepscope.fix.scan.scan_rnn import ScanRNN as ScanRNN

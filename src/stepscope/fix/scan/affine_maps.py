@@ -17,14 +17,12 @@ M is kept with a power of two of its own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from stepscope.records.scan_costs import GROUP, cpu_chunk
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _RESCALE_EVERY = 8  # products: weights with a norm up to 10^4 stay in range between two
 

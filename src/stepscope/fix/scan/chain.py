@@ -1,31 +1,29 @@
-"""A chain of layers whose backward pass is Blelloch's scan over sparse Jacobians (BPPSA).
-
-    model = scan_chain(nn.Sequential(...))     # trains like the Sequential
-    print(model.analyse(sample))               # products and FLOPs a level of the scan
-
-The gradient at every layer is a prefix product of transposed Jacobians, applied to the loss's
-gradient. Each level of the scan multiplies matrices that do not wait for each other, so the
-critical path is logarithmic in the number of layers; whether that pays depends on how sparse the
-products stay, which `analyse` counts. This is a laboratory: Jacobians are made for every sample.
+"""A chain of layers whose backward pass is Blelloch's scan over sparse Jacobians (BPPSA),
+and the scans as textbooks have them.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
-from stepscope.fix.scan.second_derivative import refuse_second_derivative
-from stepscope.fix.scan.sparse_jacobians import transposed_jacobian, why_refused
-from stepscope.fix.scan.textbook import blelloch
+from stepscope.fix.scan.rnn_layer import refuse_second_derivative
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from torch import Tensor
+# A chain of layers whose backward pass is Blelloch's scan over sparse Jacobians (BPPSA).
+#
+#     model = scan_chain(nn.Sequential(...))     # trains like the Sequential
+#     print(model.analyse(sample))               # products and FLOPs a level of the scan
+#
+# The gradient at every layer is a prefix product of transposed Jacobians, applied to the loss's
+# gradient. Each level of the scan multiplies matrices that do not wait for each other, so the
+# critical path is logarithmic in the number of layers; whether that pays depends on how sparse the
+# products stay, which `analyse` counts. This is a laboratory: Jacobians are made for every sample.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,3 +208,228 @@ def _add_parameter_gradients(
         gradients = torch.autograd.grad(output, parameters, arriving)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         found[id(parameter)] = found.get(id(parameter), 0) + gradient
+
+
+# The transposed Jacobian of one layer at one sample, as a sparse matrix [inputs, outputs].
+#
+# Where a layer's pattern of zeros is known from what it is, only the rest is ever made: a pixel
+# reaches the few outputs whose window it is in, a ReLU is a diagonal, a pruned weight is not there.
+# Other layers get a dense one from autograd; `is_sparse_by_design` tells which.
+
+_SAME = (nn.Flatten, nn.Identity, nn.Unflatten)
+_DROPOUTS = nn.modules.dropout._DropoutNd
+_BATCH_NORMS = nn.modules.batchnorm._BatchNorm
+_BY_ELEMENT = (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus)
+
+
+def transposed_jacobian(layer: nn.Module, sample: Tensor) -> Tensor | None:
+    """At one sample, without its batch dimension. None: the layer only changes shapes."""
+    if isinstance(layer, (*_SAME, _DROPOUTS)):
+        return None
+    with torch.no_grad():
+        made = _maker(layer)(layer, sample)
+    return made.coalesce()
+
+
+def why_refused(layer: nn.Module) -> str | None:
+    """Why this layer, as it is set now, has no Jacobian of a single sample."""
+    name, batch_norm = type(layer).__name__, isinstance(layer, _BATCH_NORMS)
+    if batch_norm and (layer.training or layer.running_mean is None):
+        return f"{name} mixes the samples of a batch. Call eval() on it, or fold it into a neighbor"
+    if layer.training and isinstance(layer, (_DROPOUTS, nn.RReLU)):
+        return f"{name} is random in training. Call eval() on it, or leave it out of the chain"
+    if isinstance(layer, nn.Flatten) and layer.start_dim == 0:
+        return f"{name} with start_dim=0 mixes the samples of a batch"
+    return None
+
+
+def is_sparse_by_design(layer: nn.Module) -> bool:
+    return isinstance(layer, (*_SAME, _DROPOUTS)) or _maker(layer) is not _by_autograd
+
+
+def _maker(layer: nn.Module) -> Callable[[Any, Tensor], Tensor]:
+    if isinstance(layer, _BY_ELEMENT):
+        return _of_elements
+    if isinstance(layer, _BATCH_NORMS):  # in eval: a factor a channel
+        return _of_elements
+    return _MAKERS.get(type(layer), _by_autograd)
+
+
+def _of_elements(layer: nn.Module, sample: Tensor) -> Tensor:
+    with torch.enable_grad():
+        given = sample.detach().requires_grad_()
+        outputs = layer(given.clone().unsqueeze(0))
+        (slopes,) = torch.autograd.grad(outputs.sum(), given)
+    places = slopes.flatten().nonzero().squeeze(1)
+    return _sparse(places, places, slopes.flatten()[places], (sample.numel(), sample.numel()))
+
+
+def _of_linear(layer: nn.Linear, sample: Tensor) -> Tensor:
+    if sample.dim() != 1:
+        return _by_autograd(layer, sample)
+    outputs, inputs = layer.weight.nonzero(as_tuple=True)
+    return _sparse(
+        inputs, outputs, layer.weight[outputs, inputs], (layer.in_features, layer.out_features)
+    )
+
+
+def _of_convolution(layer: nn.Conv2d, sample: Tensor) -> Tensor:
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        return _by_autograd(layer, sample)
+    windows = _windows(sample, layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    inputs_a_group = len(windows) // layer.groups
+    outputs, taps = layer.weight.flatten(1).nonzero(as_tuple=True)
+    group = outputs // (layer.out_channels // layer.groups)
+    values = layer.weight.flatten(1)[outputs, taps]
+    return _through_windows(
+        windows[group * inputs_a_group + taps], outputs, values, sample.numel(), layer.out_channels
+    )
+
+
+def _of_average(layer: nn.AvgPool2d, sample: Tensor) -> Tensor:
+    size = _pair(layer.kernel_size)
+    if _pair(layer.padding) != (0, 0) or layer.ceil_mode or layer.divisor_override:
+        return _by_autograd(layer, sample)
+    windows = _windows(sample, size, layer.stride or size, (0, 0), (1, 1))
+    channels = sample.shape[0]
+    outputs = torch.arange(channels, device=sample.device).repeat_interleave(size[0] * size[1])
+    values = sample.new_full((len(windows),), 1 / (size[0] * size[1]))
+    return _through_windows(windows, outputs, values, sample.numel(), channels)
+
+
+def _of_maximum(layer: nn.MaxPool2d, sample: Tensor) -> Tensor:
+    _, chosen = functional.max_pool2d(
+        sample, layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode,
+        return_indices=True,
+    )  # fmt: skip
+    channels, height, width = sample.shape
+    first = torch.arange(channels, device=sample.device).view(-1, 1, 1) * (height * width)
+    inputs = (chosen + first).flatten()
+    outputs = torch.arange(len(inputs), device=sample.device)
+    ones = sample.new_ones(len(inputs))
+    return _sparse(inputs, outputs, ones, (sample.numel(), len(inputs)))
+
+
+def _by_autograd(layer: nn.Module, sample: Tensor) -> Tensor:
+    def outputs(given: Tensor) -> Tensor:
+        return layer(given.unsqueeze(0)).squeeze(0).flatten()
+
+    with torch.enable_grad():
+        jacobian = torch.autograd.functional.jacobian(outputs, sample.detach())
+    return jacobian.flatten(1).t().to_sparse()
+
+
+_MAKERS: dict[type, Callable[[Any, Tensor], Tensor]] = {
+    nn.Linear: _of_linear,
+    nn.Conv2d: _of_convolution,
+    nn.AvgPool2d: _of_average,
+    nn.MaxPool2d: _of_maximum,
+}
+
+
+def _windows(sample: Tensor, size: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
+    """[taps of all channels, windows]: which input each tap of each window sees; -1 for padding."""
+    numbers = torch.arange(1, sample.numel() + 1, dtype=torch.float64, device=sample.device)
+    seen = functional.unfold(
+        numbers.view(1, *sample.shape), size, dilation=dilation, padding=padding, stride=stride
+    )
+    return seen[0].long() - 1
+
+
+def _through_windows(
+    windows: Tensor, outputs: Tensor, values: Tensor, inputs: int, channels: int
+) -> Tensor:
+    """One row of `windows`, output channel and value for each connection."""
+    count = windows.shape[1]
+    places = torch.arange(count, device=windows.device)
+    columns = outputs.unsqueeze(1) * count + places
+    inside = windows >= 0
+    spread = values.unsqueeze(1).expand_as(windows)
+    return _sparse(windows[inside], columns[inside], spread[inside], (inputs, channels * count))
+
+
+def _sparse(rows: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    places = torch.stack([rows, columns])
+    return torch.sparse_coo_tensor(places, values, shape, check_invariants=True)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+# Parallel scans as the textbook has them: small, slow, and the oracle for everything else here.
+#
+# A scan gives every prefix of a list combined by an associative operation. Done one after the other
+# it takes n steps. Blelloch's takes 2 log n and no more work than that; Hillis and Steele's takes
+# log n and more work. `combine` is called with the earlier element first. Both return the elements
+# with the number of steps on the critical path: what one level combines could run at the same time.
+
+Element = TypeVar("Element")
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned(Generic[Element]):
+    """What a scan made, and how."""
+
+    elements: list[Element]
+    depth: int  # levels that had to wait for each other
+    combined: int  # calls of `combine`
+
+
+def one_after_the_other(
+    elements: Sequence[Element], combine: Callable[[Element, Element], Element]
+) -> Scanned[Element]:
+    """Every prefix, its last element included."""
+    prefixes = list(elements[:1])
+    for element in elements[1:]:
+        prefixes.append(combine(prefixes[-1], element))
+    steps = max(0, len(elements) - 1)
+    return Scanned(prefixes, steps, steps)
+
+
+def hillis_steele(
+    elements: Sequence[Element], combine: Callable[[Element, Element], Element]
+) -> Scanned[Element]:
+    """Every prefix, its last element included. On level k each looks back by 2^k."""
+    prefixes, reach, depth, combined = list(elements), 1, 0, 0
+    while reach < len(prefixes):
+        prefixes = [
+            combine(prefixes[place - reach], element) if place >= reach else element
+            for place, element in enumerate(prefixes)
+        ]
+        combined += len(prefixes) - reach
+        reach, depth = 2 * reach, depth + 1
+    return Scanned(prefixes, depth, combined)
+
+
+def blelloch(
+    elements: Sequence[Element],
+    combine: Callable[[Element, Element], Element],
+    identity: Element,
+    begin_level: Callable[[], object] = lambda: None,
+) -> Scanned[Element]:
+    """Every prefix without its last element: the first is `identity`.
+
+    On the way up, pairs are combined into a tree of sums. On the way down, each node hands what is
+    left of it to its left child, and that with the left child's sum to its right one.
+    `begin_level` is called before the combinations that could run at the same time.
+    """
+    length = 1 << max(0, len(elements) - 1).bit_length()
+    tree, depth, combined = [*elements, *[identity] * (length - len(elements))], 0, 0
+    width = 2
+    while width <= length:
+        begin_level()
+        for right in range(width - 1, length, width):
+            tree[right] = combine(tree[right - width // 2], tree[right])
+        combined += length // width
+        depth, width = depth + 1, 2 * width
+    tree[-1] = identity
+    while width > 2:
+        width //= 2
+        begin_level()
+        for right in range(width - 1, length, width):
+            left = right - width // 2
+            tree[left], tree[right] = tree[right], combine(tree[right], tree[left])
+        combined += length // width
+        depth += 1
+    return Scanned(tree[: len(elements)], depth, combined)

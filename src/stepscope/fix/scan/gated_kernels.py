@@ -8,18 +8,13 @@ without tensor cores: a gate that keeps nearly everything makes a long memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from stepscope.fix.scan.device_size import multiprocessors
-from stepscope.fix.scan.kernels import _rescale, carries, padded_size
+from stepscope.fix.scan.rnn_kernels import _rescale, carries, multiprocessors, padded_size
 from stepscope.records.scan_costs import gpu_chunk
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @triton.jit

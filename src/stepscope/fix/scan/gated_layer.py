@@ -1,28 +1,355 @@
-"""One layer of a GRU or an LSTM whose backward pass is a scan: a torch operator of its own.
-
-`gated_layer` computes the states as torch does (cuDNN on a GPU) and keeps them alone, and an LSTM's
-cell states. Its gradient is `gated_layer_backward`. Both are custom operators with shapes for
-torch.compile; a second derivative is refused.
+"""One layer of a GRU or an LSTM whose backward pass is a scan over the Jacobians of its
+steps: a torch operator of its own.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from stepscope.fix.scan.exact_products import exact_products
-from stepscope.fix.scan.gated_cells import (
-    GatedWeights,
-    GruSteps,
-    LstmSteps,
-    lstm_cells,
-    states_before,
+from stepscope.fix.scan.affine_maps import AffineMaps, carries, rescaled
+from stepscope.fix.scan.linear_recurrence import scan_pairs
+from stepscope.fix.scan.rnn_layer import (
+    MOST_STEPS,
+    has_triton,
+    no_warning,
+    refuse_second_derivative,
 )
-from stepscope.fix.scan.rnn_layer import MOST_STEPS, no_warning
-from stepscope.fix.scan.second_derivative import refuse_second_derivative
-from stepscope.fix.scan.step_jacobians import backward_rows
+
+# What a GRU's and an LSTM's steps do to a gradient, for all steps at once.
+#
+# Gates are computed again from inputs and states: that is no chain. A cell gives the Jacobians of
+# its steps (step_jacobians.py) and, from the gradients that reached the states, those of its gates.
+# With a the gradient of a step's output, W the recurrent weights and ' the slope of an activation:
+#
+#     GRU    h = (1 - z) n + z h_before,   n = tanh(x_n + r q),   q = W_n h_before + b_n
+#            a  ->  a z  +  (a (1-z) n' q r') W_r  +  (a (h_before - n) z') W_z  +  (a (1-z) n' r)
+#            W_n
+#
+#     LSTM   h = o tanh(c),   c = f c_before + i g;   b is the gradient of c, s = o tanh'(c)
+#            b  ->  (b + a s) f
+#            a  ->  (b + a s) (g i' W_i + c_before f' W_f + i g' W_g)  +  a tanh(c) o' W_o
+
+
+class GatedWeights(NamedTuple):
+    """As torch has them: the gates' rows one after the other."""
+
+    input: Tensor
+    recurrent: Tensor
+    bias_input: Tensor | None
+    bias_recurrent: Tensor | None
+
+
+class GateGradients(NamedTuple):
+    """[steps, batch, gates x size]: of the sums that inputs give to the gates, and states."""
+
+    of_inputs: Tensor
+    of_states: Tensor
+
+
+class GruSteps(NamedTuple):
+    """The slopes of a GRU's steps, [steps, batch, size] each."""
+
+    reset: Tensor
+    update: Tensor
+    new: Tensor  # by way of the state
+    new_input: Tensor
+    forgotten: Tensor  # 1 - z
+
+    @classmethod
+    def of(cls, inputs: Tensor, before: Tensor, weights: GatedWeights) -> GruSteps:
+        from_input = torch.nn.functional.linear(inputs, weights.input, weights.bias_input)
+        from_state = torch.nn.functional.linear(before, weights.recurrent, weights.bias_recurrent)
+        size = before.shape[-1]
+        both = from_input[..., : 2 * size] + from_state[..., : 2 * size]
+        r, z = torch.sigmoid(both).chunk(2, -1)
+        forgotten = torch.sigmoid(-both[..., size:])
+        q = from_state[..., 2 * size :]
+        n = torch.tanh(from_input[..., 2 * size :] + r * q)
+        new_input = forgotten * (1 - n * n)
+        return cls(
+            reset=new_input * q * (r * (1 - r)),
+            update=(before - n) * (z * forgotten),
+            new=new_input * r,
+            new_input=new_input,
+            forgotten=forgotten,
+        )
+
+    def jacobians(self, recurrent: Tensor) -> StepJacobians:
+        coefficient = torch.stack([self.reset, self.update, self.new, -self.forgotten], -1)
+        return StepJacobians(coefficient, _with_identity(recurrent, gates=3), kept=0)
+
+    def gate_gradients(self, reached: Tensor) -> GateGradients:
+        gates = [reached * self.reset, reached * self.update]
+        return GateGradients(
+            torch.cat([*gates, reached * self.new_input], -1),
+            torch.cat([*gates, reached * self.new], -1),
+        )
+
+
+class LstmSteps(NamedTuple):
+    """The slopes of an LSTM's steps, [steps, batch, size] each."""
+
+    through_cell: Tensor  # [steps, batch, 3, size]: of the gates that the cell's gradient meets
+    output: Tensor
+    to_cell: Tensor  # from the output's gradient to the cell's
+    forgotten: Tensor  # 1 - f
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Tensor,
+        before: Tensor,
+        cells: Tensor,
+        cells_before: Tensor,
+        weights: GatedWeights,
+    ) -> LstmSteps:
+        sums = _lstm_sums(inputs, before, weights)
+        i, f, g, o = _lstm_gates(sums)
+        forgotten = torch.sigmoid(-sums[..., before.shape[-1] : 2 * before.shape[-1]])
+        squashed = torch.tanh(cells)
+        through = (g * i * (1 - i), cells_before * f * forgotten, i * (1 - g * g))
+        return cls(
+            through_cell=torch.stack(through, -2),
+            output=squashed * o * (1 - o),
+            to_cell=o * (1 - squashed * squashed),
+            forgotten=forgotten,
+        )
+
+    def jacobians(self, recurrent: Tensor) -> StepJacobians:
+        size = recurrent.shape[-1]
+        zero = torch.zeros_like(self.output)
+        of_cell = torch.stack([*self.through_cell.unbind(-2), zero, -self.forgotten], -1)
+        of_output = of_cell * self.to_cell.unsqueeze(-1)
+        of_output[..., 3] = self.output
+        of_output[..., 4] += self.to_cell
+        half = _with_identity(recurrent, gates=4)
+        basis = half.new_zeros(2 * size, 5, 2 * size)
+        basis[:size, :4, :size] = basis[size:, :4, :size] = half[:, :4]
+        basis[:size, 4, size:] = basis[size:, 4, size:] = half[:, 4]
+        return StepJacobians(torch.cat([of_output, of_cell], -2), basis, kept=size)
+
+    def gate_gradients(self, reached: Tensor) -> GateGradients:
+        of_output, of_cell = reached.chunk(2, -1)
+        of_cell = of_cell + of_output * self.to_cell
+        through = of_cell.unsqueeze(-2) * self.through_cell
+        gates = torch.cat([through.flatten(-2), of_output * self.output], -1)
+        return GateGradients(gates, gates)
+
+
+def _lstm_sums(inputs: Tensor, before: Tensor, weights: GatedWeights) -> Tensor:
+    sums = torch.nn.functional.linear(inputs, weights.input, weights.bias_input)
+    return sums + torch.nn.functional.linear(before, weights.recurrent, weights.bias_recurrent)
+
+
+def _lstm_gates(sums: Tensor) -> tuple[Tensor, ...]:
+    """Input, forget, cell and output gates of all steps."""
+    i, f, g, o = sums.chunk(4, -1)
+    return torch.sigmoid(i), torch.sigmoid(f), torch.tanh(g), torch.sigmoid(o)
+
+
+def lstm_cells(inputs: Tensor, before: Tensor, first: Tensor, weights: GatedWeights) -> Tensor:
+    """All cell states, which torch does not give: they are a linear recurrence of the gates."""
+    i, f, g, _ = _lstm_gates(_lstm_sums(inputs, before, weights))
+    added = i * g
+    added[0] += f[0] * first
+    return scan_pairs(f.contiguous(), added)
+
+
+def states_before(initial: Tensor, states: Tensor) -> Tensor:
+    return torch.cat([initial.unsqueeze(0), states[:-1]])
+
+
+def _with_identity(recurrent: Tensor, gates: int) -> Tensor:
+    """[size, gates + 1, size]: for each row, the gates' weights and a row of the identity."""
+    by_gate = recurrent.unflatten(0, (gates, -1)).transpose(0, 1)
+    identity = torch.eye(recurrent.shape[-1], dtype=recurrent.dtype, device=recurrent.device)
+    return torch.cat([by_gate, identity.unsqueeze(1)], 1)
+
+
+# Backward through gated cells as a scan: steps whose Jacobians are mixtures of fixed rows.
+#
+# A step of a GRU or an LSTM sends the gradient of its state, a row r, to the state before. Row i of
+# its Jacobian is a mixture of a few rows that all steps share, the weights' rows and a row of the
+# identity, by coefficients of this step and sequence alone:
+#
+#     D[i] = sum over k of coefficient[i, k] * basis[i, k]          r  <-  (r + g) @ (K + D)
+#
+# K is the identity for what a step keeps, nothing elsewhere. What a gate forgets is in D: a float
+# holds 10^-6 of it exactly, but not that a gate keeps 1 - 10^-6, and a long memory is a product of
+# thousands of those.
+#
+# So a Jacobian is one small product, made for one step of all chunks at a time and dropped after
+# it. Chunks are folded, carried and replayed as affine_maps.py does it for plain RNNs. The offset
+# of a chunk's map is one more row of its matrix: a step of the fold is two products and two sums.
+
+LARGEST_BY_KERNELS = 64  # numbers of a state: its matrix and all rows mixed are kept in registers
+_RESCALE_EVERY = 4  # products
+_MAPS_BYTES = 1 << 29  # that the maps of all chunks may take
+
+
+class StepJacobians(NamedTuple):
+    """Of every step and sequence."""
+
+    coefficient: Tensor  # [steps, batch, size, mixed]
+    basis: Tensor  # [size, mixed, size]
+    kept: int  # the first column of the state that is kept, and all behind it
+
+
+@torch.no_grad()
+def backward_rows(
+    gradient: Tensor, jacobians: StepJacobians, chunk: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """What reaches every step's state, its own gradient included, and the initial state."""
+    steps, batch, size = gradient.shape
+    if _kernels_fit(gradient):
+        from stepscope.fix.scan.gated_kernels import backward_rows as by_kernels
+
+        coefficient, basis, kept = jacobians
+        return by_kernels(
+            gradient.contiguous(), coefficient.contiguous(), basis.contiguous(), kept, chunk
+        )
+    chunk = chunk or usual_chunk(gradient)
+    with exact_products(gradient.device):
+        if chunk >= steps:
+            return _one_after_the_other(gradient, jacobians)
+        gradients, coefficients = (
+            _by_place(values, chunk) for values in (gradient, jacobians.coefficient)
+        )
+        by_place = jacobians._replace(coefficient=coefficients)
+        reached = _replay(gradients, by_place, carries(_fold(gradients, by_place)))
+        reached = reached.transpose(0, 1).reshape(-1, batch, size)[-steps:]
+        return reached, _back(reached[0], jacobians, place=0)
+
+
+def _kernels_fit(gradient: Tensor) -> bool:
+    return (
+        gradient.is_cuda
+        and gradient.dtype == torch.float32
+        and gradient.shape[-1] <= LARGEST_BY_KERNELS
+        and has_triton()
+    )
+
+
+def usual_chunk(gradient: Tensor) -> int:
+    """A plain loop on a CPU, where nothing runs at the same time. On a GPU a step of the fold takes
+    as long for few chunks as for many, until they fill it: chunks are short, within memory."""
+    steps, batch, size = map(int, gradient.shape)
+    if gradient.device.type == "cpu":
+        return steps
+    chunk = 1 << max(3, (steps.bit_length() - 1) // 2)
+    while 4 * -(-steps // chunk) * batch * size * size > _MAPS_BYTES and chunk < steps:
+        chunk *= 2
+    return chunk
+
+
+def _by_place(values: Tensor, chunk: int) -> Tensor:
+    """[chunk, groups, ...]: one place of all chunks is one piece of memory. Steps of zeros in front
+    fill the first chunk: the gradient has left before it reaches them."""
+    missing = -len(values) % chunk
+    if missing:
+        values = torch.cat([values.new_zeros(missing, *values.shape[1:]), values])
+    return values.unflatten(0, (-1, chunk)).transpose(0, 1).contiguous()
+
+
+def _one_after_the_other(gradient: Tensor, jacobians: StepJacobians) -> tuple[Tensor, Tensor]:
+    row, reached = torch.zeros_like(gradient[0]), torch.empty_like(gradient)
+    kept, flat = jacobians.kept, jacobians.basis.flatten(0, 1)
+    mixed = torch.empty_like(jacobians.coefficient[0])
+    places = (reversed(values.unbind()) for values in (gradient, jacobians.coefficient, reached))
+    for own, coefficient, arrived in zip(*places, strict=True):
+        torch.add(row, own, out=arrived)
+        torch.mul(arrived.unsqueeze(-1), coefficient, out=mixed)
+        torch.mm(mixed.flatten(1), flat, out=row)
+        row[:, kept:] += arrived[:, kept:]
+    return reached, row
+
+
+def _back(arrived: Tensor, jacobians: StepJacobians, place: int) -> Tensor:
+    """Rows through the steps of one place."""
+    mixed = arrived.unsqueeze(-1) * jacobians.coefficient[place]
+    row = mixed.flatten(-2) @ jacobians.basis.flatten(0, 1)
+    row[..., jacobians.kept :] += arrived[..., jacobians.kept :]
+    return row
+
+
+def _fold(gradients: Tensor, jacobians: StepJacobians) -> AffineMaps:
+    chunk, groups, batch, size = gradients.shape
+    own, basis, kept = gradients.flatten(1, 2), jacobians.basis, jacobians.kept
+    mixtures = jacobians.coefficient.flatten(1, 2).transpose(1, 2)  # [chunk, size, sequences, ...]
+    rows = torch.eye(size + 1, size, dtype=basis.dtype, device=basis.device)
+    rows = rows.repeat(groups * batch, 1, 1)
+    exponent = gradients.new_zeros(groups * batch, size)
+    for place in reversed(range(chunk)):
+        rows[:, -1] += own[place]
+        changed = torch.bmm(mixtures[place], basis).transpose(0, 1)
+        before, rows = rows, torch.bmm(rows, changed)
+        rows[..., kept:] += before[..., kept:]
+        if place % _RESCALE_EVERY == 0:
+            rows[:, :-1], exponent = rescaled(rows[:, :-1], exponent)
+    maps = AffineMaps(rows[:, :-1], exponent, rows[:, -1])
+    return AffineMaps(*(part.unflatten(0, (groups, batch)) for part in maps))
+
+
+def _replay(gradients: Tensor, jacobians: StepJacobians, entering: Tensor) -> Tensor:
+    row, reached = entering, torch.empty_like(gradients)
+    for place in reversed(range(len(gradients))):
+        torch.add(row, gradients[place], out=reached[place])
+        row = _back(reached[place], jacobians, place)
+    return reached
+
+
+# Products of float32 without TF32, whatever the training has allowed.
+
+
+@contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """TF32 loses 10^-3 of a product, and a chain multiplies thousands of them.
+
+    Torch has an older and a newer way to allow TF32, and raises where it is asked by one after the
+    other was used: what the training used is used here too.
+    """
+    products: Any = torch.backends.cuda.matmul
+    if device.type != "cuda":
+        yield
+        return
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        with _newer_way(products):
+            yield
+        return
+    if before == "highest":
+        yield
+        return
+    products.allow_tf32 = False
+    try:
+        yield
+    finally:
+        products.allow_tf32 = True
+        if before == "medium":
+            torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def _newer_way(products: Any) -> Iterator[None]:
+    before = products.fp32_precision
+    products.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
+
+
+# One layer of a GRU or an LSTM whose backward pass is a scan: a torch operator of its own.
+#
+# `gated_layer` computes the states as torch does (cuDNN on a GPU) and keeps them alone, and an
+# LSTM's cell states. Its gradient is `gated_layer_backward`. Both are custom operators with shapes
+# for torch.compile; a second derivative is refused.
 
 _PIECE_ROWS = 2048
 

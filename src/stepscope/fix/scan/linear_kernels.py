@@ -7,14 +7,10 @@ Complex numbers are pairs of real ones, side by side as torch keeps them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 _CHUNK, _WIDTH = 64, 128
 

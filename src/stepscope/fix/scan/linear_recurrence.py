@@ -7,16 +7,15 @@ are combined at doubling distances inside a chunk (Hillis and Steele), and chunk
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from stepscope.fix.scan.second_derivative import refuse_second_derivative
+from stepscope.fix.scan.rnn_layer import refuse_second_derivative
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     Times = Callable[[Tensor, Tensor], Tensor]
 
 _CHUNK = 64

@@ -1,8 +1,5 @@
-"""One layer of a plain RNN whose backward pass is a scan: a torch operator of its own.
-
-`rnn_layer` computes the states as torch does (cuDNN on a GPU) and keeps them alone. Its gradient is
-`rnn_layer_backward`: Triton kernels on a GPU, batched matrix products elsewhere. Both are custom
-operators with shapes for torch.compile; a second derivative is refused.
+"""One layer of a plain RNN whose backward pass is a scan: a torch operator of its own,
+without second derivatives.
 """
 
 from __future__ import annotations
@@ -11,14 +8,33 @@ import importlib.util
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from stepscope.fix.scan import affine_maps
-from stepscope.fix.scan.second_derivative import refuse_second_derivative
 from stepscope.records.scan_costs import LARGEST_SIZE, fused_chunk, is_fused
+
+# The scans' own gradients have none.
+
+
+class SecondDerivativeError(NotImplementedError):
+    """The gradient of a scan's gradient was asked for."""
+
+
+def refuse_second_derivative(*_: Any) -> NoReturn:
+    raise SecondDerivativeError(
+        "the gradient of a scan's gradient is not implemented. Use torch's own modules where "
+        "a second derivative is needed (create_graph=True, gradient penalties)"
+    )
+
+
+# One layer of a plain RNN whose backward pass is a scan: a torch operator of its own.
+#
+# `rnn_layer` computes the states as torch does (cuDNN on a GPU) and keeps them alone. Its gradient
+# is `rnn_layer_backward`: Triton kernels on a GPU, batched matrix products elsewhere. Both are
+# custom operators with shapes for torch.compile; a second derivative is refused.
 
 PRECISIONS = ("fp32", "tf32x3", "tf32", "bf16")
 _DOT = {"fp32": "ieee", "tf32x3": "tf32x3", "tf32": "tf32", "bf16": "bf16"}  # as kernels call them
@@ -114,8 +130,8 @@ def _gradients(
     """As the operator gives them; those of weights may be parts of one tensor."""
     steps, batch, size = map(int, gradient.shape)
     if _kernels_fit(gradient) and is_fused(size, inputs.shape[-1]):
-        from stepscope.fix.scan.device_size import multiprocessors
-        from stepscope.fix.scan.fused_kernels import layer_gradients
+        from stepscope.fix.scan.rnn_gradient_kernels import layer_gradients
+        from stepscope.fix.scan.rnn_kernels import multiprocessors
 
         return layer_gradients(
             gradient.contiguous(), states, inputs, initial, weight_input.contiguous(),
@@ -151,7 +167,7 @@ def _of_weights(
     reached: Tensor, states: Tensor, inputs: Tensor, initial: Tensor, precision: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     if _kernels_fit(reached):
-        from stepscope.fix.scan.weight_kernels import weight_gradients
+        from stepscope.fix.scan.rnn_gradient_kernels import weight_gradients
 
         # A sum over all steps is no place for 16 bits.
         dot = _of_sums("tf32" if precision == "bf16" else precision, reached.shape[-1])
@@ -188,8 +204,8 @@ def backward_states(
     """By the kernels where they can run, else by batched products."""
     gradient = gradient.contiguous()
     if _kernels_fit(gradient):
-        from stepscope.fix.scan.kernels import backward_states as by_kernels
-        from stepscope.fix.scan.launches import launch_for
+        from stepscope.fix.scan.rnn_kernels import backward_states as by_kernels
+        from stepscope.fix.scan.rnn_kernels import launch_for
 
         return by_kernels(
             gradient,

@@ -2,10 +2,8 @@
 
     from stepscope.fix.server import ParameterServer
 
-records/consistency.py has the four models, clocks.py who may read when, shard_state.py how updates
-are applied; coordinator.py, shard.py and client.py are the three parties and speak messages.py.
-None of them knows Ray: ray_actors.py and worker.py run them on a cluster, tests run them in virtual
-time.
+shard_state.py says how updates are applied. coordinator.py, shard.py and client.py are the three
+parties. None of them knows Ray: ray_actors.py and worker.py run them on a cluster, tests run them in virtual time.
 """
 
 from __future__ import annotations
@@ -14,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepscope.fix.server.parameter_server import ParameterServer as ParameterServer
+    from stepscope.fix.server.parameter_server import ServedOptimizer as ServedOptimizer
     from stepscope.fix.server.parameter_server import ServerConnection as ServerConnection
     from stepscope.fix.server.parameter_server import connect as connect
-    from stepscope.fix.server.served_optimizer import ServedOptimizer as ServedOptimizer
     from stepscope.fix.server.worker import Worker as Worker
 
 _PLACES = {
     "ParameterServer": "parameter_server",
     "ServerConnection": "parameter_server",
     "connect": "parameter_server",
-    "ServedOptimizer": "served_optimizer",
+    "ServedOptimizer": "parameter_server",
     "Worker": "worker",
 }
 

@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepscope.fix.server.clocks import ClockTable
+from stepscope.fix.server.membership import (
+    ClockTable,
+    CoordinatorSurroundings,
+    MemberClock,
+    ShardDirectory,
+    Timing,
+)
 from stepscope.fix.server.messages import (
     Admit,
     BeginClock,
@@ -39,16 +46,11 @@ from stepscope.fix.server.messages import (
     StillHere,
     TakeCheckpoint,
 )
-from stepscope.fix.server.shard_directory import ShardDirectory, Timing
-from stepscope.records.together import CheckpointCut, ClockClosed, MemberChange
+from stepscope.records.server_log import CheckpointCut, ClockClosed, MemberChange
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.fix.server.clocks import MemberClock
-    from stepscope.fix.server.shard_directory import CoordinatorSurroundings
     from stepscope.fix.server.shard_state import ShardSnapshot
-    from stepscope.records.consistency import Consistency
+    from stepscope.records.change_values import Consistency
 
 _POLL_S = 2.0  # a worker that has to wait longer asks again
 _PING_S = 1.0

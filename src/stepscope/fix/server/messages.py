@@ -1,14 +1,26 @@
-"""What workers, shards and the coordinator say to each other.
-
-Every message may arrive late, twice or after a later one, and an answer may be lost: handling one
-again changes nothing and gives the same answer. An *address* is whatever the network can reach: a
-Ray actor, or a name in the tests.
+"""What workers, shards and the coordinator say to each other, and how gradients are packed
+into it: one flat, perhaps compressed message a shard.
 """
 
 from __future__ import annotations
 
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+import torch
+
+from stepscope.errors import UsageError
+
+# What workers, shards and the coordinator say to each other.
+#
+# Every message may arrive late, twice or after a later one, and an answer may be lost: handling one
+# again changes nothing and gives the same answer. An *address* is whatever the network can reach: a
+# Ray actor, or a name in the tests.
 
 
 class Unreachable(Exception):  # noqa: N818 - a condition of the network, not a defect
@@ -305,3 +317,269 @@ class OutOfOrder:
     """A message that makes sense in no history; its sender has a defect."""
 
     why: str
+
+
+# Which shard holds which tensor, and where each lies in the shard's one flat message.
+
+_ALIGN_BYTES = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorPlace:
+    """One parameter and its bytes in the flat message."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Any
+    offset: int
+    size_bytes: int
+    trained: bool = True
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """The tensors of one shard in the model's order."""
+
+    places: tuple[TensorPlace, ...]
+    size_bytes: int
+
+    def views(self, flat: Any) -> dict[str, Any]:
+        """Each tensor as a window into the flat bytes."""
+        return {
+            place.name: flat[place.offset : place.offset + place.size_bytes]
+            .view(place.dtype)
+            .view(place.shape)
+            for place in self.places
+        }
+
+    def with_dtype(self, dtype: Any) -> Layout:
+        """The same tensors, floating-point numbers wider than `dtype` stored as `dtype`."""
+        return lay_out(
+            [
+                (
+                    one.name,
+                    one.shape,
+                    dtype if _is_wider(one.dtype, dtype) else one.dtype,
+                    one.trained,
+                )
+                for one in self.places
+            ]
+        )
+
+
+def _is_wider(dtype: Any, than: Any) -> bool:
+    return bool(dtype.is_floating_point and dtype.itemsize > than.itemsize)
+
+
+def lay_out(tensors: Sequence[tuple[str, tuple[int, ...], Any, bool]]) -> Layout:
+    """One after another; each begins where any type may begin."""
+    places, offset = [], 0
+    for name, shape, dtype, trained in tensors:
+        size = math.prod(shape) * dtype.itemsize
+        places.append(
+            TensorPlace(
+                name=name,
+                shape=tuple(shape),
+                dtype=dtype,
+                offset=offset,
+                size_bytes=size,
+                trained=trained,
+            )
+        )
+        offset += -(-size // _ALIGN_BYTES) * _ALIGN_BYTES
+    return Layout(places=tuple(places), size_bytes=offset)
+
+
+def assign(sizes: Mapping[str, int], shards: int) -> list[list[str]]:
+    """Names by shard: the largest tensor first, each to the shard with the fewest bytes so far.
+    Within a shard, names keep the order of `sizes`."""
+    load = [0] * shards
+    chosen: dict[str, int] = {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        shard = min(range(shards), key=lambda shard: (load[shard], shard))
+        chosen[name] = shard
+        load[shard] += sizes[name]
+    return [[name for name in sizes if chosen[name] == shard] for shard in range(shards)]
+
+
+def shard_layouts(tensors: Mapping[str, Any], shards: int) -> list[Layout]:
+    """Of the named parameters of a model. UsageError where there is nothing for a shard."""
+    if shards < 1:
+        raise UsageError(f"shards={shards}: a parameter server needs at least one shard")
+    if len(tensors) < shards:
+        raise UsageError(
+            f"shards={shards}, but the model has {len(tensors)} parameter tensors: use at most "
+            "one shard for each"
+        )
+    sizes = {name: one.numel() * one.element_size() for name, one in tensors.items()}
+    return [
+        lay_out(
+            [
+                (name, tuple(tensors[name].shape), tensors[name].dtype, _is_trained(tensors[name]))
+                for name in names
+            ]
+        )
+        for names in assign(sizes, shards)
+    ]
+
+
+def _is_trained(tensor: Any) -> bool:
+    return bool(tensor.requires_grad)
+
+
+def flatten(layout: Layout, tensors: Mapping[str, Any], out: Any | None = None) -> Any:
+    """Copy tensors into one flat array of bytes, on the device of `out`."""
+    flat = torch.zeros(layout.size_bytes, dtype=torch.uint8) if out is None else out
+    for name, view in layout.views(flat).items():
+        view.copy_(tensors[name].detach())
+    return flat
+
+
+def unflatten(layout: Layout, flat: Any, into: Mapping[str, Any]) -> None:
+    """Copy the flat bytes into tensors, whose device may be another."""
+    first = next(iter(into.values()), None)
+    if first is not None and first.device != flat.device:
+        flat = flat.to(first.device)
+    for name, view in layout.views(flat).items():
+        into[name].copy_(view)
+
+
+# Gradients as one message per shard: as they are, as bf16, or the largest few.
+#
+# `top-k:0.01` sends a hundredth of the numbers. What is not sent is added to the next gradient
+# (error feedback), so that nothing is forgotten, only delayed.
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """How gradients travel. `share` is the part of the numbers that top-k sends."""
+
+    kind: str  # "none", "bf16" or "top-k"
+    share: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str | None) -> Compression:
+        if text is None or text == "bf16":
+            return cls(text or "none")
+        spelled = re.fullmatch(r"top-k:(\d*\.?\d+)", text)
+        if spelled is not None and 0.0 < float(spelled[1]) <= 1.0:
+            return cls("top-k", float(spelled[1]))
+        raise UsageError(
+            f'compression "{text}" is unknown. Use None, "bf16", or "top-k:0.01" for '
+            "the largest hundredth of the gradient"
+        )
+
+    @property
+    def words(self) -> str:
+        """As `parse` takes it."""
+        return f"top-k:{self.share:g}" if self.kind == "top-k" else self.kind
+
+    def travel_layout(self, layout: Layout) -> Layout:
+        return layout.with_dtype(torch.bfloat16) if self.kind == "bf16" else layout
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedGradients:
+    """`present` are the places of tensors that have a gradient at all. `chosen` holds, for top-k,
+    the elements sent of each such tensor, counted from its beginning."""
+
+    present: tuple[int, ...]
+    flat: Any  # bytes; for top-k, the chosen values of all tensors one after another
+    chosen: tuple[Any, ...] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        chosen = sum(one.nbytes for one in self.chosen) if self.chosen is not None else 0
+        return int(self.flat.nbytes + chosen)
+
+
+class GradientPacker:
+    """Packs one worker's gradients for one shard; keeps what top-k left out."""
+
+    def __init__(self, compression: Compression, layout: Layout) -> None:
+        self._compression = compression
+        self._layout = compression.travel_layout(layout)
+        self._left_out: dict[int, Any] = {}
+
+    def pack(self, gradients: Mapping[str, Any]) -> PackedGradients:
+        """Gradients by name; a parameter without one is not in the message."""
+        present = tuple(
+            index
+            for index, place in enumerate(self._layout.places)
+            if gradients.get(place.name) is not None
+        )
+        dense = {index: _dense(gradients[self._layout.places[index].name]) for index in present}
+        if self._compression.kind == "top-k":
+            return self._pack_largest(dense)
+        return self._pack_all(dense)
+
+    def _pack_all(self, dense: dict[int, Any]) -> PackedGradients:
+        device = next(iter(dense.values())).device if dense else "cpu"
+        flat = torch.zeros(self._layout.size_bytes, dtype=torch.uint8, device=device)
+        views = list(self._layout.views(flat).values())
+        for index, gradient in dense.items():
+            views[index].copy_(gradient)
+        return PackedGradients(present=tuple(dense), flat=flat.cpu().numpy())
+
+    def _pack_largest(self, dense: dict[int, Any]) -> PackedGradients:
+        chosen, values = [], []
+        for index, gradient in dense.items():
+            whole = gradient.reshape(-1).clone()
+            if index in self._left_out:
+                whole += self._left_out[index]
+            kept = max(1, round(self._compression.share * whole.numel())) if whole.numel() else 0
+            places = torch.topk(whole.abs(), kept, sorted=False).indices.sort().values
+            picked = whole[places]
+            whole[places] = 0
+            self._left_out[index] = whole
+            chosen.append(places.to(torch.int32).cpu().numpy())
+            values.append(picked.cpu().contiguous().view(torch.uint8).numpy())
+        flat = np.concatenate(values) if values else np.zeros(0, np.uint8)
+        return PackedGradients(present=tuple(dense), flat=flat, chosen=tuple(chosen))
+
+
+def unpack(compression: Compression, layout: Layout, packed: PackedGradients) -> dict[str, Any]:
+    """Gradients by name in the parameters' own types; parameters without one are left out."""
+    if packed.chosen is not None:
+        return _unpack_largest(layout, packed)
+    travelled = compression.travel_layout(layout)
+    views = list(travelled.views(as_tensor(packed.flat)).values())
+    return {
+        layout.places[index].name: views[index].to(layout.places[index].dtype)
+        for index in packed.present
+    }
+
+
+def _unpack_largest(layout: Layout, packed: PackedGradients) -> dict[str, Any]:
+    assert packed.chosen is not None
+    gradients, offset = {}, 0
+    for index, chosen in zip(packed.present, packed.chosen, strict=True):
+        place = layout.places[index]
+        size = len(chosen) * place.dtype.itemsize
+        # A copy: in this message no value begins at a multiple of its size.
+        values = (
+            torch.frombuffer(bytearray(packed.flat[offset : offset + size]), dtype=place.dtype)
+            if size
+            else torch.zeros(0, dtype=place.dtype)
+        )
+        whole = torch.zeros(place.elements, dtype=place.dtype)
+        whole[as_tensor(chosen).long()] = values
+        gradients[place.name] = whole.view(place.shape)
+        offset += size
+    return gradients
+
+
+def as_tensor(array: Any) -> Any:
+    """Ray's store gives read-only arrays, and torch has no such tensors: nobody writes to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
+
+
+def _dense(gradient: Any) -> Any:
+    whole = gradient.detach()
+    return whole.to_dense() if whole.layout != torch.strided else whole

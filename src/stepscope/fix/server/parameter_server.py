@@ -1,46 +1,92 @@
-"""The front door: a parameter server for a model, on a Ray cluster.
-
-    with ParameterServer(model, optimizer=SGD(model.parameters(), lr=0.1),
-                         consistency="bounded:3") as server:
-        with server.worker() as w:
-            w.pull(); loss_of(model, batch).backward(); w.push()
-
-Workers are this process, Ray actors that were given `server`, or processes that call `connect`.
+"""Start or reach a parameter server for a model on a Ray cluster, and train an ordinary loop
+through it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import torch
 
 from stepscope.errors import UsageError
-from stepscope.fix.server.checkpoint_files import load_cut, saved_cuts
-from stepscope.fix.server.compression import Compression
-from stepscope.fix.server.event_log import run_folder, write_facts
-from stepscope.fix.server.layout import flatten, shard_layouts
-from stepscope.fix.server.messages import ReadState, TakeCheckpoint
-from stepscope.fix.server.optimizer_recipe import make_recipe
-from stepscope.fix.server.ray_actors import Answering, CoordinatorActor, ServerSetup
-from stepscope.fix.server.ray_cluster import NAMESPACE, connect_ray, import_ray
-from stepscope.fix.server.served_optimizer import ServedOptimizer
-from stepscope.fix.server.shard_directory import Timing
-from stepscope.fix.server.shard_state import ShardSnapshot
+from stepscope.fix.server.membership import Timing
+from stepscope.fix.server.messages import (
+    Compression,
+    Layout,
+    ReadState,
+    TakeCheckpoint,
+    flatten,
+    shard_layouts,
+)
+from stepscope.fix.server.ray_actors import (
+    NAMESPACE,
+    Answering,
+    CoordinatorActor,
+    ServerSetup,
+    connect_ray,
+    import_ray,
+    run_folder,
+    write_facts,
+)
+from stepscope.fix.server.shard_state import (
+    ShardSnapshot,
+    group_settings,
+    load_cut,
+    make_recipe,
+    saved_cuts,
+)
 from stepscope.fix.server.worker import Worker
-from stepscope.records.consistency import Consistency
-from stepscope.records.together import ServerFacts, ShardFacts
+from stepscope.records.change_values import Consistency
+from stepscope.records.server_log import CheckpointCut, ServerFacts, ShardFacts
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-    from typing import Self
+# An ordinary training loop as a worker: its optimizer's step goes to the server.
 
-    from stepscope.fix.server.layout import Layout
-    from stepscope.records.together import CheckpointCut
+
+class ServedOptimizer(torch.optim.Optimizer):
+    """`step` pushes the gradients, and pulls parameters for the next step.
+
+    It has the parameter groups of the optimizer that it stands for: a schedule may be built on
+    either, and the server uses the learning rate of the moment.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, worker: Worker) -> None:
+        self.worker = worker
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        worker.pull()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Like any optimizer's; a loss that `closure` returns is kept in the run folder."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.worker.push(
+            loss=None if loss is None else float(loss),
+            settings=group_settings(self),
+            keep_gradients=True,
+        )
+        self.worker.pull()
+        return loss
+
+    def close(self) -> None:
+        """The training is over: the others no longer wait for this worker."""
+        self.worker.close()
+
+
+# The front door: a parameter server for a model, on a Ray cluster.
+#
+#     with ParameterServer(model, optimizer=SGD(model.parameters(), lr=0.1),
+#                          consistency="bounded:3") as server:
+#         with server.worker() as w:
+#             w.pull(); loss_of(model, batch).backward(); w.push()
+#
+# Workers are this process, Ray actors that were given `server`, or processes that call `connect`.
 
 _END_S = 10.0
 

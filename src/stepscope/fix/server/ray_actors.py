@@ -1,35 +1,39 @@
-"""The server's Ray actors: thin shells around coordinator.py and shard.py."""
+"""Run the server's coordinator and shards as Ray actors: the cluster, its nodes, the actors,
+and the files they write.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import sys
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-from stepscope.fix.server.checkpoint_files import save_cut
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.fix.server.coordinator import Coordinator
-from stepscope.fix.server.event_log import EventLog
-from stepscope.fix.server.messages import Ping, TakeCheckpoint, Unreachable
-from stepscope.fix.server.ray_cluster import RayNetwork, import_ray, node_ids, on_node
+from stepscope.fix.server.membership import Timing
+from stepscope.fix.server.messages import Compression, Layout, Ping, TakeCheckpoint, Unreachable
 from stepscope.fix.server.shard import ShardServer
-from stepscope.fix.server.shard_state import ShardRecipe
-from stepscope.records.together import ShardRestored, shard_file
-from stepscope.records.together_folder import COORDINATOR_FILE
+from stepscope.fix.server.shard_state import OptimizerRecipe, ShardRecipe, ShardSnapshot, save_cut
+from stepscope.records.folders import COORDINATOR_FILE, SERVER_FILE, SERVER_FOLDER
+from stepscope.records.server_log import (
+    ServerEvent,
+    ServerFacts,
+    ShardRestored,
+    event_line,
+    shard_file,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from stepscope.records.change_values import Consistency
 
-    from stepscope.fix.server.compression import Compression
-    from stepscope.fix.server.layout import Layout
-    from stepscope.fix.server.optimizer_recipe import OptimizerRecipe
-    from stepscope.fix.server.shard_directory import Timing
-    from stepscope.fix.server.shard_state import ShardSnapshot
-    from stepscope.records.consistency import Consistency
-    from stepscope.records.together import ServerEvent
+# The server's Ray actors: thin shells around coordinator.py and shard.py.
 
 _START_S = 180.0
 _AVOID_S = 120.0  # a machine on which an actor was lost
@@ -224,3 +228,142 @@ class Answering:
     @property
     def ask(self) -> Any:
         return self._actor.answer
+
+
+# Ray: the cluster, its nodes, and how a message travels to an actor.
+
+NAMESPACE = "stepscope"
+_ASK_S = 60.0
+_QUIET = {"log_to_driver": False, "logging_level": "ERROR"}
+
+
+def import_ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves this machine
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("the parameter server needs Ray: pip install 'stepscope[ray]'") from None
+    return ray
+
+
+def connect_ray(address: str | None) -> tuple[Any, bool]:
+    """Ray, connected; and whether a cluster was started here, which then has to be ended here.
+    "local" always starts one."""
+    ray = import_ray()
+    if ray.is_initialized():
+        return ray, False
+    try:
+        if address != "local":
+            ray.init(address=address or "auto", namespace=NAMESPACE, **_QUIET)
+            return ray, False
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        named = address or os.environ.get("RAY_ADDRESS")
+        if named:
+            raise UsageError(f"no Ray cluster answers at {named}: {error}") from None
+    ray.init(address="local", namespace=NAMESPACE, include_dashboard=False, **_QUIET)
+    return ray, True
+
+
+class RayNetwork:
+    """Messages to actors that have a method `ask`."""
+
+    def __init__(self) -> None:
+        self._ray = import_ray()
+
+    async def ask(self, address: Any, message: Any, timeout_s: float | None = None) -> Any:
+        """Raises Unreachable; an exception that the other side raised is a defect."""
+        lost = self._ray.exceptions
+        try:
+            answer = asyncio.wrap_future(address.ask.remote(message).future())
+            return await asyncio.wait_for(answer, timeout_s or _ASK_S)
+        except TimeoutError:
+            raise Unreachable("no answer in time") from None
+        except lost.RayTaskError as error:
+            raise StepscopeError(f"the parameter server failed: {error}") from None
+        except lost.ActorDiedError as error:
+            raise Unreachable(str(error), dead=True) from None
+        except lost.RayError as error:
+            raise Unreachable(str(error)) from None
+
+    async def fetch(self, flat: Any) -> Any:
+        """Bytes that came with the message, or lie in the object store."""
+        if not isinstance(flat, self._ray.ObjectRef):
+            return flat
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(flat.future()), _ASK_S)
+        except TimeoutError:
+            raise Unreachable("the object store did not answer in time") from None
+        except self._ray.exceptions.RayError as error:
+            raise Unreachable(str(error)) from None
+
+
+def node_ids(ray: Any) -> list[str]:
+    """Living nodes, the head node first."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    alive.sort(key=lambda node: ("node:__internal_head__" not in node["Resources"], node["NodeID"]))
+    return [node["NodeID"] for node in alive]
+
+
+def on_node(node: str) -> Any:
+    """Where an actor should be started; elsewhere if the node is gone by then."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(node_id=node, soft=True)
+
+
+# The files that a server's processes write into the run folder. They never disturb training.
+
+_CAPTURE = "STEPSCOPE_CAPTURE"  # what `stepscope run` hands down
+
+
+def run_folder() -> str | None:
+    """The folder of the `stepscope run` that this process belongs to."""
+    try:
+        return str(json.loads(os.environ.get(_CAPTURE, ""))["folder"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+class EventLog:
+    """One process's file under together/; without a folder nothing is written."""
+
+    def __init__(self, folder: str | None, name: str) -> None:
+        self._file: TextIO | None = None
+        if folder is None:
+            return
+        try:
+            Path(folder, SERVER_FOLDER).mkdir(parents=True, exist_ok=True)
+            path = Path(folder, SERVER_FOLDER, name)
+            self._file = path.open("w", buffering=1, encoding="utf-8")
+        except OSError as error:
+            _say_once(f"{folder}: events of the parameter server cannot be written: {error}")
+
+    def write(self, event: ServerEvent) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(event_line(event))
+        except (OSError, ValueError) as error:
+            _say_once(f"{self._file.name}: writing stopped: {error}")
+            self._file = None
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+
+def write_facts(folder: str | None, facts: ServerFacts) -> None:
+    if folder is None:
+        return
+    try:
+        Path(folder, SERVER_FOLDER).mkdir(parents=True, exist_ok=True)
+        Path(folder, SERVER_FOLDER, SERVER_FILE).write_text(
+            json.dumps(asdict(facts)), encoding="utf-8"
+        )
+    except OSError as error:
+        _say_once(f"{folder}: facts of the parameter server cannot be written: {error}")
+
+
+def _say_once(text: str) -> None:
+    sys.stderr.write(f"stepscope: {text}\n")

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from stepscope.fix.server.messages import (
     Ack,
     AddBackup,
     BeginCut,
     Busy,
+    Change,
     CutAborted,
     DropBackup,
     FetchCut,
@@ -32,13 +34,7 @@ from stepscope.fix.server.messages import (
     Values,
 )
 from stepscope.fix.server.shard_state import ShardRecipe, ShardSnapshot, ShardState
-from stepscope.records.together import PullServed, UpdateApplied
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from stepscope.fix.server.messages import Change
-    from stepscope.records.together import ServerEvent
+from stepscope.records.server_log import PullServed, ServerEvent, UpdateApplied
 
 _POLL_S = 2.0  # an answer that has to wait is asked for again after so long
 _RETRY_S = 0.2

@@ -1,35 +1,39 @@
-"""One shard's parameters and optimizer, and how each message changes them.
-
-Without network and clock: the same changes in the same order give the same bits, so that a backup
-which repeats them is its primary's equal.
+"""One shard's parameters and optimizer: how they are built, how each message changes them,
+and their checkpoints on disk.
 """
 
 from __future__ import annotations
 
 import copy
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from stepscope.fix.server.compression import Compression, unpack
+from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.fix.server.messages import (
     Ack,
     Admit,
     BeginCut,
+    Change,
     CloseClock,
+    Compression,
     Evicted,
     Fence,
+    Layout,
     OutOfOrder,
     PushGradients,
+    unpack,
 )
-from stepscope.fix.server.optimizer_recipe import OptimizerRecipe, set_groups
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.fix.server.layout import Layout
-    from stepscope.fix.server.messages import Change
+# One shard's parameters and optimizer, and how each message changes them.
+#
+# Without network and clock: the same changes in the same order give the same bits, so that a backup
+# which repeats them is its primary's equal.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,3 +251,163 @@ class ShardState:
 
 def _divided(total: Any, by: int) -> Any:
     return total / by if by > 1 else total
+
+
+# An optimizer as it can be built again, on other processes, for some of the parameters.
+
+# They belong to the device that the worker computes on.
+_WORKER_ONLY = {"capturable": False, "fused": None, "foreach": None, "differentiable": False}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerRecipe:
+    """`groups` holds the settings of each parameter group, `names` the parameters in it."""
+
+    kind: type
+    groups: tuple[dict[str, Any], ...]
+    names: tuple[tuple[str, ...], ...]
+
+    def build(self, parameters: Mapping[str, Any]) -> tuple[Any, dict[int, int]]:
+        """The optimizer of these parameters (None if it trains none of them), and the place of
+        each group of the recipe in it."""
+        groups: list[dict[str, Any]] = []
+        places: dict[int, int] = {}
+        for index, (settings, names) in enumerate(zip(self.groups, self.names, strict=True)):
+            here = [parameters[name] for name in names if name in parameters]
+            if here:
+                places[index] = len(groups)
+                groups.append({**settings, "params": here})
+        return (self.kind(groups, **_required(groups[0])), places) if groups else (None, {})
+
+
+def _required(group: dict[str, Any]) -> dict[str, Any]:
+    """Optimizers check their defaults even where every group has its own."""
+    return {"lr": group["lr"]} if "lr" in group else {}
+
+
+def make_recipe(
+    optimizer: Any | Callable[[Sequence[Any]], Any], parameters: Mapping[str, Any]
+) -> OptimizerRecipe:
+    """From an optimizer of these parameters, or from a function that makes one of a list."""
+    trained = {name: one for name, one in parameters.items() if one.requires_grad}
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        if not callable(optimizer):
+            raise UsageError(
+                f"optimizer={optimizer!r}: give a torch optimizer of the model's parameters, or a "
+                "function that makes one from a list of parameters"
+            )
+        optimizer = optimizer(list(trained.values()))
+    by_id = {id(one): name for name, one in parameters.items()}
+    names = []
+    for group in optimizer.param_groups:
+        unknown = [one for one in group["params"] if id(one) not in by_id]
+        if unknown:
+            raise UsageError(
+                f"{type(optimizer).__name__} trains {len(unknown)} tensors that are not "
+                "parameters of the model given to the server. Build it from that model's "
+                "parameters"
+            )
+        names.append(tuple(by_id[id(one)] for one in group["params"]))
+    return OptimizerRecipe(
+        kind=type(optimizer),
+        groups=tuple({**group, **_worker_only(group)} for group in group_settings(optimizer)),
+        names=tuple(names),
+    )
+
+
+def group_settings(optimizer: Any) -> tuple[dict[str, Any], ...]:
+    """The numbers of each parameter group as they are now: a schedule changes them."""
+    return tuple(
+        {
+            name: value.item() if isinstance(value, torch.Tensor) else value
+            for name, value in group.items()
+            if name not in ("params", "param_names", "initial_lr")
+        }
+        for group in optimizer.param_groups
+    )
+
+
+def set_groups(
+    optimizer: Any, places: Mapping[int, int], settings: Sequence[Mapping[str, Any]]
+) -> None:
+    """Use these numbers from now on."""
+    for index, place in places.items():
+        group = optimizer.param_groups[place]
+        group.update(
+            {name: value for name, value in settings[index].items() if name not in _WORKER_ONLY}
+        )
+
+
+def _worker_only(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in _WORKER_ONLY.items() if name in group}
+
+
+# Checkpoints on disk: FOLDER/cut-000003/, one file for each shard, complete or not there.
+
+_KEPT = 2  # the one before stays until the new one is whole
+
+
+def save_cut(
+    folder: Path, cut: int, layouts: Sequence[Layout], shards: Sequence[ShardSnapshot]
+) -> Path:
+    """Write next to the others, then rename: a checkpoint that has its name is whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = folder / f"cut-{cut:06}"
+    partial = folder / f".cut-{cut:06}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    for shard, (layout, snapshot) in enumerate(zip(layouts, shards, strict=True)):
+        torch.save(
+            {
+                "tensors": _names(layout),
+                "flat": torch.tensor(snapshot.flat),
+                "optimizer": snapshot.optimizer,
+                "updates": snapshot.updates,
+            },
+            partial / f"shard-{shard:04}.pt",
+        )
+    (partial / "cut.json").write_text(json.dumps({"shards": len(shards)}), encoding="utf-8")
+    shutil.rmtree(done, ignore_errors=True)
+    partial.rename(done)
+    for old in saved_cuts(folder)[:-_KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return done
+
+
+def saved_cuts(folder: Path) -> list[Path]:
+    """In order of their numbers."""
+    return sorted(one for one in folder.glob("cut-*") if (one / "cut.json").is_file())
+
+
+def load_cut(folder: Path, layouts: Sequence[Layout]) -> list[ShardSnapshot]:
+    """The shards of one checkpoint. UnreadableInputError if it is of another model."""
+    snapshots = []
+    for shard, layout in enumerate(layouts):
+        path = folder / f"shard-{shard:04}.pt"
+        saved = _load(path)
+        if saved.get("tensors") != _names(layout):
+            raise UnreadableInputError(
+                f"{path} was saved for another model or number of shards. Use a new "
+                "checkpoint folder, or the settings that it was saved with"
+            )
+        snapshots.append(
+            ShardSnapshot(
+                flat=saved["flat"].numpy(),
+                optimizer=saved["optimizer"],
+                counts={},
+                updates=saved["updates"],
+            )
+        )
+    return snapshots
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        saved = torch.load(path, weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged file
+        raise UnreadableInputError(f"{path} is not a checkpoint of a shard: {error}") from None
+    return saved if isinstance(saved, dict) else {}
+
+
+def _names(layout: Layout) -> list[list[Any]]:
+    return [[place.name, list(place.shape), str(place.dtype)] for place in layout.places]

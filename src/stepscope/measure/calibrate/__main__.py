@@ -10,14 +10,11 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepscope.errors import StepscopeError
 from stepscope.measure.calibrate.settings import KINDS, PROGRESS, CalibrationSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ import datetime
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,17 +16,20 @@ import torch.distributed as dist
 
 from stepscope.errors import UsageError
 from stepscope.measure.calibrate.ceilings import measure_ceilings
-from stepscope.measure.calibrate.collectives import Buffers, elements
-from stepscope.measure.calibrate.contention import ContentionTimer
-from stepscope.measure.calibrate.groups import gather_hosts, make_groups
+from stepscope.measure.calibrate.collective_algorithms import LostRankError, short_reason
+from stepscope.measure.calibrate.collectives import (
+    Buffers,
+    ContentionTimer,
+    NotOfferedError,
+    Sweeper,
+    elements,
+    gather_hosts,
+    make_groups,
+)
 from stepscope.measure.calibrate.laboratory import Laboratory
-from stepscope.measure.calibrate.sweep import NotOfferedError, Sweeper
-from stepscope.measure.collectives.runner import LostRankError, short_reason
 from stepscope.records.processors import processor_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stepscope.measure.calibrate.settings import CalibrationSettings
 
     Progress = Callable[[str, float], None]  # what is being measured, share of all that is done

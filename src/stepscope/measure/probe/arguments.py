@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stepscope.records.lazy_pattern import lazy_pattern
+from stepscope.text.words import lazy_pattern
 
 # The profiler's names of dtypes.
 DTYPES = {

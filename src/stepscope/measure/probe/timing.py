@@ -6,8 +6,9 @@ import contextlib
 import math
 import os
 import time
+from collections.abc import Callable
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,12 +21,8 @@ from stepscope.measure.probe.arguments import (
     name_of,
     tensors_in,
 )
-from stepscope.measure.probe.math_mode import math_mode
-from stepscope.measure.probe.stopwatch import find_stopwatch
-from stepscope.records.probe_modes import precision_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from stepscope.measure.probe.device import find_stopwatch, math_mode
+from stepscope.records.change_values import precision_of
 
 _FEWEST, _MOST = 5, 200  # repeats
 _NARROW = 0.01  # of the median: half of its interval, good enough

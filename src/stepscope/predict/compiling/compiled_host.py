@@ -1,16 +1,5 @@
-"""The host's time for a compiled step: one call after the other, without autograd's nodes.
-
-A compiled pass is Python code that calls its kernels one by one. The eager step shows the host's
-pace: its time per operator, where one that launches something counts as eight of those that do not
-(views, allocations). On 20 pairs of an eager and a compiled step on an H200 (14 models, 2026-11)
-the compiled passes took as long as 5 such operators per launch, 45 per parameter (its checks, its
-casts and those of its gradient, its products; 17 where nothing casts), and 270 per graph that is
-entered: guards, autograd, and making tensors of the results. As CUDA graphs, entering and 4 per
-gradient are left.
-
-The pace of a host changes from one moment to the next, by a deviation of 0.13 of its logarithm
-among these eager steps, and the compiled step runs at another moment. So an unusual pace is taken
-as half the moment's, and half of it is doubtful.
+"""Predict the host's time for a compiled step: one launch after the other without autograd's
+nodes, or one launch for each CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,18 +11,34 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.quantiles import median
-from stepscope.explain.replay.graph import CallKind, Phase
-from stepscope.explain.replay.schedule import step_ns
-from stepscope.predict.compiling.eager_operators import count_operators
-from stepscope.predict.edit import Selection, remove, scale_calls
-from stepscope.predict.graph_costs import COMPILED_SPACING_NS, LAUNCH_NS, PER_NODE_NS
-from stepscope.trace.links import distinct
+from stepscope.predict.compiling.compiled_step import CompiledStep
+from stepscope.predict.kernel_costs import COMPILED_SPACING_NS, LAUNCH_NS, PER_NODE_NS
+from stepscope.predict.step_context import StepContext
+from stepscope.records.trace import HostKind
+from stepscope.step.call_tree import by_text
+from stepscope.step.edit import Selection, remove, scale_calls
+from stepscope.step.graph import CallKind, Calls, Phase, StepGraph
+from stepscope.step.replay import step_ns
+from stepscope.step.statistics import median
+from stepscope.step.work import rows_named
+from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import Calls, Flags, Floats, StepGraph
-    from stepscope.predict.compiling.compiled_step import CompiledStep
-    from stepscope.predict.step_context import StepContext
+    from stepscope.step.graph import Flags, Floats
+
+# The host's time for a compiled step: one call after the other, without autograd's nodes.
+#
+# A compiled pass is Python code that calls its kernels one by one. The eager step shows the host's
+# pace: its time per operator, where one that launches something counts as eight of those that do
+# not (views, allocations). On 20 pairs of an eager and a compiled step on an H200 (14 models,
+# 2026-11) the compiled passes took as long as 5 such operators per launch, 45 per parameter (its
+# checks, its casts and those of its gradient, its products; 17 where nothing casts), and 270 per
+# graph that is entered: guards, autograd, and making tensors of the results. As CUDA graphs,
+# entering and 4 per gradient are left.
+#
+# The pace of a host changes from one moment to the next, by a deviation of 0.13 of its logarithm
+# among these eager steps, and the compiled step runs at another moment. So an unusual pace is taken
+# as half the moment's, and half of it is doubtful.
 
 # In operators of the eager step that launch nothing.
 _EAGER_LAUNCH = 7.0  # more than other operators
@@ -158,3 +163,98 @@ def _close_up(graph: StepGraph, passes: Flags) -> StepGraph:
         passes[tasks.call], np.minimum(tasks.spacing_ns, COMPILED_SPACING_NS), tasks.spacing_ns
     )
     return replace(graph, tasks=replace(tasks, spacing_ns=spacing))
+
+
+# What the host did in the eager passes: operators that it ran, and branches on their results.
+#
+# An eager trace has all operators, views among them. The host's time per operator shows how fast it
+# runs PyTorch's code, whatever the model.
+
+_BRANCH = "aten::is_nonzero"
+
+
+class EagerOperators(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the forward and the backward pass."""
+
+    operators: int
+    # Python asks whether a tensor of the host is true, and a compiler cannot know the answer.
+    # Questions about the device's tensors stay out: they are mostly checks of a library's, which
+    # leaves them out when it is compiled.
+    branches: int
+
+
+def count_operators(context: StepContext) -> EagerOperators:
+    """Between the first and the last traced call of both passes."""
+    host, calls = context.trace.host, context.graph.calls
+    passes = (calls.phase == Phase.FORWARD) | (calls.phase == Phase.BACKWARD)
+    rows = calls.row[passes & (calls.row >= 0)]
+    if not len(rows):
+        return EagerOperators(operators=0, branches=0)
+    start = host.start_ns[rows]
+    inside: Flags = (host.kind == HostKind.OPERATOR) & np.isin(host.thread, host.thread[rows])
+    inside &= (host.start_ns >= start.min()) & (host.start_ns <= start.max())
+    branch = rows_named(context.trace, host, inside, _BRANCH.__eq__)
+    on_device = nearest_of(host, branch, calls.row[calls.row >= 0])
+    branch[on_device[on_device >= 0]] = False
+    return EagerOperators(operators=int(inside.sum()), branches=int(branch.sum()))
+
+
+# Whether a step runs compiled code, and what one launch of it costs the host.
+
+_COMPILED_MARKS = (
+    "triton_",
+    "## Call CompiledFxGraph",
+    "CompiledFunction",
+    "Torch-Compiled Region",
+)
+
+
+def is_compiled(context: StepContext) -> bool:
+    """By the names that the compiler's code leaves in a trace."""
+    return any(name.startswith(_COMPILED_MARKS) for name in context.trace.strings)
+
+
+def launch_ns(context: StepContext) -> float:
+    """The host's time per launch of both passes."""
+    calls = context.graph.calls
+    launching = in_passes(calls)
+    total = float((calls.gap_ns + calls.call_ns)[launching].sum())
+    return total / max(1, int(launching.sum()))
+
+
+# A compiled step whose graphs are replayed as CUDA graphs: one launch for each of them.
+#
+# What the host does before a graph's first kernel stays: guards, and entering the compiled code.
+# Each later kernel no longer needs a call of its own.
+
+_REGION_MARKS = ("Torch-Compiled Region", "CompiledFunction")
+
+
+def find_compiled_launches(context: StepContext) -> Flags:
+    """Calls that compiled code makes."""
+    calls, trace = context.graph.calls, context.trace
+    inside = by_text(trace, trace.host.name, calls.operator, _names_compiled_region, False)
+    found: Flags = inside & (calls.kind == CallKind.LAUNCH)
+    return found
+
+
+def _names_compiled_region(name: str) -> bool:
+    return any(mark in name for mark in _REGION_MARKS)
+
+
+def launch_as_graphs(context: StepContext, launches: Flags) -> StepGraph:
+    """`launches` of one operator are one graph; a call that waits between them splits it."""
+    graph = context.graph
+    calls, tasks = graph.calls, graph.tasks
+    owner = np.where(launches, calls.operator, -1)
+    first = launches & (owner != np.concatenate(([-1], owner[:-1])))
+    later = launches & ~first
+    gap_ns = np.where(later, 0.0, calls.gap_ns)
+    call_ns = np.where(launches, PER_NODE_NS, calls.call_ns) + LAUNCH_NS * first
+    inside = later[tasks.call]
+    spacing = np.where(inside, np.minimum(tasks.spacing_ns, COMPILED_SPACING_NS), tasks.spacing_ns)
+    return replace(
+        graph,
+        calls=replace(calls, gap_ns=gap_ns, call_ns=call_ns),
+        tasks=replace(tasks, spacing_ns=spacing),
+    )

@@ -1,41 +1,49 @@
-"""An eager step as torch.compile would run it: its tasks with their new times.
-
-Loops fuse along each pass (fused_loops.py). Products, convolutions and attention stay as they are;
-around convolutions, changes of layout disappear. The optimizer is not compiled.
+"""Predict an eager step as torch.compile would run it: its tasks with their new times,
+convolutions' layout, padded matmuls and attention masks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
-from stepscope.explain.replay.graph import Phase
-from stepscope.predict.by_text import by_text
-from stepscope.predict.compiling.conv_layout import (
-    is_conversion,
-    is_own_depthwise,
-    keeps_channels_last,
+from stepscope.explain.flops import DTYPES
+from stepscope.explain.flops.call import Call, Dims, Unknown
+from stepscope.predict.compiling.fused_loops import (
+    CallValues,
+    FusedLoop,
+    Way,
+    describe_call,
+    fuse_loops,
 )
-from stepscope.predict.compiling.fused_loops import fuse_loops
-from stepscope.predict.compiling.mask_checks import (
-    MASKED_LONGER,
-    find_causal_attention,
-    find_mask_checks,
+from stepscope.predict.kernel_costs import (
+    ALIGNED_BYTES,
+    FLOOR_NS,
+    MEMORY_SHARE,
+    Family,
+    copy_ns,
+    roofline_ns,
 )
-from stepscope.predict.compiling.operator_values import CallValues, Way, describe_call
-from stepscope.predict.compiling.padded_products import pad_products
-from stepscope.predict.kernels import FLOOR_NS, MEMORY_SHARE, Family, roofline_ns
-from stepscope.trace.links import distinct
+from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_spans import find_before_training
+from stepscope.predict.tensor_cores import find_alignment
+from stepscope.records.trace import HostKind
+from stepscope.step.call_tree import by_text
+from stepscope.step.graph import CallKind, Phase
+from stepscope.step.work import rows_named
+from stepscope.text.words import lazy_pattern
+from stepscope.trace.links import distinct, nearest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from stepscope.step.graph import Flags, Floats, Ints
 
-    from stepscope.explain.flops.call import Call
-    from stepscope.explain.replay.graph import Flags, Floats, Ints
-    from stepscope.predict.compiling.fused_loops import FusedLoop
-    from stepscope.predict.step_context import StepContext
+# An eager step as torch.compile would run it: its tasks with their new times.
+#
+# Loops fuse along each pass (fused_loops.py). Products, convolutions and attention stay as they
+# are; around convolutions, changes of layout disappear. The optimizer is not compiled.
 
 # Where shapes were not recorded: what elementwise work and norms of GPT-2 small on an H200 kept.
 UNKNOWN_SHARE = 0.45
@@ -235,3 +243,174 @@ def _use_cudnn(context: StepContext, own: Flags, dur_ns: Floats) -> None:
         backward=False,
     )
     dur_ns[own] = np.minimum(dur_ns[own], whole * operators.share[own])
+
+
+# Convolutions in compiled code: Inductor keeps their tensors in channels-last order.
+#
+# The rule is that of `decide_layout_opt` in torch/_inductor/graph.py (torch 2.13): not for grouped
+# convolutions, except depthwise ones, not with a convolution that halves its channels, not if all
+# have few of them, and not for a graph with 300 nodes per convolution.
+
+_CONVOLUTION = lazy_pattern(r"conv")
+_FEW = 64  # channels
+_MOST_NODES = 300  # per convolution
+_NODES_PER_KERNEL = 3  # of a graph: views and conversions launch nothing
+_CONVERSION = lazy_pattern(r"nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|convertTensor_kernel")
+_OWN_DEPTHWISE = lazy_pattern(r"conv_depthwise[23]d_")
+
+
+def keeps_channels_last(calls: Sequence[Call]) -> bool:
+    """Whether the compiler would change the layout of a model whose forward makes these calls."""
+    weights = [shapes for call in calls if (shapes := _shapes(call)) is not None]
+    if _NODES_PER_KERNEL * len(calls) >= _MOST_NODES * len(weights):
+        return False
+    if any(_is_grouped(given, weight) or _halves(weight) for given, weight in weights):
+        return False
+    return not all(max(weight[:2]) <= _FEW for _, weight in weights)
+
+
+def is_conversion(kernel: str) -> bool:
+    """A kernel that only changes a tensor's layout around a convolution."""
+    return _CONVERSION.search(kernel) is not None
+
+
+def is_own_depthwise(kernel: str) -> bool:
+    """PyTorch's own kernel; with channels last, cuDNN's is used."""
+    return _OWN_DEPTHWISE.search(kernel) is not None
+
+
+def _shapes(call: Call) -> tuple[Dims, Dims] | None:
+    """Of a convolution's input and weight, if both are over a plane."""
+    if not _CONVOLUTION.search(call.name) or "backward" in call.name:
+        return None
+    try:
+        given, weight = call.tensor(0).dims, call.tensor(1).dims
+    except Unknown:
+        return None
+    return (given, weight) if len(weight) == 4 == len(given) else None
+
+
+def _is_grouped(given: Dims, weight: Dims) -> bool:
+    """A depthwise convolution has one channel per group."""
+    return given[1] > weight[1] > 1
+
+
+def _halves(weight: Dims) -> bool:
+    return 2 * weight[0] <= weight[1] and weight[2] > 1
+
+
+# Matrix products in tf32 or 16 bits with unaligned rows: Inductor pads them where that pays.
+
+_NARROW = tuple(DTYPES.index(name) for name in ("bf16", "fp16"))
+_TF32 = (DTYPES.index("tf32"),)
+_NARROW_PEAK, _TF32_PEAK = "bf16", "tf32"  # that of fp16 is the same as bf16's
+_NARROW_BYTES, _TF32_BYTES = 2, 4  # of an element
+
+
+def pad_products(context: StepContext, dur_ns: Floats) -> Floats:
+    """As aligned products take, and what they move once more, if that is shorter."""
+    operators = context.operators
+    narrow = np.isin(operators.dtype, _NARROW)
+    if context.memory_change.autocast:
+        narrow |= ~find_before_training(context)
+    moved = np.where(np.isin(operators.dtype, _NARROW), 1.0, 0.5) * operators.bytes_moved.clip(0)
+    padded = _pad(context, dur_ns, narrow, moved, _NARROW_PEAK, _NARROW_BYTES)
+    tf32 = np.isin(operators.dtype, _TF32) & ~narrow
+    return _pad(context, padded, tf32, operators.bytes_moved.clip(0), _TF32_PEAK, _TF32_BYTES)
+
+
+def _pad(
+    context: StepContext,
+    dur_ns: Floats,
+    chosen: Flags,
+    moved: Floats,
+    peak: str,
+    item_bytes: int,
+) -> Floats:
+    operators, ceilings = context.operators, context.ceilings
+    product = (operators.family == Family.MATMUL) & (operators.flops > 0) & chosen
+    if ceilings is None or peak not in ceilings.flops or not product.any():
+        return dur_ns
+    unaligned = product & (find_alignment(context, item_bytes) < ALIGNED_BYTES)
+    padded = dur_ns.copy()
+    backward = context.task_phase == Phase.BACKWARD
+    for in_backward in (False, True):
+        mine = unaligned & (backward == in_backward)
+        whole = roofline_ns(
+            Family.MATMUL,
+            operators.flops[mine],
+            moved[mine],
+            peak,
+            ceilings,
+            backward=in_backward,
+        ) + copy_ns(moved[mine], ceilings)
+        padded[mine] = np.minimum(dur_ns[mine], whole * operators.share[mine])
+    return padded
+
+
+# Masks that eager code leaves out after a look at them, and compiled code cannot.
+#
+# Libraries ask the device whether a mask masks anything, and call attention without one if not, for
+# causal attention with its flag alone. A compiler cannot ask: there the question disappears, the
+# mask is passed, and causal attention computes the half that it would skip.
+
+_QUESTION = "aten::is_nonzero"
+_ATTENTION = "aten::scaled_dot_product_attention"
+_MASK, _CAUSAL = 3, 5  # arguments of attention
+_PRODUCTS = (Family.MATMUL, Family.CONVOLUTION, Family.ATTENTION)
+# Half of the square, and the blocks on the diagonal as a whole: 1.8 to 2.2 on an H200 for lengths
+# of 512 and 1024.
+MASKED_LONGER = 1.9
+
+
+def find_mask_checks(context: StepContext) -> Flags:
+    """Calls of forward that wait for the answer about a tensor of the device, before the first
+    product: what is asked is about inputs."""
+    host, calls, tasks = context.trace.host, context.graph.calls, context.graph.tasks
+    operators = host.kind == HostKind.OPERATOR
+    questions = rows_named(context.trace, host, operators, _QUESTION.__eq__)
+    asks = nearest_of(host, questions, calls.row) >= 0
+    asks &= (calls.kind == CallKind.WAIT) & (calls.phase == Phase.FORWARD)
+    products = tasks.call[np.isin(context.operators.family, _PRODUCTS)]
+    if len(products):
+        asks &= np.arange(len(calls)) < products.min()
+    found: Flags = asks
+    return found
+
+
+def find_causal_attention(context: StepContext) -> Flags:
+    """Tasks of attention that is causal by its flag, without a mask, in both passes."""
+    return _find_attention(context, causal=True)
+
+
+def find_plain_attention(context: StepContext) -> Flags:
+    """The same for attention to everything."""
+    return _find_attention(context, causal=False)
+
+
+def _find_attention(context: StepContext, *, causal: bool) -> Flags:
+    trace, graph = context.trace, context.graph
+    host, calls = trace.host, graph.calls
+    operators = host.kind == HostKind.OPERATOR
+    attention = rows_named(trace, host, operators, _ATTENTION.__eq__)
+    rows = np.flatnonzero(attention)
+    wanted = by_text(trace, host.concrete, rows, _is_causal, False) == causal
+    wanted &= ~by_text(trace, host.shapes, rows, _has_mask, False)
+    attention[rows[~wanted]] = False
+    created_by = np.where(
+        calls.operator >= 0, host.forward_of[np.maximum(calls.operator, 0)], np.int32(-1)
+    )
+    inside = nearest_of(host, attention, calls.row) >= 0
+    inside |= nearest_of(host, attention, created_by) >= 0
+    found: Flags = inside[graph.tasks.call] & (context.operators.family == Family.ATTENTION)
+    return found
+
+
+def _is_causal(concrete: str) -> bool:
+    values = msgspec.json.decode(concrete)
+    return len(values) > _CAUSAL and values[_CAUSAL] == "True"
+
+
+def _has_mask(shapes: str) -> bool:
+    given = msgspec.json.decode(shapes)
+    return len(given) > _MASK and bool(given[_MASK])

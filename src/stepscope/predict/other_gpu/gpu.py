@@ -1,25 +1,28 @@
-"""GPUs as predictions need them: data sheets, and the rates that kernels reach on them.
-
-A rate is measured if the GPU was among those fitted or if `calibrate` ran on it. Otherwise it
-follows from its peak, its watts and its generation (docs/records/gpus.md).
+"""Describe GPUs as predictions need them: found by name or file, with data sheets, fitted
+numbers and the rates that kernels reach.
 """
 
 from __future__ import annotations
 
 import math
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from stepscope.predict.other_gpu.fitted import transfer_fit
-from stepscope.records.devices import DEVICES, plain_name
+from stepscope.errors import UnreadableInputError, UsageError
+from stepscope.records.hardware import DEVICES, Profile, plain_name
+from stepscope.text.words import SITE
+from stepscope.trace.files import read_whole
+from stepscope.trace.machine_profiles import read_profile
 
-if TYPE_CHECKING:
-    from stepscope.predict.other_gpu.fitted import PowerFit, TransferFit
-    from stepscope.records.profile import Profile
+# GPUs as predictions need them: data sheets, and the rates that kernels reach on them.
+#
+# A rate is measured if the GPU was among those fitted or if `calibrate` ran on it. Otherwise it
+# follows from its peak, its watts and its generation (docs/records/gpus.md).
 
 Closeness = Literal["chip", "generation", "far"]
 _TENSOR = {"tf32": 2.0, "fp16": 1.0, "bf16": 1.0, "fp8": 0.5, "int8": 0.5}  # energy over bf16's
@@ -263,3 +266,193 @@ def closeness(one: GpuRow, other: GpuRow) -> Closeness:
     if one.vendor != other.vendor or {one.generation, other.generation} & OLD_GENERATIONS:
         return "far"
     return "generation"
+
+
+# A GPU by its name, a short name such as H100, or a file about it.
+
+_PAGE = f"{SITE}/reference/devices/"
+_FILE_HELP = (
+    "or give a file: what `stepscope calibrate` wrote on that GPU, or its data sheet as JSON "
+    f"({_PAGE})"
+)
+
+
+def find_gpu(text: str) -> Gpu:
+    """Raises UsageError with the nearest names for a GPU that is not in the table."""
+    if row := find_row(text) or _by_short_name(text):
+        return make_gpu(row)
+    path = Path(text)
+    if path.suffix == ".json" or path.exists():
+        return read_gpu(path)
+    names = [row.gpu for row in gpu_rows()]
+    lower = {name.lower(): name for name in names}
+    begins = [name for name in names if name.lower().startswith(text.lower())]
+    near = begins[:3] or [lower[name] for name in get_close_matches(text.lower(), lower, 3, 0.4)]
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(names)};"
+    raise UsageError(f"there is no GPU {text!r} in the table. {hint} {_FILE_HELP}")
+
+
+def other_boards(text: str) -> tuple[str, ...]:
+    """Boards that a short name could mean as well, such as the PCIe one for H100."""
+    if find_row(text):
+        return ()
+    boards = _boards(text)
+    chosen = _by_short_name(text)
+    return tuple(row.gpu for row in boards if chosen and row.gpu != chosen.gpu)
+
+
+def _boards(text: str) -> list[GpuRow]:
+    start = f"{plain_name(text)} "
+    return [row for row in gpu_rows() if start.strip() and plain_name(row.gpu).startswith(start)]
+
+
+def _by_short_name(text: str) -> GpuRow | None:
+    """The board with the fastest links, then the most memory, then the most watts."""
+    boards = _boards(text)
+    return max(boards, key=lambda row: (row.watts, row.memory_gib)) if boards else None
+
+
+def read_gpu(path: Path) -> Gpu:
+    """A calibration made on the GPU, or its data sheet."""
+    body = _read_object(path)
+    if "matmul_flops" in body:
+        return _calibrated(path)
+    if "times" in body:
+        raise UnreadableInputError(
+            f"{path} holds operator times. Import them with `stepscope probe import "
+            f"{path}`, then name the GPU"
+        )
+    try:
+        row = msgspec.convert(body, GpuRow)
+    except msgspec.ValidationError as error:
+        raise UnreadableInputError(
+            f"{path} does not describe a GPU: {error}. Its fields: {_PAGE}"
+        ) from None
+    base = find_row(row.device) if row.device else None
+    if row.device and base is None:
+        raise UnreadableInputError(f"{path}: there is no device {row.device!r} in the table")
+    missing = [
+        name
+        for name in ("tflops", "bandwidth_gb_s", "memory_gib", "multiprocessors")
+        if not getattr(row if base is None else base, name)
+    ]
+    numbers = (row.boost_mhz, row.l2_mb, row.watts, row.threads, row.lanes, *row.tflops.values())
+    if missing or min(numbers) <= 0:
+        what = f"{', '.join(missing)} missing" if missing else "every figure must be above 0"
+        raise UnreadableInputError(f"{path} does not describe a GPU: {what}")
+    return make_gpu(row if base is None else base)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(read_whole(path), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise UnreadableInputError(f"{path} is not a JSON object: {error}") from None
+
+
+def _calibrated(path: Path) -> Gpu:
+    profile = read_profile(path)
+    row = find_row(profile.device)
+    if row is None:
+        raise UnreadableInputError(
+            f"{path} was measured on {profile.device or 'a CPU'}, which is not in the table of GPUs"
+        )
+    return with_profile(make_gpu(row), profile)
+
+
+# Numbers fitted to kernel times of other GPUs; benchmarks/fit_gpu_transfer.py writes them.
+#
+# They are shares, exponents and spreads; no measured time is among them. docs/records/gpus.md
+# explains each.
+
+
+class Tile(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a product that one block computes, and the share of the peak it reaches."""
+
+    rows: int
+    columns: int
+    share: float
+
+
+class ProductFit(msgspec.Struct, frozen=True, kw_only=True):
+    """How matrix products of one kind use a GPU."""
+
+    tiles: tuple[Tile, ...]
+    wave: float  # 1: blocks run in whole waves; 0: the last wave costs only its own blocks
+    inner: float  # what starting a block costs, as a length of the inner dimension
+    split_share: float  # of the bandwidth, when the parts of a split product are added up
+    overlap: float  # 1: arithmetic and memory add up; large: the longer one counts
+    # Timed alone, kernels shorter than this end before a board that lacks watts lowers its clocks:
+    # `calm_power` is the part of the slowing that the shortest have. 0: all alike.
+    calm_ms: float = 0.0
+    calm_power: float = 1.0
+    aligned_power: float = 1.0  # PowerFit.aligned, where it counts
+    # Timed alone, with so many copies of the matrices in turn: what of them fits the L2 cache moves
+    # at the cache's rate. 0: nothing does.
+    copies: int = 0
+    start_cycles: float = 0.0
+
+
+class CacheFit(msgspec.Struct, frozen=True, kw_only=True):
+    rate_share: float  # of multiprocessors x clock x 64 bytes
+    fits: float  # the share of the cache that one operator's tensors may fill and stay
+    sharpness: float
+
+
+class RowFit(msgspec.Struct, frozen=True, kw_only=True):
+    """What one block takes for its row: clock cycles, memory aside, and room in the cache."""
+
+    start_cycles: float
+    step_cycles: float  # each time that its threads take their next elements
+    rereads_fit: float  # the share of the cache that rows being read again may fill
+
+
+class AttentionFit(msgspec.Struct, frozen=True, kw_only=True):
+    share: float  # of what products reach
+    start_cycles: float
+    calm_ms: float  # kernels shorter than this hardly run into the limit of watts
+
+
+class PowerFit(msgspec.Struct, frozen=True, kw_only=True):
+    """rate = unit x lanes x peak x min(1, (left / (peak x watts per TFLOP/s)) ^ exponent), where
+    what is left for arithmetic is watts - board_watts."""
+
+    exponent: float
+    board_watts: float  # that a board draws at full clocks without work
+    # Of the slowing that long fp32 products have, for sides that are multiples of 4, as those of
+    # models are: their vector loads take fewer instructions, so fewer watts.
+    aligned: float
+    unit: dict[str, float]  # kind of unit -> share of its peak at full clocks
+    wide_lanes: float  # share left where 128 fp32 lanes share four schedulers
+    # Watts per TFLOP/s at full clocks, by generation and kind of unit.
+    watts_per_tflop: dict[str, dict[str, float]]
+    estimated: tuple[str, ...]  # "generation unit" that no measured GPU shows
+
+
+class TransferFit(msgspec.Struct, frozen=True, kw_only=True):
+    products: dict[str, ProductFit]
+    cache: CacheFit
+    rows: dict[str, RowFit]  # softmax and norm
+    power: PowerFit
+    # GPU -> "memory" or a dtype -> achieved share of the peak, where measured.
+    measured: dict[str, dict[str, float]]
+    attention: AttentionFit
+    # By closeness of two GPUs: how much of a kernel's own deviation from the model is kept.
+    kept: dict[str, dict[str, float]]  # family -> closeness -> share
+    # The host's time inside times taken with events, in milliseconds by operator.
+    launch_ms: dict[str, float]
+    hidden_launch: float  # the share of it that runs before the kernel can start
+    # By operator and closeness: standard deviation of the logarithm of a predicted time.
+    spread: dict[str, dict[str, float]]
+    # The part of it that all kernels of one family share.
+    common: float
+    estimated: float  # added for a rate that no GPU of the generation shows
+    # First word of a link -> share of its rate that all-reduces reach, by ranks ("2", "8"), and
+    # "start_us", what the shortest one takes.
+    link: dict[str, dict[str, float]]
+
+
+@cache
+def transfer_fit() -> TransferFit:
+    text = Path(__file__).with_name("fitted.json").read_bytes()
+    return msgspec.json.decode(text, type=TransferFit)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.predict.other_gpu.fitted import transfer_fit
+from stepscope.predict.other_gpu.gpu import transfer_fit
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.predict.other_gpu.fitted import AttentionFit, ProductFit, TransferFit
-    from stepscope.predict.other_gpu.gpu import Gpu
+    from stepscope.predict.other_gpu.gpu import AttentionFit, Gpu, ProductFit, TransferFit
 
     Floats = NDArray[np.float64]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,16 +12,12 @@ from msgspec.structs import replace
 
 from stepscope.errors import UsageError
 from stepscope.predict.other_gpu import kernel_time
-from stepscope.predict.other_gpu.fitted import transfer_fit
-from stepscope.predict.other_gpu.gpu import closeness, process_name, unit_of
+from stepscope.predict.other_gpu.gpu import closeness, process_name, transfer_fit, unit_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from numpy.typing import NDArray
 
-    from stepscope.predict.other_gpu.fitted import TransferFit
-    from stepscope.predict.other_gpu.gpu import Gpu, GpuRow
+    from stepscope.predict.other_gpu.gpu import Gpu, GpuRow, TransferFit
 
     Floats = NDArray[np.float64]
     KernelModel = Callable[[Floats, str, Gpu, TransferFit], Floats]
@@ -164,7 +161,7 @@ def launch_doubt(launch_ms: float, predicted_ms: Floats) -> Floats:
 
 
 def _as_gpu(gpu: str | Gpu) -> Gpu:
-    from stepscope.predict.other_gpu.find_gpu import find_gpu
+    from stepscope.predict.other_gpu.gpu import find_gpu
 
     return find_gpu(gpu) if isinstance(gpu, str) else gpu
 

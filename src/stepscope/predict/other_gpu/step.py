@@ -1,9 +1,5 @@
-"""The kernels of a recorded step on another GPU.
-
-Products with known shapes go through the model of tiles and waves. Other kernels take the ratio of
-the two GPUs' rooflines, by their FLOPs and bytes. A kernel of which neither is known takes the
-ratio of the rates of products if its name says that it is one, else that of bandwidths. Nothing is
-shorter than a kernel's start.
+"""Predict a recorded step on another GPU: its kernels, its collectives, and whether it fits
+into memory. The host stays as recorded.
 """
 
 from __future__ import annotations
@@ -15,27 +11,165 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.call_tree import distinct_places
 from stepscope.explain.flops import DTYPES
-from stepscope.explain.flops.call import Unknown
-from stepscope.explain.flops.kernel_names import read_name
-from stepscope.explain.work import Kind
-from stepscope.predict.by_text import by_text
-from stepscope.predict.kernels import FLOOR_NS, Family
+from stepscope.explain.flops.call import Call, Unknown, read_name
+from stepscope.explain.memory.captured import CONTEXT_BYTES, SEGMENTS_SHARE, find_largest
+from stepscope.predict.declaration import Refused, changed
+from stepscope.predict.kernel_costs import FLOOR_NS, Family
+from stepscope.predict.operator_library import ProbedStep, find_probed_elsewhere
 from stepscope.predict.other_gpu import kernel_time
-from stepscope.predict.other_gpu.fitted import transfer_fit
-from stepscope.predict.other_gpu.gpu import closeness, process_name, unit_of
-from stepscope.predict.other_gpu.links import collective_ratio
+from stepscope.predict.other_gpu.gpu import (
+    Closeness,
+    Gpu,
+    closeness,
+    find_row,
+    make_gpu,
+    process_name,
+    transfer_fit,
+    unit_of,
+    with_profile,
+)
 from stepscope.predict.other_gpu.retime import find_operator, retime_many
+from stepscope.predict.peaks import peak_at_batch
+from stepscope.predict.step_context import StepContext
+from stepscope.records.hardware import Ceilings, PeakSource
+from stepscope.step.call_tree import by_text, distinct_places
+from stepscope.step.replay import step_ns
+from stepscope.step.work import Kind
+from stepscope.text.figures import milliseconds, percent, significant, size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.explain.flops.call import Call
-    from stepscope.explain.replay.graph import Flags, Floats
-    from stepscope.predict.other_gpu.gpu import Closeness, Gpu
-    from stepscope.predict.probed_step import ProbedStep
-    from stepscope.predict.step_context import StepContext
+    from stepscope.step.graph import Flags, Floats
+
+# A step's context on another GPU: device times moved, the host's timeline as recorded.
+
+_HOST_DECIDES = 0.92  # of the step: a host busy this long decides it
+
+
+class MovedContext(msgspec.Struct, frozen=True, kw_only=True):
+    context: StepContext
+    source: Gpu
+    target: Gpu
+    assumptions: tuple[str, ...]
+    doubt: float
+    modelled_share: float  # of the device time: kernels that go by bandwidth alone
+    decides: str  # device or host
+
+
+def source_gpu(context: StepContext) -> Gpu:
+    """The GPU of the trace, with what `calibrate` measured on it if that is known."""
+    name = context.trace.device_name
+    if context.on_host or name is None:
+        raise Refused(
+            "gpu: the trace has no GPU, and a step on a CPU says nothing about one on a GPU"
+        )
+    row = find_row(name)
+    if row is None:
+        raise Refused(f"gpu: {name}, the GPU of the trace, is not in the table of GPUs")
+    gpu = make_gpu(row)
+    profile = next((one for one in context.profiles if find_row(one.device) == row), None)
+    return with_profile(gpu, profile) if profile else gpu
+
+
+def move_context(context: StepContext, target: Gpu) -> MovedContext:
+    """Raises Refused if the trace's GPU is not known or the target lacks the step's units."""
+    source = source_gpu(context)
+    if target.row == source.row and not target.calibrated:
+        target = source
+    probed, problem = None, ""
+    if source != target:
+        probed, problem = find_probed_elsewhere(context, lambda name: find_row(name) == target.row)
+    moved = move_step(context, source, target, probed)
+    if moved.missing:
+        raise Refused(
+            f"gpu: {target.name} has no {', '.join(moved.missing)} units, which this step uses"
+        )
+    tasks = replace(context.graph.tasks, dur_ns=moved.dur_ns, spacing_ns=moved.spacing_ns)
+    graph = replace(context.graph, tasks=tasks)
+    after = replace(
+        changed(context, graph),
+        ceilings=_ceilings(target),
+        multiprocessors=target.multiprocessors,
+        is_as_traced=False,
+    )
+    step = step_ns(graph)
+    decides = "host" if graph.host_ns >= _HOST_DECIDES * step > graph.device_ns else "device"
+    return MovedContext(
+        context=after,
+        source=source,
+        target=target,
+        assumptions=(
+            *_assumptions(source, target, moved, after, decides, probed),
+            *((problem,) if problem else ()),
+        ),
+        doubt=moved.doubt,
+        modelled_share=moved.unknown_share,
+        decides=decides,
+    )
+
+
+def _ceilings(gpu: Gpu) -> Ceilings:
+    """Data-sheet peaks, or what `calibrate` measured: later what-ifs price by them."""
+    flops = {dtype: 1e12 * rate for dtype, rate in gpu.row.tflops.items()}
+    sources: dict[str, PeakSource] = dict.fromkeys(flops, "table")
+    bytes_s, bytes_source = 1e9 * gpu.row.bandwidth_gb_s, "table"
+    if gpu.profile is not None:
+        flops |= gpu.profile.matmul_flops
+        sources |= dict.fromkeys(gpu.profile.matmul_flops, "calibrated")
+        if gpu.profile.copy_bytes_s:
+            bytes_s, bytes_source = gpu.profile.copy_bytes_s, "calibrated"
+    return Ceilings(
+        device=gpu.name,
+        flops=flops,
+        bytes_s=bytes_s,
+        flops_source=sources,
+        bytes_source="calibrated" if bytes_source == "calibrated" else "table",
+        source="the table of GPUs",
+    )
+
+
+def _assumptions(
+    source: Gpu,
+    target: Gpu,
+    moved: MovedStep,
+    after: StepContext,
+    decides: str,
+    probed: ProbedStep | None,
+) -> tuple[str, ...]:
+    if source == target:
+        return (f"the trace was recorded on a {source.name}, so nothing changes",)
+    graph = after.graph
+    basis = "calibrated there" if target.calibrated else "not measured there"
+    if probed is not None:
+        basis = "probed there"
+    lines = [
+        f"{source.name} -> {target.name}, {basis}: kernels by their shapes, FLOPs and bytes",
+        f"CPU time stays as recorded: {milliseconds(graph.host_ns / 1e6)} per step",
+    ]
+    if probed is not None:
+        lines.append(probed.describe("modelled"))
+    if moved.unknown_share >= 0.01:
+        share = percent(moved.unknown_share)
+        lines.append(
+            f"{share} of the GPU's time has no FLOPs or bytes, so it is predicted from bandwidth "
+            "alone"
+        )
+    if decides == "host":
+        device = milliseconds(graph.device_ns / 1e6)
+        lines.append(
+            f"host-bound there: the GPU has {device} of work and waits the rest of the step"
+        )
+    return tuple(lines)
+
+
+# The kernels of a recorded step on another GPU.
+#
+# Products with known shapes go through the model of tiles and waves. Other kernels take the ratio
+# of the two GPUs' rooflines, by their FLOPs and bytes. A kernel of which neither is known takes the
+# ratio of the rates of products if its name says that it is one, else that of bandwidths. Nothing
+# is shorter than a kernel's start.
 
 # Products of a training step come in layouts that no table has: keep half of a deviation at least.
 LEAST_KEPT = 0.5
@@ -326,3 +460,119 @@ def _ceiling_doubt(dtypes: NDArray[np.str_], target: Gpu, close: Closeness) -> f
         if dtype
     )
     return fit.estimated if estimated and close != "chip" else 0.0
+
+
+# Collectives on another GPU's links: a start, and bytes at a share of the link's rate.
+
+
+def collective_ratio(context: StepContext, source: Gpu, target: Gpu) -> Floats:
+    """Times of the step's collectives on the target's links, over those on the source's.
+
+    What a collective takes beyond its start is bytes, and those go by the links' rates. Waiting for
+    other ranks is in it too: the others get the same GPU.
+    """
+    ranks = max(2, context.trace.world_size or 2)
+    tasks = context.graph.tasks
+    measured_ns = np.maximum(tasks.dur_ns, 1.0)
+    start = np.minimum(measured_ns, start_ns(source))
+    bytes_ns = measured_ns - start
+    faster = link_bytes_s(source, ranks) / link_bytes_s(target, ranks)
+    then = np.minimum(start, start_ns(target)) + bytes_ns * faster
+    ratio: Floats = then / measured_ns
+    return ratio
+
+
+def link_bytes_s(gpu: Gpu, ranks: int) -> float:
+    """What an all-reduce inside a machine gets of the link, in one direction."""
+    shares = _link(gpu)
+    sizes = sorted(int(size) for size in shares if size.isdigit())
+    nearest = max((size for size in sizes if size <= ranks), default=sizes[0])
+    return shares[str(nearest)] * gpu.link_bytes_s / 2
+
+
+def start_ns(gpu: Gpu) -> float:
+    return 1e3 * _link(gpu)["start_us"]
+
+
+def _link(gpu: Gpu) -> dict[str, float]:
+    links = transfer_fit().link
+    return links.get(gpu.row.link.split()[0] if gpu.row.link else "PCIe", links["PCIe"])
+
+
+# Whether a step fits into another GPU's memory, and the batch that does.
+
+_HALVINGS = 30
+
+
+class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
+    fits: bool | None  # None: the peak is not known
+    peak_bytes: int | None
+    limit_bytes: int  # what is left for tensors
+    batch: int | None = None  # the largest that fits, if the batch is known
+    factor: float | None = None  # the same over the present batch
+
+
+def check_memory(context: StepContext, gpu: Gpu) -> MemoryFit:
+    limit = round((gpu.memory_bytes - CONTEXT_BYTES) * (1 - SEGMENTS_SHARE))
+    peak = _peak_bytes(context, 1.0)
+    if peak is None:
+        return MemoryFit(fits=None, peak_bytes=None, limit_bytes=limit)
+    factor = _largest_factor(context, gpu, limit)
+    batch = math.floor(context.batch * factor + 1e-9) if context.batch and factor else None
+    return MemoryFit(
+        fits=peak <= limit, peak_bytes=peak, limit_bytes=limit, batch=batch, factor=factor
+    )
+
+
+def describe_memory(context: StepContext, gpu: Gpu) -> tuple[str, ...]:
+    """Whether it fits, as a sentence; nothing if the peak is not known."""
+    memory = check_memory(context, gpu)
+    if memory.peak_bytes is None:
+        return ("peak memory was not captured, so it is unknown whether the step fits",)
+    if memory.fits:
+        return (f"its peak of {size(memory.peak_bytes)} fits into {size(gpu.memory_bytes)}",)
+    return (
+        f"it does not fit. Its peak of {size(memory.peak_bytes)} is more than the "
+        f"{size(memory.limit_bytes)} that {gpu.name} leaves for tensors. {_what_fits(memory)}",
+    )
+
+
+def _what_fits(memory: MemoryFit) -> str:
+    if memory.batch:
+        return f"A batch of {memory.batch} would fit"
+    if memory.factor:
+        return f"{significant(memory.factor)} of the batch would fit"
+    return "No batch is known to fit"
+
+
+def _peak_bytes(context: StepContext, factor: float) -> int | None:
+    if context.memory is not None and factor == 1.0:
+        return context.memory.peak_bytes
+    peak = peak_at_batch(context, factor)
+    return peak.size_bytes if peak else None
+
+
+def _largest_factor(context: StepContext, gpu: Gpu, limit: int) -> float | None:
+    if context.memory is not None and context.memory.largest_batch is not None:
+        largest = find_largest(
+            context.memory.largest_batch.lines,
+            batch=None,
+            batch_from=None,
+            limit_bytes=round(gpu.memory_bytes),
+            limit_from="device",
+        )
+        return largest.factor
+    return _search_factor(context, limit)
+
+
+def _search_factor(context: StepContext, limit: int) -> float | None:
+    """Peaks grow with the batch: halve the range that holds the largest one that fits."""
+    low, high = 1 / 1024, 1024.0
+    least = _peak_bytes(context, low)
+    if least is None or least > limit:
+        return None
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        peak = _peak_bytes(context, middle)
+        low, high = (middle, high) if peak is not None and peak <= limit else (low, middle)
+    return low

@@ -7,17 +7,15 @@ trace does not hold enough to tell. A file is imported when its what-if is first
 from __future__ import annotations
 
 from collections import UserDict
+from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import UsageError
 from stepscope.records.prediction import Setting
-from stepscope.records.remedies import REMEDIES
-from stepscope.records.same_change import WHATIF_OF, did_you_mean
+from stepscope.records.remedies import REMEDIES, WHATIF_OF, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from stepscope.predict.declaration import WhatIf
 
 # In the order in which they are listed and tried.

@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.replay.graph import Phase
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.edit import take_calls, take_tasks
-from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.declaration import (
+    ApplyStage,
+    Outcome,
+    Refused,
+    WhatIf,
+    WrongValue,
+    changed,
+    parse_whole,
+)
 from stepscope.predict.stalls import repeat_stalls
-from stepscope.predict.values import parse_whole
+from stepscope.step.edit import take_calls, take_tasks
+from stepscope.step.graph import Phase, StepGraph
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import StepGraph
     from stepscope.predict.step_context import StepContext
 
 _MAX_CALLS = 1_000_000  # a step with more is not replayed

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.predict.batch_growth import grow_batch
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.outcome import Outcome, Refused, WrongValue
+from stepscope.predict.batch_size import grow_batch
+from stepscope.predict.declaration import (
+    ApplyStage,
+    Outcome,
+    Refused,
+    WhatIf,
+    WrongValue,
+    describe_factor,
+)
 from stepscope.predict.peaks import why_unsure
-from stepscope.predict.values import describe_factor
-
-if TYPE_CHECKING:
-    from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_context import StepContext
 
 _FACTOR = re.compile(r"^x(\d+(?:\.\d+)?)$")
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.outcome import NothingToChange
-from stepscope.predict.values import parse_positive
-from stepscope.records.figures import size
+from stepscope.predict.declaration import (
+    ApplyStage,
+    NothingToChange,
+    Outcome,
+    WhatIf,
+    parse_positive,
+)
+from stepscope.text.figures import size
 
 if TYPE_CHECKING:
-    from stepscope.predict.outcome import Outcome
     from stepscope.predict.step_context import StepContext
 
 

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.replay.graph import CallKind, Phase
-from stepscope.explain.replay.schedule import step_ns
-from stepscope.predict.block_spans import find_block_spans
-from stepscope.predict.compiling.compiled_already import is_compiled
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.edit import Selection, insert, remove
-from stepscope.predict.outcome import NothingToChange, Outcome, WrongValue, changed
+from stepscope.predict.compiling.compiled_host import is_compiled
+from stepscope.predict.declaration import (
+    ApplyStage,
+    NothingToChange,
+    Outcome,
+    WhatIf,
+    WrongValue,
+    changed,
+)
 from stepscope.predict.peaks import peak_of
-from stepscope.records.figures import milliseconds
-from stepscope.records.words import counted
+from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_spans import BlockSpan, find_block_spans
+from stepscope.step.edit import Selection, insert, remove
+from stepscope.step.graph import CallKind, Phase
+from stepscope.step.replay import step_ns
+from stepscope.text.figures import milliseconds
+from stepscope.text.words import counted
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from stepscope.explain.arrays import Int64s
-    from stepscope.explain.replay.graph import Flags, Floats, Ints, StepGraph
-    from stepscope.predict.block_spans import BlockSpan
-    from stepscope.predict.step_context import StepContext
+    from stepscope.step.arrays import Int64s
+    from stepscope.step.graph import Flags, Floats, Ints, StepGraph
 
 # The first and last layers (embedding, head, loss) are outside the blocks. The blocks' part of the
 # forward pass lies between the first and the last repetition of the commonest product.

@@ -13,30 +13,40 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.replay.graph import CallKind, Phase
-from stepscope.explain.replay.schedule import step_ns
-from stepscope.predict.by_text import by_text
-from stepscope.predict.compiling import compile_step
-from stepscope.predict.compiling.compiled_already import is_compiled
-from stepscope.predict.compiling.compiled_host import is_paced_by_host, relaunch
-from stepscope.predict.compiling.compiled_step import UNKNOWN_SHARE
-from stepscope.predict.compiling.graphed_passes import find_compiled_launches, launch_as_graphs
-from stepscope.predict.compiling.mask_checks import find_plain_attention
-from stepscope.predict.compiling.operator_values import is_alone
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.kernels import FLOOR_NS, Family
-from stepscope.predict.outcome import NothingToChange, Outcome, Refused, WrongValue, changed
+from stepscope.predict.compiling import CompiledStep, compile_step
+from stepscope.predict.compiling.compiled_host import (
+    HostTimes,
+    find_compiled_launches,
+    is_compiled,
+    is_paced_by_host,
+    launch_as_graphs,
+    relaunch,
+)
+from stepscope.predict.compiling.compiled_step import UNKNOWN_SHARE, find_plain_attention
+from stepscope.predict.compiling.fused_loops import is_alone
+from stepscope.predict.declaration import (
+    ApplyStage,
+    NothingToChange,
+    Outcome,
+    Refused,
+    WhatIf,
+    WrongValue,
+    changed,
+    find_unknown,
+    require_operators,
+)
+from stepscope.predict.kernel_costs import FLOOR_NS, Family
 from stepscope.predict.peaks import peak_of
-from stepscope.predict.unknown_operators import find_unknown, require_operators
-from stepscope.records.figures import duration, percent, size
-from stepscope.records.words import counted
+from stepscope.predict.step_context import StepContext
+from stepscope.step.call_tree import by_text
+from stepscope.step.graph import CallKind, Phase
+from stepscope.step.replay import step_ns
+from stepscope.text.figures import duration, percent, size
+from stepscope.text.words import counted
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import Flags
-    from stepscope.predict.compiling import CompiledStep
-    from stepscope.predict.compiling.compiled_host import HostTimes
-    from stepscope.predict.step_context import StepContext
+    from stepscope.step.graph import Flags
 
 _GRAPHED = ("reduce-overhead", "max-autotune")
 _TUNED = ("max-autotune", "max-autotune-no-cudagraphs")

@@ -3,25 +3,58 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec.structs import replace
 
 from stepscope.errors import UsageError
-from stepscope.explain.together.straggling import find_straggling
-from stepscope.explain.work import Kind
-from stepscope.predict.consistency.measured_times import find_own_times
-from stepscope.predict.consistency.promise import NORMAL_95, promise_throughput
-from stepscope.predict.consistency.words import describe_promise
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.edit import scale_tasks
-from stepscope.predict.outcome import Outcome, WrongValue, changed
-from stepscope.predict.slowest_worker import slow_down
-from stepscope.records.consistency import Consistency
+from stepscope.explain.parameter_server import find_straggling
+from stepscope.predict.data_parallel import ENOUGH_STEPS, find_traced_exchange, slow_down
+from stepscope.predict.declaration import ApplyStage, Outcome, Refused, WhatIf, WrongValue, changed
+from stepscope.predict.parameter_server import NORMAL_95, describe_promise, promise_throughput
+from stepscope.predict.step_context import StepContext
+from stepscope.records.change_values import Consistency
+from stepscope.records.job import Job, WorkerTimes
+from stepscope.step.edit import scale_tasks
+from stepscope.step.graph import StepGraph
+from stepscope.step.work import Kind
+from stepscope.text.words import counted
 
-if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import StepGraph
-    from stepscope.predict.step_context import StepContext
+# The own times of a job's ranks, or why they are not known.
+
+
+def find_own_times(context: StepContext) -> WorkerTimes:
+    """Of every step if that is known, else of the profiler's window. Raises Refused."""
+    job = context.job
+    if job is None or len(job.ranks) < 2:
+        raise Refused("consistency: give all ranks of the job, because one alone waits for nobody")
+    exchange = find_traced_exchange(context, context.graph)
+    if exchange is None or exchange.ranks < 2:
+        raise Refused("consistency: the ranks exchange no gradients, so none waits for another")
+    if exchange.not_replicas:
+        raise Refused(f"consistency: the ranks are not replicas: {exchange.not_replicas}")
+    times = job.own_times or _window_times(job)
+    steps = min(map(len, times.own_ns))
+    if steps < ENOUGH_STEPS:
+        raise Refused(
+            f"consistency: only {counted(steps, 'step')} of all ranks are known, too few to "
+            "separate slow workers from slow steps. Record more with `stepscope run`"
+        )
+    return times
+
+
+def _window_times(job: Job) -> WorkerTimes:
+    known = (job.own_ns > 0).all(axis=1)
+    own = job.own_ns[known].astype(np.float64)
+    return WorkerTimes(
+        workers=job.ranks,
+        own_ns=tuple(np.ascontiguousarray(own.T)),
+        side_by_side=True,
+        source="window",
+    )
+
+
+# consistency=bounded:3: train through a parameter server instead of waiting at every step.
 
 
 def apply(context: StepContext, value: str) -> Outcome:

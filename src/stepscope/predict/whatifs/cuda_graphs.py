@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain import intervals
-from stepscope.explain.replay.graph import CallKind, Calls
-from stepscope.explain.replay.graph_launches import is_of_graphs
-from stepscope.explain.work import Kind
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.graph_costs import LAUNCH_NS, PER_NODE_NS, SPACING_NS
-from stepscope.predict.outcome import NothingToChange, Outcome, changed
-from stepscope.records.figures import duration
-from stepscope.records.words import counted
+from stepscope.predict.declaration import ApplyStage, NothingToChange, Outcome, WhatIf, changed
+from stepscope.predict.kernel_costs import LAUNCH_NS, PER_NODE_NS, SPACING_NS
+from stepscope.step import intervals
+from stepscope.step.cuda_graphs import is_of_graphs
+from stepscope.step.graph import CallKind, Calls, Tasks
+from stepscope.step.work import Kind
+from stepscope.text.figures import duration
+from stepscope.text.words import counted
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import Tasks
     from stepscope.predict.step_context import StepContext
 
 _LATENCY_NS = 5_000.0

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from stepscope.errors import UsageError
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.other_gpu.find_gpu import find_gpu, other_boards
-from stepscope.predict.other_gpu.memory import describe_memory
-from stepscope.predict.other_gpu.move import move_context
-from stepscope.predict.outcome import Outcome, WrongValue
-
-if TYPE_CHECKING:
-    from stepscope.predict.step_context import StepContext
+from stepscope.predict.declaration import ApplyStage, Outcome, WhatIf, WrongValue
+from stepscope.predict.other_gpu.gpu import find_gpu, other_boards
+from stepscope.predict.other_gpu.step import describe_memory, move_context
+from stepscope.predict.step_context import StepContext
 
 
 def apply(context: StepContext, value: str) -> Outcome:

@@ -4,19 +4,13 @@ link of a host."""
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.outcome import Outcome, WrongValue
-from stepscope.predict.values import parse_whole
-from stepscope.predict.worker_plan import GivenLink
-from stepscope.records.figures import rate
-from stepscope.records.words import plural
-
-if TYPE_CHECKING:
-    from stepscope.predict.step_context import StepContext
+from stepscope.predict.declaration import ApplyStage, Outcome, WhatIf, WrongValue, parse_whole
+from stepscope.predict.step_context import GivenLink, StepContext
+from stepscope.text.figures import rate
+from stepscope.text.words import plural
 
 _MAX_HOSTS = 1 << 17
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)\s*"
@@ -29,9 +23,9 @@ _NS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6}
 
 def apply(context: StepContext, value: str) -> Outcome:
     """Refuses if the link between hosts or the hosts of the ranks are not known."""
-    from stepscope.predict.host_transfers import hosts_now
+    from stepscope.predict.data_parallel import find_traced_exchange
+    from stepscope.predict.planned_exchange import hosts_now
     from stepscope.predict.scale_out import replan
-    from stepscope.predict.traced_exchange import find_traced_exchange
 
     count, link = parse_hosts(value)
     traced = find_traced_exchange(context, context.bare or context.graph)

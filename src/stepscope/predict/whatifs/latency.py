@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.values import describe_factor, parse_positive
+from stepscope.predict.declaration import (
+    ApplyStage,
+    Outcome,
+    WhatIf,
+    describe_factor,
+    parse_positive,
+)
 
 if TYPE_CHECKING:
-    from stepscope.predict.outcome import Outcome
     from stepscope.predict.step_context import StepContext
 
 

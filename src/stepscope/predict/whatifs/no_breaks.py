@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from stepscope.explain.compiled import find_break_spans
-from stepscope.explain.replay.graph import CallKind
-from stepscope.predict.buckets import step_window
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.edit import Selection, remove
-from stepscope.predict.host_time import shorten_spans
-from stepscope.predict.outcome import Outcome, Refused, changed
-from stepscope.records.figures import milliseconds
-from stepscope.records.words import counted
+from stepscope.predict.data_parallel import step_window
+from stepscope.predict.declaration import ApplyStage, Outcome, Refused, WhatIf, changed
+from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_spans import shorten_spans
+from stepscope.step.edit import Selection, remove
+from stepscope.step.graph import CallKind
+from stepscope.text.figures import milliseconds
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.arrays import Int64s
-    from stepscope.explain.replay.graph import Flags
-    from stepscope.predict.step_context import StepContext
+    from stepscope.step.arrays import Int64s
+    from stepscope.step.graph import Flags
 
 
 def apply(context: StepContext, _value: str) -> Outcome:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec.structs import replace
 
-from stepscope.predict.data_waits import without_waits
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.outcome import NothingToChange, Outcome, changed
-from stepscope.records.figures import milliseconds
-
-if TYPE_CHECKING:
-    from stepscope.predict.step_context import StepContext
+from stepscope.predict.declaration import ApplyStage, NothingToChange, Outcome, WhatIf, changed
+from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_spans import without_waits
+from stepscope.text.figures import milliseconds
 
 
 def apply(context: StepContext, _value: str) -> Outcome:

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.outcome import Outcome, Refused, WrongValue
+from stepscope.predict.declaration import ApplyStage, Outcome, Refused, WhatIf, WrongValue
 from stepscope.predict.stalls import name_cause
-from stepscope.records.figures import milliseconds
-from stepscope.records.whole_run import STALL_CAUSES
+from stepscope.records.run import STALL_CAUSES
+from stepscope.text.figures import milliseconds
 
 if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext

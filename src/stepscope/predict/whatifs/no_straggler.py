@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.replay.schedule import step_ns
-from stepscope.explain.work import Kind
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.edit import scale_tasks
-from stepscope.predict.outcome import Outcome, Refused, changed
-from stepscope.predict.slowest_worker import slow_down
-from stepscope.records.figures import milliseconds
+from stepscope.predict.data_parallel import slow_down
+from stepscope.predict.declaration import ApplyStage, Outcome, Refused, WhatIf, changed
+from stepscope.predict.step_context import StepContext
+from stepscope.records.job import Job, Straggler, Stragglers
+from stepscope.step.edit import scale_tasks
+from stepscope.step.replay import step_ns
+from stepscope.step.work import Kind
+from stepscope.text.figures import milliseconds
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import Floats, StepGraph
-    from stepscope.predict.step_context import StepContext
-    from stepscope.records.job import Job, Straggler, Stragglers
+    from stepscope.step.graph import Floats, StepGraph
 
 
 _SMALLEST_GAIN = 0.02  # of the step: less is no straggler

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stepscope.explain.replay.graph import CallKind
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.edit import Selection, remove
-from stepscope.predict.outcome import NothingToChange, Outcome, changed
-from stepscope.records.words import counted
+from stepscope.predict.declaration import ApplyStage, NothingToChange, Outcome, WhatIf, changed
+from stepscope.step.edit import Selection, remove
+from stepscope.step.graph import CallKind
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
     from stepscope.predict.step_context import StepContext

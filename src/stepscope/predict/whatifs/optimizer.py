@@ -7,21 +7,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.edit import Selection, insert, remove
-from stepscope.predict.kernels import FLOOR_NS
-from stepscope.predict.optimizer_updates import current_form, find_optimizer_calls
-from stepscope.predict.outcome import NothingToChange, Outcome, Refused, WrongValue, changed
+from stepscope.predict.declaration import (
+    ApplyStage,
+    NothingToChange,
+    Outcome,
+    Refused,
+    WhatIf,
+    WrongValue,
+    changed,
+    require_operators,
+)
+from stepscope.predict.kernel_costs import FLOOR_NS
 from stepscope.predict.peaks import peak_of
-from stepscope.predict.unknown_operators import require_operators
-from stepscope.records.figures import significant
-from stepscope.records.words import counted
+from stepscope.predict.step_context import (
+    Parameters,
+    StepContext,
+    UpdateForm,
+    current_form,
+    find_optimizer_calls,
+)
+from stepscope.step.edit import Selection, insert, remove
+from stepscope.text.figures import significant
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import Flags, StepGraph
-    from stepscope.predict.optimizer_rules import UpdateForm
-    from stepscope.predict.parameters import Parameters
-    from stepscope.predict.step_context import StepContext
+    from stepscope.step.graph import Flags, StepGraph
 
 _FORMS = ("foreach", "fused")
 # Of what the change saves, one standard deviation.

@@ -16,43 +16,50 @@ import numpy as np
 from msgspec.structs import replace
 
 from stepscope.explain.flops import DTYPES
-from stepscope.explain.replay.graph import CallKind, Phase
-from stepscope.predict.autocast_elements import NORM, retime_elements
-from stepscope.predict.by_text import by_text, tensor_shapes
-from stepscope.predict.compiling.compiled_already import is_compiled, launch_ns
-from stepscope.predict.convolutions import find_convolution_doubt, find_convolution_ns
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.depthwise import (
+from stepscope.predict.autocast import (
+    NORM,
+    find_unfused_attention,
+    fuse_attention,
+    may_convolve_in_tf32,
+    retime_elements,
+)
+from stepscope.predict.compiling.compiled_host import is_compiled, launch_ns
+from stepscope.predict.declaration import (
+    ApplyStage,
+    NothingToChange,
+    Outcome,
+    Refused,
+    WhatIf,
+    WrongValue,
+    changed,
+    require_operators,
+)
+from stepscope.predict.kernel_costs import Family, copy_ns, retime_tasks, roofline_ns
+from stepscope.predict.operator_library import ProbedStep, find_probed
+from stepscope.predict.peaks import peak_of
+from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_spans import find_before_training
+from stepscope.predict.tensor_cores import (
+    find_alignment,
+    find_convolution_doubt,
+    find_convolution_ns,
     find_depthwise,
     find_depthwise_doubt,
-    narrow_depthwise,
-)
-from stepscope.predict.edit import insert
-from stepscope.predict.kernels import Family, copy_ns, roofline_ns
-from stepscope.predict.outcome import NothingToChange, Outcome, Refused, WrongValue, changed
-from stepscope.predict.peaks import peak_of
-from stepscope.predict.probed_step import find_probed
-from stepscope.predict.product_alignment import find_alignment
-from stepscope.predict.sample_convolutions import (
     find_halfway_doubt,
     find_halfway_ns,
     find_sample_convolutions,
+    narrow_depthwise,
 )
-from stepscope.predict.side_streams import retime
-from stepscope.predict.traced_mode import may_convolve_in_tf32
-from stepscope.predict.unfused_attention import find_unfused_attention, fuse_attention
-from stepscope.predict.unknown_operators import require_operators
-from stepscope.predict.without_gradients import find_before_training
-from stepscope.records.figures import milliseconds
-from stepscope.records.lazy_pattern import lazy_pattern
-from stepscope.records.words import counted
+from stepscope.records.hardware import Ceilings
+from stepscope.step.call_tree import by_text, tensor_shapes
+from stepscope.step.edit import insert
+from stepscope.step.graph import CallKind, Phase
+from stepscope.text.figures import milliseconds
+from stepscope.text.words import counted, lazy_pattern
 from stepscope.trace.links import distinct
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import Flags, Floats, StepGraph
-    from stepscope.predict.probed_step import ProbedStep
-    from stepscope.predict.step_context import StepContext
-    from stepscope.records.efficiency import Ceilings
+    from stepscope.step.graph import Flags, Floats, StepGraph
 
     Shape = tuple[int, ...]
 
@@ -117,7 +124,7 @@ def apply(context: StepContext, value: str) -> Outcome:
         probed_ns = context.graph.tasks.dur_ns * probed.factor
         dur_ns = np.where(is_probed, probed_ns, graph.tasks.dur_ns)
         graph = replace(graph, tasks=replace(graph.tasks, dur_ns=dur_ns))
-    graph = retime(context.graph, graph.tasks.dur_ns, context.operators.row)
+    graph = retime_tasks(context.graph, graph.tasks.dur_ns, context.operators.row)
     convolution = (convolution_ns > 0) & ~is_probed
     convolution_doubt = math.hypot(
         find_convolution_doubt(graph.tasks.dur_ns, convolution & ~halfway),

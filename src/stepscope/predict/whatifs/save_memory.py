@@ -14,25 +14,22 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from stepscope.explain.call_tree import enclosing, outermost
 from stepscope.explain.memory.lifetimes import BACKWARD
-from stepscope.explain.replay.graph import Phase
-from stepscope.explain.work import rows_named
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.edit import insert, select
-from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
-from stepscope.records.figures import milliseconds, percent, size
-from stepscope.records.memory import STATES
-from stepscope.records.memory_targets import read_target
+from stepscope.predict.declaration import ApplyStage, Outcome, Refused, WhatIf, WrongValue, changed
+from stepscope.records.change_values import MemoryTarget, read_target
+from stepscope.records.memory import STATES, CapturedMemory
 from stepscope.records.prediction import PeakMemory
 from stepscope.records.trace import HostKind
+from stepscope.step.call_tree import enclosing, outermost
+from stepscope.step.edit import insert, select
+from stepscope.step.graph import Phase
+from stepscope.step.work import rows_named
+from stepscope.text.figures import milliseconds, percent, size
 from stepscope.trace.links import nearest_of
 
 if TYPE_CHECKING:
-    from stepscope.explain.replay.graph import Ints, StepGraph
     from stepscope.predict.step_context import StepContext
-    from stepscope.records.memory import CapturedMemory
-    from stepscope.records.memory_targets import MemoryTarget
+    from stepscope.step.graph import Ints, StepGraph
 
 _WORTH = 0.02  # of the activations: less is not worth a plan
 _DOMINATE = 4  # weights and optimizer state over activations

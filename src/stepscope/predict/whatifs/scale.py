@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from stepscope.predict import edit
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.host_time import shorten_gaps
-from stepscope.predict.outcome import Outcome, Refused, WrongValue, changed
+from stepscope.predict.declaration import ApplyStage, Outcome, Refused, WhatIf, WrongValue, changed
+from stepscope.predict.step_context import StepContext
+from stepscope.predict.step_spans import shorten_gaps
 from stepscope.predict.whatifs.remove import compile_pattern
 from stepscope.records.trace import HostKind
-from stepscope.records.words import counted
-
-if TYPE_CHECKING:
-    from stepscope.predict.step_context import StepContext
+from stepscope.step import edit
+from stepscope.text.words import counted
 
 
 def apply(context: StepContext, value: str) -> Outcome:

@@ -13,25 +13,32 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
-from stepscope.explain.machine_load import (
+from stepscope.explain.cpu_use import (
+    CpuUse,
     disturbed,
     free_threads,
     looked,
     lost_to_others,
+    speedup,
     threads_take_part,
 )
-from stepscope.explain.replay.graph import CallKind
-from stepscope.explain.threading_gain import speedup
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.outcome import NothingToChange, Outcome, Refused, WrongValue, changed
-from stepscope.predict.values import parse_whole
-from stepscope.records.figures import factor as factor_text
-from stepscope.records.words import counted
+from stepscope.predict.declaration import (
+    ApplyStage,
+    NothingToChange,
+    Outcome,
+    Refused,
+    WhatIf,
+    WrongValue,
+    changed,
+    parse_whole,
+)
+from stepscope.step.graph import CallKind
+from stepscope.text.figures import factor as factor_text
+from stepscope.text.words import counted
 
 if TYPE_CHECKING:
-    from stepscope.explain.cpu_use import CpuUse
     from stepscope.predict.step_context import StepContext
-    from stepscope.records.host_load import HostLoad
+    from stepscope.records.rank_facts import HostLoad
 
 _FIT = "fit"
 _MAX_THREADS = 1 << 12

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.outcome import Refused, WrongValue
-from stepscope.predict.values import parse_whole
-from stepscope.records.words import plural
+from stepscope.predict.declaration import (
+    ApplyStage,
+    Outcome,
+    Refused,
+    WhatIf,
+    WrongValue,
+    parse_whole,
+)
+from stepscope.text.words import plural
 
 if TYPE_CHECKING:
-    from stepscope.predict.outcome import Outcome
     from stepscope.predict.step_context import StepContext
 
 _MAX_WORKERS = 1 << 20

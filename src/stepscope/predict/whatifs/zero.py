@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from stepscope.predict.declaration import ApplyStage, WhatIf
-from stepscope.predict.outcome import WrongValue
-from stepscope.records.figures import significant
+from stepscope.predict.declaration import ApplyStage, Outcome, WhatIf, WrongValue
 from stepscope.records.prediction import PeakMemory
+from stepscope.text.figures import significant
 
 if TYPE_CHECKING:
-    from stepscope.predict.outcome import Outcome
     from stepscope.predict.step_context import StepContext
 
 _DOUBT = 0.08  # of the step: implementations differ in what they gather when

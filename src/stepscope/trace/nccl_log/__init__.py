@@ -2,15 +2,9 @@
 
 One pass over the file. Lines of several processes may be mixed: each begins with host:pid:tid. Most
 lines do not name their communicator: then the thread that initialises one, or the rank, decides.
-
-find.py       which files are NCCL logs
-lines.py      what their lines look like
-processes.py  processes and communicators, built up line by line
-choices.py    the algorithms that NCCL chose
-read.py       a log, read in one pass
 """
 
-from stepscope.trace.nccl_log.find import find_nccl_logs, is_log_name, is_nccl_log
+from stepscope.trace.nccl_log.lines import find_nccl_logs, is_log_name, is_nccl_log
 from stepscope.trace.nccl_log.read import read_nccl_log
 
 __all__ = ["find_nccl_logs", "is_log_name", "is_nccl_log", "read_nccl_log"]

@@ -1,30 +1,42 @@
-"""Reads a log in one pass: each line goes to the process and communicator it is about."""
+"""Read a log of NCCL in one pass: each line goes to the process and communicator that it is
+about.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.records.nccl import NcclLog, NcclWarning, Ring, Tree
+from msgspec import convert
+
+from stepscope.records.nccl import (
+    Choice,
+    Communicator,
+    Fact,
+    Family,
+    NcclLink,
+    NcclLog,
+    NcclProcess,
+    NcclWarning,
+    Ring,
+    Tree,
+)
 from stepscope.trace.files import ByteSource
 from stepscope.trace.nccl_log import lines as forms
-from stepscope.trace.nccl_log.choices import ChoiceCounter, is_plausible_call
-from stepscope.trace.nccl_log.lines import split_lines, to_text
-from stepscope.trace.nccl_log.processes import (
-    MOST_COMMS,
-    At,
-    CommunicatorBuilder,
-    ProcessBuilder,
-    claim_unnamed,
-    name_communicator,
-)
+from stepscope.trace.nccl_log.lines import CHOICE, NET, OWN_KERNEL, split_lines, to_text
 
 if TYPE_CHECKING:
-    import re
-    from collections.abc import Callable
-
     from stepscope.trace.files import Progress
+
+    _LinkKey = tuple[int, int | None, int, str]
+    _Chosen = tuple[str | None, int, str, str, int | None, int | None]
+
+# Reads a log in one pass: each line goes to the process and communicator it is about.
 
 _MOST_WARNINGS = 512
 _MOST_FACTS = 64
@@ -314,3 +326,264 @@ def _check(holds: bool) -> None:
 
 def _version(match: re.Match[str]) -> str:
     return f"{match[1]} {match[2]}"
+
+
+# Processes and communicators, built up line by line.
+
+MOST_COMMS = 1024  # of one process
+_LONGEST_ID = 256  # each split of a communicator makes it longer
+_FAMILIES: tuple[Family, ...] = ("P2P", "SHM", "NET", "COLLNET")
+
+
+# Fields of the record that the builder has under the same name.
+_SAME_NAMES = (
+    *("process", "line", "address", "id", "nranks", "device", "bus_id", "parent", "complete"),
+    *("nodes", "local_ranks", "calls"),
+)
+
+
+class CommunicatorBuilder:
+    def __init__(self, process: int, line: int, address: str = "") -> None:
+        self.process = process
+        self.line = line
+        self.address = address
+        self.id = ""
+        self.rank: int | None = None
+        self.nranks: int | None = None
+        self.device: int | None = None
+        self.bus_id: str | None = None
+        self.parent: str | None = None
+        self.complete = False
+        self.nodes: int | None = None
+        self.local_ranks: int | None = None
+        self.counts: tuple[int | None, ...] = (None, None, None, None)
+        self.rings: dict[int, Ring] = {}
+        self.trees: dict[int, Tree] = {}
+        self.links: dict[_LinkKey, tuple[int, set[int]]] = {}  # first line, channels
+        self.guessed = 0
+        self.calls = 0
+
+    def fits(self, own: int | None, peer: int | None = None) -> bool:
+        """Whether a line about these two ranks can belong to this communicator."""
+        ranks_fit = own is None or self.own_rank() in (own, None)
+        return ranks_fit and (peer is None or self.nranks is None or peer < self.nranks)
+
+    def holds(self, *ranks: int) -> bool:
+        """Whether all of these can be ranks of this communicator; -1 is none."""
+        return self.nranks is None or max(ranks) < self.nranks
+
+    def own_rank(self) -> int | None:
+        return self.rank if self.rank is not None else next((k[2] for k in self.links), None)
+
+    def add_link(self, key: _LinkKey, line: int, channel: int) -> None:
+        self.links.setdefault(key, (line, set()))[1].add(channel)
+
+    def absorb(self, other: CommunicatorBuilder) -> None:
+        """Take over what was read before any line named the communicator."""
+        self.links = other.links | self.links
+        self.rings = other.rings | self.rings
+        self.trees = other.trees | self.trees
+        self.counts = other.counts if self.counts[0] is None else self.counts
+        self.guessed += other.guessed
+        other.links = {}
+
+    def drop_impossible_ranks(self) -> int:
+        """Drop lines about ranks that do not exist: the world size may be logged after them."""
+        before = len(self.links) + len(self.rings) + len(self.trees)
+        self.links = {
+            key: seen for key, seen in self.links.items() if self.holds(key[0], key[1] or 0)
+        }
+        self.rings = {k: r for k, r in self.rings.items() if self.holds(r.previous, r.next)}
+        self.trees = {k: t for k, t in self.trees.items() if self.holds(t.up, *t.down)}
+        return before - len(self.links) - len(self.rings) - len(self.trees)
+
+    def record(self) -> Communicator:
+        channels, nvls, p2p, per_peer = self.counts
+        return Communicator(
+            **{name: getattr(self, name) for name in _SAME_NAMES},
+            rank=self.own_rank(),
+            channels=channels,
+            nvls_channels=nvls,
+            p2p_channels=p2p,
+            p2p_channels_per_peer=per_peer,
+            rings=tuple(self.rings[channel] for channel in sorted(self.rings)),
+            trees=tuple(self.trees[channel] for channel in sorted(self.trees)),
+            links=tuple(_link(key, *seen) for key, seen in self.links.items()),
+            guessed_lines=self.guessed,
+        )
+
+
+class ProcessBuilder:
+    def __init__(self, index: int, host: str, pid: int, device: int) -> None:
+        self.index = index
+        self.host = host
+        self.pid = pid
+        self.device = device
+        self.words: dict[str, str] = {}  # version, network, plugin, tuner
+        self.interfaces: dict[str, None] = {}
+        self.adapters: dict[str, None] = {}
+        self.settings: dict[str, str] = {}
+        self.facts: dict[str, int] = {}
+        self.comms: list[CommunicatorBuilder] = []  # in the order of their first line
+        self.by_address: dict[str, CommunicatorBuilder] = {}
+        self.opened: dict[bytes, CommunicatorBuilder] = {}  # thread -> the one it initialises
+        # Thread -> lines that name no communicator yet.
+        self.unnamed: dict[bytes, CommunicatorBuilder] = {}
+        self.says_start = False  # before 2.18.3 only the end of an initialisation is logged
+        self.last_used: CommunicatorBuilder | None = None
+        self.splits: Counter[str] = Counter()
+
+    def settle(self) -> None:
+        """Assign lines that name no communicator to the latest one that fits."""
+        for unnamed in self.unnamed.values():
+            named = (comm for comm in reversed(self.comms) if comm.address)
+            home = next((comm for comm in named if comm.fits(unnamed.own_rank())), None)
+            if home is not None:
+                home.absorb(unnamed)
+
+    def record(self) -> NcclProcess:
+        return NcclProcess(
+            host=self.host,
+            pid=self.pid,
+            device=next((c.device for c in self.comms if c.device is not None), self.device),
+            bus_id=next((c.bus_id for c in self.comms if c.bus_id), None),
+            **self.words,
+            interfaces=tuple(self.interfaces),
+            adapters=tuple(self.adapters),
+            settings=self.settings,
+            facts=tuple(Fact(text=text, line=line) for text, line in self.facts.items()),
+            ranks={c.id: c.rank for c in self.comms if c.id and c.rank is not None},
+        )
+
+
+class At(NamedTuple):
+    process: ProcessBuilder
+    thread: bytes
+    line: int
+
+
+def claim_unnamed(at: At, rank: int, address: str) -> CommunicatorBuilder | None:
+    """What this thread logged before it named the communicator that it initialises."""
+    process = at.process
+    unnamed = process.unnamed.get(at.thread)
+    if process.says_start or unnamed is None or not unnamed.fits(rank):
+        return None
+    del process.unnamed[at.thread]
+    unnamed.address = address
+    process.by_address[address] = unnamed
+    return unnamed
+
+
+def name_communicator(
+    process: ProcessBuilder,
+    comm_id: str | None,
+    parent: str | None,
+    split: str | None,
+    color: str | None,
+) -> str:
+    """An id that is the same on every rank. Since 2.23 a split logs its parent instead of an id."""
+    if comm_id or not parent:
+        return comm_id or ""
+    count = split or str(process.splits[parent])
+    process.splits[parent] += 1
+    origin = process.by_address.get(parent)
+    child = f"{origin.id}/{count}.{color}" if origin and origin.id else ""
+    return child if len(child) <= _LONGEST_ID else ""
+
+
+def _link(key: _LinkKey, line: int, channels: set[int]) -> NcclLink:
+    source, target, own, transport = key
+    net = NET.match(transport)
+    return NcclLink(
+        from_rank=source,
+        to_rank=target,
+        own_rank=own,
+        channels=tuple(sorted(channels)),
+        transport=transport,
+        family=_family(transport),
+        network=net[1] if net else "",
+        gdrdma="/GDRDMA" in transport,
+        line=line,
+    )
+
+
+def _family(transport: str) -> Family:
+    for family in _FAMILIES:
+        if transport.startswith(f"{family}/"):
+            return family
+    return "SHM" if "shared memory" in transport else "other"  # the wording until 2.12
+
+
+# Which algorithm NCCL chose for calls of one kind and size, and which call lines make sense.
+
+_MOST_CHOICES = 1 << 16
+_MOST_BYTES = 1 << 50  # of one call
+_LARGEST_CHANNEL = (1 << 15) - 1
+_MOST_DATATYPES = (1 << 15) - 1
+_MOST_CALLS = (1 << 63) - 1
+# NCCL's numbers: ncclDataType_t, and the algorithms and protocols that versions before 2.24 print.
+_WIDTHS = dict(enumerate((1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)))
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
+_KIND_NAMES = {
+    "AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter",
+    "AlltoAll": "all_to_all", "AllToAll": "all_to_all", "AllToAllPivot": "all_to_all",
+    "Broadcast": "broadcast", "Reduce": "reduce", "Send": "send", "Recv": "recv",
+    "SendRecv": "send_recv", "Gather": "gather", "Scatter": "scatter",
+}  # fmt: skip
+_COUNT_PER_RANK = frozenset(("all_gather", "reduce_scatter", "all_to_all"))
+
+
+def is_plausible_call(call: re.Match[bytes]) -> bool:
+    """False for numbers that no call has: the line is damaged."""
+    name, op_count, count, datatype, _, _, _, ranks, _ = call.groups()
+    kind = _KIND_NAMES.get(to_text(name), "other")
+    width = _WIDTHS.get(int(datatype), 0)
+    size_bytes = int(count) * width * (int(ranks) if kind in _COUNT_PER_RANK else 1)
+    return (
+        int(ranks) > 0
+        and size_bytes <= _MOST_BYTES
+        and int(datatype) <= _MOST_DATATYPES
+        and int(op_count, 16) <= _MOST_CALLS
+    )
+
+
+class ChoiceCounter:
+    def __init__(self) -> None:
+        self._counts: Counter[_Chosen] = Counter()
+
+    def add(self, text: bytes) -> bool:
+        """False when the line cannot be read."""
+        chosen = _parse(text)
+        if chosen is None or max(chosen[-2] or 0, chosen[-1] or 0) > _LARGEST_CHANNEL:
+            return False
+        if chosen in self._counts or len(self._counts) < _MOST_CHOICES:
+            self._counts[chosen] += 1
+        return True
+
+    def choices(self) -> tuple[Choice, ...]:
+        rows = [(*chosen, count) for chosen, count in self._counts.items()]
+        columns = Choice.__struct_fields__
+        return convert([dict(zip(columns, row, strict=True)) for row in rows], tuple[Choice, ...])
+
+
+@lru_cache(maxsize=4096)
+def _parse(raw: bytes) -> _Chosen | None:
+    text = to_text(raw)
+    if match := CHOICE.match(text):
+        name, size, algorithm, protocol, first, last = match.groups()
+        algorithm, protocol = _name(algorithm, _ALGORITHMS), _name(protocol, _PROTOCOLS)
+        ends = (int(first), int(last)) if first else (None, None)
+    elif match := OWN_KERNEL.match(text):
+        name, algorithm, size, protocol, channels = match.groups()
+        algorithm = algorithm.upper()
+        ends = (0, int(channels) - 1) if channels else (None, None)
+    else:
+        return None
+    kind = _KIND_NAMES.get(name, "other") if name else None
+    return kind, int(size), algorithm, protocol, *ends
+
+
+def _name(text: str, names: tuple[str, ...]) -> str:
+    """Older versions print a number."""
+    return dict(zip("0123456789", names, strict=False)).get(text, text.upper())

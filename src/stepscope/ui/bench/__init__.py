@@ -1,8 +1,1 @@
-"""The machinery of `stepscope bench`: workloads run under capture, explained, and put in a table.
-
-command.py   the training command of one row
-runs.py      one run of it under capture
-metrics.py   runs of one row -> its result
-suite.py     all rows, in turns, with partial results when it is interrupted
-machine.py   where it was measured, and the clocks
-"""
+"""Run the workloads of `stepscope bench` under capture and put the results in a table."""

@@ -1,39 +1,60 @@
-"""All rows of a bench, in turns; what is known is kept when a row fails or somebody interrupts."""
+"""Run all rows of a bench in turns, on a machine that is described and has room for them;
+keep what is known when a row fails or somebody interrupts.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib.util
+import os
+import platform
 import signal
+import socket
+import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 import stepscope
-from stepscope.bench.enough_runs import MOST_S, SEEN
+from stepscope.bench.enough_runs import MOST_S, SEEN, EnoughRuns
+from stepscope.bench.request import BenchRequest
+from stepscope.bench.results import (
+    LIMIT_S,
+    BenchMachine,
+    BenchResults,
+    PeakRequest,
+    PredictedPeak,
+    WorkloadResult,
+)
 from stepscope.bench.rules import CLAIM_RUNS, broken_rules, in_turns
 from stepscope.bench.saved_results import RESULTS, write_results
-from stepscope.errors import StepscopeError
+from stepscope.bench.task import BenchTask
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import folder as layout
-from stepscope.records.bench_result import BenchResults
-from stepscope.records.figures import percent
-from stepscope.records.words import counted
-from stepscope.ui.bench.fits import predict_peaks, too_large, worth_predicting
-from stepscope.ui.bench.machine import describe_machine, read_clocks
-from stepscope.ui.bench.metrics import explain_run, with_speedups, workload_result
-from stepscope.ui.bench.runs import run_once, run_paced
-from stepscope.ui.job_process import raising_on_signals
+from stepscope.measure.machine import counters, growth
+from stepscope.records.processors import allowed_cores, clock_mhz, processor_name
+from stepscope.text.figures import percent, size
+from stepscope.text.words import counted
+from stepscope.ui.bench.results import (
+    BenchRun,
+    ExplainedRun,
+    PacedRun,
+    explain_run,
+    run_once,
+    run_paced,
+    with_speedups,
+    workload_result,
+)
+from stepscope.ui.jobs.environment import own_python
+from stepscope.ui.jobs.process import raising_on_signals
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from stepscope.bench.enough_runs import EnoughRuns
-    from stepscope.bench.task import BenchTask
-    from stepscope.records.bench_result import BenchMachine, WorkloadResult
-    from stepscope.ui.bench.metrics import ExplainedRun
-    from stepscope.ui.bench.runs import BenchRun, PacedRun
+# All rows of a bench, in turns; what is known is kept when a row fails or somebody interrupts.
 
 _INTERRUPTED, _FAILED = 130, 1
 
@@ -275,3 +296,173 @@ class _Suite:
         }
         steps = {f"steps={row.task.steps}" for row in self._rows if row.task.steps is not None}
         return sorted({*changes, *steps})
+
+
+# Whether workloads fit the memory that is free here, said before anything runs.
+#
+# A program of its own predicts (bench/predict_peak.py): it may hold a GPU and must give it back.
+
+_PROGRAM = own_python("stepscope.bench.predict_peak")
+_START_S = 120.0  # that importing torch and starting CUDA may take
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedPeaks:
+    """Of the tasks of one bench."""
+
+    by_request: dict[bytes, PredictedPeak] = field(default_factory=dict)
+
+    def of(self, task: BenchTask) -> PredictedPeak | None:
+        """None with remedies, which change what is held."""
+        return None if task.remedies else self.by_request.get(_encode(task))
+
+
+def worth_predicting(task: BenchTask) -> bool:
+    """Workloads of the smallest size fit everywhere, unless somebody changes them."""
+    return not task.remedies and (task.size != "tiny" or bool(task.changes))
+
+
+def predict_peaks(tasks: Sequence[BenchTask]) -> PredictedPeaks:
+    """Takes seconds for each; a training whose prediction crashes is left out."""
+    waiting = list(dict.fromkeys(_encode(task) for task in tasks if worth_predicting(task)))
+    known: dict[bytes, PredictedPeak] = {}
+    while waiting:
+        answers = _ask(waiting)
+        known |= zip(waiting, answers, strict=False)
+        waiting = waiting[len(answers) + 1 :]  # the next one ended the program
+    return PredictedPeaks(known)
+
+
+def too_large(peak: PredictedPeak) -> str:
+    """needs about 96 GB on the GPU, 80 GB are free; --set batch=24 would fit."""
+    where = "on the GPU" if peak.device == "cuda" else "of memory"
+    each = f" for each of {counted(peak.ranks, 'rank')}" if peak.ranks > 1 else ""
+    words = f"needs about {size(peak.peak_bytes or 0)} {where}{each}, "
+    words += f"{size(peak.free_bytes or 0)} are free"
+    if peak.fitting_batch is None:
+        return f"{words}. Even a small batch does not fit"
+    return f"{words}. --set batch={peak.fitting_batch} fits"
+
+
+def _ask(requests: Sequence[bytes]) -> list[PredictedPeak]:
+    """As many as were answered before the program ended, in order."""
+    limit_s = _START_S + LIMIT_S * len(requests)
+    try:
+        output = subprocess.run(
+            _PROGRAM, input=b"\n".join(requests), capture_output=True, timeout=limit_s, check=False
+        ).stdout
+    except subprocess.TimeoutExpired as expired:
+        output = expired.stdout or b""
+    answers = []
+    for line in output.splitlines():
+        try:
+            answers.append(msgspec.json.decode(line, type=PredictedPeak))
+        except msgspec.DecodeError:
+            continue  # a workload's own output
+    return answers
+
+
+def _encode(task: BenchTask) -> bytes:
+    request = PeakRequest(
+        name=task.workload.name, size=task.size, changes=dict(task.changes), ranks=task.ranks
+    )
+    return msgspec.json.encode(request)
+
+
+# Where a bench was measured: hardware, versions, clocks, and how busy others kept the machine.
+
+_LOOK_S = 0.3  # the system counts in hundredths of a second
+_ASK_S = 5.0
+_COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_GPU_CLOCKS = ("sm", "mem")  # as nvidia-smi names them
+
+
+def require_torch() -> None:
+    """UsageError without it."""
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError(
+            "bench trains with torch, which is not installed in this Python: pip install torch"
+        )
+
+
+def require_gpu(request: BenchRequest) -> None:
+    """UsageError for the published shape on a machine without a GPU."""
+    if request.size == "paper" and not gpu_count():
+        names = " ".join(request.names)
+        runs_here = " ".join(("stepscope bench", *filter(None, [names]), "--size tiny"))
+        raise UsageError(
+            "--size paper is the published size and needs a GPU, but torch finds none",
+            f"{runs_here} runs on this machine's {counted(allowed_cores(), 'core')}",
+        )
+
+
+def gpu_count() -> int:
+    """CUDA devices that torch can use; this process gets no context on them."""
+    import torch
+
+    # NVML counts devices without starting CUDA in this process.
+    before = os.environ.get(_COUNT_BY_NVML)
+    os.environ[_COUNT_BY_NVML] = "1"
+    try:
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    finally:
+        if before is None:
+            del os.environ[_COUNT_BY_NVML]  # the trainings see what the user has set
+        else:
+            os.environ[_COUNT_BY_NVML] = before
+
+
+def describe_machine() -> BenchMachine:
+    """Before the first run: nothing of ours may be at work."""
+    import torch
+
+    return BenchMachine(
+        host=socket.gethostname(),
+        processor=processor_name(),
+        cores=allowed_cores(),
+        device=_gpu_name(),
+        devices=gpu_count(),
+        torch=str(torch.__version__),
+        cuda=torch.version.cuda,
+        python=platform.python_version(),
+        clocks={f"{name}_before": mhz for name, mhz in read_clocks().items()},
+        load=busy_cores(),
+    )
+
+
+def busy_cores() -> float | None:
+    """The cores that anybody keeps busy while we wait; None where the system does not say."""
+    before = counters(several=False)
+    time.sleep(_LOOK_S)
+    change = growth(before, counters(several=False))
+    if change["busy_ns"] is None or not change["wall_ns"]:
+        return None
+    return float(change["busy_ns"] / change["wall_ns"])
+
+
+def read_clocks() -> dict[str, float]:
+    """MHz by kind: cpu, and of the first GPU sm, mem and their maximum. Not known ones are left
+    out."""
+    clocks = {}
+    if (mhz := clock_mhz()) is not None:
+        clocks["cpu"] = mhz
+    names = [*_GPU_CLOCKS, *(f"max.{name}" for name in _GPU_CLOCKS)]
+    for name, text in zip(names, _ask_gpu([f"clocks.{name}" for name in names]), strict=False):
+        with contextlib.suppress(ValueError):
+            clocks[name.replace(".", "_")] = float(text)
+    return clocks
+
+
+def _gpu_name() -> str | None:
+    return next(iter(_ask_gpu(["name"])), None) if gpu_count() else None
+
+
+def _ask_gpu(fields: list[str]) -> list[str]:
+    """What nvidia-smi says of the first GPU; empty without one."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=_ASK_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    lines = done.stdout.splitlines()
+    return [value.strip() for value in lines[0].split(",")] if lines else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,14 +12,17 @@ import click
 from stepscope.errors import UsageError
 from stepscope.measure import folder as layout
 from stepscope.ui.cli.compare import check_ending, comparing_options, conclude
-from stepscope.ui.cli.options import complete_file, out_option, step_on_option, wait_option
-from stepscope.ui.cli.verb_command import VerbCommand
-from stepscope.ui.run_folder import claim_or_refuse
+from stepscope.ui.cli.options import (
+    VerbCommand,
+    complete_file,
+    out_option,
+    step_on_option,
+    wait_option,
+)
+from stepscope.ui.jobs.run_folder import claim_or_refuse
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from stepscope.verify.pairs import PairedRuns
 
 _SEPARATOR = "---"
@@ -132,7 +136,7 @@ def _run_pairs(plan: PairedRuns, folder: Path, step_on: str, window: int | None)
     """Write ab.json after every pair, so that `compare FOLDER` reads what is finished."""
     from msgspec import structs
 
-    from stepscope.ui.captured_command import capture_run
+    from stepscope.ui.jobs.capture import capture_run
 
     _write(plan, folder)
     say(f"run folder {folder}")

@@ -1,23 +1,25 @@
-"""stepscope bench: run the suite of training workloads by fixed rules."""
+"""stepscope bench: run the suite of training workloads by fixed rules, and compare it with
+saved results.
+"""
 
 from __future__ import annotations
 
 import shlex
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from stepscope.bench.counts import parse_counts
-from stepscope.errors import UsageError
-from stepscope.ui.cli.bench_against import (
-    against_options,
-    compare_with,
-    read_base,
-    stop_if_slower,
-)
+from stepscope.bench.task import parse_counts
+from stepscope.bench.workload import TrainingWorkload
+from stepscope.errors import NotCapturedError, SlowerError, UsageError
+from stepscope.text.figures import relative_change, trimmed, unsigned_percent
+from stepscope.ui.cli.compare import parse_share
 from stepscope.ui.cli.options import (
+    VerbCommand,
     check_html,
     complete_change,
     html_option,
@@ -25,17 +27,116 @@ from stepscope.ui.cli.options import (
     out_option,
     writing_html,
 )
-from stepscope.ui.cli.verb_command import VerbCommand
-from stepscope.ui.run_folder import claim_or_refuse
+from stepscope.ui.jobs.run_folder import claim_or_refuse
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stepscope.bench.request import BenchRequest
-    from stepscope.records.bench_comparison import BenchComparison
-    from stepscope.records.bench_result import BenchResults
+    from stepscope.bench.results import BenchComparison, BenchResults
     from stepscope.ui.bench.suite import SuiteEnd
+
+# Options of `bench` that compare with saved results, and how they end it.
+
+
+def against_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --against and --fail-on-slower; `read_base` and `stop_if_slower` take them."""
+    for option in (
+        click.option(
+            "--fail-on-slower",
+            callback=parse_share,
+            metavar="SHARE",
+            help="With --against: exit with code 5 if a workload is slower or waits longer by more "
+            "than this, such as 3%. Its 95% interval must exclude zero.",
+        ),
+        click.option(
+            "--against",
+            type=click.Path(path_type=Path),
+            metavar="FILE|RUN",
+            help="Compare with a file of --save, a bench folder, or one run of a workload.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def read_base(against: Path | None, fail_on_slower: float | None) -> BenchResults | None:
+    """Read the base before anything is measured."""
+    if against is None:
+        if fail_on_slower is not None:
+            raise UsageError("--fail-on-slower needs --against: name the base to compare with")
+        return None
+    from stepscope.bench.saved_results import read_results
+
+    return read_results(against)
+
+
+def compare_with(base: BenchResults, results: BenchResults, against: Path) -> BenchComparison:
+    from stepscope.bench.against import compare_results
+
+    return compare_results(base, results, str(against))
+
+
+def stop_if_slower(comparison: BenchComparison, fail_on_slower: float | None) -> None:
+    """Raise SlowerError for a slower workload, after the answer.
+
+    NotCapturedError: nothing could be compared, or the machine itself became slower.
+    """
+    if fail_on_slower is None:
+        return
+    from stepscope.bench.against import slower_by, slower_with_machine
+    from stepscope.ui.bench.words import row_name
+
+    sys.stdout.flush()
+    if all(change.verdict == "not comparable" for change in comparison.workloads):
+        raise NotCapturedError(
+            f"--fail-on-slower: nothing could be compared with {comparison.against}"
+        )
+    alarms = slower_by(comparison, fail_on_slower)
+    if alarms:
+        listed = ", ".join(
+            f"{row_name(change)} {relative_change(change.counted_change or 0.0)}"
+            + (" (waiting)" if change.decided_by == "waiting" else "")
+            for change in alarms
+        )
+        allowed = trimmed(unsigned_percent(fail_on_slower))
+        raise SlowerError(
+            f"slower than {comparison.against}: {listed}; --fail-on-slower allows {allowed}"
+        )
+    undecided = slower_with_machine(comparison, fail_on_slower)
+    if undecided:
+        listed = ", ".join(map(row_name, undecided))
+        raise NotCapturedError(
+            f"--fail-on-slower: {listed} slower than {comparison.against}, but so is the machine "
+            "itself: measure the base again"
+        )
+
+
+# `bench --list --json`: what every workload says of itself.
+
+
+def list_json(workloads: Sequence[TrainingWorkload]) -> dict[str, Any]:
+    return {"schema": 1, "workloads": [_workload(workload) for workload in workloads]}
+
+
+def _workload(workload: TrainingWorkload) -> dict[str, Any]:
+    return {
+        "name": workload.name,
+        "task": workload.task,
+        "source": workload.source,
+        "samples": workload.samples,
+        "tags": sorted(workload.tags),
+        "sizes": {
+            size: {
+                "settings": dict(settings),
+                "target_loss": workload.targets[size].loss,
+                "target_steps": workload.targets[size].steps,
+            }
+            for size, settings in workload.sizes.items()
+        },
+    }
+
+
+# stepscope bench: run the suite of training workloads by fixed rules.
 
 _FAILED, _SIGNALS = 1, 128
 _DECIDES_WHAT_RUNS = (
@@ -50,7 +151,7 @@ def _remedy_sets(
     if not texts:
         return ((),)
     from stepscope.bench.request import PLAIN
-    from stepscope.fix.chosen import choose_all
+    from stepscope.fix.named_changes import choose_all
 
     sets = (() if text == PLAIN else tuple(map(str, choose_all(text.split(",")))) for text in texts)
     return tuple(dict.fromkeys(sets))
@@ -251,9 +352,8 @@ def _run(
 ) -> SuiteEnd:
     from stepscope.bench.enough_runs import EnoughRuns
     from stepscope.bench.request import choose_tasks
-    from stepscope.ui.bench.machine import require_gpu, require_torch
-    from stepscope.ui.bench.suite import SuiteEnd, run_suite
-    from stepscope.ui.terminal.tune_progress import shown_trials
+    from stepscope.ui.bench.suite import SuiteEnd, require_gpu, require_torch, run_suite
+    from stepscope.ui.terminal.progress import shown_trials
 
     require_torch()
     tasks, problems = choose_tasks(request)
@@ -276,8 +376,8 @@ def _run(
 
 
 def _with_studies(results: BenchResults) -> BenchResults:
-    from stepscope.ui.bench.scaling import with_studies
-    from stepscope.ui.slowest_bench import open_slowest
+    from stepscope.ui.advice import open_slowest
+    from stepscope.ui.bench.results import with_studies
 
     return with_studies(results, lambda folder: open_slowest(folder, cache=True)[0])
 
@@ -285,7 +385,7 @@ def _with_studies(results: BenchResults) -> BenchResults:
 def _list(names: tuple[str, ...], *, as_json: bool) -> int:
     from stepscope.bench import catalogue
     from stepscope.errors import StepscopeError
-    from stepscope.ui.bench.machine import require_torch
+    from stepscope.ui.bench.suite import require_torch
 
     require_torch()
     workloads, code = [], 0
@@ -300,7 +400,6 @@ def _list(names: tuple[str, ...], *, as_json: bool) -> int:
             say(str(error))
             code = _FAILED
     if as_json:
-        from stepscope.ui.bench.list_json import list_json
         from stepscope.ui.json_text import write_json
 
         write_json(list_json(workloads))
@@ -339,7 +438,7 @@ def _asked_before(base: BenchResults, path: Path) -> dict[str, Any]:
 def _note_rerun(base: BenchResults, path: Path, results: BenchResults) -> None:
     """Write into the file itself whether the results could be repeated."""
     from stepscope.bench.saved_results import write_results
-    from stepscope.ui.bench.rerun import with_rerun
+    from stepscope.ui.bench.results import with_rerun
     from stepscope.ui.bench.words import rerun_words
 
     updated = with_rerun(base, results, str(path))
@@ -353,7 +452,7 @@ def _write_files(results: BenchResults, *, save: Path | None, csv: Path | None) 
 
         _writing("--save", save, lambda: write_results(results, save))
     if csv is not None:
-        from stepscope.ui.bench.csv_table import write_csv
+        from stepscope.ui.bench.results import write_csv
 
         _writing("--csv", csv, lambda: write_csv(results, csv))
 
@@ -396,6 +495,6 @@ def _print(
 
     print_bench(results, files)
     if comparison is not None:
-        from stepscope.ui.terminal.bench_against import print_against
+        from stepscope.ui.terminal.bench import print_against
 
         print_against(comparison)

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,23 +17,22 @@ import click
 
 from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.measure.calibrate.settings import KINDS, CalibrationSettings
-from stepscope.records.collectives.schedule import COLLECTIVES
+from stepscope.records.collective_schedules import COLLECTIVES
 from stepscope.ui.cli.options import (
     SIZE,
+    VerbCommand,
     check_html,
     html_option,
     json_option,
+    long_name,
+    parse_size,
     time_between,
     writing_html,
 )
-from stepscope.ui.cli.verb_command import VerbCommand, long_name
+from stepscope.ui.jobs.environment import own_ranks
 from stepscope.ui.json_text import write_json
-from stepscope.ui.own_python import own_ranks
-from stepscope.ui.sizes import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from stepscope.ui.terminal.progress import ShowShare
 
 _LAST_LINES = 12  # of a failing launcher's output
@@ -290,7 +290,7 @@ def _follow(process: subprocess.Popen[str], show: ShowShare) -> list[str]:
 
 def _read_answer(file: Path) -> dict[str, Any]:
     from stepscope.trace.decode import NotJsonError, decode
-    from stepscope.trace.regular_files import read_whole
+    from stepscope.trace.files import read_whole
 
     try:
         return decode(read_whole(file), dict[str, Any])
@@ -309,8 +309,8 @@ def _failure(answer: Path, output: list[str]) -> StepscopeError:
 
 
 def _conclude(raw: dict[str, Any], html: Path | None, as_json: bool) -> None:
-    from stepscope.trace.profiles import save_profile
-    from stepscope.ui.calibration import calibration_json, fit_profile
+    from stepscope.trace.machine_profiles import save_profile
+    from stepscope.ui.topics.measurements import calibration_json, fit_profile
 
     profile = fit_profile(raw)
     saved = save_profile(profile)
@@ -322,40 +322,40 @@ def _conclude(raw: dict[str, Any], html: Path | None, as_json: bool) -> None:
     if as_json:
         write_json(calibration_json(profile, saved))
         return
-    from stepscope.ui.terminal.calibration import print_calibration
+    from stepscope.ui.terminal.measurements import print_calibration
 
     print_calibration(profile, saved=saved, report=html)
 
 
 def _conclude_laboratory(raw: dict[str, Any], html: Path | None, as_json: bool) -> None:
-    from stepscope.predict.laboratory import analyse
+    from stepscope.predict.collective_laboratory import analyse
 
     report = analyse(raw)
     if html is not None:
-        from stepscope.ui.html.laboratory import write_laboratory
+        from stepscope.ui.html.calibration import write_laboratory
 
         with writing_html(html):
             write_laboratory(report, html)
     if as_json:
-        from stepscope.ui.laboratory import laboratory_json
+        from stepscope.ui.topics.measurements import laboratory_json
 
         write_json(laboratory_json(report))
         return
-    from stepscope.ui.terminal.laboratory import print_laboratory
+    from stepscope.ui.terminal.measurements import print_laboratory
 
     print_laboratory(report, page=html)
 
 
 def _compare(size_bytes: int, world: int | None, as_json: bool) -> None:
-    from stepscope.predict.algorithms import compare_algorithms, hop_of_ring
-    from stepscope.records.user_folders import this_host
-    from stepscope.trace.profiles import find_profile
+    from stepscope.predict.collective_algorithms import compare_algorithms, hop_of_ring
+    from stepscope.records.folders import node_name
+    from stepscope.trace.machine_profiles import find_profile
 
     profile = find_profile(collective="all_reduce", skip_broken=False)
     fit = profile.fit_for("all_reduce", profile.world_size) if profile else None
     if profile is None or fit is None:
         raise NotCapturedError(
-            f"no saved profile of {this_host()} has an all_reduce: "
+            f"no saved profile of {node_name()} has an all_reduce: "
             "run stepscope calibrate --ranks 2 (or under torchrun) first"
         )
     hop = hop_of_ring(fit)
@@ -363,10 +363,10 @@ def _compare(size_bytes: int, world: int | None, as_json: bool) -> None:
         size_bytes, world or profile.world_size, hop.alpha_ns, hop.beta_ns_per_byte
     )
     if as_json:
-        from stepscope.ui.calibration import algorithms_json
+        from stepscope.ui.topics.measurements import algorithms_json
 
         write_json(algorithms_json(comparison, profile))
         return
-    from stepscope.ui.terminal.calibration import print_comparison
+    from stepscope.ui.terminal.measurements import print_comparison
 
     print_comparison(comparison, profile)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope.errors import SlowerError, UsageError
-from stepscope.records.figures import longer_or_shorter, unsigned_percent
-from stepscope.records.words import counted
+from stepscope.text.figures import longer_or_shorter, unsigned_percent
+from stepscope.text.words import counted
 from stepscope.ui.cli.options import (
+    VerbCommand,
     check_html,
     complete_file,
     html_option,
@@ -21,11 +23,8 @@ from stepscope.ui.cli.options import (
     top_option,
     writing_html,
 )
-from stepscope.ui.cli.verb_command import VerbCommand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from stepscope.records.comparison import Comparison
 
 
@@ -214,7 +213,7 @@ def conclude(
 ) -> None:
     """Check predictions, write the page, print the answer, and end as asked."""
     if not no_promise:
-        from stepscope.verify.answered_promise import with_promise
+        from stepscope.verify.answered_predictions import with_promise
 
         comparison = with_promise(comparison, promise)
     if html:
@@ -223,8 +222,8 @@ def conclude(
         with writing_html(html):
             write_comparison(comparison, html, cache=cache)
     if as_json:
-        from stepscope.ui.comparison import comparison_json
         from stepscope.ui.json_text import write_json
+        from stepscope.ui.topics.comparison import comparison_json
 
         write_json(comparison_json(comparison))
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from stepscope.ui.cli.verb_command import VerbCommand
+from stepscope.ui.cli.options import VerbCommand
 
 _SHELLS = ("bash", "zsh", "fish")
 

@@ -12,9 +12,8 @@ from pathlib import Path
 import click
 
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.ui.cli.options import json_option, out_option
-from stepscope.ui.cli.verb_command import VerbCommand
-from stepscope.ui.own_python import own_ranks
+from stepscope.ui.cli.options import VerbCommand, json_option, out_option
+from stepscope.ui.jobs.environment import own_ranks
 
 RANKS = 2
 
@@ -37,8 +36,8 @@ def command(out: Path | None, as_json: bool) -> None:
     if find_spec("torch") is None:
         raise UsageError("demo trains a model and needs PyTorch: pip install torch")
     from stepscope.measure.settings import Settings
-    from stepscope.ui.capture import capture
     from stepscope.ui.cli.explain import explain_paths
+    from stepscope.ui.jobs.capture import capture
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two ranks share this machine
     try:
@@ -55,8 +54,8 @@ def command(out: Path | None, as_json: bool) -> None:
     report = folder / "report.html"
     explanation = explain_paths((folder,), cache=False, html=report, quiet=as_json)
     if as_json:
-        from stepscope.ui.contract import explanation_json
         from stepscope.ui.json_text import write_json
+        from stepscope.ui.topics.explanation_json import explanation_json
 
         write_json(explanation_json(explanation))
         return
@@ -73,7 +72,7 @@ def _training() -> tuple[str, ...]:
 
 def _new_folder(out: Path | None) -> Path:
     """Return `out`, or the first stepscope-demo folder that does not exist yet."""
-    from stepscope.ui.run_folder import claim_or_refuse
+    from stepscope.ui.jobs.run_folder import claim_or_refuse
 
     if out is not None:
         return claim_or_refuse(out, ())

@@ -9,9 +9,8 @@ from importlib import metadata
 
 import click
 
-from stepscope.records.figures import size
-from stepscope.ui.cli.options import json_option
-from stepscope.ui.cli.verb_command import VerbCommand
+from stepscope.text.figures import size
+from stepscope.ui.cli.options import VerbCommand, json_option
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import click
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.ui.cli.options import (
     SIZE,
+    VerbCommand,
     check_html,
     check_perfetto,
     complete_file,
@@ -20,18 +22,13 @@ from stepscope.ui.cli.options import (
     top_option,
     writing_html,
 )
-from stepscope.ui.cli.verb_command import VerbCommand
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.explain.engines import Engine
+    from stepscope.explain.engines import Engine, EngineName
     from stepscope.explain.explain_job import JobTraces
-    from stepscope.explain.open_engine import EngineName
     from stepscope.records.explanation import Explanation
-    from stepscope.trace.tune_files import FoundTune
-    from stepscope.ui.advice import RankAdvice
-    from stepscope.ui.rank_look import RankLook
+    from stepscope.trace.run_folder.related_runs import FoundTune
+    from stepscope.ui.advice import RankAdvice, RankLook
 
 
 @click.command(
@@ -103,7 +100,7 @@ def command(
     SQLite exports or CUDA memory snapshots. A folder holds one trace per rank. URLs such as s3://
     and gs:// work too. Of a tune folder, the baseline is explained. Nothing leaves this machine.
     """
-    from stepscope.explain.open_engine import open_engine
+    from stepscope.explain.engines import open_engine
 
     with open_engine(engine, workers) as chosen:
         if not chosen.leads:
@@ -127,8 +124,8 @@ def command(
             _answer_several(error, paths, cache=not no_cache, as_json=as_json)
             return
     if as_json:
-        from stepscope.ui.contract import explanation_json
         from stepscope.ui.json_text import write_json
+        from stepscope.ui.topics.explanation_json import explanation_json
 
         write_json(explanation_json(explanation))
         return
@@ -153,7 +150,7 @@ def _answer_several(error: UsageError, paths: Sequence[str], *, cache: bool, as_
 
         write_json(several_json(several))
         return
-    from stepscope.ui.terminal.several_jobs import print_several
+    from stepscope.ui.several_jobs import print_several
 
     print_several(several)
 
@@ -170,9 +167,8 @@ def explain_paths(
 ) -> Explanation:
     """Read, explain and advise, with progress on stderr; write the report when asked for one."""
     from stepscope.explain.explain_job import JobTraces
-    from stepscope.trace.tune_files import traced_run
-    from stepscope.ui.advice import add_advice, advise_slowest
-    from stepscope.ui.rank_look import DRAWN_RANKS, choose_look
+    from stepscope.trace.run_folder.related_runs import traced_run
+    from stepscope.ui.advice import DRAWN_RANKS, add_advice, advise_slowest, choose_look
     from stepscope.ui.terminal.progress import shown_progress
     from stepscope.ui.tried_remedies import (
         add_origin,
@@ -206,8 +202,8 @@ def explain_paths(
 
 def _write_perfetto(traces: JobTraces, explanation: Explanation, target: Path) -> None:
     from stepscope.explain.explain_job import choose_ranks
-    from stepscope.ui.perfetto.write_trace import write_perfetto
-    from stepscope.ui.rank_look import DRAWN_RANKS
+    from stepscope.ui.advice import DRAWN_RANKS
+    from stepscope.ui.perfetto_trace import write_perfetto
     from stepscope.ui.say import say
 
     ranks = choose_ranks(explanation, DRAWN_RANKS)
@@ -227,7 +223,7 @@ def _take_part(
 ) -> None:
     """Do the share of a process that does not lead; it prints nothing."""
     from stepscope.explain.explain_job import JobTraces
-    from stepscope.ui.rank_look import DRAWN_RANKS, choose_look
+    from stepscope.ui.advice import DRAWN_RANKS, choose_look
 
     try:
         traces = JobTraces(paths, cache=cache, memory_limit=memory_limit, engine=engine)

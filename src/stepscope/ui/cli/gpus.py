@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from stepscope.errors import NotCapturedError
-from stepscope.ui.cli.options import complete_file, json_option, no_cache_option
-from stepscope.ui.cli.verb_command import VerbCommand
+from stepscope.ui.cli.options import VerbCommand, complete_file, json_option, no_cache_option
 from stepscope.ui.json_text import write_json
 
 
@@ -51,11 +50,11 @@ def command(
 
     PATHS are a run folder, a trace or a folder of traces.
     """
-    from stepscope.predict.compare_gpus import compare_gpus, table_gpus
-    from stepscope.predict.other_gpu.find_gpu import find_gpu
-    from stepscope.predict.outcome import Refused
+    from stepscope.predict.declaration import Refused
+    from stepscope.predict.engine import compare_gpus, table_gpus
+    from stepscope.predict.other_gpu.gpu import find_gpu
     from stepscope.ui.cli.whatif import open_bench
-    from stepscope.ui.gpus import comparison_json, read_prices
+    from stepscope.ui.topics.gpus import comparison_json, read_prices
 
     per_hour = read_prices(prices) if prices else None
     gpus = tuple(map(find_gpu, names)) if names else table_gpus()
@@ -67,6 +66,6 @@ def command(
     if as_json:
         write_json(comparison_json(comparison))
         return
-    from stepscope.ui.terminal.gpus import print_gpus
+    from stepscope.ui.terminal.whatif import print_gpus
 
     print_gpus(comparison, about)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,24 +13,22 @@ import click
 
 from stepscope.errors import NotCapturedError, UsageError
 from stepscope.measure import folder as layout
-from stepscope.measure.schedule import Schedule
+from stepscope.measure.profiler.schedule import Schedule
 from stepscope.measure.settings import Settings
-from stepscope.records.words import counted
-from stepscope.ui.capture import capture
+from stepscope.text.words import counted
 from stepscope.ui.cli.options import (
+    VerbCommand,
     complete_file,
     json_option,
     out_option,
     step_on_option,
     wait_option,
 )
-from stepscope.ui.cli.verb_command import VerbCommand
-from stepscope.ui.run_folder import claim_or_refuse
+from stepscope.ui.jobs.capture import capture
+from stepscope.ui.jobs.run_folder import claim_or_refuse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from stepscope.ui.health import Health
+    from stepscope.ui.terminal.health import Health
 
 _STEPS = 3
 
@@ -112,15 +111,15 @@ def _all_captured(folder: Path) -> bool:
 
 
 def _facts(rank: Path) -> dict[str, Any]:
-    from stepscope.trace.rank_facts import read_facts
+    from stepscope.trace.run_folder.rank_facts import read_facts
 
     return read_facts(rank)
 
 
 def _check(folder: Path, settings: Settings, code: int) -> Health:
     from stepscope.explain.explain_job import explain_job
-    from stepscope.trace.memory_file import read_memory
-    from stepscope.ui.health import check_health
+    from stepscope.trace.run_folder.rank_folder import read_memory
+    from stepscope.ui.terminal.health import check_health
 
     ranks = sorted(folder.glob("rank-*"))
     if not any((rank / layout.TRACE).exists() for rank in ranks):

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from stepscope.errors import StepscopeError, UnreadableInputError, UsageError
-from stepscope.records.words import counted
-from stepscope.ui.cli.options import json_option
-from stepscope.ui.cli.verb_command import VerbCommand, VerbGroup
+from stepscope.text.words import counted
+from stepscope.ui.cli.options import VerbCommand, VerbGroup, json_option
 from stepscope.ui.json_text import write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.records.operator_times import OperatorTime
+    from stepscope.records.hardware import OperatorTime
 
 _SCHEMA = 1
 
@@ -50,11 +48,11 @@ def show(as_json: bool) -> None:
     """Count the measured operator times by device, software and precision."""
     times = _read()
     if as_json:
-        from stepscope.ui.probe_json import library_json
+        from stepscope.ui.topics.measurements import library_json
 
         write_json(library_json(times))
         return
-    from stepscope.ui.terminal.probe import print_library
+    from stepscope.ui.terminal.measurements import print_library
 
     print_library(times)
 
@@ -71,7 +69,7 @@ def export(file: Path) -> None:
     """Write all operator times to FILE, as JSON."""
     import msgspec
 
-    from stepscope.records.operator_times import TimesFile
+    from stepscope.records.hardware import TimesFile
 
     times = _read()
     try:
@@ -95,9 +93,9 @@ def import_(file: Path) -> None:
     from msgspec.structs import replace
 
     from stepscope.predict.operator_library import LibraryProblemError, save_times
-    from stepscope.records.operator_times import TimesFile
+    from stepscope.records.hardware import TimesFile
     from stepscope.trace.decode import NotJsonError, decode
-    from stepscope.trace.regular_files import read_whole
+    from stepscope.trace.files import read_whole
 
     try:
         times = decode(read_whole(file), TimesFile)

@@ -7,7 +7,7 @@ from importlib import import_module
 import click
 
 from stepscope.errors import UsageError
-from stepscope.ui.cli.verb_command import VerbCommand
+from stepscope.ui.cli.options import VerbCommand
 
 
 @click.command(

@@ -8,8 +8,7 @@ from importlib.util import find_spec
 import click
 
 from stepscope.errors import UsageError
-from stepscope.ui.cli.options import TIME, complete_file, json_option, no_cache_option
-from stepscope.ui.cli.verb_command import VerbCommand
+from stepscope.ui.cli.options import TIME, VerbCommand, complete_file, json_option, no_cache_option
 from stepscope.ui.json_text import write_json
 
 
@@ -64,9 +63,9 @@ def command(
     from stepscope.records.prediction import Setting
     from stepscope.ui.cli.whatif import open_bench
     from stepscope.ui.probe import modes_of, probe_step
-    from stepscope.ui.probe_child import ProbeChild
-    from stepscope.ui.probe_json import probe_json
+    from stepscope.ui.probe_run import ProbeChild
     from stepscope.ui.terminal.progress import shown_shares
+    from stepscope.ui.topics.measurements import probe_json
 
     modes = modes_of([Setting.parse(text) for text in settings])
     if find_spec("torch") is None:
@@ -79,6 +78,6 @@ def command(
     if as_json:
         write_json(probe_json(report))
         return
-    from stepscope.ui.terminal.probe import print_probe
+    from stepscope.ui.terminal.measurements import print_probe
 
     print_probe(report, path=shlex.join(paths))

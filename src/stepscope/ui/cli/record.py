@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from stepscope.errors import UsageError
-from stepscope.ui.cli.options import json_option, top_option
-from stepscope.ui.cli.verb_command import VerbCommand, VerbGroup
+from stepscope.ui.cli.options import VerbCommand, VerbGroup, json_option, top_option
 
 
 @click.group(
@@ -35,19 +34,24 @@ def command(ctx: click.Context, as_json: bool, every_host: bool, top: int) -> No
     """
     if ctx.invoked_subcommand is not None:
         return
-    from stepscope.verify.record_file import count_unread, record_folder
-    from stepscope.verify.track_record import history, ignored_deliveries, summarise
+    from stepscope.verify.track_record import (
+        count_unread,
+        history,
+        ignored_deliveries,
+        record_folder,
+        summarise,
+    )
 
     kept = history(every_host=every_host)
     rows = summarise(kept)
     ignored = ignored_deliveries(every_host=every_host)
     if as_json:
         from stepscope.ui.json_text import write_json
-        from stepscope.ui.record import record_json
+        from stepscope.ui.topics.comparison import record_json
 
         write_json(record_json(kept, rows, record_folder(), count_unread(), ignored))
         return
-    from stepscope.ui.terminal.record import print_record
+    from stepscope.ui.terminal.comparison import print_record
 
     print_record(kept, rows, record_folder(), top=top, unread=count_unread(), ignored=ignored)
 
@@ -79,7 +83,7 @@ def forget_command(ids: tuple[str, ...], all_of: str | None, delivery_only: bool
     """
     if bool(ids) == bool(all_of):
         raise UsageError("name the ids of predictions to forget, or --all-of CHANGE")
-    from stepscope.ui.record import forgotten_words
+    from stepscope.ui.topics.comparison import forgotten_words
     from stepscope.ui.words import one_line
     from stepscope.verify.track_record import find_promise, forget, forget_all_of
 

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,11 @@ import click
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.measure import folder as layout
-from stepscope.measure.chosen_ranks import parse_ranks
+from stepscope.measure.ranks import parse_ranks
 from stepscope.measure.settings import Settings
-from stepscope.ui.attachment import why_nothing
-from stepscope.ui.capture import capture_into
 from stepscope.ui.cli.options import (
     TIME,
+    VerbCommand,
     complete_file,
     log_option,
     mode_option,
@@ -28,24 +28,25 @@ from stepscope.ui.cli.options import (
     step_on_option,
     with_option,
 )
-from stepscope.ui.cli.verb_command import VerbCommand
-from stepscope.ui.job_key import find_job
-from stepscope.ui.job_part import JobPart, PartTakenError, candidate_folders
-from stepscope.ui.job_process import HeldSignals, raising_on_signals, run_job
+from stepscope.ui.jobs.capture import JobPart, PartTakenError, candidate_folders, capture_into
+from stepscope.ui.jobs.job_key import JobKey, find_job
+from stepscope.ui.jobs.process import HeldSignals, News, raising_on_signals, run_job
+from stepscope.ui.jobs.run_folder import (
+    RunFile,
+    applied_words,
+    claim,
+    missing_words,
+    script_of,
+    why_nothing,
+)
 from stepscope.ui.probe_run import asked_precisions, probe_run
-from stepscope.ui.run_folder import RunFile, applied_words, claim, missing_words, script_of
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from stepscope.records.explanation import Explanation
-    from stepscope.ui.collect import PartCollector
-    from stepscope.ui.job_key import JobKey
-    from stepscope.ui.job_process import News
-    from stepscope.ui.loggers.metric_log import LogChoice
-    from stepscope.ui.loggers.run_log import RunLog
-    from stepscope.ui.metrics_file import MetricsFile
+    from stepscope.ui.jobs.collect import PartCollector
+    from stepscope.ui.loggers.run_log import LogChoice, RunLog
+    from stepscope.ui.serve.metrics import MetricsFile
 
 AFTER_SIGTERM_S = 25.0  # for closing and explaining
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -282,7 +283,7 @@ def command(
 
 
 def _require_metrics_place(path: Path) -> None:
-    from stepscope.ui.metrics_file import require_place
+    from stepscope.ui.serve.metrics import require_place
 
     require_place(path)
 
@@ -295,7 +296,7 @@ class _Metrics:
         self._file: MetricsFile | None = None
 
     def around(self, news: News | None) -> News:
-        from stepscope.ui.metrics_file import MetricsFile
+        from stepscope.ui.serve.metrics import MetricsFile
 
         assert self._path is not None
         self._file = MetricsFile(self._path.absolute(), self._folder.absolute(), news)
@@ -314,7 +315,7 @@ def _begin_log(folder: Path, logs: tuple[LogChoice, ...]) -> RunLog | None:
 
 
 def _open_collector() -> PartCollector | None:
-    from stepscope.ui.collect import PartCollector
+    from stepscope.ui.jobs.collect import PartCollector
 
     return PartCollector.listen()
 
@@ -456,7 +457,7 @@ def _conclude(
     explain: bool,
 ) -> Explanation | None:
     """Report and explain; nothing here may change the command's exit code."""
-    from stepscope.trace.failures import find_failure
+    from stepscope.trace.run_folder.run_state import find_failure
 
     folder = run.folder
     try:

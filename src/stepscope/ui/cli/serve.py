@@ -6,17 +6,14 @@ import contextlib
 import html
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import click
 
 from stepscope.errors import UsageError
-from stepscope.ui.cli.verb_command import VerbCommand
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from stepscope.ui.cli.options import VerbCommand
 
 _TOKEN = "STEPSCOPE_SERVE_TOKEN"
 _SHORTEST_TOKEN = 16
@@ -59,7 +56,7 @@ def command(runs_dir: Path | None, port: int | None, open_browser: bool, rebuild
             f"serve needs {error.name}, which is not installed",
             "pip install 'stepscope[serve]' installs it",
         ) from None
-    from stepscope.ui.serve.listen import HOST, PORT, open_port, serve_until_stopped
+    from stepscope.ui.serve.app import HOST, PORT, open_port, serve_until_stopped
     from stepscope.ui.serve.served_runs import ServedRuns
 
     token = _chosen_token()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import click
+from typing import TYPE_CHECKING, Any
 
-from stepscope.ui.cli.options import complete_file, json_option, time_between
-from stepscope.ui.cli.verb_command import VerbCommand
+import click
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from stepscope.ui.cli.options import VerbCommand, complete_file, json_option, time_between
+
+if TYPE_CHECKING:
+    from stepscope.records.run import LiveRank, LiveRun
 
 
 @click.command(
@@ -33,19 +39,43 @@ def command(run: str | None, as_json: bool, once: bool, interval: float) -> None
     job is not touched, only its folder is read. q quits, p pauses. Without a terminal, and for a
     run that has ended, one screen is printed.
     """
-    from stepscope.trace.follow_run import RunFollower, choose_run
+    from stepscope.trace.run_folder.follow_run import RunFollower, choose_run
 
     follower = RunFollower(choose_run(run))
     if as_json:
         from stepscope.ui.json_text import write_json
-        from stepscope.ui.live_json import live_json
-        from stepscope.ui.live_screen import look
+        from stepscope.ui.terminal.live import look
 
         write_json(live_json(look(follower)))
         return
-    from stepscope.ui.live_screen import print_once, show_live
+    from stepscope.ui.terminal.live import print_once, show_live
 
     if once:
         print_once(follower)
     else:
         show_live(follower, interval)
+
+
+# What `top --json` prints. docs/reference/json.md describes every name.
+
+SCHEMA = 1
+
+
+def live_json(run: LiveRun) -> dict[str, Any]:
+    bare = to_builtins(replace(run, ranks=(), earlier=()))
+    return {
+        "schema": SCHEMA,
+        **bare,
+        "spread": run.spread,
+        "ranks": [_rank(rank) for rank in run.ranks],
+        "earlier": [_rank(rank) for rank in run.earlier],
+    }
+
+
+def _rank(rank: LiveRank) -> dict[str, Any]:
+    """The figures of the run so far by the names of `explain --json`, without every step."""
+    run = to_builtins(replace(rank.run, series=None))
+    del run["series"]
+    own = to_builtins(replace(rank, run=replace(rank.run, series=None)))
+    del own["run"], own["explained_steps"]  # all steps: this is the first look
+    return {**run, **own}

@@ -11,6 +11,7 @@ from stepscope.errors import NotCapturedError, StepscopeError, UsageError
 from stepscope.ui.cli.options import (
     SIZE,
     TIME,
+    VerbCommand,
     complete_change,
     complete_file,
     json_option,
@@ -18,12 +19,11 @@ from stepscope.ui.cli.options import (
     step_on_option,
 )
 from stepscope.ui.cli.run import startable
-from stepscope.ui.cli.verb_command import VerbCommand
-from stepscope.ui.run_folder import claim_or_refuse
+from stepscope.ui.jobs.run_folder import claim_or_refuse
 from stepscope.ui.say import say
 
 if TYPE_CHECKING:
-    from stepscope.ui.tune.journal import Journal
+    from stepscope.ui.tune.plan import Journal
     from stepscope.ui.tune.tuning import TuneEnd
 
 _FEWEST_STEPS = 20
@@ -130,11 +130,11 @@ def command(
     The command's output goes to files. Its work is lost, so use `run` for training that counts.
     """
     if as_list:
-        from stepscope.ui.cli.change_lists import print_applied_changes
+        from stepscope.ui.cli.options import print_applied_changes
 
         print_applied_changes(as_json=as_json)
         return 0
-    from stepscope.ui.terminal.tune_progress import shown_trials
+    from stepscope.ui.terminal.progress import shown_trials
     from stepscope.ui.tune.patch import require_applicable
     from stepscope.ui.tune.tuning import tune
 
@@ -164,8 +164,7 @@ def _begin(
 ) -> Journal:
     if not words:
         raise UsageError("name the command to tune: stepscope tune -- python train.py")
-    from stepscope.ui.tune.journal import TuneStart
-    from stepscope.ui.tune.plan import WantedRemedies
+    from stepscope.ui.tune.plan import TuneStart, WantedRemedies
     from stepscope.ui.tune.tuning import begin
 
     WantedRemedies.parse(only, skip, allow)
@@ -191,7 +190,7 @@ def _resume(context: click.Context, folder: Path, words: tuple[str, ...]) -> Jou
     """Raise UsageError for another command, another working folder or other options."""
     from msgspec.structs import replace
 
-    from stepscope.ui.tune.journal import Journal
+    from stepscope.ui.tune.plan import Journal
 
     given = click.core.ParameterSource.COMMANDLINE
     for name in _OF_A_NEW_TUNE:
@@ -227,7 +226,7 @@ def _print(end: TuneEnd, folder: Path, *, as_json: bool) -> None:
 
 def _write_report(folder: Path) -> Path | None:
     """Write the report; an error here must not hide the answer."""
-    from stepscope.ui.html.tune import write_tune_report
+    from stepscope.ui.html.panes.tune import write_tune_report
 
     try:
         return write_tune_report(folder)

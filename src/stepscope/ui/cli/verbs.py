@@ -1,4 +1,6 @@
-"""The verbs. Each is imported only when it is called, so that --help stays instant."""
+"""Start the command line and list its verbs; each verb is imported only when it is called,
+so that --help stays instant.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +8,33 @@ import atexit
 import contextlib
 import gc
 import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib import import_module
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope import __version__
-from stepscope.records.addresses import SITE
-from stepscope.ui.cli.verb_command import HELP_NAMES, WIDEST_HELP
+from stepscope.errors import StepscopeError
+from stepscope.text.words import SITE
+from stepscope.ui.cli.options import (
+    HELP_NAMES,
+    WIDEST_HELP,
+    VerbCommand,
+    VerbGroup,
+    option_table,
+    verb_page,
+)
+from stepscope.ui.jobs.environment import without_blas_threads
 from stepscope.ui.say import leave_quietly
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from click.shell_completion import CompletionItem
+
+# The verbs. Each is imported only when it is called, so that --help stays instant.
 
 VERBS = {
     "run": "run a training command and explain its steps",
@@ -112,7 +127,7 @@ def _meant(words: Sequence[str]) -> str:
         return f"Did you mean {_MEANT[words[0]]}?"
     if near := get_close_matches(words[0], VERBS, 1):
         return f"Did you mean {near[0]}?"
-    from stepscope.ui.finding_pages import finding_ids
+    from stepscope.ui.cli.why import finding_ids
 
     if words[0] in finding_ids():
         return f"To read about this finding: stepscope why {words[0]}"
@@ -198,3 +213,131 @@ class _Verbs(click.Group):
 @click.version_option(__version__, "-V", "--version", prog_name="stepscope")
 def cli() -> None:
     """Find where each training step's time goes, predict what a change saves, and check it."""
+
+
+# stepscope: where each training step went, what to change, what it buys, and proof.
+#
+# The interpreter is set up before any slow import. Every error ends here.
+
+
+def main() -> None:
+    """Run a verb; every error becomes one message and an exit code."""
+    without_blas_threads()
+    import click
+
+    from stepscope.ui.say import leave_quietly, say
+
+    try:
+        code = cli.main(standalone_mode=False, complete_var=COMPLETE)
+        if sys.stdout is not None:  # None if it was closed before we started
+            sys.stdout.flush()
+        sys.exit(code if isinstance(code, int) else 0)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        say("interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        leave_quietly()
+    except StepscopeError as error:
+        say(*map(str, error.args or ("",)))
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if os.environ.get("STEPSCOPE_DEBUG"):
+            raise
+        say(
+            f"a defect in stepscope: {type(error).__name__}: {error}",
+            "set STEPSCOPE_DEBUG=1 to see where, and please report it",
+        )
+        sys.exit(1)
+
+
+# The verbs as data: what the help shows, for whoever generates pages from it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionEntry:
+    """One option: `-o, --out FOLDER`, and its help with the default."""
+
+    spelling: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionSection:
+    """Options under one title."""
+
+    title: str
+    options: tuple[OptionEntry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerbEntry:
+    """One verb, or one subcommand of it (`name` is then 'library show')."""
+
+    name: str
+    group: str  # Look, Change, Watch, More, Also, or Older names
+    line: str  # as `stepscope --help` lists it; empty for a subcommand
+    usage: str
+    summary: str  # one sentence
+    description: str  # further paragraphs, with blank lines between them
+    examples: tuple[tuple[str, str], ...]  # a command line, and what it does
+    sections: tuple[OptionSection, ...]
+    newer: str  # the form that replaces it, or empty
+    includes: tuple[
+        tuple[str, str], ...
+    ]  # a flag or a first word, and the verb that reads the rest
+    subcommands: tuple[VerbEntry, ...]
+    url: str
+
+
+def catalogue() -> tuple[VerbEntry, ...]:
+    """Return all verbs in the order of `stepscope --help`. This imports each of them."""
+    order = [*(verb for verbs in GROUPS.values() for verb in verbs), *ALSO, *NEWER]
+    assert sorted(order) == sorted(VERBS)
+    return tuple(_entry(verb, _command(verb), verb) for verb in order)
+
+
+def _command(verb: str) -> VerbCommand:
+    command: VerbCommand = import_module(f"stepscope.ui.cli.{verb}").command
+    return command
+
+
+def _entry(name: str, command: VerbCommand, verb: str) -> VerbEntry:
+    summary, _, description = cleandoc(command.help or "").partition("\n\n")
+    subcommands: tuple[VerbEntry, ...] = ()
+    if isinstance(command, VerbGroup):
+        subcommands = tuple(
+            _entry(f"{name} {word}", subcommand, verb)
+            for word, subcommand in command.commands.items()
+            if isinstance(subcommand, VerbCommand)
+        )
+    sections = tuple(
+        OptionSection(title=title, options=tuple(OptionEntry(spelling=s, help=h) for s, h in rows))
+        for title, rows in option_table(command)
+    )
+    # Click remembers a command's help option from the first context that asks.
+    names = list(HELP_NAMES)
+    context = click.Context(command, info_name=f"stepscope {name}", help_option_names=names)
+    return VerbEntry(
+        name=name,
+        group=_group(verb),
+        line=VERBS.get(name, ""),
+        usage=command.get_usage(context).removeprefix("Usage: "),
+        summary=" ".join(summary.split()),
+        description=description,
+        examples=command.examples,
+        sections=sections,
+        newer=command.newer,
+        includes=tuple(command.modes.items()),
+        subcommands=subcommands,
+        url=verb_page(verb),
+    )
+
+
+def _group(verb: str) -> str:
+    for title, verbs in GROUPS.items():
+        if verb in verbs:
+            return title
+    return "Also" if verb in ALSO else "Older names"

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from stepscope.errors import NotCapturedError, UsageError
-from stepscope.ui.cli.options import complete_file, json_option, mode_option, no_cache_option
-from stepscope.ui.cli.verb_command import VerbCommand
+from stepscope.ui.cli.options import (
+    VerbCommand,
+    complete_file,
+    json_option,
+    mode_option,
+    no_cache_option,
+)
 from stepscope.ui.json_text import write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from click.shell_completion import CompletionItem
 
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
     from stepscope.records.explanation import RankExplanation
     from stepscope.records.prediction import Prediction, Setting
-    from stepscope.ui.whatif import Verdict
+    from stepscope.ui.topics.whatif import Verdict
 
 
 def _complete(_ctx: Any, _param: Any, incomplete: str) -> list[CompletionItem]:
@@ -120,7 +124,7 @@ def parse_settings(texts: Sequence[str]) -> list[Setting]:
 
 def open_bench(*paths: str, cache: bool, quiet: bool = False) -> tuple[Bench, RankExplanation, str]:
     """Return the rank that decides the step, ready for predictions, and which one that is."""
-    from stepscope.ui.slowest_bench import open_slowest
+    from stepscope.ui.advice import open_slowest
     from stepscope.ui.terminal.progress import shown_progress
 
     with shown_progress(quiet=quiet) as progress:
@@ -131,14 +135,16 @@ def _predict_server(
     paths: tuple[str, ...], wanted: list[Setting], *, as_json: bool, keep: bool
 ) -> bool:
     """Answer from what a parameter server recorded; False if the traces have to answer."""
-    from stepscope.ui.answer import Answer
-    from stepscope.ui.server_whatif import (
+    from stepscope.ui.topics.whatif import (
         describe_rates,
         describe_run,
         find_server_runs,
+        judge,
         predict_server,
+        prediction_json,
+        verdict,
     )
-    from stepscope.ui.whatif import judge, prediction_json, verdict
+    from stepscope.ui.words import Answer
 
     runs = find_server_runs(paths, wanted)
     if not runs:
@@ -182,8 +188,7 @@ def _predict(
 ) -> None:
     from msgspec.structs import replace
 
-    from stepscope.ui.answer import Answer
-    from stepscope.ui.whatif import (
+    from stepscope.ui.topics.whatif import (
         Tried,
         adjusted,
         frees_memory,
@@ -193,6 +198,7 @@ def _predict(
         verdict,
         why,
     )
+    from stepscope.ui.words import Answer
     from stepscope.verify.track_record import history
 
     before, raw = bench.predict([]), bench.predict(wanted)
@@ -225,8 +231,7 @@ def _predict(
 def _predict_usual(
     bench: Bench, rank: RankExplanation, about: str, *, path: str, as_json: bool
 ) -> None:
-    from stepscope.ui.answer import Answer
-    from stepscope.ui.whatif import (
+    from stepscope.ui.topics.whatif import (
         headline,
         judge,
         prediction_json,
@@ -236,6 +241,7 @@ def _predict_usual(
         why,
         with_offered,
     )
+    from stepscope.ui.words import Answer
     from stepscope.verify.track_record import history
 
     tried = try_each(bench, with_offered(usual(bench), rank.findings), history())
@@ -278,9 +284,9 @@ def _next_after_prediction(judged: Verdict, promise: str | None, *, memory: bool
 
 def _remember(raw: Prediction, bench: Bench, path: str) -> str:
     """Keep the model's own number: later predictions are adjusted by how it fared."""
-    from stepscope.trace.rank_facts import read_facts
+    from stepscope.trace.run_folder.rank_facts import read_facts
     from stepscope.verify.track_record import make_promise, remember
-    from stepscope.verify.workload import describe_trace
+    from stepscope.verify.traits import describe_trace
 
     trace = bench.context.trace
     workload = describe_trace(trace, read_facts(Path(trace.path).parent))

@@ -1,30 +1,48 @@
-"""The calibration's page: measured and predicted times on log axes, the errors below."""
+"""Write the pages of a calibration and of the collectives laboratory: measured and predicted
+times on log axes, and schedules step by step.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from pathlib import Path
 
-from stepscope.records.figures import binary_size, duration, percent, signed_percent, significant
-from stepscope.records.words import counted
-from stepscope.ui.calibration import (
+from markupsafe import Markup
+
+from stepscope.records.collective_schedules import (
+    ALGORITHMS,
+    CollectiveSchedule,
+    Message,
+    build_schedule,
+    runs,
+    simulate,
+    start_of,
+)
+from stepscope.records.hardware import AlgorithmTimes, CollectiveFit, LaboratoryReport, Profile
+from stepscope.text.figures import binary_size, duration, percent, signed_percent, significant
+from stepscope.text.words import counted
+from stepscope.ui.html.render import read_page_file, render_page, write_atomically
+from stepscope.ui.html.svg import LogAxes, circle, drawing, log_levels, path, rect, short_tick, text
+from stepscope.ui.topics.measurements import (
+    algorithm_name,
     calibration_answer,
     collective_rows,
     contention_sentence,
+    crossover_words,
+    crossovers_right,
+    kinds_of,
+    laboratory_answer,
+    link_rows,
     machine_rows,
+    of_kind,
 )
-from stepscope.ui.html.render import render_page, write_atomically
-from stepscope.ui.html.svg import LogAxes, circle, drawing, path, rect, short_tick, text
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from markupsafe import Markup
-
-    from stepscope.records.profile import CollectiveFit, Profile
+# The calibration's page: measured and predicted times on log axes, the errors below.
 
 _COLORS = {
     "world": "compute",
@@ -232,3 +250,277 @@ def _errors(fit: CollectiveFit) -> list[tuple[int, float]]:
 
 def _level(y: float, words: str) -> str:
     return text("level", _LEFT - 7, y, words)
+
+
+# The collectives laboratory's page: time against size, crossovers, and schedules step by step.
+
+_TIMES_WIDTH, _TIMES_HEIGHT = 620, 380
+_TIMES_LEFT, _TIMES_RIGHT, _TIMES_TOP, _TIMES_BOTTOM = 62, 600, 12, 336
+_MOST_SIZES = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmSeries:
+    """One algorithm in a chart's caption and table."""
+
+    name: str
+    color: str
+    formula: str
+    steps: str
+    sent: str
+    error: str
+    times: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmChart:
+    """One collective."""
+
+    title: str
+    sizes: list[str]
+    series: list[AlgorithmSeries]
+    svg: Markup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleFigure:
+    """One algorithm's steps."""
+
+    id: str
+    title: str
+    steps: int
+    svg: Markup
+
+
+def write_laboratory(report: LaboratoryReport, file: Path) -> None:
+    words = laboratory_answer(report)
+    links = [("verdict", "Verdict"), ("times", "Times"), ("crossovers", "Crossovers")]
+    page = render_page(
+        "laboratory.html.j2",
+        styles=["report.css", "calibration.css", "laboratory.css"],
+        scripts=["laboratory_page"],
+        title=words.verdict,
+        links=[*links, ("steps", "Step by step")],
+        words=words,
+        facts=_laboratory_facts(report),
+        link=link_rows(report),
+        charts=[draw_times(report, kind) for kind in kinds_of(report)],
+        crossovers=[(one.kind, *crossover_words(one)) for one in report.crossovers],
+        right=crossovers_right(report.crossovers),
+        figures=draw_figures(report),
+        ranks=report.world_size,
+    )
+    write_atomically(file, page)
+
+
+def draw_figures(report: LaboratoryReport) -> list[ScheduleFigure]:
+    """Every algorithm's all-reduce, with the job's ranks or as many as fit."""
+    ranks = min(report.world_size, MOST_RANKS)
+    groups = report.groups if ranks == report.world_size else None
+    schedules = [build_schedule(name, "all_reduce", ranks, groups) for name in ALGORITHMS]
+    return [
+        ScheduleFigure(
+            id=schedule.algorithm,
+            title=f"{algorithm_name(schedule.algorithm)} all_reduce, {ranks} ranks",
+            steps=len(schedule.steps),
+            svg=draw_schedule(schedule),
+        )
+        for schedule in schedules
+    ]
+
+
+def draw_times(report: LaboratoryReport, kind: str) -> AlgorithmChart:
+    """Dots are measured, lines are the formula; the backend's own dots are joined by dashes."""
+    algorithms = of_kind(report, kind)
+    axes = _times_axes(algorithms)
+    parts = axes.grid_x(_size_ticks(axes), lambda value: binary_size(value))
+    levels = log_levels(axes.y_low, axes.y_high, 8)
+    parts += axes.grid_y(levels, lambda value: short_tick(duration(value)))
+    parts += axes.frame(_TIMES_HEIGHT, "bytes of the vector", "time")
+    parts += [_draw(times, axes) for times in algorithms]
+    for one in report.crossovers:
+        if one.kind == kind and one.measured_bytes:
+            x = axes.x(one.measured_bytes)
+            words = f"measured crossover, {' '.join(crossover_words(one)[:1])}"
+            parts.append(path("crossing", [(x, _TIMES_TOP), (x, _TIMES_BOTTOM)], title=words))
+    return AlgorithmChart(
+        title=kind,
+        sizes=[binary_size(one.size_bytes) for one in algorithms[0].sizes],
+        series=[_series(times) for times in algorithms],
+        svg=drawing(_TIMES_WIDTH, _TIMES_HEIGHT, f"{kind}: time by size and algorithm", parts),
+    )
+
+
+def _color(algorithm: str) -> str:
+    return f"a-{algorithm}" if algorithm in ALGORITHMS else "a-backend"
+
+
+def _series(times: AlgorithmTimes) -> AlgorithmSeries:
+    return AlgorithmSeries(
+        name=algorithm_name(times.algorithm),
+        color=_color(times.algorithm),
+        formula=times.formula or "the backend's own",
+        steps="" if times.steps is None else str(times.steps),
+        sent="" if times.sent is None else f"{significant(times.sent)} n",
+        error="" if times.error is None else percent(times.error),
+        times=[duration(one.time_ns) for one in times.sizes],
+    )
+
+
+def _times_axes(algorithms: list[AlgorithmTimes]) -> LogAxes:
+    sizes = [one for times in algorithms for one in times.sizes]
+    expected = [one.predicted_ns for one in sizes if one.predicted_ns]
+    return LogAxes(
+        left=_TIMES_LEFT,
+        right=_TIMES_RIGHT,
+        top=_TIMES_TOP,
+        bottom=_TIMES_BOTTOM,
+        x_low=min(one.size_bytes for one in sizes) / 1.3,
+        x_high=max(one.size_bytes for one in sizes) * 1.3,
+        y_low=min([one.low_ns for one in sizes] + expected) / 1.2,
+        y_high=max([one.high_ns for one in sizes] + expected) * 1.2,
+    )
+
+
+def _size_ticks(axes: LogAxes) -> list[float]:
+    powers = range(math.ceil(math.log2(axes.x_low)), int(math.log2(axes.x_high)) + 1)
+    return [float(1 << power) for power in powers[:: max(1, -(-len(powers) // _MOST_SIZES))]]
+
+
+def _draw(times: AlgorithmTimes, axes: LogAxes) -> str:
+    measured = [(axes.x(one.size_bytes), axes.y(max(1, one.time_ns))) for one in times.sizes]
+    expected = [
+        (axes.x(one.size_bytes), axes.y(one.predicted_ns))
+        for one in times.sizes
+        if one.predicted_ns
+    ]
+    parts = [path("line", expected) if expected else path("line is-dashed", measured)]
+    for (x, y), one in zip(measured, times.sizes, strict=True):
+        said = f", formula {duration(one.predicted_ns)}" if one.predicted_ns else ""
+        title = (
+            f"{algorithm_name(times.algorithm)}, {binary_size(one.size_bytes)}: "
+            f"{duration(one.time_ns)} ({duration(one.low_ns)} to {duration(one.high_ns)}){said}"
+        )
+        parts.append(circle("dot", x, y, 3.2, title=title))
+    return f'<g class="{_color(times.algorithm)}">{"".join(parts)}</g>'
+
+
+def _laboratory_facts(report: LaboratoryReport) -> list[tuple[str, str]]:
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(report.when_unix))
+    return [
+        ("Host", report.host),
+        ("Device", report.device),
+        ("torch", report.torch),
+        ("Ranks", str(report.world_size)),
+        ("Hosts", str(len(report.hosts))),
+        ("Backend", report.backend),
+        ("Checked against torch", str(report.checked)),
+        ("Measured", when),
+    ]
+
+
+# A schedule as a picture: a column for each rank, time downwards, an arrow for each message.
+#
+# Boxes are chunks; the digits in them are the ranks whose data is summed there, found by running
+# the schedule with symbols. It draws the same objects that the ranks run.
+
+_BOX, _HIGH, _GAP = 34, 20, 26  # a chunk's width and height; between ranks
+_FIRST_RANK_X, _FIRST_ROUND_Y, _ROW = 70, 46, 66
+_SHADES = 4
+MOST_RANKS = 8
+
+
+def draw_schedule(schedule: CollectiveSchedule) -> Markup:
+    """Up to eight ranks; more would not fit a page."""
+    held = list(simulate(schedule))
+    width = _FIRST_RANK_X + schedule.ranks * (schedule.chunks * _BOX + _GAP)
+    height = _FIRST_ROUND_Y + len(schedule.steps) * _ROW + _HIGH + 14
+    parts = [
+        text("diagram-rank is-middle", _x(schedule, rank, schedule.chunks / 2), 16, f"rank {rank}")
+        for rank in range(schedule.ranks)
+    ]
+    parts += [
+        text("diagram-chunk is-middle", _x(schedule, rank, chunk + 0.5), 36, f"c{chunk}")
+        for rank in range(schedule.ranks)
+        for chunk in range(schedule.chunks)
+    ]
+    parts.append(_state(schedule, 0, held[0], start_of(schedule)))
+    for number, (before, after) in enumerate(pairwise(held), start=1):
+        arrows = "".join(_arrow(schedule, number, one) for one in schedule.steps[number - 1])
+        row = _state(schedule, number, after, before)
+        parts.append(f'<g data-step="{number}">{arrows}{row}</g>')
+    title = (
+        f"{schedule.algorithm} {schedule.kind} over {schedule.ranks} ranks: who sends which chunk "
+        "in each step"
+    )
+    return drawing(width, height, title, parts)
+
+
+def draw_alone(schedule: CollectiveSchedule) -> str:
+    """The same as a file of its own, with the page's light colours."""
+    rules = [
+        "svg text { font: 11px var(--font); fill: var(--muted); }",
+        *(
+            line
+            for line in read_page_file("laboratory.css").splitlines()
+            if line.startswith(("svg .diagram", "svg .shade", "svg .is-"))
+        ),
+    ]
+    used = set(re.findall(r"var\((--[\w-]+)", "".join(rules)))
+    light = read_page_file("report.css").split("}", 1)[0]
+    colours = [line.strip() for line in light.splitlines() if line.strip().split(":")[0] in used]
+    style = "\n".join(["<style>", f"svg {{ {' '.join(colours)} }}", *rules, "</style>"])
+    drawn = str(draw_schedule(schedule))
+    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
+        ">", f">{style}", 1
+    )
+
+
+def contribution_words(ranks: frozenset[int]) -> str:
+    """0, 0-2, 0 2-3: the ranks in a sum, neighbours joined."""
+    spans = runs(sorted(ranks))
+    return " ".join(str(a) if b == a + 1 else f"{a}-{b - 1}" for a, b in spans)
+
+
+def _state(
+    schedule: CollectiveSchedule,
+    row: int,
+    held: list[list[frozenset[int]]],
+    before: list[list[frozenset[int]]],
+) -> str:
+    """All ranks' chunks; those that changed have a frame."""
+    y = _FIRST_ROUND_Y + row * _ROW
+    label = "start" if row == 0 else f"step {row}"
+    parts = [text("diagram-step", 4, y + _HIGH / 2 + 4, label)]
+    for rank, chunks in enumerate(held):
+        for chunk, ranks in enumerate(chunks):
+            x = _x(schedule, rank, chunk)
+            shade = -(-_SHADES * len(ranks) // schedule.ranks)
+            new = " is-new" if ranks != before[rank][chunk] else ""
+            words = contribution_words(ranks)
+            title = f"rank {rank}, chunk {chunk}: " + (f"sum of {words}" if words else "empty")
+            kind = f"diagram-box shade-{shade}{new}"
+            parts.append(rect(kind, x + 1, y, _BOX - 2, _HIGH, rx=3, title=title))
+            parts.append(text("diagram-sum is-middle", x + _BOX / 2, y + _HIGH / 2 + 4, words))
+    return "".join(parts)
+
+
+def _arrow(schedule: CollectiveSchedule, row: int, message: Message) -> str:
+    """From the middle of each run of chunks to the same chunks of the target."""
+    parts = []
+    for first, end in runs(message.chunks):
+        middle = (first + end) / 2
+        source, target = (_x(schedule, rank, middle) for rank in (message.source, message.target))
+        top, bottom = _FIRST_ROUND_Y + (row - 1) * _ROW + _HIGH + 2, _FIRST_ROUND_Y + row * _ROW - 3
+        kind = "diagram-add" if message.adds else "diagram-copy"
+        chunks = f"chunk {first}" if end == first + 1 else f"chunks {first}-{end - 1}"
+        what = "adds" if message.adds else "keeps"
+        title = f"rank {message.source} → rank {message.target}, which {what} {chunks}"
+        parts.append(path(kind, [(source, top), (target, bottom)], title=title))
+        head = [(target - 4, bottom - 5), (target, bottom + 1), (target + 4, bottom - 5)]
+        parts.append(path(f"{kind} is-head", head, closed=True))
+    return "".join(parts)
+
+
+def _x(schedule: CollectiveSchedule, rank: int, chunk: float) -> float:
+    return _FIRST_RANK_X + rank * (schedule.chunks * _BOX + _GAP) + chunk * _BOX

@@ -1,19 +1,32 @@
-"""Where every event is drawn: one lane per stream and thread, one row per depth."""
+"""Place events in lanes, one per stream and thread and one row per depth; draw one step of a
+run so.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from markupsafe import Markup
 
-from stepscope.records.trace import HostKind
-from stepscope.ui.html.classes import is_work
+from stepscope.errors import StepscopeError
+from stepscope.records.explanation import RankExplanation, Step
+from stepscope.records.trace import HostKind, Thread, Trace
+from stepscope.text.figures import duration
+from stepscope.ui.html.render import EVENT_CLASSES, device_classes, host_classes, is_work
+from stepscope.ui.html.svg import line, rect, text
+from stepscope.ui.words import short_kernel
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from stepscope.records.trace import Thread, Trace
+    from stepscope.records.comparison import Side
+
+    Ints = NDArray[np.int64]
+
+# Where every event is drawn: one lane per stream and thread, one row per depth.
 
 MAX_OVERLAP_ROWS = 8  # kernels that overlap more share the last row
 
@@ -134,3 +147,206 @@ def _thread_name(thread: Thread, *, main: bool, backward: bool) -> str:
     if main:
         return f"Main · {own}"
     return f"Backward · {own}" if backward else own[:1].upper() + own[1:]
+
+
+# One step of a run as lanes: its streams and threads, small enough to draw two of them as SVG.
+
+MOST_LANES = 3  # of streams, and of threads
+MOST_ROWS = 4  # of a lane
+_FINEST = 800  # shorter than this part of the step, events of one colour are drawn as one
+_LABELLED = 0.06  # of the axis: a wider block carries its name
+_ROW, _NAME, _GAP, _HEAD, _AXIS = 15, 15, 5, 22, 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventBlock:
+    """One event, or several short ones of one colour in a row."""
+
+    start_ns: int
+    dur_ns: int
+    color: str
+    name: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLane:
+    """A stream or a thread, as rows of blocks."""
+
+    name: str
+    rows: tuple[tuple[EventBlock, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLanes:
+    """One step of one rank."""
+
+    name: str
+    span_ns: int
+    lanes: tuple[StepLane, ...]
+
+
+def lanes_of_side(side: Side, *, cache: bool = True) -> StepLanes | None:
+    """The median step of the last run that has a trace; None without any."""
+    from stepscope.explain.rank import explain_file
+    from stepscope.trace.discover import find_traces
+    from stepscope.trace.read import ReadOptions
+
+    for run in reversed(side.runs):
+        try:
+            files = find_traces(run.path)
+            wanted = f"rank-{run.rank or 0:05d}"
+            file = next((file for file in files if wanted in str(file)), files[0])
+            explained = explain_file(
+                file,
+                lambda analysis, rank: step_lanes(analysis.trace, rank),
+                options=ReadOptions(cache=cache),
+            )
+        except StepscopeError:
+            continue
+        return explained.results[0] if explained.results else None
+    return None
+
+
+def step_lanes(trace: Trace, rank: RankExplanation) -> StepLanes | None:
+    """The step of median length; None where the trace has none."""
+    steps = sorted(rank.steps.steps, key=lambda step: step.dur_ns)
+    if not steps:
+        return None
+    step = steps[len(steps) // 2]
+    lanes = [*_streams(trace, rank, step), *_threads(trace, rank, step)]
+    return StepLanes(name=step.name, span_ns=step.dur_ns, lanes=tuple(lanes))
+
+
+def _streams(trace: Trace, rank: RankExplanation, step: Step) -> list[StepLane]:
+    device, classes = trace.device, device_classes(trace, rank)
+    lane_of, names, work = stream_lanes(trace)
+    inside = _inside(device.start_ns, device.dur_ns, step)
+    lanes: list[StepLane] = []
+    for number, name in enumerate(names):
+        rows = np.flatnonzero(inside & (lane_of == number))
+        if work[number] and rows.size and len(lanes) < MOST_LANES:
+            columns = device.start_ns[rows], device.dur_ns[rows], device.name[rows]
+            lanes.append(_lane(name, *columns, classes[rows], step, trace.strings))
+    return lanes
+
+
+def _threads(trace: Trace, rank: RankExplanation, step: Step) -> list[StepLane]:
+    """Without Python frames, which would push operators out of sight."""
+    host, classes = trace.host, host_classes(trace, rank)
+    names = thread_names(trace)
+    inside = _inside(host.start_ns, host.dur_ns, step) & (host.kind != HostKind.PYTHON)
+    lanes = []
+    for thread in thread_order(trace)[:MOST_LANES]:
+        rows = np.flatnonzero(inside & (host.thread == thread))
+        if rows.size:
+            columns = host.start_ns[rows], host.dur_ns[rows], host.name[rows]
+            lanes.append(_lane(names[thread], *columns, classes[rows], step, trace.strings))
+    return lanes
+
+
+def _inside(start: Ints, dur: Ints, step: Step) -> NDArray[np.bool_]:
+    return (start + dur > step.start_ns) & (start < step.start_ns + step.dur_ns) & (dur > 0)
+
+
+def _lane(
+    name: str,
+    start: Ints,
+    dur: Ints,
+    names: NDArray[np.int32],
+    classes: NDArray[np.uint8],
+    step: Step,
+    strings: Sequence[str],
+) -> StepLane:
+    end = np.minimum(start + dur - step.start_ns, step.dur_ns)
+    start = np.maximum(start - step.start_ns, 0)
+    level = overlap_rows(start, end)
+    rows = []
+    for depth in range(min(int(level.max()) + 1, MOST_ROWS)):
+        mine = np.flatnonzero(level == depth)
+        mine = mine[np.lexsort((-end[mine], start[mine]))]
+        rows.append(
+            _blocks(start[mine], end[mine], names[mine], classes[mine], step.dur_ns, strings)
+        )
+    return StepLane(name=name, rows=tuple(rows))
+
+
+def _blocks(
+    start: Ints,
+    end: Ints,
+    names: NDArray[np.int32],
+    classes: NDArray[np.uint8],
+    span_ns: int,
+    strings: Sequence[str],
+) -> tuple[EventBlock, ...]:
+    finest = span_ns / _FINEST
+    short = end - start < finest
+    joins = short[1:] & short[:-1] & (classes[1:] == classes[:-1]) & (start[1:] - end[:-1] < finest)
+    first = np.flatnonzero(np.concatenate(([True], ~joins)))
+    ends = np.maximum.reduceat(end, first)
+    counts = np.diff(np.append(first, len(start)))
+    return tuple(
+        EventBlock(
+            start_ns=int(start[row]),
+            dur_ns=int(until - start[row]),
+            color=EVENT_CLASSES[classes[row]],
+            name=strings[names[row]],
+            count=int(count),
+        )
+        for row, until, count in zip(first.tolist(), ends.tolist(), counts.tolist(), strict=True)
+    )
+
+
+def draw_pair(a: StepLanes, b: StepLanes) -> Markup:
+    """A's step over B's on one axis. Places are percentages, so that text stays readable."""
+    span = max(a.span_ns, b.span_ns)
+    parts: list[str] = []
+    top = 0
+    for title, side in (("A", a), ("B", b)):
+        parts.append(text("who", 0, top + 15, f"{title} · {duration(side.span_ns)}"))
+        top += _HEAD
+        for lane in side.lanes:
+            parts.append(text("lane", 0, top + 11, lane.name))
+            top += _NAME
+            for row in lane.rows:
+                parts += [_block(block, top, span) for block in row]
+                top += _ROW
+            top += _GAP
+        parts.append(_end_mark(side.span_ns / span, top))
+        top += _GAP
+    ticks = [_tick(share, span, top) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    return Markup(
+        f'<svg class="steps-svg" width="100%" height="{top + _AXIS}" role="img" '
+        f'aria-label="One step of A and one of B on one time axis">{"".join(ticks + parts)}</svg>'
+    )
+
+
+def _block(block: EventBlock, top: int, span_ns: int) -> str:
+    left, width = 100 * block.start_ns / span_ns, 100 * block.dur_ns / span_ns
+    name = short_kernel(block.name, 60)
+    many = f"{block.count} short ones from {name}" if block.count > 1 else name
+    title = f"{many}: {duration(block.dur_ns)}"
+    style, height = f"fill:var(--c-{block.color})", _ROW - 2
+    if width < 100 * _LABELLED or block.count > 1:
+        wide = f"{max(width, 0.04):.3f}%"
+        return rect("", f"{left:.3f}%", top, wide, height, style=style, title=title)
+    return (  # an inner drawing cuts off what does not fit
+        f'<svg x="{left:.3f}%" y="{top}" width="{width:.3f}%" height="{height}">'
+        + rect("", 0, 0, "100%", height, rx=1.5, style=style, title=title)
+        + text("inside", 4, 10, name)
+        + "</svg>"
+    )
+
+
+def _end_mark(share: float, bottom: int) -> str:
+    if share >= 1:
+        return ""
+    at = f"{100 * share:.3f}%"
+    return line("end", at, at, bottom - 34, bottom)
+
+
+def _tick(share: float, span_ns: int, bottom: int) -> str:
+    kind = "" if share == 0 else "is-end" if share == 1 else "is-middle"
+    at = f"{100 * share:g}%"
+    words = duration(share * span_ns) if share else "0"
+    return line("grid", at, at, 0, bottom) + text(kind, at, bottom + 14, words)

@@ -1,19 +1,34 @@
-"""A pane: one section of the report. `panes/<id>.py` declares it, `page/<id>.html.j2` prints it."""
+"""Declare a pane, one section of the report, and write the data blocks that its script reads.
+
+`panes/<id>.py` declares it, `page/<id>.html.j2` prints it.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from stepscope.explain.untimed_rank import is_untimed
+import numpy as np
+
+from stepscope.explain.incomplete_ranks import is_untimed
+from stepscope.records.explanation import Explanation, RankExplanation
+from stepscope.records.quality import Note
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from numpy.typing import NDArray
 
-    from stepscope.records.explanation import Explanation, RankExplanation
-    from stepscope.records.quality import Note
-    from stepscope.trace.tune_files import FoundTune
+    from stepscope.trace.run_folder.related_runs import FoundTune
+    from stepscope.ui.html.flame import Flame
+    from stepscope.ui.html.picture import RankPicture
     from stepscope.ui.html.whatif_grid import WhatIfGrid
+
+    Column = NDArray[np.int64] | NDArray[np.uint8]
+
+# A pane: one section of the report. `panes/<id>.py` declares it, `page/<id>.html.j2` prints it.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,3 +63,113 @@ class Pane:
 
 def rank_label(rank: RankExplanation) -> str:
     return "This trace" if rank.rank is None else rank.called.capitalize()
+
+
+# A rank's picture and tables as text for a page: columns, deflated, in base64.
+#
+#     u32 length of the JSON head | JSON head | columns, in the order the head lists them
+#
+# Columns hold unsigned integers. Their bytes are transposed (all lowest bytes first), because the
+# high bytes of times and codes are nearly constant: that halves the deflated size.
+
+
+def encode_rank(picture: RankPicture | None, tables: list[dict[str, Any]]) -> str:
+    """One rank's data block. A rank without a picture still has its tables."""
+    head: dict[str, Any] = {"tables": tables}
+    columns: dict[str, Column] = {}
+    if picture is not None:
+        head["picture"] = _picture_head(picture)
+        columns = _picture_columns(picture)
+    return encode_block(head, columns)
+
+
+def encode_block(head: dict[str, Any], columns: dict[str, Column], *, level: int = 9) -> str:
+    """A head and its columns as one data block; `level` is how hard it is deflated."""
+    listed = [[name, *_shape(column)] for name, column in columns.items()]
+    head = {**head, "columns": listed}
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode(errors="replace")
+    parts = [len(text).to_bytes(4, "little"), text]
+    parts += [transpose(column) for column in columns.values()]
+    return base64.b64encode(zlib.compress(b"".join(parts), level)).decode("ascii")
+
+
+def transpose(column: Column) -> bytes:
+    """The column's bytes, all lowest bytes first; as many as its largest value needs."""
+    _, width = _shape(column)
+    little = np.ascontiguousarray(column, dtype="<u8")
+    planes = little.view(np.uint8).reshape(-1, 8)[:, :width]
+    return planes.T.tobytes()
+
+
+def _shape(column: Column) -> tuple[int, int]:
+    largest = int(column.max(initial=0))
+    return len(column), (largest.bit_length() + 7) // 8
+
+
+def _picture_head(picture: RankPicture) -> dict[str, Any]:
+    return {
+        "span_ns": picture.span_ns,
+        "strings": picture.strings,
+        "lanes": [
+            {
+                "name": lane.name,
+                "group": lane.group,
+                "work": lane.work,
+                "first_row": lane.first_row,
+                "rows": lane.rows,
+                "events": lane.events,
+            }
+            for lane in picture.lanes
+        ],
+        "steps": [[step.name, step.start_ns, step.dur_ns] for step in picture.steps],
+        "left_out": picture.left_out,
+        "flames_left_out": [picture.host_flame.left_out, picture.device_flame.left_out],
+    }
+
+
+def _picture_columns(picture: RankPicture) -> dict[str, Column]:
+    events, gaps = picture.events, picture.gaps
+    columns: dict[str, Column] = {
+        "row_start": events.row_start,
+        "start_delta": zigzag(_deltas(events.start_ns, events.row_start)),
+        "dur": events.dur_ns,
+        "name": events.name,
+        "kind": events.kind,
+        "link": _links(events.link),
+        "gap_start": gaps.start_ns,
+        "gap_dur": gaps.dur_ns,
+        "gap_cause": gaps.cause,
+        "gap_frame": gaps.frame + 1,
+    }
+    columns.update(_flame_columns("host", picture.host_flame))
+    columns.update(_flame_columns("device", picture.device_flame))
+    return columns
+
+
+def _flame_columns(name: str, flame: Flame) -> dict[str, Column]:
+    return {
+        f"{name}_parent": flame.parent + 1,
+        f"{name}_name": flame.name,
+        f"{name}_kind": flame.kind,
+        f"{name}_count": flame.count,
+        f"{name}_total": flame.total_ns,
+        f"{name}_self": flame.self_ns,
+    }
+
+
+def _deltas(start: NDArray[np.int64], row_start: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Time since the row's previous event; a row's first event counts from the picture's zero."""
+    delta = np.diff(start, prepend=0)
+    first = row_start[:-1][np.diff(row_start) > 0]
+    delta[first] = start[first]
+    return delta
+
+
+def _links(link: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Differences between neighbouring links: launches come in order, so these are small."""
+    return zigzag(np.diff(link + 1, prepend=0))
+
+
+def zigzag(value: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Signed to unsigned with small magnitudes staying small: 0, -1, 1, -2 become 0, 1, 2, 3."""
+    return np.where(value >= 0, 2 * value, -2 * value - 1)

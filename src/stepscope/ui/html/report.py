@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from markupsafe import Markup
 
-from stepscope.ui.html.bundle import has_page_file
-from stepscope.ui.html.pane import ReportData, rank_label
+from stepscope.records.explanation import Explanation, RankExplanation
+from stepscope.ui.html.pane import ReportData, encode_rank, rank_label
 from stepscope.ui.html.panes import find_panes
 from stepscope.ui.html.panes.tables import rank_tables
-from stepscope.ui.html.payload import encode_rank
-from stepscope.ui.html.render import render_page, render_part, write_atomically
+from stepscope.ui.html.render import has_page_file, render_page, render_part, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from markupsafe import Markup
-
-    from stepscope.records.explanation import Explanation, RankExplanation
-    from stepscope.trace.tune_files import FoundTune
+    from stepscope.trace.run_folder.related_runs import FoundTune
     from stepscope.ui.html.pane import Pane
     from stepscope.ui.html.picture import RankPicture
     from stepscope.ui.html.whatif_grid import WhatIfGrid

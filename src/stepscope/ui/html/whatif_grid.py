@@ -1,41 +1,34 @@
-"""What the pane "What if" offers, predicted where the trace is by what `whatif` itself uses.
-
-Changes of the step are combined in every way. Workers, links and buckets are combined with each
-other, and with one other change, as far as that takes reasonable time: the page shows no number for
-a position that was not predicted.
+"""Lay out the controls of the pane "What if" and predict their positions, where the trace
+is, by what `whatif` itself uses.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from stepscope.explain.replay.schedule import step_ns
-from stepscope.explain.work import Kind
-from stepscope.predict.compare_gpus import compare_gpus, table_gpus
-from stepscope.predict.optimizer_updates import current_form
-from stepscope.predict.outcome import Refused
+from stepscope.predict.declaration import Refused
+from stepscope.predict.engine import Bench, Trial, compare_gpus, table_gpus
 from stepscope.predict.scale_out import find_present_exchange, step_without_comm_ns
-from stepscope.predict.whatifs import in_order
-from stepscope.records.prediction import Setting
-from stepscope.ui.html.whatif_axes import Axis, Option
-from stepscope.ui.html.whatif_scaling import find_scaling_axes
-from stepscope.ui.html.whatif_trials import Trials
-from stepscope.ui.whatif import adjusted, try_each
+from stepscope.predict.step_context import Exchange, StepContext, current_form
+from stepscope.predict.whatifs import in_order, parse_setting
+from stepscope.records.explanation import RankExplanation
+from stepscope.records.prediction import GpuComparison, Prediction, Setting, TrackedPromise
+from stepscope.step.replay import step_ns
+from stepscope.step.work import Kind
+from stepscope.ui.topics.whatif import Tried, adjusted, try_each
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    Places = tuple[int, ...]
 
-    from stepscope.predict.step_context import StepContext
-    from stepscope.predict.whatif import Bench
-    from stepscope.records.explanation import RankExplanation
-    from stepscope.records.gpu_comparison import GpuComparison
-    from stepscope.records.prediction import Prediction
-    from stepscope.records.promise import TrackedPromise
-    from stepscope.ui.whatif import Tried
-
-    Places = tuple[int, ...]  # of every control
+# What the pane "What if" offers, predicted where the trace is by what `whatif` itself uses.
+#
+# Changes of the step are combined in every way. Workers, links and buckets are combined with each
+# other, and with one other change, as far as that takes reasonable time: the page shows no number
+# for a position that was not predicted.
 
 # A cell of a step with a thousand tasks takes some 7 ms.
 MOST_CELLS = 240
@@ -347,3 +340,178 @@ def _communication(context: StepContext) -> tuple[float, float]:
     comm_ns = float(tasks.dur_ns[tasks.kind == Kind.COMM].sum())
     added_ns = step_ns(context.graph) - step_without_comm_ns(context.graph) if comm_ns else 0.0
     return comm_ns / 1e6, max(0.0, added_ns) / 1e6
+
+
+# A control of the pane "What if" and its positions.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A position of a control; an empty setting leaves the step as it is."""
+
+    label: str
+    setting: str
+
+    @property
+    def tick(self) -> str:
+        """The label, short enough to stand under an axis."""
+        words = self.label.removesuffix(" (now)").removesuffix(" MiB")
+        return "traced" if words == "as traced" else words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """A control: a choice, a switch (two options, the first is now) or a slider."""
+
+    id: str
+    label: str
+    hint: str
+    kind: str
+    options: tuple[Option, ...]
+    why: str = ""  # the reason where it cannot be moved
+
+    @property
+    def now(self) -> int:
+        """The option that changes nothing."""
+        return next(i for i, option in enumerate(self.options) if not option.setting)
+
+
+# Controls of workers, links and buckets: each has the positions that `whatif` can predict.
+
+WORKERS = (1, 2, 4, 8, 16, 64, 256)
+BANDWIDTHS = (0.25, 0.5, 2.0, 4.0)
+BUCKETS_MB = (1, 5, 25, 100)
+_NAMES = {0.25: "¼×", 0.5: "½×"}
+_USUAL_MB = 25  # DDP's own bucket_cap_mb
+
+
+def find_scaling_axes(trials: Trials) -> tuple[Axis, Axis, Axis, Axis]:
+    """Workers, their batch, bandwidth and buckets; a control that cannot be moved says why."""
+    traced = find_present_exchange(trials.bench.context)
+    before = traced.ranks if traced else 1
+    many = [f"workers={count}" for count in WORKERS if count != before]
+    known, refusal = _try(trials, many)
+    workers = _workers(before, [setting for setting in many if setting in known], refusal)
+    several = [setting for setting in known if setting != "workers=1"]
+    why = "" if before > 1 or several else workers.why or refusal
+    # One worker has no links: they are tried with more.
+    beside = [] if before > 1 else several[:1]
+    return (
+        workers,
+        _share(trials, known, workers.why),
+        _bandwidth(trials, beside, why),
+        _buckets(trials, beside, why, is_traced=traced is not None),
+    )
+
+
+def _try(
+    trials: Trials, settings: Iterable[str], beside: Sequence[str] = ()
+) -> tuple[dict[str, Exchange | None], str]:
+    """What each makes of the exchange, without those that refuse; and the first refusal."""
+    known: dict[str, Exchange | None] = {}
+    refusal = ""
+    for setting in settings:
+        trial = trials.make(parse_setting(each) for each in (*beside, setting))
+        if trial.refused:
+            refusal = refusal or trial.refused[-1].removeprefix(f"{setting}: ")
+        else:
+            known[setting] = trial.context.exchange
+    return known, refusal
+
+
+def _workers(before: int, known: Sequence[str], refusal: str) -> Axis:
+    counts = sorted({before, *(int(setting.partition("=")[2]) for setting in known)})
+    options = (
+        Option(label=f"{count:,} (now)", setting="")
+        if count == before
+        else Option(label=f"{count:,}", setting=f"workers={count}")
+        for count in counts
+    )
+    hint = "Data-parallel (DDP) workers"
+    return _slider("workers", "Workers", hint, options, "" if known else refusal)
+
+
+def _slider(id_: str, label: str, hint: str, options: Iterable[Option], why: str) -> Axis:
+    return Axis(id=id_, label=label, hint=hint, kind="slider", options=tuple(options), why=why)
+
+
+def _share(trials: Trials, known: Iterable[str], why: str) -> Axis:
+    """A part of the setting of workers: workers=8:strong."""
+    if not why:
+        shared, refusal = _try(trials, [f"{setting}:strong" for setting in known])
+        why = "" if shared else refusal
+    own, shared_batch = (
+        Option(label="each its own", setting=""),
+        Option(label="shared", setting="strong"),
+    )
+    return Axis(
+        id="share",
+        label="Their batch",
+        hint="Each worker keeps the batch (weak scaling), or they share it (strong)",
+        kind="choice",
+        options=(own, shared_batch),
+        why=why,
+    )
+
+
+def _bandwidth(trials: Trials, beside: Sequence[str], why: str) -> Axis:
+    known, refusal = ({}, why) if why else _try(trials, _bandwidth_settings(), beside)
+    names = {f"bandwidth={factor:g}": _NAMES.get(factor, f"{factor:g}×") for factor in BANDWIDTHS}
+    options = [Option(label=names[setting], setting=setting) for setting in known]
+    slower = sum(setting < "bandwidth=1" for setting in known)
+    options.insert(slower, Option(label="1× (now)", setting=""))
+    hint = "Bytes per second between workers"
+    return _slider("bandwidth", "Link bandwidth", hint, options, "" if known else refusal)
+
+
+def _bandwidth_settings() -> list[str]:
+    return [f"bandwidth={factor:g}" for factor in BANDWIDTHS]
+
+
+def _buckets(trials: Trials, beside: Sequence[str], why: str, *, is_traced: bool) -> Axis:
+    """Sizes that make the same buckets as a smaller one, or as now, are left out."""
+    now_mb = 0 if is_traced else _USUAL_MB
+    settings = [f"bucket-mb={size}" for size in BUCKETS_MB if size != now_mb]
+    known, refusal = ({}, why) if why else _try(trials, settings, beside)
+    now = trials.make(map(parse_setting, beside)).context.exchange
+    made = {(now.buckets, now.comm_ns)} if now else set()
+    different = []
+    for setting, exchange in known.items():
+        if exchange and (exchange.buckets, exchange.comm_ns) not in made:
+            made.add((exchange.buckets, exchange.comm_ns))
+            different.append(setting)
+    sizes = sorted({now_mb, *(int(setting.partition("=")[2]) for setting in different)})
+    label = "as traced (now)" if is_traced else f"{_USUAL_MB} MiB (now)"
+    options = (
+        Option(label=f"{size} MiB", setting=f"bucket-mb={size}")
+        if size != now_mb
+        else Option(label=label, setting="")
+        for size in sizes
+    )
+    refusal = refusal or "All sizes give the same buckets"
+    return _slider(
+        "bucket-mb", "Bucket size", "DDP's bucket_cap_mb", options, "" if different else refusal
+    )
+
+
+# Changes made to a step one after the other, as `whatif` makes them.
+
+_KEPT = 64  # trials, each with its own graph
+
+
+class Trials:
+    """The trial of every combination; what combinations share is predicted once."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self._trial = lru_cache(maxsize=_KEPT)(self._change)
+
+    def make(self, settings: Iterable[Setting]) -> Trial:
+        """One that refuses a change is left as it was before it."""
+        return self._trial(tuple(in_order(settings)))
+
+    def _change(self, ordered: tuple[Setting, ...]) -> Trial:
+        if not ordered:
+            return self.bench.begin()
+        trial = self._trial(ordered[:-1])
+        return trial if trial.refused else self.bench.change(trial, ordered[-1])

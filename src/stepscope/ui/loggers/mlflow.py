@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-from stepscope.ui.loggers.metric_log import PREFIX, MetricLog
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from stepscope.ui.loggers.metric_log import MetricPoint, RunConclusion
+from stepscope.ui.loggers.run_log import PREFIX, MetricLog, MetricPoint, RunConclusion
 
 _DEFAULT_EXPERIMENT = "stepscope"
 _MOST_AT_ONCE = 1000  # metrics that MLflow's log_batch takes

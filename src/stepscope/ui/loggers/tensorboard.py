@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from stepscope.ui.loggers.metric_log import PREFIX, MetricLog
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from stepscope.ui.loggers.metric_log import MetricPoint, RunConclusion
+from stepscope.ui.loggers.run_log import PREFIX, MetricLog, MetricPoint, RunConclusion
 
 
 class TensorBoardLog(MetricLog):

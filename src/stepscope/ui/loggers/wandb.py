@@ -7,16 +7,12 @@ A run of the user's own keeps its step numbers: our values join its next row. Ch
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stepscope.ui.loggers.metric_log import PREFIX, MetricLog
+from stepscope.ui.loggers.run_log import PREFIX, MetricLog, MetricPoint, RunConclusion
 from stepscope.ui.say import say
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stepscope.ui.loggers.metric_log import MetricPoint, RunConclusion
 
 _DEFAULT_PROJECT = "stepscope"
 _STEP = f"{PREFIX}/step"

@@ -1,26 +1,39 @@
-"""All that the editor shows of one run, read from its folder in a child process."""
+"""All that the editor shows of one run: line costs, findings, what-ifs and patches, read
+from its folder in a child process.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from stepscope.errors import StepscopeError
-from stepscope.records.gpu_comparison import GpuPrediction  # noqa: TC001  (for msgspec)
-from stepscope.records.line_costs import (  # noqa: TC001  (for msgspec)
+from stepscope.fix.declaration import Fix
+from stepscope.fix.named_changes import ChosenFix
+from stepscope.fix.patched_source import patch_source
+from stepscope.fix.remedies import FIXES
+from stepscope.records.prediction import GpuPrediction
+from stepscope.records.remedies import REMEDIES
+from stepscope.records.script_facts import ScriptFacts
+from stepscope.records.source_lines import (
     BatchElsewhere,
+    BatchPlace,
     BatchPoint,
+    LineCost,
     LineCosts,
+    Place,
 )
-from stepscope.ui.lsp.finding_note import FindingNote, StepWhatIf, note_finding, whatifs
-from stepscope.ui.lsp.offered_patch import OfferedPatch, offer_patches
+from stepscope.ui.editor.edits import line_changes
+from stepscope.ui.tried_remedies import applicable
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import Explanation
-    from stepscope.records.line_costs import BatchPlace
+    from stepscope.records.explanation import Advice, Explanation, Finding
+
+# All that the editor shows of one run, read from its folder in a child process.
 
 REPORT = "report.html"
 # Of the batch as it is: what the draggable bars reach, and a few points between.
@@ -49,9 +62,9 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_measured_run(run: Path, script: Path) -> MeasuredRun:
     """Raises StepscopeError if the run does not tell what lines cost."""
-    from stepscope.trace.script_file import read_script
     from stepscope.ui.api import explain
-    from stepscope.ui.editor.measured import line_costs_of
+    from stepscope.ui.editor.line_costs import line_costs_of
+    from stepscope.verify.trials import read_script
 
     costs = line_costs_of(run)
     explanation = explain(run)
@@ -87,14 +100,14 @@ def _interval(explanation: Explanation) -> tuple[float | None, float | None]:
 
 
 def _batch_place(script: Path, costs: LineCosts) -> BatchPlace | None:
-    from stepscope.ui.editor.batch_place import batch_in_source
+    from stepscope.ui.editor.batch_size import batch_in_source
 
     text = costs.texts.get(str(script))
     return batch_in_source(text, costs) if text is not None else None
 
 
 def _batch_elsewhere(script: Path, costs: LineCosts) -> BatchElsewhere | None:
-    from stepscope.ui.editor.batch_elsewhere import batch_elsewhere
+    from stepscope.ui.editor.batch_size import batch_elsewhere
 
     text = costs.texts.get(str(script))
     return batch_elsewhere(script, text, costs) if text is not None else None
@@ -113,7 +126,7 @@ def samples_of_step(costs: LineCosts, place: BatchPlace | None) -> int | None:
 
 def _curve(run: Path, costs: LineCosts, place: BatchPlace) -> tuple[BatchPoint, ...]:
     """Empty where other batches cannot be predicted."""
-    from stepscope.ui.editor.batch_curve import batch_curve
+    from stepscope.ui.editor.batch_size import batch_curve
 
     batches = sorted({max(1, round(place.value * factor)) for factor in _FACTORS})
     samples = samples_of_step(costs, place)
@@ -124,11 +137,165 @@ def _curve(run: Path, costs: LineCosts, place: BatchPlace) -> tuple[BatchPoint, 
 
 def step_on_gpus(run: Path) -> tuple[GpuPrediction, ...]:
     """Empty where the step cannot be moved to another GPU, as that of a CPU."""
-    from stepscope.predict.compare_gpus import compare_gpus, table_gpus
-    from stepscope.predict.outcome import Refused
-    from stepscope.ui.slowest_bench import open_slowest
+    from stepscope.predict.declaration import Refused
+    from stepscope.predict.engine import compare_gpus, table_gpus
+    from stepscope.ui.advice import open_slowest
 
     with contextlib.suppress(StepscopeError, Refused):
         bench, _, _ = open_slowest(str(run), cache=True)
         return compare_gpus(bench, table_gpus()).gpus
     return ()
+
+
+# A finding and a what-if as the editor shows them: small enough to pass between processes.
+
+# What of a line's time a finding is about.
+_ABOUT: dict[str, Callable[[LineCost], float]] = {
+    "data-loading": lambda line: line.other_ms,
+    "dominant-kernel": lambda line: line.total_ms - line.other_ms,
+}
+
+
+class FindingNote(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding at lines of the measured program."""
+
+    id: str
+    title: str
+    severity: str
+    summary: str
+    places: tuple[Place, ...] = ()
+    remedies: tuple[str, ...] = ()  # what would help, in words
+    try_command: str | None = None
+
+
+class StepWhatIf(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that would probably make training faster."""
+
+    label: str
+    setting: str  # as `stepscope whatif --set` takes it
+    gain: str  # what it buys, with its interval
+
+
+def note_finding(
+    finding: Finding, script: Path, costs: LineCosts, patches: Sequence[OfferedPatch]
+) -> FindingNote:
+    """Where it says; else where its remedy's patch begins; else at the line that costs most of
+    what it is about; else at the script's first line."""
+    said = [Place(file=one.file, line=one.line) for one in finding.where if one.file in costs.texts]
+    patched = next(_patched(finding, costs, patches), None)
+    first = Place(file=str(script), line=1)
+    places = list(dict.fromkeys(said)) or [patched or _costliest(finding, costs) or first]
+    return FindingNote(
+        id=finding.id,
+        title=finding.title,
+        severity=finding.severity,
+        summary=finding.summary,
+        places=tuple(places),
+        remedies=tuple(remedy.summary for remedy in finding.remedies),
+        try_command=finding.try_command,
+    )
+
+
+def _patched(
+    finding: Finding, costs: LineCosts, patches: Sequence[OfferedPatch]
+) -> Iterator[Place]:
+    for patch in patches:
+        if finding.id not in patch.findings:
+            continue
+        for file, after in patch.after.items():
+            changes = line_changes(costs.texts[file], after)
+            if changes:
+                yield Place(file=file, line=changes[-1].start + 1)  # imports come first
+
+
+def _costliest(finding: Finding, costs: LineCosts) -> Place | None:
+    """None for a finding that is about no line, and where no line accounts for most of it."""
+    amount = _ABOUT.get(finding.id)
+    if amount is None:
+        return None
+    line = max(costs.lines, key=amount, default=None)
+    if line is None or amount(line) < finding.share * costs.step_ms / 2:
+        return None
+    return Place(file=line.file, line=line.line)
+
+
+def whatifs(advice: Sequence[Advice]) -> tuple[StepWhatIf, ...]:
+    """Those that are predicted to help, the best first."""
+    return tuple(
+        StepWhatIf(
+            label=one.label,
+            setting=one.setting,
+            gain=" ".join(filter(None, one.gain.words())),
+        )
+        for one in advice
+        if one.verdict == "faster"
+    )
+
+
+# Remedies as patches of the measured program: what a code action applies or takes back.
+
+
+class OfferedPatch(msgspec.Struct, frozen=True, kw_only=True):
+    """One remedy. `after` holds the files that it changes, as they are with it."""
+
+    id: str  # as `stepscope tune --only` takes it, with its value
+    action: str
+    effect: str  # on the numbers of the training
+    after: dict[str, str]
+    findings: tuple[str, ...] = ()  # ids of those that offer it
+    saved_ms: float | None = None  # predicted or measured, per step
+
+
+def offer_patches(
+    facts: ScriptFacts, texts: Mapping[str, str], findings: Iterable[Finding]
+) -> tuple[OfferedPatch, ...]:
+    """Every remedy that fits and can be made by editing these files; the findings' own first."""
+    findings = list(findings)
+    asked = [name for finding in findings for name in applicable(finding)]
+    offers = []
+    for name in dict.fromkeys((*asked, *FIXES)):
+        offer = _offer(FIXES[name], facts, texts, findings)
+        if offer is not None:
+            offers.append(offer)
+    return tuple(offers)
+
+
+def _offer(
+    fix: Fix, facts: ScriptFacts, texts: Mapping[str, str], findings: list[Finding]
+) -> OfferedPatch | None:
+    value = next((one for one in fix.values_for(facts) if fix.fits(facts, one) is None), None)
+    if value is None:
+        return None
+
+    def read(file: str) -> bytes | None:
+        text = texts.get(file, texts.get(str(Path(file).resolve())))
+        return text.encode() if text is not None else None
+
+    chosen = ChosenFix(fix, value)
+    patched = patch_source(facts, [chosen], read)
+    if not patched.after or patched.by_hand or patched.variables:
+        return None  # a half of a remedy is none
+    offering = [finding for finding in findings if fix.id in applicable(finding)]
+    return OfferedPatch(
+        id=str(chosen),
+        action=REMEDIES[fix.id].action,
+        effect=fix.effect.value,
+        after={_key(file, texts): text.decode() for file, text in patched.after.items()},
+        findings=tuple(finding.id for finding in offering),
+        saved_ms=_saved_ms(fix.id, offering),
+    )
+
+
+def _key(file: str, texts: Mapping[str, str]) -> str:
+    return file if file in texts else str(Path(file).resolve())
+
+
+def _saved_ms(remedy: str, findings: Iterable[Finding]) -> float | None:
+    """As measured by `tune`, else as predicted where the whole interval is a saving."""
+    for finding in findings:
+        for one in finding.remedies:
+            if one.id == remedy and one.measured_ms is not None:
+                return one.measured_ms
+            if one.id == remedy and one.gain is not None and one.gain.is_sure:
+                return None if one.gain.changes_samples else one.gain.saved_ms
+    return None

@@ -1,27 +1,43 @@
-"""Profiles and estimates: at most one of each a script at a time, and the newest request wins.
-
-Everything here runs on the server's loop; the work itself blocks threads that wait for children.
+"""Profile, estimate and read runs for scripts: at most one job of a kind a script at a time,
+the newest request wins, the work is done in a child.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
+import re
+import shutil
+import signal
+import subprocess
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stepscope.errors import NotCapturedError, StepscopeError
-from stepscope.ui.lsp.live_steps import LiveSteps
-from stepscope.ui.lsp.run_homes import discard_old_runs, discard_run, find_runs, new_editor_run
-from stepscope.ui.lsp.work_room import StoppedError
+from stepscope.measure.folder import HOME
+from stepscope.records.source_lines import LineCosts
+from stepscope.trace.files import list_folder, may_exist
+from stepscope.trace.run_folder.run_state import RUN_FILE, read_origin
+from stepscope.ui.jobs.environment import own_python
+from stepscope.ui.lsp.measured_run import MeasuredRun
+from stepscope.ui.lsp.script_state import EditorSettings, LiveStep, ScriptState
 
 if TYPE_CHECKING:
-    from stepscope.ui.lsp.script_state import ScriptState
-    from stepscope.ui.lsp.work_room import ScriptWork, WorkRoom
+    from stepscope.ui.editor.profile_child import ProfiledScript
+
+# Profiles and estimates: at most one of each a script at a time, and the newest request wins.
+#
+# Everything here runs on the server's loop; the work itself blocks threads that wait for children.
 
 SAVE_DELAY_S = 0.5  # editors save several times in a row
 EDIT_DELAY_S = 0.3
@@ -254,3 +270,224 @@ def _profile(state: ScriptState) -> str:
 
 def _estimate(state: ScriptState) -> str:
     return f"estimate {state.script}"
+
+
+# What takes long, behind plain calls: each blocks its thread, and does the work in a child.
+
+READ_LIMIT_S = 120.0
+_LOOK_S = 0.2
+_LAST_CHARACTERS = 300
+
+
+class StoppedError(Exception):
+    """Somebody asked for it, or newer work replaces this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptWork:
+    """One script, as it is to be run."""
+
+    script: Path
+    arguments: tuple[str, ...]
+    settings: EditorSettings
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    run: MeasuredRun | None = None
+    failed: str | None = None
+
+
+class WorkRoom:
+    """The real one; tests use others."""
+
+    def profile(self, work: ScriptWork, folder: Path, stop: threading.Event) -> ProfiledScript:
+        """Train for a few steps in a child, into `folder`."""
+        from stepscope.ui.editor.profile_child import profile_script
+
+        return profile_script(
+            work.script,
+            work.arguments,
+            limit_s=work.settings.limit_s,
+            folder=folder,
+            python=work.settings.python,
+            stop=stop,
+        )
+
+    def estimate(
+        self,
+        work: ScriptWork,
+        texts: Mapping[Path, str],
+        measured: LineCosts,
+        stop: threading.Event,
+    ) -> LineCosts:
+        """What the edited lines will cost, without training; StepscopeError says why not."""
+        from stepscope.ui.editor.line_costs import estimate_script
+
+        return estimate_script(
+            work.script,
+            texts,
+            work.arguments,
+            limit_s=work.settings.limit_s,
+            measured=measured,
+            python=work.settings.python,
+            stop=stop,
+        )
+
+    def read(self, run: Path, script: Path, stop: threading.Event) -> MeasuredRun:
+        """NotCapturedError if the run does not tell what lines cost."""
+        command = own_python("stepscope.ui.lsp.read_run", str(run), str(script))
+        output, errors = _run_child(command, f"{run} took too long to read", stop)
+        try:
+            answer = msgspec.json.decode(output, type=_Answer)
+        except msgspec.DecodeError:
+            raise NotCapturedError(f"{run} could not be read: {errors}") from None
+        if answer.run is None:
+            raise NotCapturedError(answer.failed or f"{run} could not be read")
+        return answer.run
+
+    def write_report(self, run: Path, report: Path, stop: threading.Event) -> None:
+        """NotCapturedError if it cannot be written."""
+        command = own_python("stepscope", "explain", str(run), "--html", str(report))
+        _, errors = _run_child(command, f"the report of {run} took too long", stop)
+        if not report.is_file():
+            raise NotCapturedError(f"the report of {run} could not be written: {errors}")
+
+    def close(self) -> None:
+        """End what waits for more work."""
+        from stepscope.ui.editor.fake_run import end_warm_pythons
+
+        end_warm_pythons()
+
+
+def _run_child(command: list[str], too_long: str, stop: threading.Event) -> tuple[bytes, str]:
+    """Its output, and the end of what it said on stderr."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as child:
+        try:
+            output, errors = _await_end(child, too_long, stop)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # its workers too
+    return output, errors.decode(errors="replace").strip()[-_LAST_CHARACTERS:]
+
+
+def _await_end(
+    child: subprocess.Popen[bytes], too_long: str, stop: threading.Event
+) -> tuple[bytes, bytes]:
+    until = time.monotonic() + READ_LIMIT_S
+    while True:
+        try:
+            return child.communicate(timeout=_LOOK_S)
+        except subprocess.TimeoutExpired:
+            if stop.is_set():
+                raise StoppedError from None
+            if time.monotonic() > until:
+                raise NotCapturedError(too_long) from None
+
+
+# How far a training is that a profile has started, read from its run folder.
+
+
+class LiveSteps:
+    """Reads what was added since the last look."""
+
+    def __init__(self, folder: Path) -> None:
+        from stepscope.trace.run_folder.follow_run import (
+            RunFollower,  # it needs numpy: the server starts first
+        )
+
+        self._follower = RunFollower(folder)
+
+    def look(self) -> LiveStep:
+        """Of the rank that is furthest."""
+        try:
+            ranks = self._follower.read().ranks
+        except StepscopeError:
+            ranks = ()
+        steps = max((rank.steps for rank in ranks), key=lambda one: one.seen, default=None)
+        if steps is None or not steps.seen:
+            return LiveStep(step=0, step_ms=None, message="starting up")
+        step_ms = steps.whole_ns / steps.whole / 1e6 if steps.whole else None
+        return LiveStep(step=steps.seen, step_ms=step_ms, message="training")
+
+
+# Run folders of a script: found by their command, claimed so that two servers never share one.
+
+_MOST_LOOKED_AT = 200  # the newest, in each home
+_KEPT = 10  # runs that editors made of one script
+_SUFFIX = "-editor"
+_MADE_HERE = re.compile(rf"\d{{8}}-\d{{6}}-(.*){_SUFFIX}-\d+(?:-\d+)?")
+
+
+def new_editor_run(script: Path) -> Path:
+    """The path of a new run beside the script, which nothing has yet; the profile makes it.
+
+    Two servers have two process numbers. OSError if nothing can be written there.
+    """
+    home = script.parent / HOME
+    home.mkdir(exist_ok=True)  # a script that was never saved may have no folder either
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(home))
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", script.stem)[:40]
+    base = f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}{_SUFFIX}-{os.getpid()}"
+    names = (base if number == 1 else f"{base}-{number}" for number in count(1))
+    return next(path for name in names if not (path := home / name).exists())
+
+
+def discard_run(folder: Path) -> None:
+    """Remove a folder that `new_editor_run` made and that nobody needs."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def discard_old_runs(newest: Path) -> None:
+    """Profiling at every save must not fill the disk: keep the last few of those made here."""
+    with contextlib.suppress(OSError):
+        runs = [run for run in newest.parent.iterdir() if _stem(run) == _stem(newest)]
+        for run in sorted(runs, key=_age_key, reverse=True)[_KEPT:]:
+            discard_run(run)
+
+
+def _stem(run: Path) -> str | None:
+    """Of the script; None for a run that no editor made."""
+    match = _MADE_HERE.fullmatch(run.name)
+    return match[1] if match else None
+
+
+def find_runs(script: Path, roots: Iterable[Path]) -> list[Path]:
+    """Finished runs of this script beside it and in the workspace's roots, newest first."""
+    runs = []
+    for home in dict.fromkeys((script.parent / HOME, *(root / HOME for root in roots))):
+        with contextlib.suppress(StepscopeError, OSError):
+            folders = [one for one in list_folder(home) if may_exist(one / RUN_FILE)]
+            folders.sort(key=_age_key, reverse=True)
+            runs += [one for one in folders[:_MOST_LOOKED_AT] if _is_of(one, script)]
+    return sorted(runs, key=_age_key, reverse=True)
+
+
+def _age_key(run: Path) -> tuple[float, str]:
+    try:
+        return (run / RUN_FILE).stat().st_mtime, run.name
+    except OSError:
+        return 0.0, run.name
+
+
+def _is_of(run: Path, script: Path) -> bool:
+    origin = read_origin(run)
+    if origin is None or not any(run.glob("rank-*")):
+        return False
+    return _script_of(origin.command, origin.folder) == script
+
+
+def _script_of(command: Sequence[str], folder: str | None) -> Path | None:
+    named = next((word for word in command if word.endswith(".py")), None)
+    if named is None:
+        return None
+    try:
+        return (Path(folder or ".") / named).resolve()
+    except (OSError, ValueError):
+        return None

@@ -1,12 +1,14 @@
-"""The server's state: open files, the scripts they belong to, and what clients are told."""
+"""Hold the server's state: open files, the scripts they belong to, and what clients are told."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from lsprotocol import types
 from pygls.lsp.server import LanguageServer
@@ -14,21 +16,27 @@ from pygls.uris import to_fs_path
 
 from stepscope import __version__
 from stepscope.errors import UnreadableInputError
-from stepscope.trace.regular_files import read_whole
-from stepscope.ui.lsp.editor_settings import EditorSettings
-from stepscope.ui.lsp.open_file import OpenFile
-from stepscope.ui.lsp.program_text import program_key
-from stepscope.ui.lsp.progress_bar import ProgressBars
-from stepscope.ui.lsp.script_jobs import SAVE_DELAY_S, ScriptJobs
-from stepscope.ui.lsp.script_state import ScriptState, is_same_program
-from stepscope.ui.lsp.shown_types import diagnostics
-from stepscope.ui.lsp.work_room import ScriptWork, WorkRoom
-from stepscope.ui.lsp.workspace_edits import WorkspaceEdits
+from stepscope.records.source_lines import LineCosts
+from stepscope.text.figures import milliseconds
+from stepscope.text.words import counted
+from stepscope.trace.files import read_whole
+from stepscope.ui.lsp.annotations import diagnostics
+from stepscope.ui.lsp.script_jobs import SAVE_DELAY_S, ScriptJobs, ScriptWork, WorkRoom
+from stepscope.ui.lsp.script_state import (
+    EditorSettings,
+    LiveStep,
+    OpenFile,
+    ScriptState,
+    WorkspaceEdits,
+    is_same_program,
+    program_key,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from pygls.progress import Progress
 
-    from stepscope.records.line_costs import LineCosts
+
+# The server's state: open files, the scripts they belong to, and what clients are told.
 
 _THREADS = 32  # that wait for children
 _DIAGNOSTICS_DELAY_S = 0.2
@@ -271,3 +279,57 @@ def _read(path: Path) -> str | None:
         return read_whole(path).decode("utf-8-sig")
     except (UnreadableInputError, UnicodeDecodeError):
         return None
+
+
+# A profile's progress in the editor's own bar, which may also cancel it.
+
+
+class ProgressBars:
+    """One a script that is being measured."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._asked: dict[Path, str] = {}  # token
+        self._begun: set[str] = set()
+
+    def update(self, state: ScriptState) -> None:
+        """Begin, move or end the script's bar."""
+        token = self._asked.get(state.script)
+        if state.running_since is None:
+            if token is not None:
+                self._end(state.script, token)
+        elif token is None:
+            self._ask(state)
+        elif token in self._begun and state.live is not None:
+            report = types.WorkDoneProgressReport(message=_words(state.live))
+            self._progress.report(token, report)
+
+    def script_of(self, token: str | int) -> Path | None:
+        """Whose bar it is."""
+        return next((script for script, one in self._asked.items() if one == token), None)
+
+    def _ask(self, state: ScriptState) -> None:
+        token = uuid4().hex
+        self._asked[state.script] = token
+
+        def begin(_: object = None) -> None:
+            if self._asked.get(state.script) != token:  # it has ended meanwhile
+                return
+            self._begun.add(token)
+            title = f"measuring {state.script.name}"
+            self._progress.begin(token, types.WorkDoneProgressBegin(title, cancellable=True))
+
+        self._progress.create(token, begin)
+
+    def _end(self, script: Path, token: str) -> None:
+        del self._asked[script]
+        if token in self._begun:
+            self._begun.discard(token)
+            self._progress.end(token, types.WorkDoneProgressEnd())
+
+
+def _words(live: LiveStep) -> str:
+    if not live.step:
+        return live.message
+    step = f", {milliseconds(live.step_ms)} each" if live.step_ms is not None else ""
+    return f"{counted(live.step, 'step')}{step}"

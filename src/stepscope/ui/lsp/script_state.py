@@ -1,22 +1,34 @@
-"""What is known of a script, and what of it may be shown for the text as it is now.
-
-Costs belong to the program that was measured or estimated. Once any of its files is another
-program, they are stale: shown as what was, until an estimate or a measurement of the new one comes.
+"""What is known of a script and of open files, what of it may be shown for the text as it is
+now, and the user's settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import ast
+import hashlib
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from stepscope.ui.editor.follow import follow
-from stepscope.ui.lsp.program_text import program_key
+from lsprotocol import types
+from pygls.uris import from_fs_path
+
+from stepscope.records.source_lines import FollowedLines, LineCost, LineCosts
+from stepscope.ui.editor.edits import LineChange, follow, text_lines
 
 if TYPE_CHECKING:
-    from stepscope.records.line_costs import FollowedLines, LineCost, LineCosts
     from stepscope.ui.lsp.measured_run import MeasuredRun
+
+# What is known of a script, and what of it may be shown for the text as it is now.
+#
+# Costs belong to the program that was measured or estimated. Once any of its files is another
+# program, they are stale: shown as what was, until an estimate or a measurement of the new one
+# comes.
 
 _MOST_FOLLOWED = 32  # texts, of all files of a script
 
@@ -133,3 +145,217 @@ def shown_lines(state: ScriptState, file: Path, text: str, text_of: TextOf) -> l
         if one.line is not None
     ]
     return sorted(lines, key=lambda one: one.line)
+
+
+# Whether two texts are the same program: comments, blank lines and layout do not count.
+
+
+@lru_cache(maxsize=256)
+def program_key(text: str) -> str | None:
+    """Equal for texts that run alike; None for a text that is not Python, as while it is typed."""
+    tree = syntax_tree(text)
+    return None if tree is None else hashlib.sha256(ast.dump(tree).encode()).hexdigest()
+
+
+@lru_cache(maxsize=64)
+def syntax_tree(text: str) -> ast.Module | None:
+    """Not to be changed: it is shared."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are about the user's own source
+            return ast.parse(text.removeprefix("\ufeff"))  # a byte order mark
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def qualified_name(text: str, line: int) -> str:
+    """The function around a line (from 1), with the classes and functions around it: Net.forward;
+    empty at the top level, and for a text that is not Python."""
+    around = [scope for scope in _scopes(text) if scope[0] <= line <= scope[1]]
+    if not any(scope[3] for scope in around):
+        return ""
+    return ".".join(name for _, _, name, _ in around)
+
+
+@lru_cache(maxsize=64)
+def _scopes(text: str) -> tuple[tuple[int, int, str, bool], ...]:
+    """First and last line, name, and whether it is a function; outer ones first."""
+    tree = syntax_tree(text)
+    if tree is None:
+        return ()
+    functions = ast.FunctionDef | ast.AsyncFunctionDef
+    scopes = [
+        (node.lineno, node.end_lineno or node.lineno, node.name, isinstance(node, functions))
+        for node in ast.walk(tree)
+        if isinstance(node, functions | ast.ClassDef)
+    ]
+    return tuple(sorted(scopes, key=lambda scope: (scope[0], -scope[1])))
+
+
+# A file as the editor has it now.
+
+
+@dataclass(frozen=True)
+class OpenFile:
+    """`units` counts a text's length as the editor does."""
+
+    path: Path
+    uri: str
+    text: str
+    version: int | None
+    units: Callable[[str], int]
+
+    @cached_property
+    def lines(self) -> list[str]:
+        return text_lines(self.text)
+
+    def width(self, line: int) -> int:
+        """Of a line (from 0), without its end."""
+        return self.units(self._line(line)) if 0 <= line < len(self.lines) else 0
+
+    def line_range(self, line: int) -> types.Range:
+        """From a line's first word to its end."""
+        text = self._line(line) if 0 <= line < len(self.lines) else ""
+        indent = len(text) - len(text.lstrip())
+        start = types.Position(line, self.units(text[:indent]))
+        return types.Range(start, types.Position(line, self.units(text)))
+
+    def _line(self, line: int) -> str:
+        return self.lines[line].rstrip("\n")
+
+
+# Changes of files as edits that an editor applies, and can undo.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkspaceEdits:
+    """`units` counts a text's length as the editor does; `versioned` if it takes versions."""
+
+    open_files: Mapping[Path, OpenFile]
+    text_of: TextOf
+    units: Callable[[str], int]
+    versioned: bool
+
+    def of(self, changes: Mapping[str, Sequence[LineChange]]) -> types.WorkspaceEdit:
+        """Whole lines of several files, by path."""
+        edits: dict[Path, list[types.TextEdit]] = {}
+        for name, lines in changes.items():
+            text = text_lines(self.text_of(Path(name)) or "")
+            edits[Path(name)] = [self._lines(text, change) for change in lines]
+        return self.of_edits(edits)
+
+    def of_edits(self, edits: Mapping[Path, Sequence[types.TextEdit]]) -> types.WorkspaceEdit:
+        """With versions an editor refuses edits of a text that has changed meanwhile."""
+        if not self.versioned:
+            return types.WorkspaceEdit(
+                changes={self._uri(path): list(some) for path, some in edits.items()}
+            )
+        return types.WorkspaceEdit(
+            document_changes=[
+                types.TextDocumentEdit(
+                    types.OptionalVersionedTextDocumentIdentifier(
+                        uri=self._uri(path), version=self._version(path)
+                    ),
+                    list(some),
+                )
+                for path, some in edits.items()
+            ]
+        )
+
+    def _uri(self, path: Path) -> str:
+        known = self.open_files.get(path)
+        return known.uri if known is not None else from_fs_path(str(path)) or str(path)
+
+    def _version(self, path: Path) -> int | None:
+        known = self.open_files.get(path)
+        return known.version if known is not None else None
+
+    def _lines(self, text: Sequence[str], change: LineChange) -> types.TextEdit:
+        """The last line of a text may lack its end."""
+        start, end = types.Position(change.start, 0), types.Position(change.end, 0)
+        if change.end == len(text) and text and not text[-1].endswith("\n"):
+            end = types.Position(len(text) - 1, self.units(text[-1]))
+            if change.start == len(text):
+                start = end
+        return types.TextEdit(range=types.Range(start, end), new_text="".join(change.lines))
+
+
+# What a user may set in the editor, section `stepscope`.
+
+LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditorSettings:
+    """Names in the editor: python, arguments, profileOnSave, limitSeconds, hints, estimate."""
+
+    python: str = sys.executable  # that runs the scripts
+    arguments: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by glob of the script
+    profile_on_save: bool = False
+    limit_s: float = LIMIT_S  # after which a profile is ended
+    hints: bool = True
+    estimate: bool = True  # after an edit, of scripts that were measured once
+
+    def updated(self, values: Any) -> tuple[EditorSettings, tuple[str, ...]]:
+        """With the editor's values, and what is wrong with those that are left out."""
+        if not isinstance(values, dict):
+            return self, ()
+        section = values.get("stepscope")
+        given = section if isinstance(section, dict) else values
+        settings, wrong = self, []
+        for name, (attribute, read, expected) in _FIELDS.items():
+            value = given.get(name)
+            if value is None or value == "":
+                continue
+            try:
+                settings = replace(settings, **{attribute: read(value)})
+            except (TypeError, ValueError):
+                wrong.append(f"stepscope.{name} is {value!r}: expected {expected}")
+        return settings, tuple(wrong)
+
+    def arguments_of(self, script: Path, roots: Iterable[Path]) -> tuple[str, ...]:
+        """Of the first glob that matches its name or its path, from a workspace's root or whole."""
+        names = [script.name, script.as_posix()]
+        inside = [root for root in roots if script.is_relative_to(root)]
+        names += [script.relative_to(root).as_posix() for root in inside]
+        for pattern, arguments in self.arguments.items():
+            if any(fnmatch(name, pattern) for name in names):
+                return arguments
+        return ()
+
+
+def _bool(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return str(Path(value).expanduser()) if value.startswith("~") else value
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 86_400:
+        raise ValueError
+    return float(value)
+
+
+def _arguments(value: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(value, dict):
+        raise TypeError
+    for words in value.values():
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise TypeError
+    return {str(pattern): tuple(words) for pattern, words in value.items()}
+
+
+_FIELDS: dict[str, tuple[str, Callable[[Any], Any], str]] = {
+    "python": ("python", _text, "the path of a Python"),
+    "arguments": ("arguments", _arguments, 'lists by script, such as {"train.py": ["--lr", "1"]}'),
+    "profileOnSave": ("profile_on_save", _bool, "true or false"),
+    "limitSeconds": ("limit_s", _seconds, "seconds, from 1 to 86400"),
+    "hints": ("hints", _bool, "true or false"),
+    "estimate": ("estimate", _bool, "true or false"),
+}

@@ -1,13 +1,27 @@
-"""The pages: what each address shows."""
+"""The pages: what each address shows, and how it is answered, with templates and scripts of
+`serve`, else the report's.
+"""
 
 from __future__ import annotations
 
+import functools
+import re
+import secrets
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode
 
 from markupsafe import Markup
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import (
+    FileResponse,
     HTMLResponse,
     JSONResponse,
     PlainTextResponse,
@@ -16,35 +30,28 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from stepscope.errors import StepscopeError, UsageError
-from stepscope.ui.serve.answers import (
-    answered,
-    page,
-    part,
-    report_page,
-    shown_status,
-    status_of,
-)
-from stepscope.ui.serve.list_tables import ListTables
-from stepscope.ui.serve.page_files import has_page_file, page_file
+from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError, UsageError
+from stepscope.trace.files import read_start
+from stepscope.ui.html.render import make_environment, read_page_file, shared_block
+from stepscope.ui.serve.listed_runs import RUNNING
+from stepscope.ui.serve.run_index import IndexedRun
 from stepscope.ui.serve.run_rows import (
     ListQuery,
+    RunWords,
     compare_address,
     describe,
+    list_context,
     run_json,
     trend_address,
 )
-from stepscope.ui.serve.run_summary import RUNNING
+from stepscope.ui.serve.served_runs import GoneError, ServedRuns, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
     from starlette.requests import Request
 
-    from stepscope.ui.serve.run_index import IndexedRun
-    from stepscope.ui.serve.run_rows import RunWords
-    from stepscope.ui.serve.served_runs import ServedRuns
+    Page = Callable[[Request], Response]
+
+# The pages: what each address shows.
 
 _CHANGES = 3  # rows of the what-if form
 _MOST_CHANGES = 8
@@ -188,7 +195,7 @@ class RunPages:
         return part("predictions.html.j2", **answer)
 
     def trends(self, request: Request) -> Response:
-        from stepscope.ui.serve.trend_view import list_series, make_trend, runs_of_series
+        from stepscope.ui.serve.run_rows import list_series, make_trend, runs_of_series
 
         runs = self._served.index.runs()
         script = request.query_params.get("script")
@@ -211,7 +218,7 @@ class RunPages:
         )
 
     def record(self, request: Request) -> Response:
-        from stepscope.ui.record import (
+        from stepscope.ui.topics.comparison import (
             PROMISE_COLUMNS,
             SUMMARY_COLUMNS,
             ignored_words,
@@ -221,8 +228,12 @@ class RunPages:
             summary_cells,
             unread_words,
         )
-        from stepscope.verify.record_file import count_unread
-        from stepscope.verify.track_record import history, ignored_deliveries, summarise
+        from stepscope.verify.track_record import (
+            count_unread,
+            history,
+            ignored_deliveries,
+            summarise,
+        )
 
         del request
         kept = history()
@@ -308,3 +319,203 @@ def _changes(request: Request) -> list[tuple[str, str]]:
 def _whatif_address(run: IndexedRun, where: str, changes: Sequence[tuple[str, ...]]) -> str:
     words = [pair for name, value in changes for pair in (("change", name), ("value", value))]
     return f"/runs/{run.id}/{where}" + (f"?{urlencode(words)}" if words else "")
+
+
+# How pages answer: styles and scripts, errors as pages, and the report's pages as they are.
+
+_STYLES = ("report.css", "serve.css")
+_STATUS: tuple[tuple[type[StepscopeError], int], ...] = (
+    (GoneError, 404),
+    (UsageError, 400),
+    (NotCapturedError, 422),
+    (UnreadableInputError, 422),
+    (WorkerError, 503),
+)
+_POLICY = re.compile(rb'<meta http-equiv="Content-Security-Policy" content="([^"<>\r\n]+)">')
+_HEAD_BYTES = 4096
+# In a frame the text is seen by whoever looks at the page around it.
+_FRAMED = "default-src 'none'; style-src 'self'; script-src 'self'; img-src data:"
+
+
+def page(
+    template: str,
+    *,
+    status: int = 200,
+    here: str = "",
+    styles: tuple[str, ...] = (),
+    scripts: tuple[str, ...] = (),
+    **context: Any,
+) -> HTMLResponse:
+    """A page with the head that all pages have."""
+    text = render(
+        template,
+        here=here,
+        styles=(*_STYLES, *styles),
+        scripts=("serve.js", *scripts),
+        script=True,
+        shared=shared_block(),
+        **context,
+    )
+    return HTMLResponse(text, status_code=status)
+
+
+def part(template: str, status: int = 200, **context: Any) -> HTMLResponse:
+    """A piece that a script puts into a page."""
+    return HTMLResponse(render(template, **context), status_code=status)
+
+
+def status_of(error: StepscopeError) -> int:
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def shown_status(request: Request, status: int, asked_for: str = "empty") -> int:
+    """200 for a problem that the page shows itself: browsers log every other status as an error.
+
+    `asked_for` is how the page asks: its script ("empty") or a frame ("iframe").
+    """
+    return 200 if request.headers.get("sec-fetch-dest") == asked_for else status
+
+
+def answered(make: Page) -> Callable[[Request], Awaitable[Response]]:
+    """Make a page in a thread of its own; what went wrong becomes a page, too."""
+
+    @functools.wraps(make)
+    async def answer(request: Request) -> Response:
+        try:
+            return await run_in_threadpool(make, request)
+        except StepscopeError as error:
+            return _problem_page("; ".join(map(str, error.args)), status_of(error), request)
+
+    return answer
+
+
+def _problem_page(problem: str, status: int, request: Request) -> HTMLResponse:
+    framed = request.headers.get("sec-fetch-dest") == "iframe"
+    title = "Not found" if status == 404 else "This cannot be shown"
+    shown = shown_status(request, status, "iframe")
+    answer = page("problem.html.j2", status=shown, title=title, problem=problem)
+    if framed:
+        answer.headers["content-security-policy"] = f"{_FRAMED}; frame-ancestors 'self'"
+    return answer
+
+
+def report_page(file: Path) -> FileResponse:
+    """A page that the report's code made, with its own policy in the header as well."""
+    found = _POLICY.search(read_start(file, _HEAD_BYTES))
+    own = (
+        found[1].decode("ascii", "replace").replace("&#39;", "'") if found else "default-src 'none'"
+    )
+    return FileResponse(
+        file,
+        media_type="text/html",
+        headers={"content-security-policy": f"{own}; frame-ancestors 'self'"},
+    )
+
+
+# Templates, scripts and style sheets of the pages: those of `serve`, else the report's.
+
+_ROOMS = ("stepscope.ui.serve", "stepscope.ui.html")
+_TYPES = {"js": "text/javascript", "css": "text/css"}
+
+
+def render(template: str, **context: Any) -> str:
+    """A whole page, or a part of one."""
+    text: str = _environment().get_template(template).render(**context)
+    return text
+
+
+@cache
+def page_file(name: str) -> tuple[str, str] | None:
+    """Text and media type of a script or style sheet; None for any other name."""
+    if name not in _names():
+        return None
+    return _read(name), _TYPES[name.rpartition(".")[2]]
+
+
+@cache
+def _names() -> frozenset[str]:
+    """Only what lies in the two folders: a name from an address never becomes a path."""
+    folders = [files(room).joinpath("page") for room in _ROOMS]
+    names = (entry.name for folder in folders for entry in folder.iterdir())
+    return frozenset(name for name in names if name.endswith((".js", ".css")))
+
+
+def has_page_file(name: str) -> bool:
+    return name in _names()
+
+
+def _read(name: str) -> str:
+    try:
+        return files("stepscope.ui.serve").joinpath("page", name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return read_page_file(name)
+
+
+@cache
+def _environment() -> Any:
+    return make_environment(_read)
+
+
+# The list as HTML, made once for all browsers that show it: at most once a second.
+
+_MOST_KEPT = 8
+_FRESH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListTable:
+    """`tag` is another one whenever the list is."""
+
+    text: str
+    tag: str
+    made_s: float
+    generation: int
+    problem: str | None
+
+
+class ListTables:
+    """The last few lists that were asked for."""
+
+    def __init__(self, served: ServedRuns) -> None:
+        self._served = served
+        self._born = secrets.token_hex(4)  # lists of an earlier server are other lists
+        self._kept: dict[ListQuery, ListTable] = {}
+        self._lock = threading.Lock()
+
+    def table(self, query: ListQuery) -> ListTable:
+        """Not older than a second, if anything has changed since."""
+        with self._lock:  # whoever waits gets what the first one made
+            kept = self._kept.pop(query, None)
+            if kept is None or not self._is_fresh(kept):
+                kept = self._made(query)
+            self._kept[query] = kept
+            while len(self._kept) > _MOST_KEPT:
+                self._kept.pop(next(iter(self._kept)))
+            return kept
+
+    def forget(self) -> None:
+        """After somebody has changed something: they want to see it."""
+        with self._lock:
+            self._kept.clear()
+            self._born = secrets.token_hex(4)
+
+    def _is_fresh(self, table: ListTable) -> bool:
+        if table.problem != self._served.keeper.problem:
+            return False
+        if table.generation == self._served.index.generation:
+            return True
+        return time.monotonic() - table.made_s < _FRESH_S
+
+    def _made(self, query: ListQuery) -> ListTable:
+        served = self._served
+        generation, problem = served.index.generation, served.keeper.problem
+        runs = served.index.runs(order=query.order, descending=query.descending)
+        waiting = sum(run.kind != "none" and run.summarised is None for run in runs)
+        context = list_context(runs, query, served.tags.all(), waiting)
+        return ListTable(
+            text=render("rows.html.j2", problem=problem, **context),
+            tag=f'"{self._born}-{generation}-{abs(hash((query, problem))):x}"',
+            made_s=time.monotonic(),
+            generation=generation,
+            problem=problem,
+        )

@@ -9,18 +9,14 @@ import contextlib
 import os
 import sqlite3
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from stepscope.errors import UnreadableInputError
-from stepscope.ui.serve.run_summary import BROKEN, FINISHED, RUNNING, RunSummary
+from stepscope.ui.serve.listed_runs import BROKEN, FINISHED, RUNNING, RunSummary, ServedFolder
 from stepscope.ui.words import one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from stepscope.ui.serve.runs_directory import ServedFolder
 
 _T = TypeVar("_T")
 VERSION = 2

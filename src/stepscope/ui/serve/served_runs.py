@@ -1,26 +1,38 @@
-"""Everything that the pages are made from: folders, index, tags, workers and kept pages."""
+"""Hold everything that the pages are made from: folders, the index kept up to date in the
+background, tags, and the child processes that do heavy work.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from stepscope import __version__
-from stepscope.errors import NotCapturedError, StepscopeError
-from stepscope.ui.serve.index_files import cache_folder, tags_file
-from stepscope.ui.serve.index_keeper import IndexKeeper
-from stepscope.ui.serve.path_text import text_of
-from stepscope.ui.serve.run_index import RunIndex
-from stepscope.ui.serve.run_tags import RunTags
-from stepscope.ui.serve.runs_directory import RunsDirectory
-from stepscope.ui.serve.worker_process import WorkerPool
+from stepscope.errors import NotCapturedError, StepscopeError, UnreadableInputError, UsageError
+from stepscope.records.folders import user_folder
+from stepscope.text.figures import duration
+from stepscope.trace.files import MissingFileError, open_to_append, read_whole
+from stepscope.ui.html.render import write_atomically
+from stepscope.ui.jobs.environment import own_python
+from stepscope.ui.serve.listed_runs import BROKEN, RUNNING, RunsDirectory, RunSummary, text_of
+from stepscope.ui.serve.run_index import IndexedRun, RunIndex
+from stepscope.ui.words import one_line
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from stepscope.ui.serve.run_index import IndexedRun
+# Everything that the pages are made from: folders, index, tags, workers and kept pages.
 
 _WORKERS = 2
 _MOST_WAITING = 16
@@ -124,3 +136,376 @@ def _made_at(page: Path) -> float:
         return page.stat().st_mtime
     except OSError:
         return 0.0
+
+
+# Where `serve` keeps files of its own: never inside run folders.
+#
+# What can be made again (the index, pages) is in the user's cache folder; tags, which somebody
+# typed, are in the configuration folder. Both have one folder per served folder.
+
+
+def cache_folder(root: Path) -> Path:
+    """For what can be made again."""
+    home = user_folder("STEPSCOPE_CACHE_DIR", "", "XDG_CACHE_HOME", "~/.cache")
+    return _made(home / "serve" / _name(root))
+
+
+def tags_file(root: Path) -> Path:
+    """$STEPSCOPE_TAGS names another folder for the files of all served folders."""
+    return _made(user_folder("STEPSCOPE_TAGS", "tags")) / f"{_name(root)}.json"
+
+
+def _name(root: Path) -> str:
+    return hashlib.blake2b(os.fsencode(root), digest_size=8).hexdigest()
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be made: {error.strerror}",
+            "STEPSCOPE_CACHE_DIR and STEPSCOPE_TAGS name other folders for serve's own files",
+        ) from None
+    return folder
+
+
+# Words that people give to runs: one JSON file per served folder, replaced as a whole.
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: two servers of one folder may lose each other's tags
+    fcntl = None  # type: ignore[assignment]
+
+
+MOST_TAGS = 20  # of one run
+LONGEST_TAG = 40
+
+
+class RunTags:
+    """Tags by run id. Another server of the same folder may change them too."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+
+    def all(self) -> dict[str, tuple[str, ...]]:
+        """A damaged file is an error: tags are not made up, and not overwritten."""
+        try:
+            text = read_whole(self._file)
+        except MissingFileError:
+            return {}
+        try:
+            return msgspec.json.decode(text, type=dict[str, tuple[str, ...]])
+        except msgspec.DecodeError:
+            raise UsageError(
+                f"{self._file} is damaged: repair or remove it; it holds the tags of runs"
+            ) from None
+
+    def set(self, run_id: str, tags: Iterable[str]) -> tuple[str, ...]:
+        """Replace a run's tags; what is kept is returned."""
+        kept = clean_tags(tags)
+        with self._lock, self._locked():
+            every = self.all()
+            if kept:
+                every[run_id] = kept
+            else:
+                every.pop(run_id, None)
+            try:
+                write_atomically(self._file, json.dumps(every, indent=0))
+            except OSError as error:
+                raise UsageError(f"{self._file} cannot be written: {error.strerror}") from None
+        return kept
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Against other processes."""
+        if fcntl is None:
+            yield
+            return
+        try:
+            descriptor = open_to_append(self._file.with_suffix(".lock"))
+        except (OSError, StepscopeError) as error:
+            raise UsageError(f"{self._file.parent} cannot be written: {error}") from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def clean_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """Without blanks around them, each once. UsageError for too many or too long ones."""
+    words = dict.fromkeys(one_line(tag).strip() for tag in tags)
+    kept = tuple(word for word in words if word)
+    if len(kept) > MOST_TAGS:
+        raise UsageError(f"a run takes at most {MOST_TAGS} tags")
+    if long := next((word for word in kept if len(word) > LONGEST_TAG), None):
+        raise UsageError(f"a tag has at most {LONGEST_TAG} characters: {long[:LONGEST_TAG]}…")
+    return kept
+
+
+# Child processes that do the heavy work for `serve`: one job at a time each, killed when late.
+
+_MOST_JOBS = 200  # then a new process: memory that readers took goes back
+_PIECE = 1 << 16
+_MOST_ANSWER = 64 << 20
+_ERRORS = {2: UsageError, 3: UnreadableInputError, 4: NotCapturedError}
+
+
+class WorkerError(StepscopeError):
+    """The worker did not answer: it was killed after its limit, or has died."""
+
+
+class WorkerProcess:
+    """Starts its child when the first job comes, and again after a death."""
+
+    def __init__(self, *options: str) -> None:
+        self._options = options
+        self._child: subprocess.Popen[bytes] | None = None
+        self._jobs = 0
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def ask(self, limit_s: float, /, **job: Any) -> dict[str, Any]:
+        """The job's result. StepscopeError if it failed, took too long or was stopped."""
+        with self._lock:
+            child = self._running_child()
+            line = json.dumps(job).encode("ascii") + b"\n"
+            try:
+                text = _exchange(child, line, limit_s)
+            except TimeoutError:
+                self._kill()
+                limit = duration(limit_s * 1e9)
+                raise WorkerError(f"stopped after {limit}, the limit for one job") from None
+            except (OSError, ValueError):  # a closed pipe is a ValueError
+                self._kill()
+                raise WorkerError(
+                    "the process that reads this run was killed, perhaps because memory ran out"
+                ) from None
+            self._jobs += 1
+            if self._jobs >= _MOST_JOBS:
+                self._kill()
+        return read_answer(text)
+
+    def close(self) -> None:
+        """A job that is under way ends in a WorkerError."""
+        self._closed = True
+        if (child := self._child) is not None:
+            _end(child)
+
+    def _running_child(self) -> subprocess.Popen[bytes]:
+        if self._closed:
+            raise WorkerError("serve is stopping")
+        if self._child is None or self._child.poll() is not None:
+            self._kill()
+            self._child = subprocess.Popen(
+                own_python("stepscope.ui.serve_worker", *self._options),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # so that it can be ended with its own children
+                bufsize=0,
+            )
+            self._jobs = 0
+        return self._child
+
+    def _kill(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            _end(child)
+
+
+def read_answer(text: bytes) -> dict[str, Any]:
+    """The result in a worker's line, or its error raised."""
+    answer = json.loads(text)
+    if b"\\udc" in text:  # a name that is no UTF-8: pages cannot hold what stands for its bytes
+        answer = json.loads(json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"))
+    if "error" in answer:
+        raise _ERRORS.get(answer["exit_code"], StepscopeError)(answer["error"])
+    result: dict[str, Any] = answer["result"]
+    return result
+
+
+def _exchange(child: subprocess.Popen[bytes], line: bytes, limit_s: float) -> bytes:
+    """Send one line, wait for one. TimeoutError when late, OSError when the child has died."""
+    if child.stdin is None or child.stdout is None:
+        raise BrokenPipeError
+    child.stdin.write(line)
+    child.stdin.flush()
+    pieces: list[bytes] = []
+    end = time.monotonic() + limit_s
+    size = 0
+    while True:
+        left = end - time.monotonic()
+        if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
+            raise TimeoutError
+        piece = os.read(child.stdout.fileno(), _PIECE)
+        size += len(piece)
+        if not piece or size > _MOST_ANSWER:
+            raise BrokenPipeError
+        pieces.append(piece)
+        if piece.endswith(b"\n"):
+            return b"".join(pieces)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """With the processes that it started to read traces in."""
+    with contextlib.suppress(OSError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(10)
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+class WorkerPool:
+    """A few workers for what people wait for; further requests wait their turn, within a limit."""
+
+    def __init__(self, size: int, most_waiting: int) -> None:
+        self._workers = [WorkerProcess() for _ in range(size)]
+        self._idle: queue.LifoQueue[WorkerProcess] = queue.LifoQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._places = threading.BoundedSemaphore(size + most_waiting)
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[WorkerProcess]:
+        """The next free worker. WorkerError if too many wait already."""
+        if not self._places.acquire(blocking=False):
+            raise WorkerError("too many requests wait already: try again in a moment")
+        try:
+            chosen = self._idle.get()
+            try:
+                yield chosen
+            finally:
+                self._idle.put(chosen)
+        finally:
+            self._places.release()
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+
+
+# Keeps the index up to date in the background: look for changes, summarise, then explain.
+
+_LOOK_EVERY_S = 2.0
+_REST = 10.0  # times as long as a look took, until the next one
+_RUNNING_EVERY_S = 10.0  # a running run changes all the time: its row need not
+SUMMARY_LIMIT_S = 30.0
+EXPLAIN_LIMIT_S = 120.0
+
+
+@dataclass(slots=True)
+class IndexKeeper:
+    """Two threads with a worker process each, of low priority for the machine's sake: traces may
+    take minutes to read, and a run that has just started must not wait for them."""
+
+    directory: RunsDirectory
+    index: RunIndex
+    worker: WorkerProcess = field(default_factory=lambda: WorkerProcess("--background"))
+    explainer: WorkerProcess = field(default_factory=lambda: WorkerProcess("--background"))
+    problem: str | None = None  # why the served folder cannot be read
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _refreshed: dict[str, float] = field(default_factory=dict)
+
+    def start(self) -> None:
+        self.directory.remember((run.id, run.path) for run in self.index.runs())
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(work,), name=name, daemon=True)
+            for name, work in (("index", self._keep_list), ("explain", self._explain_all))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self.worker.close()
+        self.explainer.close()
+        for thread in self._threads:
+            thread.join(10)
+
+    def look(self) -> None:
+        """Bring the list of folders up to date."""
+        problem = None
+        try:
+            self.index.replace_folders(self.directory.scan(), self.directory.root)
+        except StepscopeError as error:
+            problem = str(error)
+        self.problem = problem
+
+    def summarise_changed(self) -> None:
+        """Every folder that has changed."""
+        for run in self.index.unsummarised():
+            if self._stop.is_set():
+                return
+            if self._is_due(run):
+                self._summarise(run)
+
+    def explain_next(self) -> bool:
+        """Read the traces of one run; False if there is none to read."""
+        run = self.index.next_unexplained()
+        if run is None or self._stop.is_set():
+            return False
+        try:
+            answer = self.explainer.ask(EXPLAIN_LIMIT_S, job="explain", path=text_of(run.path))
+            self.index.keep_explanation(run.id, run.stamp, _summary(answer))
+        except StepscopeError as error:
+            if not self._stop.is_set():
+                self.index.keep_failure(run.id, run.stamp, f"not explained: {error}")
+        return True
+
+    def _repeat(self, work: Callable[[], None]) -> None:
+        while not self._stop.is_set():
+            try:
+                work()
+            except Exception as error:  # the list must go on, and say why it may be old
+                self.problem = f"the list is not kept up to date: {error}"
+                self._stop.wait(_LOOK_EVERY_S)
+
+    def _keep_list(self) -> None:
+        began = time.monotonic()
+        self.look()
+        took = time.monotonic() - began
+        self.summarise_changed()
+        again = began + max(_LOOK_EVERY_S, _REST * took)
+        self._stop.wait(max(0.0, again - time.monotonic()))
+
+    def _explain_all(self) -> None:
+        while self.explain_next():
+            pass
+        self._stop.wait(_LOOK_EVERY_S)
+
+    def _is_due(self, run: IndexedRun) -> bool:
+        now = time.monotonic()
+        last = self._refreshed.get(run.id)
+        if run.state == RUNNING and last is not None and now - last < _RUNNING_EVERY_S:
+            return False
+        self._refreshed[run.id] = now
+        return True
+
+    def _summarise(self, run: IndexedRun) -> None:
+        try:
+            answer = self.worker.ask(
+                SUMMARY_LIMIT_S, job="summarise", path=text_of(run.path), kind=run.kind
+            )
+            summary = _summary(answer)
+        except WorkerError as error:
+            if self._stop.is_set():
+                return
+            summary = RunSummary(state=BROKEN, problem=str(error))
+        except (StepscopeError, msgspec.ValidationError) as error:
+            summary = RunSummary(state=BROKEN, problem=str(error))
+        try:
+            self.index.keep_summary(run.id, run.stamp, summary)
+        except (OverflowError, UnicodeEncodeError) as error:  # one folder must not stop the others
+            broken = RunSummary(state=BROKEN, problem=f"holds a value that cannot be kept: {error}")
+            self.index.keep_summary(run.id, run.stamp, broken)
+
+
+def _summary(answer: object) -> RunSummary:
+    return msgspec.convert(answer, RunSummary)

@@ -11,17 +11,16 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stepscope.errors import StepscopeError
-from stepscope.ui.serve.path_text import path_of
+from stepscope.ui.serve.listed_runs import path_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stepscope.predict.whatif import Bench
+    from stepscope.predict.engine import Bench
     from stepscope.records.explanation import RankExplanation
 
     Job = dict[str, Any]
@@ -30,7 +29,7 @@ _NICE = 10
 
 
 def _summarise(job: Job) -> Any:
-    from stepscope.ui.serve.run_summary import summarise
+    from stepscope.ui.serve.listed_runs import summarise
 
     return summarise(path_of(job["path"]), job["kind"])
 
@@ -42,9 +41,9 @@ def _explain(job: Job) -> Any:
 
 
 def _write_report(job: Job) -> Any:
-    from stepscope.trace.tune_files import is_tune_folder
+    from stepscope.trace.run_folder.related_runs import is_tune_folder
     from stepscope.ui.api import write_report
-    from stepscope.ui.html.tune import write_tune_report
+    from stepscope.ui.html.panes.tune import write_tune_report
 
     folder, target = path_of(job["path"]), path_of(job["target"])
     if is_tune_folder(folder):
@@ -57,8 +56,8 @@ def _write_report(job: Job) -> Any:
 def _compare(job: Job) -> Any:
     """As `stepscope compare A B --html`, but no promise is answered: looking changes nothing."""
     from stepscope.ui.api import compare
-    from stepscope.ui.comparison import comparison_answer
     from stepscope.ui.html.comparison import write_comparison
+    from stepscope.ui.topics.comparison import comparison_answer
 
     comparison = compare(path_of(job["a"]), path_of(job["b"]))
     write_comparison(comparison, path_of(job["target"]))
@@ -73,8 +72,8 @@ def _open_bench(job: Job) -> tuple[Bench, RankExplanation, str]:
     """The last one stays open: several changes are tried on one run."""
     key = f"{job['path']}:{job['stamp']}"
     if key not in _benches:
-        from stepscope.trace.tune_files import traced_run
-        from stepscope.ui.slowest_bench import open_slowest
+        from stepscope.trace.run_folder.related_runs import traced_run
+        from stepscope.ui.advice import open_slowest
 
         _benches.clear()
         _benches[key] = open_slowest(str(traced_run(path_of(job["path"]))), cache=True)
@@ -82,7 +81,7 @@ def _open_bench(job: Job) -> tuple[Bench, RankExplanation, str]:
 
 
 def _predict(job: Job) -> Any:
-    from stepscope.ui.serve_worker.predicted_changes import predict_changes
+    from stepscope.ui.serve_worker.explained_run import predict_changes
 
     return predict_changes(*_open_bench(job), job["settings"])
 

@@ -1,17 +1,38 @@
-"""What only a run's traces say about it: verdict and MFU."""
+"""Answer what needs a run's traces: its verdict and MFU, and what changes would save."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from stepscope.explain.open_engine import open_engine
+from msgspec.structs import replace
+
+from stepscope.errors import NotCapturedError
+from stepscope.explain.engines import open_engine
+from stepscope.predict.engine import Bench
+from stepscope.records.explanation import Explanation, RankExplanation
+from stepscope.records.prediction import Prediction
+from stepscope.text.figures import interval, milliseconds, size
 from stepscope.ui.cli.explain import explain_paths
-from stepscope.ui.serve.run_summary import RunSummary, device_words, short_text
+from stepscope.ui.cli.whatif import parse_settings
+from stepscope.ui.serve.listed_runs import RunSummary, device_words, short_text
+from stepscope.ui.topics.whatif import (
+    adjusted,
+    gain_of,
+    headline,
+    judge,
+    labels,
+    prediction_json,
+    try_each,
+    usual,
+    verdict,
+    why,
+    with_offered,
+)
+from stepscope.verify.track_record import history
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from stepscope.records.explanation import Explanation
+# What only a run's traces say about it: verdict and MFU.
 
 
 def explain_run(folder: Path) -> RunSummary:
@@ -34,3 +55,45 @@ def _mfu(explanation: Explanation) -> float | None:
     """Of the rank that uses its device least: the others wait for it or do its work."""
     known = [rank.efficiency.mfu for rank in explanation.ranks if rank.efficiency is not None]
     return min((mfu for mfu in known if mfu is not None), default=None)
+
+
+# What-ifs for the page: changes made together, or the usual ones alone, in words and figures.
+
+
+def predict_changes(
+    bench: Bench, rank: RankExplanation, about: str, settings: Sequence[str]
+) -> dict[str, Any]:
+    """Without settings the usual changes and those that findings offer, one at a time."""
+    wanted = parse_settings(settings)
+    if not wanted:
+        tried = try_each(bench, with_offered(usual(bench), rank.findings), history())
+        before, predictions, refused = tried.before, tried.predictions, tried.refused
+    else:
+        before, raw = bench.predict([]), bench.predict(wanted)
+        if not raw.applied:
+            raise NotCapturedError("; ".join(dict.fromkeys(raw.refused)))
+        after = adjusted(replace(raw, settings=raw.applied), history())
+        predictions, refused = (after,), raw.refused
+    on_host = bench.context.on_host
+    return {
+        "headline": headline(rank, before, about),
+        "rows": [_row(one, before) for one in predictions],
+        "why": why(before, predictions[0], on_host=on_host) if wanted else "",
+        "assumptions": list(predictions[0].assumptions) if wanted else [],
+        "refused": list(dict.fromkeys(refused)),
+    }
+
+
+def _row(prediction: Prediction, before: Prediction) -> dict[str, Any]:
+    peak = prediction.peak_bytes
+    return {
+        "change": labels(prediction.settings),
+        "settings": [str(setting) for setting in prediction.settings],
+        "sentence": verdict(prediction),
+        "judged": judge(prediction),
+        "step": milliseconds(prediction.predicted_ms),
+        "between": interval(prediction.low_ms, prediction.high_ms),
+        "gain": " ".join(filter(None, gain_of(prediction).words())),
+        "memory": "not known" if peak is None else size(peak),
+        "json": prediction_json(prediction, before),
+    }

@@ -1,26 +1,63 @@
-"""A bench's answer in a terminal: the verdict, one table, what failed, which rules were broken."""
+"""Print a bench's answer: the verdict, one table, scaling studies, the comparison with saved
+results, and which rules were broken.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from stepscope.records.figures import long_duration, percent, significant, size, unsigned_percent
-from stepscope.ui.bench.words import bench_answer, row_names, speed_words
-from stepscope.ui.terminal.bench_scaling import print_study
-from stepscope.ui.terminal.console import make_console, note_line, print_path
-from stepscope.ui.terminal.tables import answer_grid, fitting_table, titled_table
-from stepscope.ui.words import or_dash
+from stepscope.bench.results import (
+    BenchComparison,
+    BenchResults,
+    ScalingStudy,
+    StudyPoint,
+    WorkloadChange,
+    WorkloadResult,
+)
+from stepscope.text.figures import (
+    interval,
+    long_duration,
+    percent,
+    relative_change,
+    signed_percent,
+    significant,
+    size,
+    unsigned_percent,
+)
+from stepscope.ui.bench.words import (
+    against_answer,
+    against_notes,
+    bench_answer,
+    efficiency_words,
+    interval_words,
+    moved_words,
+    prediction_error,
+    prediction_words,
+    row_name,
+    row_names,
+    saturation_words,
+    speed_words,
+)
+from stepscope.ui.terminal.console import (
+    answer_grid,
+    fitting_table,
+    make_console,
+    note_line,
+    print_path,
+    titled_table,
+)
+from stepscope.ui.words import one_line, or_dash
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from rich.table import Table
-
     from stepscope.bench.workload import TrainingWorkload
-    from stepscope.records.bench_result import BenchResults, WorkloadResult
+
+# A bench's answer in a terminal: the verdict, one table, what failed, which rules were broken.
 
 _COLUMNS = (
     *("workload", ">samples/s", ">±", ">times as fast", ">step ms", ">busy", ">MFU"),
@@ -123,3 +160,109 @@ def print_list(workloads: Sequence[TrainingWorkload], *, width: int | None = Non
     for column in table.columns[:2]:  # only the source may be cut
         column.min_width = max(map(len, map(str, (column.header, *column.cells))))
     console.print(table)
+
+
+# A bench against saved results in a terminal: the verdict, one row per workload, what to know.
+
+_CHANGE_COLUMNS = (
+    "workload",
+    ">base ms",
+    ">now ms",
+    ">change",
+    ">interval",
+    "moved",
+    "against the base",
+)
+_CHANGE_SPARE = ("moved", "base ms", "now ms", "interval")
+
+
+def print_against(comparison: BenchComparison, *, width: int | None = None) -> None:
+    """Everything, to stdout."""
+    console = make_console(width)
+    verdicts = {change.verdict for change in comparison.workloads}
+    style = "bold red" if "slower" in verdicts else "bold"
+    console.print()
+    console.print(answer_grid(against_answer(comparison), style))
+    console.print()
+    rows = [_change_cells(change) for change in comparison.workloads]
+    console.print(
+        fitting_table("", _CHANGE_COLUMNS, rows, width=console.width, spare=_CHANGE_SPARE)
+    )
+    console.print()
+    for note in against_notes(comparison):
+        console.print(note_line(note), soft_wrap=True)
+
+
+def _change_cells(change: WorkloadChange) -> list[str]:
+    return [
+        row_name(change),
+        or_dash(change.base_ms, significant),
+        or_dash(change.now_ms, significant),
+        or_dash(change.counted_change, relative_change),
+        interval_words(change),
+        moved_words(change) or "-",
+        change.verdict,
+    ]
+
+
+# A scaling study in a terminal: one row for each point, with a bar and the prediction's mark.
+
+_BAR = 24
+_MEASURED, _PREDICTED = "█", "┃"
+_STUDY_SPARE = ("interval", "its interval", "efficiency", "off")
+
+
+def print_study(console: Console, study: ScalingStudy) -> None:
+    columns = (
+        *(">batch", ">ranks", f">{study.samples}/s", ">interval", ">predicted", ">its interval"),
+        *(">off", ">efficiency", f"{_MEASURED} measured {_PREDICTED} predicted"),
+    )
+    top = max((value for point in study.points for value in _values(point)), default=0.0)
+    rows = [_point_cells(point, top) for point in study.points]
+    title = " + ".join((study.name, *study.remedies))
+    console.print(
+        fitting_table(f"Scaling of {title}", columns, rows, width=console.width, spare=_STUDY_SPARE)
+    )
+    words = (saturation_words(study), efficiency_words(study), prediction_words(study.points))
+    for sentence in filter(None, words):
+        console.print(Text(sentence), soft_wrap=True)
+    for point in study.points:
+        if point.why:
+            place = f"batch {point.batch:,}, ranks {point.ranks}"
+            console.print(note_line(f"{place}: {one_line(point.why)}"), soft_wrap=True)
+    for note in study.notes:
+        console.print(note_line(one_line(note)), soft_wrap=True)
+
+
+def _point_cells(point: StudyPoint, top: float) -> Sequence[str]:
+    return (
+        f"{point.batch:,}",
+        str(point.ranks),
+        or_dash(point.samples_per_s, significant),
+        _interval(point.low, point.high),
+        or_dash(point.predicted_samples_per_s, significant),
+        _interval(point.predicted_low, point.predicted_high),
+        or_dash(prediction_error(point), signed_percent),
+        or_dash(point.efficiency, percent),
+        draw_bar(point, top),
+    )
+
+
+def draw_bar(point: StudyPoint, top: float, width: int = _BAR) -> str:
+    """Measured throughput as a bar, the predicted one as a mark in it or beyond it."""
+    cells = [" "] * width
+    if point.samples_per_s:
+        filled = max(1, round(width * point.samples_per_s / top))
+        cells[:filled] = _MEASURED * filled
+    if point.predicted_samples_per_s:
+        at = round(width * point.predicted_samples_per_s / top) - 1
+        cells[min(width - 1, max(0, at))] = _PREDICTED
+    return "".join(cells).rstrip()
+
+
+def _values(point: StudyPoint) -> list[float]:
+    return [value for value in (point.samples_per_s, point.predicted_samples_per_s) if value]
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return interval(low, high) if low is not None and high is not None else "-"

@@ -1,12 +1,16 @@
-"""A comparison in a terminal: verdict, why, next; the interval as a picture; what changed."""
+"""Print a comparison and the track record of predictions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from stepscope.records.figures import (
+from stepscope.text.figures import (
     change_marks,
     milliseconds,
     percent,
@@ -17,30 +21,44 @@ from stepscope.records.figures import (
     significant,
     size,
 )
-from stepscope.ui.comparison import (
+from stepscope.ui.terminal.console import (
+    FAINT,
+    answer_grid,
+    fitting_table,
+    make_console,
+    note_line,
+    print_path,
+    text_line,
+    titled_table,
+)
+from stepscope.ui.topics.comparison import (
+    PROMISE_COLUMNS,
+    SUMMARY_COLUMNS,
     comparison_answer,
+    ignored_words,
     median_words,
     merged_notes,
+    newest_first,
     open_words,
     phases_and_rest,
     profiled_words,
+    promise_cells,
     promise_words,
+    record_answer,
     row_name,
     run_with_words,
+    summary_cells,
+    unread_words,
     whole_steps,
 )
-from stepscope.ui.terminal.console import make_console, note_line, print_path, text_line
-from stepscope.ui.terminal.lines import FAINT
-from stepscope.ui.terminal.tables import answer_grid, fitting_table, titled_table
 from stepscope.ui.words import PARTS, short_kernel
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rich.console import RenderableType
-    from rich.table import Table
-
     from stepscope.records.comparison import Comparison, NameChange
+    from stepscope.records.prediction import Delivery, TrackedPromise
+    from stepscope.verify.track_record import Summary
+
+# A comparison in a terminal: verdict, why, next; the interval as a picture; what changed.
 
 _STYLES = {"faster": "bold green", "slower": "bold red", "no difference seen": "bold"}
 _MARGIN = 0.15  # share of the picture left empty on either side
@@ -247,3 +265,48 @@ def _middle(text: str, room: int) -> str:
         return text
     front = room // 3
     return f"{text[:front]}…{text[len(text) - (room - front - 1) :]}"
+
+
+# Print the track record: how good each kind of prediction was, and which are open.
+
+
+def print_record(
+    kept: Sequence[TrackedPromise],
+    rows: Sequence[Summary],
+    folder: Path,
+    *,
+    top: int,
+    unread: int = 0,
+    ignored: Sequence[tuple[Delivery, str]] = (),
+) -> None:
+    """Everything, to stdout."""
+    console = make_console()
+    console.print(answer_grid(record_answer(kept)))
+    console.print()
+    if rows:
+        for table in (_summaries(rows, console.width), _promises(kept, top, console.width)):
+            console.print(table)
+            console.print()
+    for delivery, why in ignored:
+        console.print(note_line(ignored_words(delivery, why)))
+    if unread:
+        console.print(note_line(unread_words(unread)))
+    print_path(console, "record  ", folder)
+
+
+def _summaries(rows: Sequence[Summary], width: int) -> Table:
+    columns = _right_aligned(SUMMARY_COLUMNS, ("change",))
+    cells = [summary_cells(row) for row in rows]
+    return fitting_table("track record", columns, cells, width=width, spare=("bias",))
+
+
+def _promises(kept: Sequence[TrackedPromise], top: int, width: int) -> Table:
+    columns = _right_aligned(PROMISE_COLUMNS, ("id", "when", "change"))
+    cells = [promise_cells(row) for row in newest_first(kept)[:top]]
+    spare = ("when", "before", "error")
+    return fitting_table("newest predictions", columns, cells, width=width, spare=spare)
+
+
+def _right_aligned(columns: Sequence[str], words: Sequence[str]) -> list[str]:
+    """All but the columns of words; fitting_table knows them by the sign."""
+    return [column if column in words else f">{column}" for column in columns]

@@ -1,21 +1,31 @@
-"""Several ranks in a terminal: who holds the others back, how well clocks agree, where they wait.
-
-The table of ranks has each rank's numbers; these are the numbers of the whole job.
+"""Print what is known of several ranks: who holds the others back, clocks, strategies,
+NCCL's logs, and a parameter server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from stepscope.explain.hosts import columns_by_host
-from stepscope.records.figures import byte_rate, duration, milliseconds, significant, size
-from stepscope.records.words import counted, number_ranges
-from stepscope.ui.distributed import (
+from stepscope.explain.job.hosts import columns_by_host
+from stepscope.explain.parameter_server import describe_staleness
+from stepscope.records.explanation import NcclSummary
+from stepscope.records.job import HierarchicalAllReduce, Job, JobCollective
+from stepscope.records.parameter_server import TogetherSummary, WorkerShare
+from stepscope.records.strategies import Strategy
+from stepscope.text.figures import byte_rate, duration, milliseconds, percent, significant, size
+from stepscope.text.words import counted, number_ranges
+from stepscope.ui.terminal.console import labelled_grid, note_line, text_line, titled_table
+from stepscope.ui.topics.distributed import (
+    Section,
     clock_words,
+    describe_hierarchical,
+    describe_strategies,
     group_words,
     host_clock_words,
     no_arrivals,
@@ -25,14 +35,15 @@ from stepscope.ui.distributed import (
     straggler_words,
     wait_words,
 )
-from stepscope.ui.terminal.tables import labelled_grid, titled_table
+from stepscope.ui.topics.whatif import histogram_rows, together_line
 from stepscope.ui.words import one_line, or_dash, short_kernel
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
+    from stepscope.records.nccl import Choice, CommunicatorRow, TransportRow
 
-    from stepscope.records.job import Job, JobCollective
+# Several ranks in a terminal: who holds the others back, how well clocks agree, where they wait.
+#
+# The table of ranks has each rank's numbers; these are the numbers of the whole job.
 
 MOST_LAST = 5
 MOST_HOSTS = 12
@@ -148,3 +159,228 @@ _COLUMNS: tuple[tuple[str, int, _Words], ...] = (
     (">expected", 96, lambda row: or_dash(row.expected_ns, duration)),
     (">exposed", 80, lambda row: _mean(row.exposed_ns, row.count)),
 )
+
+
+# How the job is spread over its ranks: a heading and a table per strategy.
+
+_LEFT = ("what", "block", "module", "why", "group", "from", "")
+
+
+def strategy_sections(
+    strategies: Sequence[Strategy],
+    hierarchical: Sequence[HierarchicalAllReduce] = (),
+    *,
+    top: int = 8,
+    width: int = 100,
+) -> list[RenderableType]:
+    out: list[RenderableType] = []
+    sections = [*describe_strategies(strategies, top), *describe_hierarchical(hierarchical, top)]
+    for section in sections:
+        out.append(Text.assemble((section.title, "bold"), "  ", section.heading))
+        if section.columns:
+            out.append(_table(section, width))
+        if section.note:
+            out.append(Text(section.note, style="bright_black"))
+        out.append(Text())
+    return out
+
+
+def _table(section: Section, width: int) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
+    for name in section.columns:
+        justify = "left" if name in _LEFT else "right"
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+    for row in section.rows:
+        *cells, last = row
+        table.add_row(*cells, short_kernel(last, max(16, width - 60)))
+    return table
+
+
+# NCCL's logs in a terminal: communicators, connections between ranks, algorithms.
+
+_NARROW = 80
+
+
+def nccl_sections(summary: NcclSummary, *, top: int = 8, width: int = 100) -> list[RenderableType]:
+    """Tables for the end of a job's explanation; the explanation shows the findings."""
+    sections: list[RenderableType] = [_headline(summary), Text()]
+    sections += [_communicators(summary.communicators, top, width), Text()]
+    if summary.transports:
+        sections += [_transports(summary, top), Text()]
+    if summary.choices:
+        sections += [_choices(summary.choices, top), Text()]
+    if summary.settings:
+        sections += [_settings(summary), Text()]
+    return [*sections, *map(note_line, summary.notes)]
+
+
+def _headline(summary: NcclSummary) -> Text:
+    hosts = len({process.host for process in summary.processes})
+    facts = [
+        ", ".join(summary.versions) or "NCCL",
+        counted(len(summary.processes), "process", "processes"),
+        counted(hosts, "host"),
+        counted(summary.calls, "call"),
+    ]
+    return text_line(" · ".join(facts), style="bright_black")
+
+
+def _communicators(rows: tuple[CommunicatorRow, ...], top: int, width: int) -> Table:
+    columns = ["id", ">ranks", ">hosts", ">channels", ">calls"]
+    table = titled_table("communicators", *columns, "transports")
+    for row in rows[:top]:
+        seen = "" if row.ranks_seen == row.nranks else f"{row.ranks_seen} of "
+        table.add_row(
+            _short(row.id, 12 if width < _NARROW else 20),
+            f"{seen}{'?' if row.nranks is None else row.nranks}",
+            str(row.nodes or len(row.hosts)),
+            " or ".join(map(str, row.channels)) or "-",
+            str(row.calls),
+            ", ".join(row.transports) or ("-" if row.complete else "never initialised"),
+        )
+    _count_rest(table, len(rows) - top)
+    return table
+
+
+def _transports(summary: NcclSummary, top: int) -> Table:
+    table = titled_table("connections between ranks", ">pairs", ">channels", "where", "transport")
+    merged: dict[tuple[str, str], tuple[int, int]] = {}
+    for row in summary.transports:
+        key = row.transport, _where(row)
+        pairs, channels = merged.get(key, (0, 0))
+        merged[key] = pairs + row.pairs, max(channels, row.channels)
+    rows = sorted(merged.items(), key=lambda item: -item[1][0])
+    for (transport, where), (pairs, channels) in rows[:top]:
+        table.add_row(str(pairs), str(channels), where, transport)
+    _count_rest(table, len(rows) - top)
+    return table
+
+
+def _where(row: TransportRow) -> str:
+    if row.within_host is None:
+        return "-"
+    return "within a host" if row.within_host else "between hosts"
+
+
+def _choices(choices: tuple[Choice, ...], top: int) -> Table:
+    columns = (">calls", ">size", ">channels", "kind", "algorithm")
+    table = titled_table("algorithms (rank 0)", *columns)
+    for choice in choices[:top]:
+        first, last = choice.first_channel, choice.last_channel
+        table.add_row(
+            str(choice.count),
+            size(choice.size_bytes),
+            "-" if first is None or last is None else str(last - first + 1),
+            choice.kind or "-",
+            f"{choice.algorithm} {choice.protocol}",
+        )
+    _count_rest(table, len(choices) - top)
+    return table
+
+
+def _settings(summary: NcclSummary) -> Table:
+    table = titled_table("environment", "name", "value")
+    for name, values in summary.settings.items():
+        shown = ", ".join(values[:4]) + (f" and {len(values) - 4} more" if len(values) > 4 else "")
+        table.add_row(name, shown)
+    return table
+
+
+def _short(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _count_rest(table: Table, rows: int) -> None:
+    if rows > 0:
+        table.add_row("…", *[""] * (len(table.columns) - 2), f"{rows} more")
+
+
+# Training through a parameter server, in a terminal.
+
+_BAR = 40  # characters of the longest bar
+_MOST_WORKERS = 16
+
+
+def together_sections(summary: TogetherSummary, top: int) -> list[RenderableType]:
+    workers, shards = len(summary.workers), len(summary.shards)
+    title = f"parameter server: {counted(workers, 'worker')}, {counted(shards, 'shard')}"
+    out: list[RenderableType] = [text_line(title, style="bold"), Text(together_line(summary))]
+    out += [Text(summary.why), Text(), _workers(summary), Text()]
+    if summary.blocks:
+        out += [_blocks(summary, top), Text()]
+    out += [_shards(summary), Text()]
+    if summary.staleness.pulls:
+        out += [_staleness(summary), Text(describe_staleness(summary)[0]), Text()]
+    return out
+
+
+def _workers(summary: TogetherSummary) -> Table:
+    columns = (">worker", ">steps", ">step", ">own work", ">blocked", ">pull", ">push", ">other")
+    table = titled_table("workers, mean step", *columns, ">sent", ">received", ">behind")
+    for worker in summary.workers[:_MOST_WORKERS]:
+        table.add_row(*_worker_row(worker))
+    if len(summary.workers) > _MOST_WORKERS:
+        table.add_row("…", f"{len(summary.workers) - _MOST_WORKERS} more")
+    return table
+
+
+def _worker_row(worker: WorkerShare) -> tuple[str, ...]:
+    def mean(ns: int) -> str:
+        return milliseconds(ns / 1e6 / worker.steps)
+
+    return (
+        str(worker.worker),
+        f"{worker.steps:,}",
+        mean(worker.whole_ns),
+        mean(worker.compute_ns),
+        mean(worker.blocked_ns),
+        mean(worker.pull_ns),
+        mean(worker.push_ns),
+        mean(worker.other_ns),
+        size(worker.pushed_bytes),
+        size(worker.pulled_bytes),
+        "-" if worker.mean_gap is None else significant(worker.mean_gap),
+    )
+
+
+def _blocks(summary: TogetherSummary, top: int) -> Table:
+    table = titled_table("who waits for whom", ">worker", ">waits for", ">in all", ">times")
+    for pair in summary.blocks[:top]:
+        waited = milliseconds(pair.blocked_ns / 1e6)
+        table.add_row(str(pair.worker), str(pair.by), waited, f"{pair.times:,}")
+    return table
+
+
+def _shards(summary: TogetherSummary) -> Table:
+    columns = (
+        ">shard",
+        ">parameters",
+        ">updates",
+        ">pulls",
+        ">busy",
+        ">queue",
+        ">longest",
+        ">wait",
+    )
+    table = titled_table("server load", *columns)
+    for shard in summary.shards:
+        table.add_row(
+            str(shard.shard),
+            "-" if shard.size_bytes is None else size(shard.size_bytes),
+            f"{shard.updates:,}",
+            f"{shard.pulls:,}",
+            percent(shard.busy_share),
+            "-" if shard.mean_queue is None else significant(shard.mean_queue),
+            "-" if shard.largest_queue is None else str(shard.largest_queue),
+            "-" if shard.mean_wait_ms is None else milliseconds(shard.mean_wait_ms),
+        )
+    return table
+
+
+def _staleness(summary: TogetherSummary) -> Table:
+    table = titled_table("staleness", ">steps behind", ">pulls", "")
+    rows = histogram_rows(summary.staleness)
+    most = max(count for _, count in rows)
+    for words, count in rows:
+        table.add_row(words, f"{count:,}", "█" * round(_BAR * count / most))
+    return table

@@ -1,32 +1,71 @@
-"""The explanation in a terminal: verdict, why, next; the step as one bar; all tables."""
+"""Print the whole explanation (--full): verdict, why, next, the step as one bar, and all tables."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rich.console import Group
+from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from stepscope.explain.rank_steps import own_ms, typical_step
-from stepscope.explain.untimed_rank import is_server_only, is_untimed
-from stepscope.records.figures import byte_rate, duration, milliseconds, percent, significant, size
-from stepscope.records.words import counted
-from stepscope.ui.answer import Answer
-from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar, draw_legend
-from stepscope.ui.terminal.console import make_console, note_line, print_path, text_line
+from stepscope.explain.efficiency import above_peak
+from stepscope.explain.incomplete_ranks import is_server_only, is_untimed
+from stepscope.explain.job.rank_part import own_ms, typical_step
+from stepscope.explain.roofline import which_call
+from stepscope.records.compiled import CompiledWork, RegionTime
+from stepscope.records.explanation import Advice, Budget, Explanation, Finding, RankExplanation
+from stepscope.records.hardware import Efficiency
+from stepscope.records.source_lines import Place
+from stepscope.text.figures import (
+    byte_rate,
+    duration,
+    flop_rate,
+    flops,
+    interval,
+    milliseconds,
+    percent,
+    significant,
+    size,
+)
+from stepscope.text.words import counted
+from stepscope.ui.advice import not_helping
+from stepscope.ui.terminal.console import (
+    COLOURS,
+    FILLS,
+    SEVERITY_STYLES,
+    answer_grid,
+    budget_bar,
+    draw_legend,
+    fitting_table,
+    make_console,
+    note_line,
+    print_path,
+    text_line,
+    titled_table,
+)
 from stepscope.ui.terminal.distributed import host_table, job_sections
-from stepscope.ui.terminal.efficiency import efficiency_sections
 from stepscope.ui.terminal.memory import memory_sections
-from stepscope.ui.terminal.tables import SEVERITY_STYLES, answer_grid, titled_table
 from stepscope.ui.terminal.whole_run import run_sections
-from stepscope.ui.words import PARTS, applied_line, failed_line, one_line, or_dash, short_kernel
+from stepscope.ui.topics.device_use import (
+    MFU_WORDS,
+    against_fastest,
+    efficiency_headline,
+    gaps,
+    share_of_peak,
+    share_of_roof,
+)
+from stepscope.ui.words import (
+    PARTS,
+    Answer,
+    applied_line,
+    failed_line,
+    one_line,
+    or_dash,
+    short_kernel,
+)
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
-    from stepscope.records.explanation import Budget, Explanation, Finding, RankExplanation
+# The explanation in a terminal: verdict, why, next; the step as one bar; all tables.
 
 # With more ranks, only the slowest and the fastest are listed.
 _MOST_RANKS = 16
@@ -74,8 +113,6 @@ def _sections(explanation: Explanation, top: int, width: int) -> list[Renderable
     out += _together(explanation, top)
     out += [_findings(explanation.findings), Text()]
     if explanation.advice:
-        from stepscope.ui.terminal.advice import advice_table
-
         out += [advice_table(explanation.advice), Text()]
     if worst.efficiency is not None:
         out += efficiency_sections(worst.efficiency, width=width)
@@ -119,7 +156,6 @@ def _compiled(rank: RankExplanation, top: int, width: int) -> list[RenderableTyp
     """What torch.compile did; imported only if it did anything."""
     if rank.compiled is None:
         return []
-    from stepscope.ui.terminal.compiled import compiled_sections
 
     return compiled_sections(rank.compiled, top=top, width=width)
 
@@ -128,15 +164,14 @@ def _together(explanation: Explanation, top: int) -> list[RenderableType]:
     """What a parameter server recorded; imported only if there is one."""
     if explanation.together is None:
         return []
-    from stepscope.ui.terminal.together import together_sections
+    from stepscope.ui.terminal.distributed import together_sections
 
     return together_sections(explanation.together, top)
 
 
 def _communication(explanation: Explanation, top: int, width: int) -> list[RenderableType]:
     """Strategies and NCCL's logs; imported only for several ranks."""
-    from stepscope.ui.terminal.nccl import nccl_sections
-    from stepscope.ui.terminal.strategies import strategy_sections
+    from stepscope.ui.terminal.distributed import nccl_sections, strategy_sections
 
     parts = explanation.job.hierarchical if explanation.job else ()
     out = strategy_sections(explanation.strategies, parts, top=top, width=width)
@@ -322,3 +357,192 @@ def _notes(explanation: Explanation) -> list[RenderableType]:
         whose = f"{rank.called}: " if several else ""
         notes += [f"{whose}{note.detail}" for note in rank.quality]
     return [*map(note_line, notes)]
+
+
+# What was tried on the step, in a few lines: what helps, with numbers, and what does not.
+
+_MOST = 5
+
+
+def advice_table(advice: Sequence[Advice]) -> Table:
+    """The best first; `whatif` tells more of each."""
+    helping = [change for change in advice if change.verdict == "faster"]
+    table = titled_table("what-ifs, predicted", "gain", ">step becomes", "what")
+    for change in helping[:_MOST]:
+        text = text_line(change.label)
+        if change.tried is not None:
+            text.append(f"  {change.tried.label}: {one_line(change.tried.words)}")
+            saved = change.tried.saved(change.tried.measured_ms)
+            table.add_row(or_dash(saved, milliseconds), "", text)
+            continue
+        text.append(f"  --set {change.setting}", style="bright_black")
+        ends = interval(change.low_ms, change.high_ms)
+        step = f"{milliseconds(change.predicted_ms)} ({ends})"
+        table.add_row(" ".join(filter(None, change.gain.words())), step, text)
+    for note in not_helping(advice):
+        table.add_row("", "", text_line(note, style="bright_black"))
+    return table
+
+
+# Efficiency in a terminal: MFU, the dtypes that did the work, and the widest gaps to the roof.
+
+MOST_GAPS = 5
+_WIDE = 80
+_FIXED = 52  # characters taken by everything but names and shapes
+
+
+def efficiency_sections(efficiency: Efficiency, *, width: int) -> list[RenderableType]:
+    """The line about MFU, and the tables that have rows."""
+    out: list[RenderableType] = [_efficiency_headline(efficiency)]
+    if efficiency.by_dtype:
+        out.append(_dtypes(efficiency, width))
+    out.append(Text())
+    if gaps(efficiency, 1):
+        out += [_gaps(efficiency, width), Text()]
+    return out
+
+
+def _efficiency_headline(efficiency: Efficiency) -> Text:
+    text = Text("efficiency  ", style="bold")
+    text.append(efficiency_headline(efficiency), style="")
+    wrong = bool(above_peak(efficiency))
+    if efficiency.hfu is not None and efficiency.recomputed_flops and not wrong:
+        text.append(f", HFU {percent(efficiency.hfu)} counting recomputed work")
+    if efficiency.mfu is not None and not wrong:
+        text.append(f"\n{MFU_WORDS} {against_fastest(efficiency)}".rstrip(), style="bright_black")
+    if efficiency.unknown_share >= 0.05:
+        text.append(
+            f" {percent(efficiency.unknown_share)} of device time is in kernels whose FLOPs are "
+            "not known.",
+            style="bright_black",
+        )
+    return text
+
+
+def _dtypes(efficiency: Efficiency, width: int) -> Table:
+    columns = ["dtype", ">time", ">rate", ">of peak"]
+    if width >= _WIDE:
+        columns += [">FLOPs per step", ">tensor cores"]
+    table = titled_table("", *columns)
+    for use in efficiency.by_dtype:
+        reached = use.flops / (use.device_ns / 1e9) if use.device_ns else None
+        known = use.device_ns and efficiency.tensor_core_share is not None
+        cells = [
+            use.dtype,
+            duration(use.device_ns),
+            "-" if reached is None else flop_rate(reached),
+            "-"
+            if reached is None or not use.peak_flops
+            else share_of_peak(reached / use.peak_flops),
+            flops(use.flops),
+            percent(use.tensor_core_ns / use.device_ns) if known else "-",
+        ]
+        table.add_row(*cells[: len(columns)])
+    return table
+
+
+def _gaps(efficiency: Efficiency, width: int) -> Table:
+    columns = [">gap", ">time", ">of roof", "bound", "dtype", "operator"]
+    if width >= 90:
+        columns.append("shapes, line")
+    table = titled_table("widest gaps to the roof, per step", *columns)
+    room = max(28, width - _FIXED)
+    for spot in gaps(efficiency, MOST_GAPS):
+        cells = [
+            duration(spot.gap_ns or 0.0),
+            duration(spot.device_ns),
+            share_of_roof(spot),
+            spot.bound,
+            spot.dtype or "-",
+            short_kernel(spot.operator, room * 4 // 7),
+        ]
+        if width >= 90:
+            cells.append(short_kernel(which_call(spot), room * 3 // 7))
+        table.add_row(*cells)
+    return table
+
+
+# What torch.compile did, in a terminal: its graphs by line, breaks, and what it compiled again.
+
+_LINES_OF_ONE = 3
+
+
+def compiled_sections(compiled: CompiledWork, *, top: int, width: int) -> list[RenderableType]:
+    """Only what there is."""
+    out: list[RenderableType] = []
+    if compiled.regions:
+        out += [_regions(compiled.regions[:top], width), *_explained_share(compiled), Text()]
+    if compiled.breaks:
+        out += [_breaks(compiled, top, width), Text()]
+    if compiled.recompiled:
+        out += [_recompiled(compiled, top, width), Text()]
+    for eager in compiled.eager[:top]:
+        out.append(
+            text_line(f"not compiled: {eager.function} {where(eager.place)}: {eager.reason}")
+        )
+    out += [text_line(note) for note in compiled.notes]
+    return out
+
+
+def _explained_share(compiled: CompiledWork) -> list[RenderableType]:
+    if compiled.operator_share is None or compiled.line_share is None:
+        return []
+    return [
+        text_line(
+            f"{percent(compiled.operator_share)} of that time has a known operator, "
+            f"{percent(compiled.line_share)} a source line"
+        )
+    ]
+
+
+def where(place: Place | None) -> str:
+    """`train.py:12`, or a dash."""
+    return place.short if place else "-"
+
+
+def _regions(regions: tuple[RegionTime, ...], width: int) -> Table:
+    rows = []
+    for region in regions:
+        which = "backward" if region.backward else "forward"
+        known = flops(region.flops) if region.flops is not None else "-"
+        rows.append((f"{region.region or '?'} {which}", milliseconds(region.ms), known, ""))
+        rows += [
+            (
+                f"  {where(line.place)}",
+                milliseconds((line.share or 0.0) * region.ms),
+                flops(line.flops) if line.flops is not None else "-",
+                ", ".join(name.removeprefix("aten::") for name in line.operators[:_LINES_OF_ONE]),
+            )
+            for line in region.lines[:_LINES_OF_ONE]
+        ]
+    columns = ("compiled graph, line", ">per step", ">FLOPs", "operators")
+    return fitting_table("Compiled graphs", columns, rows, width=width, spare=("operators",))
+
+
+def _breaks(compiled: CompiledWork, top: int, width: int) -> Table:
+    rows = [
+        (
+            where(one.place),
+            milliseconds(one.cost_ms) if one.cost_ms is not None else "-",
+            one.reason,
+        )
+        for one in compiled.breaks[:top]
+    ]
+    return fitting_table(
+        "Graph breaks", ("line", ">per step", "what"), rows, width=10 * width, spare=()
+    )
+
+
+def _recompiled(compiled: CompiledWork, top: int, width: int) -> Table:
+    rows = [
+        (
+            f"{one.function} {where(one.place)}",
+            f"{one.times:,}",
+            duration(1e9 * one.seconds),
+            percent(one.seconds / compiled.compile_s) if compiled.compile_s else "-",
+            "; ".join(guard.guard for guard in one.guards[:_LINES_OF_ONE]),
+        )
+        for one in compiled.recompiled[:top]
+    ]
+    columns = ("function", ">times", ">took", ">of compiling", "what")
+    return fitting_table("Compiled again", columns, rows, width=10 * width, spare=())

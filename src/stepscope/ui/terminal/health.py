@@ -1,15 +1,223 @@
-"""A job's health in a terminal: a word and a sentence on each line."""
+"""Check what three steps of a job say (pace, stragglers, use of the device, memory) and
+print a word and a sentence on each.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
 from rich.table import Table
 
+from stepscope.explain.job.hosts import columns_by_host
+from stepscope.explain.job.rank_part import typical_step
+from stepscope.explain.job.stragglers import LEAST_EXCESS
+from stepscope.records.job import Job, Straggler
+from stepscope.text.figures import duration, factor, milliseconds, percent, significant, size
+from stepscope.text.words import named_ranks
 from stepscope.ui.terminal.console import make_console
+from stepscope.ui.topics.distributed import rank_on_host, straggler_name
 
 if TYPE_CHECKING:
-    from stepscope.ui.health import Health
+    from stepscope.records.explanation import Explanation, RankExplanation
+
+# What three steps of a job say in a few lines: pace, stragglers, use of the device, memory.
+
+TIGHT = 0.9  # of the device's memory
+FEW_RANKS = 8
+FEW_HOSTS = 4
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer; `lines` are (word, sentence) for people."""
+
+    verdict: str
+    healthy: bool
+    lines: tuple[tuple[str, str], ...]
+    ranks: tuple[dict[str, Any], ...]
+    hosts: tuple[dict[str, Any], ...]
+    stragglers: dict[str, Any]
+    memory: tuple[dict[str, Any], ...]
+
+
+def check_health(explanation: Explanation, captured: Sequence[dict[str, Any]]) -> Health:
+    """`captured`: rank number, device and memory.json of each rank."""
+    memory = [_memory(rank) for rank in captured]
+    tight = [rank for rank in memory if (rank["share"] or 0.0) > TIGHT]
+    stragglers = explanation.job.stragglers if explanation.job else None
+    verdict = _verdict(explanation, tight)
+    ranks = tuple(_rank(rank) for rank in explanation.ranks)
+    hosts = list_hosts(explanation)
+    return Health(
+        verdict=verdict,
+        healthy=not (stragglers and stragglers.ranks) and not tight,
+        lines=(
+            ("health", verdict),
+            ("why", explanation.why),
+            *_pace(explanation),
+            ("hosts", _about_hosts(hosts)),
+            ("stragglers", _about_stragglers(explanation)),
+            ("use", _use(explanation)),
+            ("memory", _about_memory(memory)),
+            ("next", explanation.next),
+        ),
+        ranks=ranks,
+        hosts=tuple(hosts),
+        stragglers=msgspec.to_builtins(stragglers) if stragglers else {"verdict": "one rank only"},
+        memory=tuple(memory),
+    )
+
+
+def _verdict(explanation: Explanation, tight: list[dict[str, Any]]) -> str:
+    top = explanation.findings[0]
+    if tight and top.id != "straggler":
+        ranks = ", ".join(str(rank["rank"]) for rank in tight[:8])
+        return f"memory is nearly full on rank {ranks}"
+    return explanation.verdict
+
+
+def _rank(rank: RankExplanation) -> dict[str, Any]:
+    times = typical_step(rank.part.pace)
+    return {
+        "rank": rank.rank,
+        "host": rank.part.host,
+        "step_ms": rank.budget.step_ms,
+        "own_ms": times.own_ms if len(rank.part.pace) else None,
+        "input_ms": times.input_ms if len(rank.part.pace) else None,
+        "compute_share": _share(rank, "compute"),
+        "exposed_comm_share": _share(rank, "exposed_comm"),
+    }
+
+
+def _share(rank: RankExplanation, name: str) -> float:
+    return sum(part.share for part in rank.budget.parts if part.id == name)
+
+
+def _pace(explanation: Explanation) -> list[tuple[str, str]]:
+    """Every rank when there are few, else both ends."""
+    rows = sorted(map(_rank, explanation.ranks), key=lambda row: -(row["own_ms"] or 0))
+    steps = [row["step_ms"] for row in rows]
+    pace = f"{duration(float(np.median(steps)) * 1e6)} per step"
+    if len(rows) == 1:
+        return [("pace", pace)]
+    named = rows if len(rows) <= FEW_RANKS else [*rows[:3], *rows[-2:]]
+    own = ", ".join(f"{row['rank']}: {significant(row['own_ms'] or 0.0)}" for row in named)
+    return [("pace", f"{pace}; without communication, ms by rank, slowest first: {own}")]
+
+
+def list_hosts(explanation: Explanation) -> list[dict[str, Any]]:
+    """Each host's typical rank, and how far it is behind those of the other hosts; the latest
+    first. Empty unless the ranks are on several known hosts."""
+    job = explanation.job
+    if job is None:
+        return []
+    by_host = {
+        host.host: [job.ranks[column] for column in host.columns]
+        for host in columns_by_host(job.ranks, job.hosts)
+    }
+    own = {rank: times.own_ms for rank, times in zip(job.ranks, job.times, strict=True)}
+    typical = {host: median(own[rank] for rank in ranks) for host, ranks in by_host.items()}
+    rows = []
+    for host, ranks in by_host.items():
+        others = [ms for name, ms in typical.items() if name != host]
+        place = job.places.get(host)
+        rows.append(
+            {
+                "host": host,
+                "ranks": ranks,
+                "own_ms": typical[host],
+                "late_ms": typical[host] - median(others),
+                "rack": place.rack if place else None,
+                "switch": place.switch if place else None,
+            }
+        )
+    return sorted(rows, key=lambda row: -row["late_ms"])
+
+
+def _about_hosts(hosts: list[dict[str, Any]]) -> str:
+    """Those that are late by more than a straggler's threshold first; both ends of many."""
+    if not hosts:
+        return ""
+    named = hosts if len(hosts) <= FEW_HOSTS else [*hosts[:3], hosts[-1]]
+    words = [_about_host(host) for host in named]
+    if len(named) < len(hosts):
+        words.insert(-1, f"{len(hosts) - len(named)} more between")
+    return "; ".join(words)
+
+
+def _about_host(host: dict[str, Any]) -> str:
+    who = f"{host['host']}: {named_ranks(host['ranks'])}"
+    if host["late_ms"] > LEAST_EXCESS * host["own_ms"]:
+        return f"{who} late by {milliseconds(host['late_ms'])}"
+    return f"{who} {milliseconds(host['own_ms'])}"
+
+
+def _about_stragglers(explanation: Explanation) -> str:
+    if explanation.job is None:
+        return "one rank only"
+    job, stragglers = explanation.job, explanation.job.stragglers
+    if not stragglers.ranks:
+        return "; ".join(filter(None, (stragglers.verdict, stragglers.detail)))
+    return "; ".join(
+        f"{_straggler_on_host(slow, job)} ({slow.cause}, {factor(slow.slowdown)} times, "
+        f"{milliseconds(slow.cost_ms)} per step)"
+        for slow in stragglers.ranks[:4]
+    )
+
+
+def _straggler_on_host(slow: Straggler, job: Job) -> str:
+    if slow.rank is not None:
+        return rank_on_host(slow.rank, job)
+    return straggler_name(slow)
+
+
+def _use(explanation: Explanation) -> str:
+    parts = {part.id: part.share for part in explanation.budget.parts}
+    compute, comm = parts.get("compute", 0.0), parts.get("exposed_comm", 0.0)
+    loading = parts.get("data_loading", 0.0)
+    rest = 1.0 - compute - comm - loading
+    return (
+        f"compute {percent(compute)}, exposed communication {percent(comm)}, "
+        f"input {percent(loading)}, other idle {percent(rest)} of the step"
+    )
+
+
+def _memory(captured: dict[str, Any]) -> dict[str, Any]:
+    memory = captured.get("memory") or {}
+    peak = memory.get("peak") or {}
+    held = peak.get("reserved_bytes") or peak.get("allocated_bytes")
+    device = captured.get("device")
+    device_bytes = device.get("memory_bytes") if isinstance(device, dict) else None
+    known = {name: value for name, value in (peak.get("categories") or {}).items() if value}
+    return {
+        "rank": captured.get("rank"),
+        "peak_bytes": held,
+        "device_bytes": device_bytes,
+        "share": min(1.0, held / device_bytes) if held and device_bytes else None,
+        "categories": known,
+    }
+
+
+def _about_memory(memory: list[dict[str, Any]]) -> str:
+    measured = [rank for rank in memory if rank["share"] is not None]
+    if measured:
+        worst = max(measured, key=lambda rank: float(rank["share"]))
+        return (
+            f"fullest is rank {worst['rank']}: {size(worst['peak_bytes'])} reserved of "
+            f"{size(worst['device_bytes'])} ({percent(worst['share'])})"
+        )
+    known = [rank for rank in memory if rank["categories"]]
+    if not known:
+        return "not captured"
+    most = max(known, key=lambda rank: sum(rank["categories"].values()))
+    held = ", ".join(f"{name} {size(value)}" for name, value in most["categories"].items())
+    return f"rank {most['rank']}: {held}; the CPU has no allocator that counts the rest"
+
+
+# A job's health in a terminal: a word and a sentence on each line.
 
 
 def print_health(health: Health, *, width: int | None = None) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from stepscope.explain.memory.words import LABELS
-from stepscope.records.figures import percent, size
-from stepscope.records.words import counted
-from stepscope.ui.memory import (
+from stepscope.explain.memory.theory import LABELS
+from stepscope.records.memory import Memory, Theory
+from stepscope.text.figures import percent, size
+from stepscope.text.words import counted
+from stepscope.ui.terminal.console import draw_bar, draw_legend, text_line, titled_table
+from stepscope.ui.topics.device_use import (
     batch_words,
-    headline,
+    memory_headline,
     place_words,
     saving_words,
     shown_categories,
@@ -19,16 +21,7 @@ from stepscope.ui.memory import (
     unknown_categories,
     zero_rows,
 )
-from stepscope.ui.terminal.bars import draw_bar, draw_legend
-from stepscope.ui.terminal.console import text_line
-from stepscope.ui.terminal.tables import titled_table
 from stepscope.ui.words import one_line, short_kernel
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
-    from stepscope.records.memory import Memory, Theory
 
 _COLOURS = {
     "parameters": "blue",
@@ -49,7 +42,9 @@ def memory_sections(
     memory: Memory, *, top: int = 8, width: int = 100, ranks: int = 1
 ) -> list[RenderableType]:
     """Measurements first, then what follows from them; ZeRO only for several ranks."""
-    out: list[RenderableType] = [Text.assemble(("memory  ", "bold"), text_line(headline(memory)))]
+    out: list[RenderableType] = [
+        Text.assemble(("memory  ", "bold"), text_line(memory_headline(memory)))
+    ]
     shown = shown_categories(memory)
     if len(shown) > 1:
         whole = sum(held for _, held in shown)

@@ -1,21 +1,28 @@
-"""Progress bars on stderr; silent when stderr is no terminal."""
+"""Show progress on stderr: bars for bytes and shares, one line per trial.
+
+Silent or brief when stderr is no terminal.
+"""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from stepscope.records.figures import size
+from stepscope.text.figures import size
+from stepscope.ui.say import say
+from stepscope.ui.words import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from stepscope.trace.files import Progress
 
     ShowShare = Callable[[str, float], None]
     _Draw = Callable[[str, float, str], None]
+
+# Progress bars on stderr; silent when stderr is no terminal.
 
 _SHOW_AFTER_S = 1.0
 _EVERY_S = 0.1
@@ -67,3 +74,45 @@ def _drawn_bar(*, quiet: bool) -> Iterator[_Draw | None]:
         if drawn:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()
+
+
+# A tune's progress on stderr: one line that changes in a terminal, a line per trial elsewhere.
+
+_WIPE = "\r\x1b[2K"
+
+
+class TuneProgress:
+    """`news` stays on the screen, what is being tried is replaced by what comes next."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._redraws = not quiet and sys.stderr.isatty()
+
+    def news(self, words: str) -> None:
+        if not self._quiet:
+            self._draw("")
+            say(words)
+
+    def trying(self, words: str) -> None:
+        if self._redraws:
+            self._draw(one_line(words)[: shutil.get_terminal_size().columns - 1])
+        else:
+            self.news(words)
+
+    def wipe(self) -> None:
+        self._draw("")
+
+    def _draw(self, words: str) -> None:
+        if self._redraws:
+            sys.stderr.write(_WIPE + words)
+            sys.stderr.flush()
+
+
+@contextmanager
+def shown_trials(*, quiet: bool) -> Iterator[TuneProgress]:
+    """The line is wiped at the end, however that comes."""
+    progress = TuneProgress(quiet=quiet)
+    try:
+        yield progress
+    finally:
+        progress.wipe()

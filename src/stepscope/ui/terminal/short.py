@@ -7,33 +7,36 @@ explanation.py prints everything else (`--full`).
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
+from rich.console import Console
 from rich.text import Text
 
 from stepscope.explain.findings import NO_LOSS, leads_all
-from stepscope.explain.spans import covers_span
-from stepscope.explain.untimed_rank import is_server_only
-from stepscope.records.explanation import called
-from stepscope.records.figures import duration, milliseconds, percent, size, trimmed
-from stepscope.records.words import counted
-from stepscope.ui.terminal.bars import COLOURS, FILLS, budget_bar
-from stepscope.ui.terminal.console import make_console, text_line
-from stepscope.ui.terminal.lines import FAINT, LABELS, cut, flow, labelled, wrapped
-from stepscope.ui.terminal.tables import SEVERITY_STYLES
+from stepscope.explain.incomplete_ranks import covers_span, is_server_only
+from stepscope.records.explanation import Advice, Budget, Explanation, Finding, Part, Place, called
+from stepscope.records.quality import Note
+from stepscope.text.figures import duration, milliseconds, percent, size, trimmed
+from stepscope.text.words import counted
+from stepscope.ui.terminal.console import (
+    COLOURS,
+    FAINT,
+    FILLS,
+    LABELS,
+    SEVERITY_STYLES,
+    budget_bar,
+    cut,
+    flow,
+    labelled,
+    make_console,
+    text_line,
+    wrapped,
+)
 from stepscope.ui.terminal.whole_run import run_line
-from stepscope.ui.whatif import WORTH
+from stepscope.ui.topics.whatif import WORTH
 from stepscope.ui.words import PARTS, applied_line, failed_line, one_line, short_kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
-
-    from stepscope.records.explanation import Advice, Budget, Explanation, Finding, Part, Place
-    from stepscope.records.quality import Note
 
 MOST_LINES = 24  # `run` adds one: where its folder is
 _VERDICT_LINES, _WHY_LINES, _NEXT_LINES, _LEGEND_LINES = 3, 2, 2, 2
@@ -192,9 +195,9 @@ def _where_it_went(explanation: Explanation, width: int) -> list[Text]:
     """The step's bar and legend; the peak for a memory snapshot."""
     memory = explanation.ranks[0].memory
     if memory is not None and memory.source == "snapshot":
-        from stepscope.ui.memory import headline
+        from stepscope.ui.topics.device_use import memory_headline
 
-        return labelled("memory", [text_line(cut(headline(memory), width - LABELS))])
+        return labelled("memory", [text_line(cut(memory_headline(memory), width - LABELS))])
     server = _server_line(explanation, width)
     if is_server_only(explanation.ranks[0]):
         return server
@@ -207,7 +210,7 @@ def _what_fits(explanation: Explanation, limit: int | None, console: Console) ->
     """The largest batch within --memory-limit, or why it is not known."""
     if limit is None:
         return []
-    from stepscope.ui.memory import batch_words
+    from stepscope.ui.topics.device_use import batch_words
 
     memory = [rank.memory for rank in explanation.ranks if rank.memory is not None]
     fits = [one.largest_batch for one in memory if one.largest_batch is not None]
@@ -220,7 +223,7 @@ def _what_fits(explanation: Explanation, limit: int | None, console: Console) ->
 def _server_line(explanation: Explanation, width: int) -> list[Text]:
     if explanation.together is None:
         return []
-    from stepscope.ui.together import together_line
+    from stepscope.ui.topics.whatif import together_line
 
     words = together_line(explanation.together)
     return labelled("server", [text_line(cut(words, width - LABELS))])

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from stepscope.records.figures import interval, significant, size
-from stepscope.records.tuning import short_name, short_why
-from stepscope.ui.terminal.console import make_console, note_line, print_path
-from stepscope.ui.terminal.tables import answer_grid, fitting_table
-from stepscope.ui.tune.words import configuration_words
-from stepscope.ui.tune_words import run_command, tune_answer
+from stepscope.records.tuning import TriedConfiguration, TuneResult, short_name, short_why
+from stepscope.text.figures import interval, significant, size
+from stepscope.ui.terminal.console import (
+    answer_grid,
+    fitting_table,
+    make_console,
+    note_line,
+    print_path,
+)
+from stepscope.ui.tried_remedies import run_command, tune_answer
+from stepscope.ui.tune.result import configuration_words
 from stepscope.ui.words import or_dash
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from stepscope.records.tuning import TriedConfiguration, TuneResult
 
 _SPARE = ("memory", "predicted", "numbers")
 

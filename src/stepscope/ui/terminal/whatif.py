@@ -1,25 +1,28 @@
-"""Predictions in a terminal: verdict, why, next; the step without and with the change."""
+"""Print predictions: verdict, why, next; the step without and with the change, and the step
+on many GPUs.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
-from rich.console import Group
+from rich.console import Group, RenderableType
+from rich.table import Table
 
-from stepscope.records.figures import factor, interval, milliseconds, significant
-from stepscope.ui.terminal.console import make_console, text_line
-from stepscope.ui.terminal.tables import answer_grid, fitting_table, labelled_grid
-from stepscope.ui.whatif import BOUND, decides, memory_words
+from stepscope.records.prediction import GpuComparison, Prediction
+from stepscope.text.figures import factor, interval, milliseconds, significant
+from stepscope.ui.terminal.console import (
+    answer_grid,
+    fitting_table,
+    labelled_grid,
+    make_console,
+    text_line,
+)
+from stepscope.ui.topics.gpus import answer, cells, columns, notes
+from stepscope.ui.topics.whatif import BOUND, Tried, Verdict, decides, memory_words
+from stepscope.ui.words import Answer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from rich.console import RenderableType
-    from rich.table import Table
-
-    from stepscope.records.prediction import Prediction
-    from stepscope.ui.answer import Answer
-    from stepscope.ui.whatif import Tried, Verdict
+# Predictions in a terminal: verdict, why, next; the step without and with the change.
 
 _STYLES = {"faster": "bold green", "slower": "bold red", "no difference": "bold yellow"}
 
@@ -95,3 +98,26 @@ def _lists(assumptions: Iterable[str], refused: Iterable[str]) -> list[Renderabl
                 grid.add_row("-", line)
             sections.append(Group(text_line(title, style="bold"), grid))
     return sections
+
+
+# A step on many GPUs in a terminal: verdict, why, next; one line per GPU.
+
+
+def print_gpus(comparison: GpuComparison, about: str) -> None:
+    console = make_console()
+    console.print(text_line(f"{about}: recorded on {comparison.source}", style="bright_black"))
+    console.print()
+    console.print(answer_grid(answer(comparison)))
+    console.print()
+    rows = [cells(comparison, row) for row in comparison.gpus]
+    spare = ("speed", "bottleneck", "95%")
+    table = fitting_table("the step", columns(comparison), rows, width=console.width, spare=spare)
+    for line, row in zip(table.rows, comparison.gpus, strict=True):
+        if row.gpu == comparison.source_gpu:
+            line.style = "bold"
+        elif row.step_ms is None or row.fits is False:
+            line.style = "bright_black"
+    console.print(table)
+    console.print()
+    for note in notes(comparison):
+        console.print(text_line(f"- {note}", style="bright_black"))

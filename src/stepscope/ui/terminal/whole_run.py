@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from stepscope.records.figures import factor, long_duration, milliseconds, percent
-from stepscope.records.words import counted
-from stepscope.ui.run_words import (
+from stepscope.records.run import AccountPart, RankRun, Stall, WholeRun
+from stepscope.text.figures import factor, long_duration, milliseconds, percent
+from stepscope.text.words import counted
+from stepscope.ui.terminal.console import (
+    FAINT,
+    cut,
+    draw_steps,
+    fitting_table,
+    note_line,
+    titled_table,
+)
+from stepscope.ui.words import (
     account_items,
     account_words,
+    one_line,
     phase_words,
     rank_name,
     stall_time_words,
     stall_words,
     times_items,
 )
-from stepscope.ui.terminal.console import note_line
-from stepscope.ui.terminal.lines import FAINT, cut
-from stepscope.ui.terminal.sparkline import draw_steps
-from stepscope.ui.terminal.tables import fitting_table, titled_table
-from stepscope.ui.words import one_line
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
-    from stepscope.records.whole_run import AccountPart, RankRun, Stall, WholeRun
 
 _SPARKS, _FEWEST_SPARKS = 24, 12  # columns
 _COLUMN = 11  # of the account

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +19,11 @@ from typing import TYPE_CHECKING
 
 from stepscope.errors import UnreadableInputError, UsageError
 from stepscope.fix.patched_source import patch_source
-from stepscope.trace.regular_files import read_whole
+from stepscope.records.script_facts import ScriptFacts
+from stepscope.trace.files import read_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from stepscope.fix.chosen import ChosenFix
-    from stepscope.records.script_facts import ScriptFacts
+    from stepscope.fix.named_changes import ChosenFix
 
 _LIBRARIES = {"site-packages", "dist-packages"}
 _NOT_IN_HEADERS = re.compile(r'[\x00-\x1f\x7f"\\]')  # no patch program reads such names alike

@@ -1,47 +1,56 @@
-"""What to try next and what to keep: a combination that promises much, or each candidate alone.
-
-1. The command runs as it is, twice. If several remedies together are predicted to do far more than
-   the best alone, they run together. Once they are surely faster, each must earn its place: what
-   is as fast without it loses it. Then everything else is tried once on top, rivals last.
-2. Otherwise each candidate runs once, with a run of the command as it is after every third. What
-   crashes, changes nothing, breaks parity or needs too much memory is out.
-3. The promising ones are confirmed, best first, in fresh pairs of runs. What is kept joins the
-   base, and the next one has to beat that. Of a family only one is kept; a better member
-   replaces it.
-4. What did not help alone is tried once more on top of what was kept; what was clearly worse
-   alone too, once the step is less than half of what it was.
-5. The whole combination is confirmed against the command as it is.
-
-verify.tuned_gain decides what is promising and what is sure.
+"""Decide what to try next and what to keep: a combination that promises much, or each
+candidate alone, compared in fresh pairs.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from stepscope.errors import NotCapturedError
+from stepscope.fix.named_changes import ChosenFix
 from stepscope.fix.remedies import FIXES
 from stepscope.ui.tune.contenders import (
     BASELINE,
     FEWEST_TOGETHER,
+    CheckedTrial,
     Configuration,
     Contender,
+    Controls,
     PairTest,
     Rescreened,
+    TrialRules,
 )
-from stepscope.ui.tune.journal import PlannedRemedy
-from stepscope.ui.tune.pair_runs import PairRuns
-from stepscope.ui.tune.trial_bench import OutOfTimeError
-from stepscope.verify.tuned_gain import FALSE_KEEPS, FEWEST_PAIRS, WORTH, level_of_next_test
+from stepscope.ui.tune.plan import PlannedRemedy
+from stepscope.ui.tune.trials import OutOfTimeError, TrialBench, TrialRun
+from stepscope.verify.tuned_gain import (
+    FALSE_KEEPS,
+    FEWEST_PAIRS,
+    WORTH,
+    Screening,
+    TimedTrial,
+    judge,
+    level_of_next_test,
+    screen,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from stepscope.fix.chosen import ChosenFix
-    from stepscope.ui.tune.rules import TrialRules
-    from stepscope.ui.tune.trial_bench import TrialBench
-    from stepscope.ui.tune.trial_run import TrialRun
+# What to try next and what to keep: a combination that promises much, or each candidate alone.
+#
+# 1. The command runs as it is, twice. If several remedies together are predicted to do far more
+# than
+#    the best alone, they run together. Once they are surely faster, each must earn its place: what
+#    is as fast without it loses it. Then everything else is tried once on top, rivals last.
+# 2. Otherwise each candidate runs once, with a run of the command as it is after every third. What
+#    crashes, changes nothing, breaks parity or needs too much memory is out.
+# 3. The promising ones are confirmed, best first, in fresh pairs of runs. What is kept joins the
+#    base, and the next one has to beat that. Of a family only one is kept; a better member
+#    replaces it.
+# 4. What did not help alone is tried once more on top of what was kept; what was clearly worse
+#    alone too, once the step is less than half of what it was.
+# 5. The whole combination is confirmed against the command as it is.
+#
+# verify.tuned_gain decides what is promising and what is sure.
 
 _BETWEEN_BASES = 3  # candidates that run between two runs of the base
 _CONFIRMED = 3  # candidates that there must be time to confirm while others are screened
@@ -444,3 +453,86 @@ def _middle(trial: TrialRun) -> float:
 
 def _words(configuration: Configuration) -> str:
     return " + ".join(configuration) or "the unchanged command"
+
+
+# Trials that are checked and compared: one alone, or fresh pairs until they decide.
+
+
+class PairRuns:
+    """The runs of one search, and what they say."""
+
+    def __init__(self, bench: TrialBench, rules: TrialRules) -> None:
+        self._bench, self._rules, self._controls = bench, rules, Controls()
+        self.bases: list[TrialRun] = []  # the command as it is
+
+    def run_base(self) -> None:
+        trial = self._bench.run(BASELINE)
+        if not trial.counts:
+            raise NotCapturedError(
+                f"the unchanged command could not be measured: {trial.failed}", *trial.output
+            )
+        self.bases.append(trial)
+
+    def screen(self, trial: TrialRun, base: Sequence[TrialRun]) -> Screening:
+        """One run against those of its base that are nearest in time."""
+        return screen(_timed(trial), list(map(_timed, base)), self._timed_trials())
+
+    def pairs_of(self, test: PairTest, members: Sequence[ChosenFix], level: float) -> Iterator[int]:
+        """Run pairs until the test is decided; yields the number of each before it runs."""
+        while True:
+            yield len(test.pairs) + 1
+            base_first = len(test.pairs) % 2 == 0
+            order = (test.base, test.challenger) if base_first else (test.challenger, test.base)
+            trials = {configuration: self._bench.run(configuration) for configuration in order}
+            base, challenger = trials[test.base], trials[test.challenger]
+            if test.base == BASELINE and base.counts:
+                self.bases.append(base)
+            why, test.checked = self.why_out(challenger, members)
+            why = why or (
+                f"the run of the baseline beside it failed: {base.failed}" if base.failed else None
+            )
+            if why is not None:
+                test.why = why
+                return
+            test.pairs.append((base, challenger))
+            timed = [(_timed(a), _timed(b)) for a, b in test.pairs]
+            test.verdict = judge(timed, self._timed_trials(), level)
+            if test.verdict.decision != "more runs":
+                test.kept = test.verdict.decision == "kept"
+                test.why = test.verdict.why
+                return
+
+    def why_out(
+        self, trial: TrialRun, members: Sequence[ChosenFix]
+    ) -> tuple[str | None, CheckedTrial | None]:
+        """Why this trial cannot be kept, however fast it is."""
+        if not trial.counts:
+            return f"failed: {trial.failed}", None
+        if trial.unapplied:
+            name, why = next(iter(trial.unapplied.items()))
+            return (why if len(members) == 1 else f"{name}: {why}"), None
+        checked = self._rules.look(self.bases, trial, members, self._controls)
+        while checked.control is not None:
+            self._measure_control(checked.control)
+            checked = self._rules.look(self.bases, trial, members, self._controls)
+        return checked.why_out, checked
+
+    def _measure_control(self, kind: str) -> None:
+        """What chance does to the losses; without time for it, it stays unknown."""
+        runs = self._controls.runs.setdefault(kind, [])
+        try:
+            for number in (1, 2):
+                trial = self._bench.run((f"{kind}{':' if '=' in kind else '='}{number}",))
+                if trial.counts and not trial.unapplied:
+                    runs.append(trial)
+        except OutOfTimeError:
+            pass
+
+    def _timed_trials(self) -> list[TimedTrial]:
+        return [_timed(trial) for trial in self._bench.trials if trial.counts]
+
+
+def _timed(trial: TrialRun) -> TimedTrial:
+    return TimedTrial(
+        remedies=trial.remedies, number=trial.number, steps_ms=tuple(trial.step_ms.tolist())
+    )

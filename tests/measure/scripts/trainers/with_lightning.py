@@ -32,7 +32,7 @@ class Tiny(lightning.LightningModule):
 
 callbacks = []
 if len(sys.argv) > 1:
-    from stepscope.measure.callbacks import lightning as watched
+    from stepscope.measure.watch import lightning as watched
 
     callbacks.append(watched(sys.argv[1], wait=4, warmup=1, active=2))
 loader = DataLoader(TensorDataset(torch.randn(STEPS * BATCH * 2, 16)), batch_size=BATCH)

@@ -26,7 +26,7 @@ class Said(Trainer):
 
 callbacks = []
 if len(sys.argv) > 1:
-    from stepscope.measure.callbacks import hugging_face
+    from stepscope.measure.watch import hugging_face
 
     callbacks.append(hugging_face(sys.argv[1], wait=4, warmup=1, active=2))
 config = GPT2Config(n_layer=1, n_embd=16, n_head=2, n_positions=16, vocab_size=32)

@@ -9,14 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from jobs import Fault, Plan, draw_plan, make_job, profile_of
-from stepscope.explain.job import join_ranks
+from stepscope.explain.job.all_ranks import join_ranks
 from stepscope.records.job import Straggler, Stragglers
-from stepscope.records.network_place import NetworkPlace
+from stepscope.records.rank_facts import NetworkPlace
 from stepscope.ui.html import report as report_module
 from stepscope.ui.html.panes import ranks as ranks_pane
-from stepscope.ui.html.panes.ranks import ranks_view
-from stepscope.ui.html.rank_charts import draw_arrivals, draw_bandwidth
-from stepscope.ui.html.rank_tables import job_tables
+from stepscope.ui.html.panes.ranks import draw_arrivals, draw_bandwidth, ranks_view
+from stepscope.ui.html.panes.tables import job_tables
 from stepscope.ui.html.report import ranks_in_detail, write_report
 
 SLOW = Fault(cause="compute", size=1.4, place=2)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from made_runs import PLANTED, PlantedStall, make_run
 from stepscope.records.job import HostClock
-from stepscope.records.whole_run import (
+from stepscope.records.run import (
     ACCOUNT,
     STALL_CAUSES,
     WITHOUT_GRADIENTS,
@@ -20,12 +20,18 @@ from stepscope.records.whole_run import (
     StepSeries,
     WholeRun,
 )
-from stepscope.ui.html.bundle import read_page_file
 from stepscope.ui.html.pane import ReportData
 from stepscope.ui.html.panes.run import run_view
+from stepscope.ui.html.render import read_page_file
 from stepscope.ui.html.report import write_report
-from stepscope.ui.html.run_points import encode_run, on_one_clock, thin
-from stepscope.ui.html.run_tables import account_bars, how_often, stall_rows
+from stepscope.ui.html.run_points import (
+    account_bars,
+    encode_run,
+    how_often,
+    on_one_clock,
+    stall_rows,
+    thin,
+)
 from stepscope.ui.words import ACCOUNT_PARTS, PARTS, STALLS
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from whatif_pages import TRACE, laid_out
 
-from stepscope.predict.whatif import Bench
+from stepscope.predict.engine import Bench
 from stepscope.records.explanation import Explanation
 from stepscope.ui.html.report import write_report
 from stepscope.ui.html.whatif_grid import WhatIfGrid

@@ -12,7 +12,7 @@ from whatif_pages import GOLDEN, lay_out_slowest
 
 from few_variants import is_one_of
 from stepscope.errors import NotCapturedError
-from stepscope.records.figures import milliseconds, significant, size
+from stepscope.text.figures import milliseconds, significant, size
 from stepscope.ui.cli.verbs import cli
 from stepscope.ui.html.whatif_grid import WhatIfGrid, settings_at
 

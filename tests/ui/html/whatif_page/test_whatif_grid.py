@@ -10,12 +10,19 @@ from pathlib import Path
 
 from whatif_pages import CPU, HOSTILE, cell, combinations, laid_out, pane_text, settings_of
 
-from stepscope.predict.whatif import Bench
+from stepscope.predict.engine import Bench
 from stepscope.records.explanation import Explanation, Remedy
 from stepscope.ui.html.panes.findings import saving_words
 from stepscope.ui.html.report import write_report
-from stepscope.ui.html.whatif_axes import Axis, Option
-from stepscope.ui.html.whatif_grid import COLUMNS, MOST_CELLS, WhatIfGrid, _fitting, settings_at
+from stepscope.ui.html.whatif_grid import (
+    COLUMNS,
+    MOST_CELLS,
+    Axis,
+    Option,
+    WhatIfGrid,
+    _fitting,
+    settings_at,
+)
 
 
 def test_every_cell_is_what_predicting_its_settings_gives(

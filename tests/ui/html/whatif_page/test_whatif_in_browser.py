@@ -25,13 +25,13 @@ from whatif_pages import (
     words,
 )
 
-from stepscope.predict.whatif import Bench
+from stepscope.predict.engine import Bench
 from stepscope.predict.whatifs import parse_setting
 from stepscope.records.explanation import Explanation
-from stepscope.records.figures import percent, significant, size
-from stepscope.records.promise import Delivery, TrackedPromise
+from stepscope.records.prediction import Delivery, TrackedPromise
+from stepscope.text.figures import percent, significant, size
 from stepscope.ui.html.whatif_grid import WhatIfGrid, lay_out
-from stepscope.ui.whatif import adjusted, try_each, usual
+from stepscope.ui.topics.whatif import adjusted, try_each, usual
 from stepscope.verify.track_record import make_promise
 
 pytestmark = pytest.mark.browser

@@ -8,16 +8,16 @@ from typing import Any
 
 from stepscope.explain.explain_job import JobTraces, explain_job
 from stepscope.explain.rank_analysis import RankAnalysis
-from stepscope.predict.whatif import Bench
+from stepscope.predict.engine import Bench
 from stepscope.records.explanation import Explanation
-from stepscope.records.figures import milliseconds
 from stepscope.records.prediction import Setting
-from stepscope.trace.rank_inputs import ReadOptions, read_rank_inputs
+from stepscope.text.figures import milliseconds
+from stepscope.trace.read import ReadOptions, read_rank_inputs
 from stepscope.ui.advice import advise_slowest
 from stepscope.ui.html.panes.whatif import whatif_view
 from stepscope.ui.html.render import render_part
 from stepscope.ui.html.whatif_grid import WhatIfGrid, lay_out, settings_at
-from stepscope.ui.whatif import make_bench, try_each, usual
+from stepscope.ui.topics.whatif import make_bench, try_each, usual
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 TRACE = GOLDEN / "h200-resnet18/rank-00000/trace.json.gz"

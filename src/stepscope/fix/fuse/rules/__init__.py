@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -14,17 +15,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from stepscope.errors import UsageError
 from stepscope.fix.fuse.ledger import note, timed
-from stepscope.fix.fuse.model_streams import drawing_as
+from stepscope.fix.fuse.random_streams import drawing_as
 from stepscope.fix.fuse.rules.registry import RULES, draws, writes
 from stepscope.fix.fuse.stacked import NotFusableError, Stacked, all_common, is_final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-_FILES = (
-    "elementwise", "shapes", "reductions", "products", "convolutions", "norms", "pools",
-    "embeddings", "dropout", "attention", "losses", "packed", "recurrent",
-)  # fmt: skip
+_FILES = ("arithmetic", "shapes", "layers", "convolutions", "attention", "recurrent")
 # What vmap would compute with one random stream for all models, or not at all.
 _ONE_BY_ONE = {
     "lstm", "gru", "rnn_tanh", "rnn_relu", "embedding_bag", "ctc_loss", "alpha_dropout",

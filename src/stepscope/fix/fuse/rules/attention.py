@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from stepscope.fix.fuse.model_streams import streams
+from stepscope.fix.fuse.random_streams import streams
 from stepscope.fix.fuse.rules.registry import count_of, front_of, rule_for
 from stepscope.fix.fuse.stacked import Stacked
 

@@ -1,28 +1,30 @@
-"""Convolutions: one with a group, or groups, for each model."""
+"""Convolutions, plain and transposed: one with a group, or groups, for each model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from stepscope.fix.fuse.choose import WayToChoose, chooser
-from stepscope.fix.fuse.rules.filters import (
+from stepscope.fix.fuse.kernel_choice import WayToChoose, chooser
+from stepscope.fix.fuse.rules.convolution_products import (
     LAST,
     as_filters,
     channels_last,
+    convolve_unfolded,
+    each_dimension,
+    pointwise_product,
     precision_of_autocast,
+    product_in_channels,
+    shared_product,
+    useful_taps,
 )
-from stepscope.fix.fuse.rules.pointwise import product, product_in_channels, shared_product
 from stepscope.fix.fuse.rules.registry import front_of, rule_for
-from stepscope.fix.fuse.rules.taps import each_dimension, useful_taps
-from stepscope.fix.fuse.rules.transposed import convolve_transposed_last
-from stepscope.fix.fuse.rules.unfolded import convolve_unfolded
 from stepscope.fix.fuse.stacked import Layout, Stacked
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+# Convolutions: one with a group, or groups, for each model.
 
 _HALVES = (torch.bfloat16, torch.float16)
 _FOR_POINTS = ("product", "product, channels last")
@@ -162,7 +164,7 @@ class _Convolution(NamedTuple):
         if self.shared:
             return Stacked(shared_product(self._strided(pictures), weight, bias), self.models)
         front = Stacked(pictures, self.models, self.order).front()
-        return Stacked(product(self._strided(front), weight, bias), self.models)
+        return Stacked(pointwise_product(self._strided(front), weight, bias), self.models)
 
     def _product_last(self, pictures: Any, weight: Any, bias: Any = None) -> Stacked:
         given, _ = self._channels(pictures)
@@ -283,3 +285,101 @@ def unfold(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     if func.__module__ != "torch.nn.functional" or input.dim() != 4:
         return NotImplemented
     return Stacked(func(input.channels(), *args, **kwargs), input.count, "channel")
+
+
+# Transposed convolutions with channels last: their gradients lie as the compiler expects.
+#
+# torch's compiler is told a layout for the gradients of a transposed convolution that cuDNN does
+# not always give (pytorch issues 171622 and 197517): compiled backward passes then end with an
+# error. While a step is compiled, the gradients are computed by an operator that always gives this
+# layout.
+
+
+def convolve_transposed_last(
+    func: Any,
+    pictures: torch.Tensor,
+    filters: torch.Tensor,
+    bias: torch.Tensor | None,
+    *settings: Any,
+) -> torch.Tensor:
+    """As `func`, of pictures and filters with channels last."""
+    if not torch.compiler.is_compiling():
+        made: torch.Tensor = func(pictures, filters, bias, *settings)
+        return made
+    # The cast is autocast's. A bias that is added here is compiled with what comes after it.
+    made = _Transposed.apply(func, pictures.to(filters.dtype), filters, settings)
+    if bias is not None:
+        made = made + bias.to(made.dtype).view(-1, *[1] * (made.dim() - 2))
+    return made
+
+
+class _Transposed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, func: Any, pictures: torch.Tensor, filters: torch.Tensor, settings: Any
+    ) -> torch.Tensor:
+        context.save_for_backward(pictures, filters)
+        context.settings = settings
+        made: torch.Tensor = func(pictures, filters, None, *settings)
+        return made
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> Any:
+        pictures, filters = context.saved_tensors
+        stride, padding, output_padding, groups, dilation = context.settings
+        lists = (
+            list(each_dimension(one, pictures.dim() - 2))
+            for one in (stride, padding, output_padding, dilation)
+        )
+        wanted = list(context.needs_input_grad[1:3])
+        made = transposed_gradients(gradients[0], pictures, filters, *lists, groups, wanted)
+        own = (one if is_wanted else None for one, is_wanted in zip(made, wanted, strict=True))
+        return None, *own, None
+
+
+def _gradients(
+    gradient: torch.Tensor,
+    pictures: torch.Tensor,
+    filters: torch.Tensor,
+    stride: list[int],
+    padding: list[int],
+    output_padding: list[int],
+    dilation: list[int],
+    groups: int,
+    wanted: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of pictures and filters; an empty tensor in place of one that is not wanted."""
+    settings = (stride, padding, dilation, True, output_padding, groups, [*wanted, False])
+    made = torch.ops.aten.convolution_backward(gradient, pictures, filters, None, *settings)
+    of_pictures, of_filters = (
+        _laid_out(one, like) if is_wanted else like.new_empty(0)
+        for one, like, is_wanted in zip(made[:2], (pictures, filters), wanted, strict=True)
+    )
+    return of_pictures, of_filters
+
+
+def _as_told(
+    gradient: torch.Tensor, pictures: torch.Tensor, filters: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the compiler is told of the results; `wanted` comes last."""
+    of_pictures, of_filters = (
+        _channels_last_like(like) if is_wanted else like.new_empty(0)
+        for like, is_wanted in zip((pictures, filters), rest[-1], strict=True)
+    )
+    return of_pictures, of_filters
+
+
+def _laid_out(made: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """To the last stride: `contiguous` takes any for dimensions of one element."""
+    target = _channels_last_like(like)
+    return made if made.stride() == target.stride() else target.copy_(made)
+
+
+def _channels_last_like(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(like, memory_format=LAST[like.dim()])
+
+
+transposed_gradients: Any = torch.library.custom_op(
+    "stepscope::transposed_gradients", _gradients, mutates_args=()
+)
+transposed_gradients.register_fake(_as_told)

@@ -1,22 +1,28 @@
-"""LSTM, GRU, RNN and their cells: one product for all inputs of a layer, one for each step."""
+"""LSTM, GRU, RNN, their cells and packed sequences: one product for all inputs of a layer,
+one for each step.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree
 
-from stepscope.fix.fuse.choose import WayToChoose, chooser
-from stepscope.fix.fuse.rules.filters import precision_of_autocast
-from stepscope.fix.fuse.rules.packed import agreed_sizes
-from stepscope.fix.fuse.rules.recurrent_cells import CELLS
-from stepscope.fix.fuse.rules.recurrent_steps import LayerWeights, StepOrder, run_steps
+from stepscope.fix.fuse.kernel_choice import WayToChoose, chooser
+from stepscope.fix.fuse.ledger import note
+from stepscope.fix.fuse.rules.convolution_products import precision_of_autocast
 from stepscope.fix.fuse.rules.registry import count_of, front_of, rule_for
-from stepscope.fix.fuse.stacked import Stacked
+from stepscope.fix.fuse.stacked import NotFusableError, Stacked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    Tensors = tuple[torch.Tensor, ...]
+    WayBack = tuple[torch.Tensor, torch.Tensor, tuple[torch.Tensor | None, ...]]
+
+# LSTM, GRU, RNN and their cells: one product for all inputs of a layer, one for each step.
 
 _STEPS, _ONE_BY_ONE = "all models, step by step", "one by one"
 _MEASURED_STEPS = 16
@@ -171,3 +177,333 @@ def _ways(func: Any, call: RecurrentCall, tensors: Sequence[Any], states: int) -
 
     ways: dict[str, Any] = {_STEPS: step_by_step, _ONE_BY_ONE: one_by_one}
     return WayToChoose(func.__name__, plain, (shared, *settings), _STEPS, lambda: ways, work)
+
+
+# All steps of one recurrent layer in one direction, for all models.
+#
+# Rows are in order of time, as in a PackedSequence: [models, rows of all steps, width]. A step is
+# one batched product and the cell's pointwise part; on the way back the gradients of the weights
+# are one product over all steps.
+
+
+class StepOrder(NamedTuple):
+    """How many sequences take part in each step: never more than in the one before."""
+
+    kind: str  # of cell
+    sizes: tuple[int, ...]
+    reverse: bool
+
+    @property
+    def places(self) -> range:
+        count = len(self.sizes)
+        return range(count - 1, -1, -1) if self.reverse else range(count)
+
+
+class LayerWeights(NamedTuple):
+    """[models, gates, width], [models, gates] and [models, projected, width]."""
+
+    state: torch.Tensor
+    bias: torch.Tensor | None = None  # of the state, where it is not added to the gates
+    projection: torch.Tensor | None = None
+
+
+class _StepRecord(NamedTuple):
+    before: Tensors
+    kept: Tensors
+    output: torch.Tensor | None  # before its projection
+
+
+def run_steps(
+    order: StepOrder, gates: torch.Tensor, weights: LayerWeights, initial: Tensors
+) -> tuple[torch.Tensor, Tensors]:
+    """The state after every step, in order of time, and each sequence's last states."""
+    rows, *last = _Steps.apply(order, gates, *weights, *initial)
+    return rows, tuple(last)
+
+
+def _forward(
+    order: StepOrder, gates: torch.Tensor, weights: LayerWeights, initial: Tensors
+) -> tuple[torch.Tensor, Tensors, list[_StepRecord]]:
+    cell, sizes = CELLS[order.kind], order.sizes
+    parts, turned = gates.split(sizes, 1), weights.state.transpose(1, 2)
+    states = tuple(one[:, : sizes[order.places[0]]] for one in initial)
+    ended: list[Tensors] = []
+    rows: list[Any] = [None] * len(sizes)
+    records = []
+    for place in order.places:
+        size, running = sizes[place], states[0].shape[1]
+        if size < running:
+            ended.insert(0, tuple(one[:, size:] for one in states))
+            states = tuple(one[:, :size] for one in states)
+        elif size > running:
+            begun = [one[:, running:size] for one in initial]
+            states = tuple(map(_joined, zip(states, begun, strict=True)))
+        new, kept = cell.step(parts[place], states, turned, weights.bias)
+        output = None
+        if weights.projection is not None:
+            output = new[0]
+            new = (torch.bmm(output, weights.projection.transpose(1, 2)), *new[1:])
+        records.append(_StepRecord(states, kept, output))
+        states, rows[place] = new, new[0]
+    last = tuple(map(_joined, zip(states, *ended, strict=True)))
+    return _joined(rows), last, records
+
+
+def _joined(parts: Any) -> torch.Tensor:
+    return torch.cat(tuple(parts), 1)
+
+
+class _Steps(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, order: StepOrder, *tensors: Any) -> Any:
+        gates, weights, initial = _sorted_out(tensors)
+        with torch.autocast(gates.device.type, enabled=False):
+            rows, last, records = _forward(order, gates, weights, initial)
+        context.order, context.given = order, len(tensors)
+        context.save_for_backward(*tensors, *_flat(records))
+        return rows, *last
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        saved = context.saved_tensors
+        given, flat = saved[: context.given], saved[context.given :]
+        with torch.autocast(given[0].device.type, enabled=False):
+            if torch.is_grad_enabled():  # the gradients will be differentiated themselves
+                return None, *_differentiable(context, given, gradients)
+            return None, *_backward(context, given, _records(flat, context.order), gradients)
+
+
+def _sorted_out(tensors: Any) -> tuple[torch.Tensor, LayerWeights, Tensors]:
+    gates, state, bias, projection, *initial = tensors
+    return gates, LayerWeights(state, bias, projection), tuple(initial)
+
+
+def _flat(records: list[_StepRecord]) -> list[Any]:
+    return [one for record in records for one in (*record.before, *record.kept, record.output)]
+
+
+def _records(flat: Any, order: StepOrder) -> list[_StepRecord]:
+    each, states = len(flat) // len(order.sizes), 2 if order.kind == "lstm" else 1
+    parts = (flat[begin : begin + each] for begin in range(0, len(flat), each))
+    return [_StepRecord(part[:states], part[states:-1], part[-1]) for part in parts]
+
+
+def _differentiable(context: Any, given: Any, gradients: Any) -> list[Any]:
+    """By torch's own gradients of the steps, computed again."""
+    own = [None if one is None else one.view_as(one) for one in given]
+    wanted = [one for one, asked in zip(own, context.needs_input_grad[1:], strict=True) if asked]
+    rows, last, _ = _forward(context.order, *_sorted_out(own))
+    made = iter(
+        torch.autograd.grad(
+            (rows, *last), wanted, gradients, create_graph=True, materialize_grads=True
+        )
+    )
+    return [next(made) if asked else None for asked in context.needs_input_grad[1:]]
+
+
+def _backward(context: Any, given: Any, records: list[_StepRecord], gradients: Any) -> list[Any]:
+    """Of gates, weights and initial states; from the last step that was computed to the first."""
+    order: StepOrder = context.order
+    cell, sizes = CELLS[order.kind], order.sizes
+    _, weights, _ = _sorted_out(given)
+    of_rows, *of_last = gradients
+    of_parts = of_rows.split(sizes, 1)
+    of_states = tuple(one[:, : sizes[order.places[-1]]] for one in of_last)
+    of_begun: list[Tensors] = []  # initial states of sequences that began later
+    of_gates: list[Any] = [None] * len(sizes)
+    of_products, of_projected = [], []
+    back = records[::-1]
+    for place, record in zip(reversed(order.places), back, strict=True):
+        size, running = sizes[place], of_states[0].shape[1]
+        if size > running:
+            ended = [one[:, running:size] for one in of_last]
+            of_states = tuple(map(_joined, zip(of_states, ended, strict=True)))
+        elif size < running:
+            of_begun.insert(0, tuple(one[:, size:] for one in of_states))
+            of_states = tuple(one[:, :size] for one in of_states)
+        of_h = of_parts[place] + of_states[0]
+        if weights.projection is not None:
+            of_projected.append(of_h)
+            of_h = torch.bmm(of_h, weights.projection)
+        of_new = (of_h, *of_states[1:])
+        of_gates[place], of_product, before = cell.backward(of_new, record.before, record.kept)
+        of_products.append(of_product)
+        of_states = (_through(of_product, weights.state, before[0]), *before[1:])
+    of_initial = map(_joined, zip(of_states, *of_begun, strict=True))
+    of_weights = _of_weights(weights, back, of_products, of_projected)
+    return [_joined(of_gates), *of_weights, *of_initial]
+
+
+def _through(
+    of_product: torch.Tensor, weight: torch.Tensor, past: torch.Tensor | None
+) -> torch.Tensor:
+    if past is None:
+        return torch.bmm(of_product, weight)
+    return torch.baddbmm(past, of_product, weight)
+
+
+def _of_weights(
+    weights: LayerWeights,
+    records: list[_StepRecord],
+    of_products: list[torch.Tensor],
+    of_projected: list[torch.Tensor],
+) -> tuple[Any, Any, Any]:
+    """One product over all steps for each."""
+    turned = _joined(of_products).transpose(1, 2)
+    of_state = torch.bmm(turned, _joined(record.before[0] for record in records))
+    of_bias = turned.sum(2) if weights.bias is not None else None
+    if weights.projection is None:
+        return of_state, of_bias, None
+    outputs = _joined(record.output for record in records)
+    return of_state, of_bias, torch.bmm(_joined(of_projected).transpose(1, 2), outputs)
+
+
+# One step of LSTM, GRU and RNN for all models, and its way back.
+#
+# Tensors are [models, rows, width]. `gates` is the product of the step's input, its bias added.
+# `state` is the product of the state before; cells that only add the two get their sum as `gates`.
+
+_sigmoid_back = torch.ops.aten.sigmoid_backward
+_tanh_back = torch.ops.aten.tanh_backward
+_relu_back = torch.ops.aten.threshold_backward
+
+
+class RecurrentCell(NamedTuple):
+    """`states` are (h,), or (h, c) of an LSTM."""
+
+    adds_products: bool
+    # gates, state, states before -> the new states, and what the way back needs
+    forward: Callable[[torch.Tensor, torch.Tensor, Tensors], tuple[Tensors, Tensors]]
+    # gradients of the new states, states before, what was kept
+    backward: Callable[[Tensors, Tensors, Tensors], WayBack]
+
+    def step(
+        self,
+        gates: torch.Tensor,
+        states: Tensors,
+        turned: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> tuple[Tensors, Tensors]:
+        """`turned` is the state's weight, [models, width, gates]."""
+        if self.adds_products:
+            sums = torch.baddbmm(gates, states[0], turned)
+            return self.forward(sums, sums, states)
+        if bias is None:
+            return self.forward(gates, torch.bmm(states[0], turned), states)
+        return self.forward(gates, torch.baddbmm(bias.unsqueeze(1), states[0], turned), states)
+
+
+def _lstm(gates: torch.Tensor, _: torch.Tensor, states: Tensors) -> tuple[Tensors, Tensors]:
+    i, f, g, o = gates.chunk(4, -1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    c = torch.addcmul(i * g, f, states[1])
+    bent = c.tanh()
+    return (o * bent, c), (i, f, g, o, bent)
+
+
+def _lstm_back(gradients: Tensors, states: Tensors, kept: Tensors) -> WayBack:
+    (of_h, of_c), (i, f, g, o, bent) = gradients, kept
+    of_c = of_c + _tanh_back(of_h * o, bent)
+    parts = [
+        _sigmoid_back(of_c * g, i),
+        _sigmoid_back(of_c * states[1], f),
+        _tanh_back(of_c * i, g),
+        _sigmoid_back(of_h * bent, o),
+    ]
+    of_gates = torch.cat(parts, -1)
+    return of_gates, of_gates, (None, of_c * f)
+
+
+def _gru(gates: torch.Tensor, state: torch.Tensor, states: Tensors) -> tuple[Tensors, Tensors]:
+    width = 2 * states[0].shape[-1]
+    r, z = (gates[..., :width] + state[..., :width]).sigmoid().chunk(2, -1)
+    recalled = state[..., width:]
+    n = torch.addcmul(gates[..., width:], r, recalled).tanh()
+    return (torch.addcmul(n, z, states[0] - n),), (r, z, n, recalled)
+
+
+def _gru_back(gradients: Tensors, states: Tensors, kept: Tensors) -> WayBack:
+    (of_h,), (r, z, n, recalled) = gradients, kept
+    past = of_h * z
+    of_n = _tanh_back(of_h - past, n)
+    of_r = _sigmoid_back(of_n * recalled, r)
+    of_z = _sigmoid_back(of_h * (states[0] - n), z)
+    of_gates = torch.cat([of_r, of_z, of_n], -1)
+    of_state = torch.cat([of_r, of_z, of_n * r], -1)
+    return of_gates, of_state, (past,)
+
+
+def _tanh(gates: torch.Tensor, _: torch.Tensor, __: Tensors) -> tuple[Tensors, Tensors]:
+    h = gates.tanh()
+    return (h,), (h,)
+
+
+def _tanh_cell_back(gradients: Tensors, _: Tensors, kept: Tensors) -> WayBack:
+    of_gates = _tanh_back(gradients[0], kept[0])
+    return of_gates, of_gates, (None,)
+
+
+def _relu(gates: torch.Tensor, _: torch.Tensor, __: Tensors) -> tuple[Tensors, Tensors]:
+    h = gates.relu()
+    return (h,), (h,)
+
+
+def _relu_cell_back(gradients: Tensors, _: Tensors, kept: Tensors) -> WayBack:
+    of_gates = _relu_back(gradients[0], kept[0], 0)
+    return of_gates, of_gates, (None,)
+
+
+CELLS = {
+    "lstm": RecurrentCell(adds_products=True, forward=_lstm, backward=_lstm_back),
+    "gru": RecurrentCell(adds_products=False, forward=_gru, backward=_gru_back),
+    "rnn_tanh": RecurrentCell(adds_products=True, forward=_tanh, backward=_tanh_cell_back),
+    "rnn_relu": RecurrentCell(adds_products=True, forward=_relu, backward=_relu_cell_back),
+}
+
+
+# Packed sequences: the models' own dimension goes along as one more width of each row.
+
+
+def agreed_sizes(sizes: Any) -> tuple[int, ...]:
+    """Lengths, or how many sequences take part in each step, where all models have the same."""
+    if not isinstance(sizes, Stacked):
+        return tuple(sizes.tolist())
+    if sizes.common is None:
+        every = sizes.front()
+        if not torch.equal(every, every[:1].expand_as(every)):
+            raise NotFusableError("lengths of packed sequences differ from model to model")
+        note("lengths", "agreed")
+    return tuple(sizes.of(0).tolist())
+
+
+@rule_for("_pack_padded_sequence")
+def pack(func: Any, x: Any, lengths: Any, batch_first: bool) -> Any:
+    common = torch.tensor(agreed_sizes(lengths))
+    if not isinstance(x, Stacked):
+        return func(x, common, batch_first)
+    data, sizes = func(x.front().movedim(0, 2), common, batch_first)
+    return Stacked(data.transpose(0, 1), x.count), Stacked.share(sizes, x.count)
+
+
+@rule_for("_pad_packed_sequence")
+def pad(
+    func: Any, data: Any, sizes: Any, batch_first: bool, padding_value: float, total_length: int
+) -> Any:
+    common = torch.tensor(agreed_sizes(sizes))
+    if not isinstance(data, Stacked):
+        return func(data, common, batch_first, padding_value, total_length)
+    rows = data.front().transpose(0, 1)
+    padded, lengths = func(rows, common, batch_first, padding_value, total_length)
+    return Stacked(padded.movedim(2, 0), data.count), Stacked.share(lengths, data.count)
+
+
+def _parts(packed: PackedSequence) -> tuple[list[Any], None]:
+    return list(packed), None
+
+
+def _put_together(parts: Any, _: None) -> PackedSequence:
+    return PackedSequence(*parts)
+
+
+if PackedSequence not in _pytree.SUPPORTED_NODES:  # else it would be one value without tensors
+    _pytree.register_pytree_node(PackedSequence, _parts, _put_together)

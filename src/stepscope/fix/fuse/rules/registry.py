@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,8 +10,6 @@ import torch
 from stepscope.fix.fuse.stacked import Stacked
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     Rule = Callable[..., Any]
 
 RULES: dict[str, Rule] = {}

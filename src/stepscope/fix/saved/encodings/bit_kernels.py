@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from stepscope.fix.saved.encodings.encoded import BITS_OF
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from stepscope.fix.saved.encodings.window import PoolingWindow
+from stepscope.fix.saved.encodings.exact import PoolingWindow
 
 _BYTES = 256  # of the packed tensor, a program
 _WARPS = 4

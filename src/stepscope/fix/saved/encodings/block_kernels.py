@@ -7,19 +7,20 @@ differently.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from stepscope.fix.saved.encodings.four_bits import GROUP, LEAST_STEP, LEVELS
-from stepscope.fix.saved.encodings.reduced import BLOCK, MOST_SHIFT
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from stepscope.fix.saved.encodings.reduced import ShortFloat
+from stepscope.fix.saved.encodings.lossy import (
+    BLOCK,
+    GROUP,
+    LEAST_STEP,
+    LEVELS,
+    MOST_SHIFT,
+    ShortFloat,
+)
 
 _GROUPS = 8  # blocks or groups a program
 _WARPS = 4

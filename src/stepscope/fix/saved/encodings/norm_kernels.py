@@ -6,17 +6,13 @@ Each form rounds as some library's kernel does; products and sums are fused only
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra import libdevice
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 _FORMS = {"weighted": 0, "scaled": 1, "centred": 2, "shift": 3, "apart": 4}
 _ACTIVATIONS = {None: 0, "relu": 1, "tanh": 2, "sigmoid": 3}

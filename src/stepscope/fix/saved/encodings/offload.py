@@ -1,10 +1,5 @@
-"""Values that wait for backward in pinned host memory.
-
-Copies run on streams of their own, one a direction. The plan says at which saved tensor of forward
-a copy is over: there the computing stream waits for it and the device memory goes back, in the
-order of that stream, however far the host has run ahead. It also says at which saved tensor of
-backward a value has to be fetched so that it arrives in time; the stream that reads it waits for
-its event. A copy that nobody waits for any more is left to the allocator.
+"""Values that wait for backward in pinned host memory, and how long the device waited for
+their copies.
 """
 
 from __future__ import annotations
@@ -12,19 +7,24 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from stepscope.fix.saved.encoding_names import OFFLOAD, OffloadPoints
-from stepscope.fix.saved.encodings.copy_waits import COPY_WAITS
 from stepscope.fix.saved.encodings.encoded import Encoded, whole
-from stepscope.fix.saved.graph_capture import is_capturing
-from stepscope.fix.saved.step_record import LinkSpeed
+from stepscope.fix.saved.operators import is_capturing
+from stepscope.fix.saved.step_record import OFFLOAD, LinkSpeed, OffloadPoints
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+# Values that wait for backward in pinned host memory.
+#
+# Copies run on streams of their own, one a direction. The plan says at which saved tensor of
+# forward a copy is over: there the computing stream waits for it and the device memory goes back,
+# in the order of that stream, however far the host has run ahead. It also says at which saved
+# tensor of backward a value has to be fetched so that it arrives in time; the stream that reads it
+# waits for its event. A copy that nobody waits for any more is left to the allocator.
 
 _TRIAL_BYTES = 1 << 25
 _ROUNDS = 3
@@ -275,3 +275,49 @@ def _fastest_ns(copy: Callable[[], Any]) -> float:
         ended.synchronize()
         times.append(began.elapsed_time(ended) * 1e6)
     return max(1.0, min(times))
+
+
+# How long a device waited for copies of offloaded values: noted while plans are tried.
+
+_MOST_WAITS = 4096
+
+
+class CopyWaits:
+    """Each wait is a pair of events with times: just before the computing stream had to wait, and
+    at the end of the copy. Where the copy ended first, nobody waited."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waits: deque[tuple[Any, Any]] | None = None
+
+    @property
+    def noting(self) -> bool:
+        return self._waits is not None
+
+    def begin(self) -> None:
+        """Anew."""
+        with self._lock:
+            self._waits = deque(maxlen=_MOST_WAITS)
+
+    def end(self) -> None:
+        with self._lock:
+            self._waits = None
+
+    def note(self, before: Any, complete: Any) -> None:
+        with self._lock:
+            if self._waits is not None:
+                self._waits.append((before, complete))
+
+    def waited_ns(self) -> int:
+        """Since `begin`, as far as it is over; the host does not wait for the rest. 0 while a CUDA
+        graph is captured: a question about an event would end the capture."""
+        if is_capturing():
+            return 0
+        with self._lock:
+            waits = list(self._waits or ())
+        over = [pair for pair in waits if all(event.query() for event in pair)]
+        waited_ms = [float(before.elapsed_time(complete)) for before, complete in over]
+        return round(sum(max(0.0, one) for one in waited_ms) * 1e6)
+
+
+COPY_WAITS = CopyWaits()

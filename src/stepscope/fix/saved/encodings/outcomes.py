@@ -1,44 +1,18 @@
-"""What one backward node reads of a tensor, where that is less than its values.
-
-Many activations have a backward formula that only asks on which side of a limit an element lies.
-Then 1 bit an element is enough, or 2 where NaN must stay NaN: torch's vectorised loops and the rest
-of the same loop may treat NaN differently, so it is handed back as it was. Decoding returns an
-element that lies on the same side.
-
-Formulas: torch's tools/autograd/derivatives.yaml (2.13; the wheel has it in torchgen/packaged) and,
-for the functions that it names, aten/src/ATen/native/cpu/Activation.cpp and cuda/Activation*.cu.
-
-    node                    reads                       encoding
-    ReluBackward0           result <= 0                 sign
-    ThresholdBackward0      self <= threshold           passes T
-    LeakyReluBackward0, 1   self or result > 0          above 0
-    HardtanhBackward0       min < self < max            within MIN MAX     (also relu6)
-    HardsigmoidBackward0    -3 < self < 3               inside -3 3
-    HardshrinkBackward0     -lambd <= self <= lambd     within, also SoftshrinkBackward0
-    ClampMinBackward0       self >= min                 least MIN
-    ClampMaxBackward0       self <= max                 most MAX
-    ClampBackward1          min <= self <= max          between MIN MAX    (least, most with one)
-    NanToNumBackward0       isfinite(self)              finite
-    AbsBackward0            sgn(self)                   sides 0
-    pooling nodes           the shape of self           shape
-"""
+"""What one backward node reads of a tensor, where that is less than its values."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
-from stepscope.fix.saved.encodings.bits import pack_codes, packed_bytes, unpack_codes
-from stepscope.fix.saved.encodings.device_kernels import kernels_for
-from stepscope.fix.saved.encodings.encoded import Encoded, dense
-from stepscope.fix.saved.encodings.fused_relu import ReluOutputFromBits
-from stepscope.fix.saved.graph_capture import is_capturing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from stepscope.fix.saved.encodings.encoded import Encoded, dense, kernels_for
+from stepscope.fix.saved.encodings.exact import pack_codes, packed_bytes, unpack_codes
+from stepscope.fix.saved.operators import is_capturing
 
 SHAPE_ONLY_NODES = frozenset(
     {
@@ -237,3 +211,56 @@ def _relu_bits(flat: torch.Tensor, shape: Any, stride: Any, kernels: Any) -> Enc
         return decoded.as_strided(shape, stride)
 
     return Encoded(packed.nbytes, decode)
+
+
+# ReLU's backward straight from bits: the output that backward asks for is never written out.
+
+
+class ReluOutputFromBits(torch.Tensor):  # type: ignore[misc]
+    """Looks like a ReLU's output. `threshold_backward` reads the bits; anything else gets a plain
+    tensor of ones and zeros."""
+
+    packed: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, packed: torch.Tensor, shape: Any, stride: Any, dtype: torch.dtype) -> Any:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, shape, strides=stride, dtype=dtype, device=packed.device
+        )
+        made.packed = packed
+        return made
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def decoded(self) -> torch.Tensor:
+        kernels = kernels_for(self.packed, "bit_kernels")
+        plain: torch.Tensor = kernels.unpack(self.packed, self.numel(), width=1, dtype=self.dtype)
+        return plain.as_strided(self.shape, self.stride())
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if func is torch.ops.aten.threshold_backward.default and _fits(*args[:3]):
+            gradient, output = args[0], args[1]
+            return kernels_for(gradient, "bit_kernels").relu_backward(gradient, output.packed)
+        if func is torch.ops.aten.detach.default:
+            self = args[0]
+            return cls(self.packed, self.shape, self.stride(), self.dtype)
+
+        def plain(value: Any) -> Any:
+            return value.decoded() if isinstance(value, cls) else value
+
+        return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
+
+
+def _fits(gradient: Any, output: Any, threshold: Any) -> bool:
+    return (
+        type(gradient) is torch.Tensor
+        and isinstance(output, ReluOutputFromBits)
+        and threshold == 0
+        and gradient.dtype == output.dtype
+        and gradient.shape == output.shape
+        and gradient.stride() == output.stride()
+    )

@@ -1,25 +1,36 @@
-"""All encodings that hold a whole value, by the first word of their name."""
+"""All encodings of whole values by the first word of their name, and their trials on the
+values of the recorded pass.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
 
-from stepscope.fix.saved.encoding_names import OFFLOAD
-from stepscope.fix.saved.encodings.bits import encode_bits, encode_two_valued
-from stepscope.fix.saved.encodings.four_bits import encode_four_bits
-from stepscope.fix.saved.encodings.narrow import encode_narrow, narrow_spec
+import torch
+
+from stepscope.fix.saved.encodings.encoded import Encoded, dense, same_bits, settle_waiting, whole
+from stepscope.fix.saved.encodings.exact import (
+    encode_bits,
+    encode_narrow,
+    encode_sparse,
+    encode_two_valued,
+    encode_window,
+    narrow_spec,
+    sparse_spec,
+)
+from stepscope.fix.saved.encodings.lossy import encode_four_bits, encode_reduced
 from stepscope.fix.saved.encodings.offload import encode_offload
-from stepscope.fix.saved.encodings.pending_check import settle_waiting
-from stepscope.fix.saved.encodings.reduced import encode_reduced
-from stepscope.fix.saved.encodings.sparse import encode_sparse, sparse_spec
-from stepscope.fix.saved.encodings.window import encode_window
+from stepscope.fix.saved.encodings.outcomes import encode_use
+from stepscope.fix.saved.operators import OperatorClock, disturb_caches
+from stepscope.fix.saved.step_record import OFFLOAD, HoldingOption, RecordedCall, SavedUse, is_lossy
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-
-    from stepscope.fix.saved.encodings.encoded import Encoded
+# All encodings that hold a whole value, by the first word of their name.
 
 _BY_WORD: dict[str, Callable[[torch.Tensor, str], Encoded | None]] = {
     "bits": lambda tensor, _: encode_bits(tensor),
@@ -46,3 +57,176 @@ def encode_value(spec: str, tensor: torch.Tensor) -> Encoded | None:
 def exact_specs(tensor: torch.Tensor) -> list[str]:
     """Exact encodings that this tensor's content allows. Waits for the device."""
     return [spec for spec in (sparse_spec(tensor), narrow_spec(tensor)) if spec is not None]
+
+
+# Encodings are tried on the values of the recorded pass: real bytes, measured time, same bits.
+
+_LEAST_BYTES = 1 << 10  # smaller values are not worth a search
+# Their backward changes little when a value does. Others compare values (amax asks which element is
+# the largest: none, once rounded) or divide by them (which may then be zero): never rounded.
+_TOLERANT = re.compile(
+    r"^(?:(?:Slow|Thnn|Mkldnn|Cudnn|Miopen)?Conv|Addmm|Mm|Bmm|Baddbmm|Linear|MkldnnLinear|Mv|Mul|Addcmul"
+    r"|Relu|LeakyRelu|Gelu|Silu|Sigmoid|Tanh|Elu|Hardswish|Hardsigmoid|Hardtanh|Mish|Softplus|Softmax"
+    r"|PreluKernel|Glu|Exp|Sin|Cos|\w*Norm)(?:olution|Depthwise)?(?:[23]D)?Backward\d*$"
+)
+_NORM = re.compile(r"(?:Batch|Layer|Group|Rms)Norm")
+_OUTCOME_ELEMENTS = 1 << 20  # one size stands for all: the cost is the same per element
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    value: int
+    spec: str
+    kind: tuple[str, torch.dtype, int]  # word, type and the size's power of two
+    numel: int
+    held_bytes: int
+    exact: torch.Tensor | None  # None: lossy
+    clock: OperatorClock
+
+
+class EncodingTrials:
+    """Of one pass on one device; `lossy` is the lossy encoding that is allowed, if any."""
+
+    def __init__(self, device: torch.device, lossy: str | None) -> None:
+        self._device = device
+        self._lossy = lossy
+        self._trials: list[_Trial] = []
+        self._tried: set[tuple[int, str]] = set()
+        self._warm: set[tuple[str, torch.dtype]] = set()
+
+    def try_content(self, value: int, tensor: torch.Tensor) -> None:
+        """Whatever the tensor's content and type allow."""
+        if tensor.untyped_storage().nbytes() < _LEAST_BYTES:
+            return
+        with torch.no_grad():
+            specs = exact_specs(tensor.detach())
+        if self._lossy is not None:
+            specs.append(self._lossy)
+        for spec in specs:
+            self.try_value(value, spec, tensor)
+
+    def try_value(self, value: int, spec: str, tensor: torch.Tensor) -> None:
+        """Encode and decode; what does not come back is not offered."""
+        if (value, spec) in self._tried:
+            return
+        self._tried.add((value, spec))
+        tensor = tensor.detach()
+        flat, word = whole(tensor), spec.partition(" ")[0]
+        if flat is None:
+            return
+        encode = functools.partial(encode_value, spec, tensor)
+        try:
+            with torch.no_grad():
+                warm = (word, tensor.dtype)
+                if warm not in self._warm or self._device.type == "cuda":  # kernels are compiled
+                    self._warm.add(warm)
+                    _there_and_back(encode, self._device)
+                encoded, decoded, clock = _there_and_back(encode, self._device)
+        except torch.OutOfMemoryError:
+            return
+        if encoded is None or decoded is None:
+            return
+        exact = None if is_lossy(word) else same_bits(_flat(decoded), flat)
+        kind = (word, tensor.dtype, flat.numel().bit_length())
+        trial = _Trial(value, spec, kind, flat.numel(), encoded.size_bytes, exact, clock)
+        self._trials.append(trial)
+
+    def options(
+        self, uses: Sequence[SavedUse], calls: Sequence[RecordedCall]
+    ) -> dict[int, tuple[HoldingOption, ...]]:
+        """By value. The cost of one size is the median of what was measured for it."""
+        precise = precise_values(uses, calls)
+        measured = defaultdict[tuple[str, torch.dtype, int], list[float]](list)
+        for trial in self._trials:
+            measured[trial.kind].append(sum(trial.clock.took_ns()) / trial.numel)
+        costs = {kind: median(times) for kind, times in measured.items()}
+        found = defaultdict[int, list[HoldingOption]](list)
+        for trial in self._trials:
+            allowed = trial.value not in precise if trial.exact is None else bool(trial.exact)
+            if allowed:
+                cost_ns = round(costs[trial.kind] * trial.numel)
+                found[trial.value].append(
+                    HoldingOption(encoding=trial.spec, held_bytes=trial.held_bytes, cost_ns=cost_ns)
+                )
+        return {value: tuple(options) for value, options in found.items()}
+
+
+def precise_values(uses: Sequence[SavedUse], calls: Sequence[RecordedCall]) -> set[int | None]:
+    """Those that may not be rounded: somebody depends on their exact content, or on that of a value
+    that can be recomputed from them."""
+    precise = {use.value for use in uses if not _is_tolerant(use.consumer)}
+    for call in reversed(calls):
+        if call.refusal is None and not precise.isdisjoint(call.outputs):
+            precise.update(call.inputs)
+    return precise | _statistics(uses)
+
+
+def _is_tolerant(consumer: str) -> bool:
+    is_norm = "Norm" in consumer
+    return bool(_TOLERANT.match(consumer)) and (not is_norm or bool(_NORM.search(consumer)))
+
+
+def _statistics(uses: Sequence[SavedUse]) -> set[int | None]:
+    """Of norms: all that a node saves but the largest, its input."""
+    by_node: defaultdict[int, list[SavedUse]] = defaultdict(list)
+    for use in uses:
+        if use.order is not None and _NORM.search(use.consumer):
+            by_node[use.order].append(use)
+    found: set[int | None] = set()
+    for saved in by_node.values():
+        largest = max(saved, key=lambda use: math.prod(use.shape))
+        found.update(use.value for use in saved if use is not largest)
+    return found
+
+
+def _there_and_back(
+    encode: Callable[[], Encoded | None], device: torch.device
+) -> tuple[Encoded | None, torch.Tensor | None, OperatorClock]:
+    """Encode and decode, each timed as between other operators."""
+    clock = OperatorClock(device)
+    disturb_caches(device)
+    clock.start()
+    encoded = encode()
+    clock.stop()
+    if encoded is None:
+        return None, None, clock
+    disturb_caches(device)
+    clock.start()
+    decoded = encoded.decode()
+    clock.stop()
+    return encoded, decoded, clock
+
+
+def _flat(decoded: torch.Tensor) -> torch.Tensor:
+    flat = dense(decoded)
+    return decoded.flatten() if flat is None else flat
+
+
+class OutcomeCosts:
+    """What it takes to encode for one consumer: measured once a kind, on a large tensor; on a CPU
+    also on a small one, as calls themselves take time there."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._known: dict[tuple[str, torch.dtype], tuple[float, float]] = {}
+
+    def cost_ns(self, spec: str, dtype: torch.dtype, count: int) -> int:
+        if spec == "shape":
+            return 0
+        key = (spec.partition(" ")[0], dtype)
+        if key not in self._known:
+            self._known[key] = self._measured(spec, dtype)
+        calls_ns, element_ns = self._known[key]
+        return round(calls_ns + element_ns * count)
+
+    def _measured(self, spec: str, dtype: torch.dtype) -> tuple[float, float]:
+        """For the calls, and for each element."""
+        calls_ns = self._least_ns(spec, dtype, 1) if self._device.type == "cpu" else 0
+        large_ns = self._least_ns(spec, dtype, _OUTCOME_ELEMENTS)
+        return calls_ns, max(0, large_ns - calls_ns) / _OUTCOME_ELEMENTS
+
+    def _least_ns(self, spec: str, dtype: torch.dtype, count: int) -> int:
+        sample = torch.zeros(count, dtype=dtype, device=self._device)
+        encode = functools.partial(encode_use, spec, sample)
+        clocks = [_there_and_back(encode, self._device)[2] for _ in range(3)]
+        return min(sum(clock.took_ns()) for clock in clocks)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 _BLOCK = 1024  # elements a program, a multiple of 8
 _WARPS = 4

@@ -1,4 +1,4 @@
-// Numbers and names as people read them. Figures follow the rules of records/figures.py;
+// Numbers and names as people read them. Figures follow the rules of text/figures.py;
 // tests/records/figures.json holds cases that both must pass.
 
 import { SHARED } from "./shared.js";
@@ -109,7 +109,7 @@ export function shortName(name) {
   return angle > 0 && paren < 0 ? `${text}<…>` : text;
 }
 
-/** A capital for a first word that is plain English, none for names of code, as in records/words.py. @param {string} text */
+/** A capital for a first word that is plain English, none for names of code, as in text/words.py. @param {string} text */
 export function sentence(text) {
   const first = /^([a-z]+)(?:'s)?(?=[ ,;]|: |\. )/.exec(text);
   if (!first || SHARED.names.includes(first[1])) return text;

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from stepscope.records.explanation import Remedy
 from stepscope.ui.html.pane import Pane, ReportData
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Remedy
 
 SEVERITIES = {"high": "High", "medium": "Medium", "low": "Low", "none": "Note"}
 

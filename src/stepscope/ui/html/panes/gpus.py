@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from stepscope.records.figures import factor, interval, milliseconds, significant
-from stepscope.records.words import sentence
-from stepscope.ui.gpus import answer, fits_word, notes, work_word
-from stepscope.ui.html.pane import Pane
-
-if TYPE_CHECKING:
-    from stepscope.records.gpu_comparison import GpuComparison, GpuPrediction
-    from stepscope.ui.html.pane import ReportData
+from stepscope.records.prediction import GpuComparison, GpuPrediction
+from stepscope.text.figures import factor, interval, milliseconds, significant
+from stepscope.text.words import sentence
+from stepscope.ui.html.pane import Pane, ReportData
+from stepscope.ui.topics.gpus import answer, fits_word, notes, work_word
 
 
 def report_view(report: ReportData) -> dict[str, Any] | None:

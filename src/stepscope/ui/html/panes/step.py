@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepscope.explain.untimed_rank import is_untimed
-from stepscope.records.figures import duration, percent
+from stepscope.explain.incomplete_ranks import is_untimed
+from stepscope.records.explanation import RankExplanation, StepTime
+from stepscope.text.figures import duration, percent
 from stepscope.ui.html.pane import Pane, ReportData, rank_label
-from stepscope.ui.html.parts import slices
+from stepscope.ui.html.render import slices
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import RankExplanation, StepTime
-
     Fact = tuple[str, str, str]  # label, value, hint
 
 

@@ -1,15 +1,25 @@
-"""One rank's tables as plain rows. A table that is empty because nothing was recorded says so."""
+"""The tables of one rank, and of a job's ranks, as plain rows.
+
+A table that is empty because nothing was recorded says so.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from stepscope.ui.html.compiled_tables import compiled_tables
+from stepscope.records.explanation import RankExplanation
+from stepscope.records.job import Job, JobCollective
+from stepscope.records.source_lines import Place
 from stepscope.ui.html.pane import Pane
-from stepscope.ui.html.table_data import make_table
+from stepscope.ui.html.render import make_table
+from stepscope.ui.topics.distributed import CAUSES, group_words, rank_on_host, straggler_name
 
 if TYPE_CHECKING:
-    from stepscope.records.explanation import RankExplanation
+    from stepscope.records.compiled import CompiledWork, RegionTime
+
+# One rank's tables as plain rows. A table that is empty because nothing was recorded says so.
 
 NEEDS_STACK = "not captured: record with with_stack=True"
 NEEDS_HOST = "not captured: record with ProfilerActivity.CPU"
@@ -154,3 +164,192 @@ def _steps(rank: RankExplanation) -> dict[str, Any]:
 PANE = Pane(
     id="tables", title="Tables", order=90, view=lambda report: True if report.is_timed else None
 )
+
+
+# Compiled graphs as tables: by kernel, by line of the source, and where they break.
+
+
+def compiled_tables(compiled: CompiledWork | None) -> list[dict[str, Any]]:
+    """No tabs where nothing is compiled."""
+    if compiled is None:
+        return []
+    absent = "; ".join(compiled.notes)
+    columns = (
+        "Graph:text | Kernel:code | Operators:code | Lines:code | Calls:count | Per step:ns | "
+        "FLOPs:count | Bytes:bytes"
+    )
+    kernels = make_table(
+        "Compiled kernels", columns, _graph_kernels(compiled), sort=5, absent=absent
+    )
+    columns = (
+        "Graph:text | Line:code | Function:code | Operators:code | Per step:ns | "
+        "FLOPs:count | Bytes:bytes"
+    )
+    tables = [
+        kernels,
+        make_table("Compiled lines", columns, _graph_lines(compiled), sort=4, absent=absent),
+    ]
+    if compiled.breaks:
+        columns = "Line:code | Reason:text | Per step:count | Cost:ns"
+        tables.append(make_table("Graph breaks", columns, _breaks(compiled), sort=3))
+    return tables
+
+
+def _graph_kernels(compiled: CompiledWork) -> Iterator[tuple[Any, ...]]:
+    """FLOPs and bytes of one call."""
+    for region in compiled.regions:
+        for kernel in region.kernel_times:
+            yield (
+                _graph(region),
+                kernel.name,
+                _short(kernel.operators),
+                ", ".join(map(_where, kernel.places)),
+                kernel.calls,
+                round(1e6 * kernel.ms),
+                kernel.flops,
+                kernel.bytes_moved,
+            )
+
+
+def _graph_lines(compiled: CompiledWork) -> Iterator[tuple[Any, ...]]:
+    """FLOPs and bytes of one run of the graph."""
+    for region in compiled.regions:
+        for line in region.lines:
+            yield (
+                _graph(region),
+                _where(line.place),
+                line.place.function,
+                _short(line.operators),
+                round(1e6 * region.ms * (line.share or 0.0)),
+                line.flops,
+                line.bytes_moved,
+            )
+
+
+def _breaks(compiled: CompiledWork) -> Iterator[tuple[Any, ...]]:
+    for one in compiled.breaks:
+        cost_ns = None if one.cost_ms is None else round(1e6 * one.cost_ms)
+        yield _where(one.place) if one.place else None, one.reason, one.times, cost_ns
+
+
+def _graph(region: RegionTime) -> str:
+    return f"{region.region or '?'} {'backward' if region.backward else 'forward'}"
+
+
+def _where(place: Place) -> str:
+    """With its folder: the end of a long path says most."""
+    return f"{'/'.join(PurePath(place.file).parts[-2:])}:{place.line}"
+
+
+def _short(operators: tuple[str, ...]) -> str:
+    return ", ".join(name.removeprefix("aten::") for name in operators)
+
+
+# Tables about several ranks: collectives they share, who is slow, each rank, the clocks.
+
+MOST_ROWS = 1500  # of collectives, the longest first
+
+
+def job_tables(job: Job) -> list[dict[str, Any]]:
+    """In the order of the tabs; their ids differ from those of one rank's tables."""
+    tables = [_job_collectives(job), _stragglers(job), _ranks(job), _clocks(job)]
+    return [{**table, "id": f"job-{table['id']}"} for table in tables]
+
+
+def _job_collectives(job: Job) -> dict[str, Any]:
+    columns = (
+        "Collective:code | Group:text | Reach:text | Ranks:text | Size:bytes | Count:count | "
+        "Bus rate:rate | Wait, a call:wait | Transfer, a call:ns | Expected, a call:ns | "
+        "Exposed, a call:ns | Exposed in all:ns | Last most often:text"
+    )
+    rows = (
+        (
+            row.kind,
+            group_words(row),
+            row.reach or "not known",
+            _ranks_seen(row),
+            row.size_bytes,
+            row.count,
+            row.busbw_gb_s,
+            _wait(row),
+            _per_call(row.transfer_ns, row),
+            None if row.expected_ns is None else round(row.expected_ns),
+            _per_call(row.exposed_ns, row),
+            row.exposed_ns,
+            "" if row.slowest_rank is None else rank_on_host(row.slowest_rank, job),
+        )
+        for row in job.collectives[:MOST_ROWS]
+    )
+    return make_table("Collectives", columns, rows, sort=11, absent="not recorded by two ranks")
+
+
+def _ranks_seen(row: JobCollective) -> str:
+    if row.group_size is None or row.ranks_seen == row.group_size:
+        return f"{row.ranks_seen}"
+    return f"{row.ranks_seen} of {row.group_size}"
+
+
+def _per_call(total_ns: int | None, row: JobCollective) -> int | None:
+    return None if total_ns is None else round(total_ns / row.count)
+
+
+def _wait(row: JobCollective) -> list[int] | None:
+    """The wait and its error bar."""
+    if row.wait_ns is None or row.wait_error_ns is None:
+        return None
+    return [round(row.wait_ns / row.count), round(row.wait_error_ns / row.count)]
+
+
+def _stragglers(job: Job) -> dict[str, Any]:
+    columns = (
+        "Who:text | Host:text | Cause:text | Slowdown:times | Cost per step:ns | Steps:text | "
+        "Evidence:text"
+    )
+    rows = (
+        (
+            straggler_name(straggler),
+            straggler.host or "",
+            CAUSES[straggler.cause],
+            straggler.slowdown,
+            round(straggler.cost_ms * 1e6),
+            f"{straggler.steps} of {straggler.of}",
+            "; ".join(straggler.evidence),
+        )
+        for straggler in job.stragglers.ranks
+    )
+    return make_table("Stragglers", columns, rows, sort=4)
+
+
+def _ranks(job: Job) -> dict[str, Any]:
+    columns = (
+        "Rank:index | Host:text | Profiled step:ns | Without comm:ns | Exposed comm:ns | "
+        "Data loading:ns | Waits for others:wait | Arrived last:count"
+    )
+    arrivals = {
+        row.rank: ([row.waits_ns, row.wait_error_ns], row.times_last) for row in job.arrivals
+    }
+    rows = (
+        (
+            rank,
+            job.hosts.get(rank, ""),
+            *(
+                round(ms * 1e6)
+                for ms in (times.step_ms, times.own_ms, times.exposed_comm_ms, times.input_ms)
+            ),
+            *arrivals.get(rank, (None, None)),
+        )
+        for rank, times in zip(job.ranks, job.times, strict=True)
+    )
+    return make_table("Ranks, per step", columns, rows, sort=3)
+
+
+def _clocks(job: Job) -> dict[str, Any]:
+    columns = "Rank:index | Host:text | Offset:offset | Error:error | Drift:ppm"
+    return make_table("Clocks", columns, _clock_rows(job), sort=3, absent="not aligned")
+
+
+def _clock_rows(job: Job) -> Iterator[tuple[Any, ...]]:
+    clock = job.clock
+    for rank, offset in clock.offset_ns.items() if clock.aligned else ():
+        host = job.hosts.get(rank, "")
+        yield rank, host, offset, clock.error_ns.get(rank), clock.drift_ppm.get(rank)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.ui.html.classes import LEGEND
 from stepscope.ui.html.pane import Pane, ReportData
-from stepscope.ui.html.parts import gap_labels
+from stepscope.ui.html.render import LEGEND, gap_labels
 
 
 def timeline_view(report: ReportData) -> dict[str, Any] | None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from stepscope.records.explanation import Explanation
 from stepscope.ui.html.pane import Pane, ReportData
 from stepscope.ui.words import applied_line, failed_line
-
-if TYPE_CHECKING:
-    from stepscope.records.explanation import Explanation
 
 
 def first_words(report: ReportData) -> tuple[Explanation, str, str]:

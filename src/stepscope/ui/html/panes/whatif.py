@@ -7,16 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from stepscope.records.figures import interval, milliseconds
-from stepscope.records.words import sentence
+from stepscope.records.prediction import Prediction
+from stepscope.text.figures import interval, milliseconds
+from stepscope.text.words import sentence
 from stepscope.ui.html.pane import Pane, ReportData
 from stepscope.ui.html.render import json_block
-from stepscope.ui.whatif import BASIS, DECISIVE, WORTH, gain_of, judge, label, saved_ms, verdict
+from stepscope.ui.topics.whatif import (
+    BASIS,
+    DECISIVE,
+    WORTH,
+    gain_of,
+    judge,
+    label,
+    saved_ms,
+    verdict,
+)
 
 if TYPE_CHECKING:
-    from stepscope.records.prediction import Prediction
-    from stepscope.ui.html.whatif_axes import Axis
-    from stepscope.ui.html.whatif_grid import WhatIfGrid
+    from stepscope.ui.html.whatif_grid import Axis, WhatIfGrid
 
 
 def report_view(report: ReportData) -> dict[str, Any] | None:

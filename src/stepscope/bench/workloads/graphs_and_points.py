@@ -1,0 +1,355 @@
+"""Nodes of graphs and clouds of points: GAT, PointNet for classes and for parts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
+
+# GAT: what are a node's labels? They follow from its kind, and most neighbours are of its kind.
+
+
+class GraphAttention(nn.Module):
+    """Each node takes a weighted mean of its neighbours; each head weighs for itself."""
+
+    def __init__(self, features: int, heads: int, width: int) -> None:
+        super().__init__()
+        self.heads, self.width = heads, width
+        self.project = nn.Linear(features, heads * width, bias=False)
+        self.as_sender = nn.Parameter(torch.empty(heads, width))
+        self.as_receiver = nn.Parameter(torch.empty(heads, width))
+        self.bias = nn.Parameter(torch.zeros(heads, width))
+        for weight in (self.project.weight, self.as_sender, self.as_receiver):
+            nn.init.xavier_uniform_(weight)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        sender, receiver = edges
+        x = self.project(x).reshape(len(x), self.heads, self.width)
+        sent, received = ((x * w).sum(2).float() for w in (self.as_sender, self.as_receiver))
+        scores = functional.leaky_relu(sent[sender] + received[receiver], 0.2)
+        share = softmax_by_receiver(scores, receiver, len(x)).to(x.dtype)
+        messages = x[sender] * share[:, :, None]
+        gathered = torch.zeros_like(x).index_add(0, receiver, messages)
+        return gathered + self.bias
+
+
+def softmax_by_receiver(scores: torch.Tensor, receiver: torch.Tensor, nodes: int) -> torch.Tensor:
+    """Over the edges that end in the same node; scores are (edges, heads)."""
+    where = receiver[:, None].expand_as(scores)
+    largest = scores.new_full((nodes, scores.shape[1]), -torch.inf)
+    largest = largest.scatter_reduce(0, where, scores.detach(), "amax")
+    weights = (scores - largest[receiver]).exp()
+    total = weights.new_zeros(largest.shape).index_add(0, receiver, weights)
+    return weights / total[receiver]
+
+
+class GAT(nn.Module):
+    """Three layers; the second adds its input, the last averages its heads."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        inner = config.heads * config.width
+        self.first = GraphAttention(config.features, config.heads, config.width)
+        self.second = GraphAttention(inner, config.heads, config.width)
+        self.last = GraphAttention(inner, config.heads * 3 // 2, config.labels)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        x = functional.elu(self.first(x, edges).flatten(1))
+        x = functional.elu(self.second(x, edges).flatten(1) + x)
+        return self.last(x, edges).mean(1)
+
+
+def make_graphs(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, ...]]:
+    """`batch` graphs beside each other: features, edges and labels of all their nodes.
+
+    A node's kind shows weakly in its features; four of five neighbours are of its kind.
+    """
+    draw, device = place.generator(), place.device
+    nodes, kinds = config.batch * config.nodes, config.kinds
+    kind = torch.arange(nodes, device=device) % kinds
+    columns = torch.arange(1, config.features + 1, device=device)
+    bits = torch.arange(1, config.labels + 1, device=device)
+    labels = (torch.sin(1.7 * (kind[:, None] + 1) * bits) > 0.4).float()
+    graphs = []
+    for _ in range(config.batches):
+        noise = torch.randn(nodes, config.features, generator=draw, device=device)
+        features = torch.sin(2.9 * (kind[:, None] + 1) * columns) + config.noise * noise
+        receiver = torch.arange(nodes, device=device).repeat(config.degree)
+        count = receiver.numel()
+        neighbour = torch.randint(config.nodes // kinds, (count,), generator=draw, device=device)
+        other = torch.randint(kinds, (count,), generator=draw, device=device)
+        alike = torch.rand(count, generator=draw, device=device) < 0.8
+        # Numbers inside a graph count up by `kinds` within one kind.
+        first = receiver - receiver % config.nodes
+        sender = first + neighbour * kinds + torch.where(alike, kind[receiver], other)
+        own = torch.arange(nodes, device=device).expand(2, -1)
+        graphs.append((features, torch.cat((torch.stack((sender, receiver)), own), 1), labels))
+    return graphs
+
+
+def build_gat(config: Config, place: TrainingPlace) -> Step:
+    model = place.put(GAT(config))
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
+    graphs = make_graphs(config, place)
+
+    def step(number: int) -> torch.Tensor:
+        features, edges, labels = graphs[number % len(graphs)]
+        scores = model(features, edges).float()
+        loss = functional.binary_cross_entropy_with_logits(scores, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+PPI = {
+    "batch": 2,
+    "batches": 4,  # that training goes round
+    "nodes": 2400,  # in a graph; a multiple of kinds
+    "degree": 28,
+    "kinds": 12,
+    "noise": 3.0,  # beside features of size one
+    "features": 50,
+    "labels": 121,
+    "heads": 4,
+    "width": 256,
+    "lr": 5e-3,
+}
+GAT_TINY = {"nodes": 240, "degree": 10, "kinds": 6, "features": 16, "labels": 20, "width": 16}
+GAT_WORKLOAD = TrainingWorkload(
+    name="gat",
+    task="node classification",
+    source="Veličković et al., Graph Attention Networks, 2018; the inductive model for PPI",
+    samples="graphs",
+    sizes={
+        "tiny": {**PPI, **GAT_TINY},
+        "small": {**PPI, "batch": 4},
+        "paper": PPI,
+    },
+    targets={
+        "tiny": Target(loss=0.4, steps=60),
+        "small": Target(loss=0.6, steps=60),
+        "paper": Target(loss=0.6, steps=60),
+    },
+    build=build_gat,
+    tags=frozenset({"attention", "graph"}),
+)
+
+
+# PointNet: which shape is it that these points lie on? An ellipsoid's axes tell its class.
+
+
+def each_point(*widths: int) -> nn.Sequential:
+    """Layers that all points share, on (batch, features, points)."""
+    layers: list[nn.Module] = []
+    for width, out in pairwise(widths):
+        layers += [nn.Conv1d(width, out, 1), nn.BatchNorm1d(out), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def whole_cloud(*widths: int) -> nn.Sequential:
+    """Layers on a cloud's summary: (batch, features)."""
+    layers: list[nn.Module] = []
+    for width, out in pairwise(widths):
+        layers += [nn.Linear(width, out), nn.BatchNorm1d(out), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+class TNet(nn.Module):
+    """Predicts the matrix that turns a cloud, or its features, into a common pose."""
+
+    def __init__(self, features: int, width: int) -> None:
+        super().__init__()
+        self.points = each_point(features, width, 2 * width, 16 * width)
+        self.cloud = whole_cloud(16 * width, 8 * width, 4 * width)
+        self.matrix = nn.Linear(4 * width, features * features)
+        nn.init.zeros_(self.matrix.weight)
+        with torch.no_grad():
+            self.matrix.bias.copy_(torch.eye(features).flatten())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        entries = self.matrix(self.cloud(self.points(x).amax(2)))
+        return entries.reshape(len(x), x.shape[1], x.shape[1])
+
+
+class PointFeatures(nn.Module):
+    """Of every point (width), of the cloud (16 widths), and the matrix that aligned the first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.input_pose, self.feature_pose = TNet(3, width), TNet(width, width)
+        self.early = each_point(3, width, width)
+        self.late = each_point(width, width, 2 * width, 16 * width)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x = self.early(torch.bmm(self.input_pose(x), x))
+        pose = self.feature_pose(x)
+        local = torch.bmm(pose, x)
+        return local, self.late(local).amax(2), pose
+
+
+class PointNetClassifier(nn.Module):
+    """The class's logits, and the feature pose."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width = config.width
+        self.features = PointFeatures(width)
+        self.head = nn.Sequential(
+            whole_cloud(16 * width, 8 * width, 4 * width),
+            nn.Dropout(0.3),
+            nn.Linear(4 * width, config.classes),
+        )
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        _, cloud, pose = self.features(x)
+        return self.head(cloud), pose
+
+
+def not_orthogonal(pose: torch.Tensor) -> torch.Tensor:
+    """How far a pose is from a rotation: the mean of ||I - AA'||², which training keeps small."""
+    pose = pose.float()
+    identity = torch.eye(pose.shape[1], device=pose.device)
+    return (torch.bmm(pose, pose.transpose(1, 2)) - identity).square().sum((1, 2)).mean()
+
+
+def make_clouds(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Points (batch, 3, points) near an ellipsoid whose axes follow from its class."""
+    draw, device = place.generator(), place.device
+    speeds = torch.tensor([1.0, 2.3, 3.7], device=device)
+    clouds = []
+    for _ in range(config.batches):
+        kind = torch.randint(config.classes, (config.batch,), generator=draw, device=device)
+        axes = 1 + 0.7 * torch.sin((kind[:, None] + 1) * speeds)
+        shape = (config.batch, 3, config.points)
+        sphere = functional.normalize(torch.randn(shape, generator=draw, device=device))
+        noise = torch.randn(shape, generator=draw, device=device)
+        clouds.append((axes[:, :, None] * sphere + 0.02 * noise, kind))
+    return clouds
+
+
+def build_pointnet_cls(config: Config, place: TrainingPlace) -> Step:
+    model = place.put(PointNetClassifier(config))
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
+    clouds = make_clouds(config, place)
+
+    def step(number: int) -> torch.Tensor:
+        points, kind = clouds[number % len(clouds)]
+        logits, pose = model(points)
+        loss = functional.cross_entropy(logits.float(), kind) + 0.001 * not_orthogonal(pose)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+MODELNET40 = {
+    "batch": 32,
+    "batches": 8,  # that training goes round
+    "points": 1024,
+    "classes": 40,
+    "width": 64,
+    "lr": 1e-3,
+}
+POINTNET_CLS_WORKLOAD = TrainingWorkload(
+    name="pointnet-cls",
+    task="point cloud classification",
+    source="Qi et al., PointNet, 2017; ModelNet40 (3.5 M)",
+    samples="clouds",
+    sizes={
+        "tiny": {**MODELNET40, "batch": 16, "points": 128, "classes": 8, "width": 16, "lr": 3e-3},
+        "small": {**MODELNET40, "batch": 256},
+        "paper": MODELNET40,
+    },
+    targets={
+        "tiny": Target(loss=1.0, steps=50),
+        "small": Target(loss=3.3, steps=60),
+        "paper": Target(loss=3.3, steps=60),
+    },
+    build=build_pointnet_cls,
+    tags=frozenset({"points"}),
+)
+
+
+# PointNet, segmentation: which part of which shape does each point belong to?
+
+PARTS_OF_A_SHAPE = 3  # bottom, middle, top
+
+
+class PointNetSegmenter(nn.Module):
+    """Every point's logits, from its own features beside the cloud's; and the feature pose."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width = config.width
+        self.features = PointFeatures(width)
+        self.layers = each_point(17 * width, 8 * width, 4 * width, 2 * width, 2 * width)
+        self.parts = nn.Conv1d(2 * width, config.parts, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        local, cloud, pose = self.features(x)
+        cloud = cloud[:, :, None].expand(-1, -1, x.shape[2])
+        return self.parts(self.layers(torch.cat((local, cloud), 1))), pose
+
+
+def part_of_each_point(points: torch.Tensor, kind: torch.Tensor) -> torch.Tensor:
+    """Shapes are cut at two heights."""
+    height = points[:, 2]
+    third = (height > -0.2).long() + (height > 0.2).long()
+    return PARTS_OF_A_SHAPE * kind[:, None] + third
+
+
+def build_pointnet_seg(config: Config, place: TrainingPlace) -> Step:
+    model = place.put(PointNetSegmenter(config))
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
+    clouds = make_clouds(config, place)
+    parts = [part_of_each_point(points, kind) for points, kind in clouds]
+
+    def step(number: int) -> torch.Tensor:
+        at = number % len(clouds)
+        logits, pose = model(clouds[at][0])
+        loss = functional.cross_entropy(logits.float(), parts[at]) + 0.001 * not_orthogonal(pose)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+SHAPENET_PARTS = {
+    "batch": 32,
+    "batches": 8,  # that training goes round
+    "points": 2048,
+    "classes": 16,
+    "parts": 50,  # of all classes together; at least PARTS_OF_A_SHAPE each
+    "width": 64,
+    "lr": 1e-3,
+}
+POINTNET_SEG_TINY = {"batch": 16, "points": 128, "classes": 4, "parts": 12, "width": 16, "lr": 3e-3}
+POINTNET_SEG_WORKLOAD = TrainingWorkload(
+    name="pointnet-seg",
+    task="point cloud segmentation",
+    source="Qi et al., PointNet, 2017, figure 2; ShapeNet parts",
+    samples="clouds",
+    sizes={
+        "tiny": {**SHAPENET_PARTS, **POINTNET_SEG_TINY},
+        "small": SHAPENET_PARTS,
+        "paper": SHAPENET_PARTS,
+    },
+    targets={
+        "tiny": Target(loss=1.2, steps=50),
+        "small": Target(loss=3.3, steps=60),
+        "paper": Target(loss=3.3, steps=60),
+    },
+    build=build_pointnet_seg,
+    tags=frozenset({"points"}),
+)

@@ -1,0 +1,429 @@
+"""Classifiers of images and clips by plain convolutions: ResNet-50, VGG-16, DenseNet-121,
+and C3D in space and time.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from stepscope.bench.workload import Config, Step, Target, TrainingPlace, TrainingWorkload
+
+# ResNet-50: which way noisy stripes run. The 3x3 convolutions have the stride, as in v1.5.
+
+WAVELENGTH = 16  # pixels from stripe to stripe
+NOISE = 0.5
+SHIFT = math.pi / 2  # of the phase, at most
+
+
+class ResNetBottleneck(nn.Module):
+    """Narrow, convolve, widen; the input is added to the result."""
+
+    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.path = nn.Sequential(
+            *convolution(inputs, width, 1),
+            nn.ReLU(),
+            *convolution(width, width, 3, stride),
+            nn.ReLU(),
+            *convolution(width, 4 * width, 1),
+        )
+        same = inputs == 4 * width and stride == 1
+        shortcut = () if same else convolution(inputs, 4 * width, 1, stride)
+        self.shortcut = nn.Sequential(*shortcut)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.path(x) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """Four stages of bottlenecks: each halves the image (but the first) and doubles the width."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width = config.width
+        self.stem = nn.Sequential(
+            *convolution(3, width, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)
+        )
+        inputs, blocks = width, []
+        for stage, count in enumerate(int(count) for count in config.blocks.split(",")):
+            for number in range(count):
+                stride = 2 if stage and number == 0 else 1
+                blocks.append(ResNetBottleneck(inputs, width << stage, stride))
+                inputs = 4 * width << stage
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(inputs, config.classes)
+        initialize_convolutions(self)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.head(self.blocks(self.stem(images)).mean((2, 3)))
+        return x
+
+
+def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple[nn.Module, ...]:
+    """Followed by its norm."""
+    layer = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+    return layer, nn.BatchNorm2d(outputs)
+
+
+def initialize_convolutions(model: nn.Module) -> None:
+    """He et al., 2015: the variance stays the same from layer to layer."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+def make_stripes(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Images and labels: the label is the direction of the stripes, their phase varies."""
+    draw, device, batch, edge = place.generator(), place.device, config.batch, config.image
+    pixels = torch.arange(edge, device=device) * (2 * math.pi / WAVELENGTH)
+    batches = []
+    for _ in range(config.batches):
+        labels = torch.randint(config.directions, (batch,), generator=draw, device=device)
+        angles = (labels * (math.pi / config.directions)).view(-1, 1, 1)
+        phases = SHIFT * torch.rand((batch, 1, 1), generator=draw, device=device)
+        waves = torch.sin(angles.cos() * pixels + angles.sin() * pixels[:, None] + phases)
+        noise = torch.randn((batch, 3, edge, edge), generator=draw, device=device)
+        batches.append((waves[:, None] + NOISE * noise, labels))
+    return batches
+
+
+def train_classifier(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: list[tuple[torch.Tensor, torch.Tensor]],
+) -> Step:
+    def step(number: int) -> torch.Tensor:
+        images, labels = batches[number % len(batches)]
+        loss = functional.cross_entropy(model(images).float(), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def build_resnet50(config: Config, place: TrainingPlace) -> Step:
+    model = place.put(ResNet(config))
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, weight_decay=1e-4)
+    return train_classifier(model, optimizer, make_stripes(config, place))
+
+
+RESNET50 = {
+    "batch": 64,
+    "batches": 4,
+    "image": 224,
+    "classes": 1000,  # of which the first `directions` occur
+    "directions": 16,
+    "width": 64,
+    "blocks": "3,4,6,3",
+    "lr": 0.05,
+}
+RESNET50_TINY = {
+    "batch": 16,
+    "image": 32,
+    "classes": 16,
+    "directions": 8,
+    "width": 8,
+    "blocks": "1,1,1,1",
+}
+RESNET50_WORKLOAD = TrainingWorkload(
+    name="resnet50",
+    task="image classification",
+    source="He et al., Deep Residual Learning for Image Recognition, 2016",
+    samples="images",
+    sizes={
+        "tiny": {**RESNET50, **RESNET50_TINY},
+        "small": RESNET50,
+        "paper": {**RESNET50, "batch": 256, "lr": 0.1},
+    },
+    targets={
+        "tiny": Target(loss=1.0, steps=40),
+        "small": Target(loss=4.0, steps=60),
+        "paper": Target(loss=4.0, steps=60),
+    },
+    build=build_resnet50,
+    tags=frozenset({"convolutional"}),
+)
+
+
+# VGG-16: which way noisy stripes run; no norms, and most parameters in three linear layers.
+
+STAGES = ((1, 2), (2, 2), (4, 3), (8, 3), (8, 3))  # times the width, how many convolutions
+
+
+class VGG(nn.Module):
+    """Five stages of 3x3 convolutions, each ends with a pool that halves the image."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        inputs, layers = 3, []
+        for times, count in STAGES:
+            for _ in range(count):
+                outputs = times * config.width
+                layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
+                inputs = outputs
+            layers.append(nn.MaxPool2d(2))
+        self.features = nn.Sequential(*layers)
+        pixels = (config.image // 2 ** len(STAGES)) ** 2
+        self.head = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(inputs * pixels, config.hidden),
+            nn.ReLU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(config.hidden, config.hidden),
+            nn.ReLU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(config.hidden, config.classes),
+        )
+        initialize_convolutions(self)
+        for layer in self.head:
+            if isinstance(layer, nn.Linear):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.head(self.features(images))
+        return x
+
+
+def build_vgg16(config: Config, place: TrainingPlace) -> Step:
+    model = place.put(VGG(config))
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, weight_decay=5e-4)
+    return train_classifier(model, optimizer, make_stripes(config, place))
+
+
+VGG16 = {
+    "batch": 64,
+    "batches": 4,
+    "image": 224,
+    "classes": 1000,  # of which the first `directions` occur
+    "directions": 16,
+    "width": 64,
+    "hidden": 4096,
+    "dropout": 0.5,
+    "lr": 0.002,
+}
+VGG16_TINY = {
+    "batch": 16,
+    "image": 32,
+    "classes": 16,
+    "directions": 4,
+    "width": 4,
+    "hidden": 128,
+    "dropout": 0.1,
+    "lr": 0.004,
+}
+VGG16_WORKLOAD = TrainingWorkload(
+    name="vgg16",
+    task="image classification",
+    source="Simonyan and Zisserman, Very Deep Convolutional Networks, 2015 (configuration D)",
+    samples="images",
+    sizes={
+        "tiny": {**VGG16, **VGG16_TINY},
+        "small": VGG16,
+        "paper": {**VGG16, "batch": 256},
+    },
+    targets={
+        "tiny": Target(loss=1.0, steps=60),
+        "small": Target(loss=6.2, steps=60),
+        "paper": Target(loss=6.2, steps=60),
+    },
+    build=build_vgg16,
+    tags=frozenset({"convolutional"}),
+)
+
+
+# DenseNet-121: every layer takes the outputs of all layers before it in its stage.
+
+
+class DenseStage(nn.Module):
+    """Each layer adds `growth` channels to those it takes."""
+
+    def __init__(self, inputs: int, growth: int, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                *narrowed(inputs + number * growth, 4 * growth, 1),
+                *narrowed(4 * growth, growth, 3),
+            )
+            for number in range(layers)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = [x]
+        for layer in self.layers:
+            outputs.append(layer(torch.cat(outputs, 1)))
+        return torch.cat(outputs, 1)
+
+
+def narrowed(inputs: int, outputs: int, size: int) -> tuple[nn.Module, ...]:
+    """A convolution after its norm."""
+    layer = nn.Conv2d(inputs, outputs, size, padding=size // 2, bias=False)
+    return nn.BatchNorm2d(inputs), nn.ReLU(), layer
+
+
+class DenseNet(nn.Module):
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        width = 2 * config.growth
+        layers: list[nn.Module] = [
+            nn.Conv2d(3, width, 7, 2, padding=3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, padding=1),
+        ]
+        for stage, count in enumerate(int(count) for count in config.blocks.split(",")):
+            if stage:
+                layers += [*narrowed(width, width // 2, 1), nn.AvgPool2d(2)]
+                width //= 2
+            layers.append(DenseStage(width, config.growth, count))
+            width += count * config.growth
+        self.layers = nn.Sequential(*layers, nn.BatchNorm2d(width), nn.ReLU())
+        self.head = nn.Linear(width, config.classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.layers(images).mean((2, 3)))
+        return logits
+
+
+def build_densenet121(config: Config, place: TrainingPlace) -> Step:
+    model = place.put(DenseNet(config))
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, weight_decay=1e-4)
+    return train_classifier(model, optimizer, make_stripes(config, place))
+
+
+DENSENET121 = {
+    "batch": 32,
+    "batches": 4,
+    "image": 224,
+    "classes": 1000,
+    "directions": 16,
+    "growth": 32,
+    "blocks": "6,12,24,16",
+    "lr": 0.05,
+}
+DENSENET121_TINY = {
+    "batch": 8,
+    "image": 32,
+    "classes": 8,
+    "directions": 4,
+    "growth": 8,
+    "blocks": "2,2",
+}
+DENSENET121_WORKLOAD = TrainingWorkload(
+    name="densenet121",
+    task="image classification",
+    source="Huang et al., Densely Connected Convolutional Networks, 2017",
+    samples="images",
+    sizes={
+        "tiny": {**DENSENET121, **DENSENET121_TINY},
+        "small": DENSENET121,
+        "paper": {**DENSENET121, "batch": 256, "lr": 0.1},
+    },
+    targets={
+        "tiny": Target(loss=1.0, steps=60),
+        "small": Target(loss=4.0, steps=60),
+        "paper": Target(loss=4.0, steps=60),
+    },
+    build=build_densenet121,
+    tags=frozenset({"convolutional", "extra"}),
+)
+
+
+# Video: which way the stripes of a clip move, by convolutions in space and time.
+
+CLIP_WAVELENGTH, CLIP_NOISE = 8, 0.5
+
+
+class VideoNet(nn.Module):
+    """Stages of two 3x3x3 convolutions; each halves the clip in time and space."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        layers, inputs = [], 3
+        for number in range(config.stages):
+            width = config.width << number
+            layers += [*video_convolution(inputs, width), *video_convolution(width, width)]
+            layers.append(nn.MaxPool3d(2))
+            inputs = width
+        self.layers = nn.Sequential(*layers)
+        self.head = nn.Linear(inputs, config.classes)
+
+    def forward(self, clips: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.layers(clips).mean((2, 3, 4)))
+        return logits
+
+
+def video_convolution(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
+    layer = nn.Conv3d(inputs, outputs, 3, padding=1, bias=False)
+    return layer, nn.BatchNorm3d(outputs), nn.ReLU()
+
+
+def make_clips(config: Config, place: TrainingPlace) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Clips [batch, 3, frames, image, image] and labels: the label is the speed of the stripes."""
+    draw, device = place.generator(), place.device
+    pixels = torch.arange(config.image, device=device).view(1, 1, 1, -1) / CLIP_WAVELENGTH
+    times = torch.arange(config.frames, device=device).view(1, -1, 1, 1)
+    shape = (config.batch, 3, config.frames, config.image, config.image)
+    batches = []
+    for _ in range(config.batches):
+        labels = torch.randint(config.speeds, (config.batch,), generator=draw, device=device)
+        speeds = (labels / config.speeds - 0.5).view(-1, 1, 1, 1)
+        phases = torch.rand((config.batch, 1, 1, 1), generator=draw, device=device)
+        waves = torch.sin(2 * torch.pi * (pixels + speeds * times + phases))
+        noise = torch.randn(shape, generator=draw, device=device)
+        batches.append((waves[:, None] + CLIP_NOISE * noise, labels))
+    return batches
+
+
+def build_c3d(config: Config, place: TrainingPlace) -> Step:
+    model = place.put(VideoNet(config))
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, weight_decay=1e-4)
+    return train_classifier(model, optimizer, make_clips(config, place))
+
+
+C3D = {
+    "batch": 8,
+    "batches": 4,
+    "frames": 16,
+    "image": 96,
+    "classes": 400,  # of which the first `speeds` occur
+    "speeds": 8,
+    "width": 32,
+    "stages": 4,
+    "lr": 0.02,
+}
+C3D_TINY = {
+    "batch": 4,
+    "frames": 8,
+    "image": 16,
+    "classes": 4,
+    "speeds": 4,
+    "width": 8,
+    "stages": 2,
+}
+C3D_WORKLOAD = TrainingWorkload(
+    name="c3d",
+    task="video classification",
+    source="Tran et al., Learning Spatiotemporal Features with 3D Convolutional Networks, 2015",
+    samples="clips",
+    sizes={
+        "tiny": {**C3D, **C3D_TINY, "lr": 0.05},
+        "small": C3D,
+        "paper": {**C3D, "batch": 30, "image": 112, "width": 64},
+    },
+    targets={
+        "tiny": Target(loss=1.0, steps=60),
+        "small": Target(loss=3.0, steps=60),
+        "paper": Target(loss=3.0, steps=60),
+    },
+    build=build_c3d,
+    tags=frozenset({"convolutional", "extra"}),
+)

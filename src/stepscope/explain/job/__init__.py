@@ -1,0 +1,3 @@
+"""All ranks together: who waits for whom, which rank, host or link is slow, and what decides
+a step.
+"""

@@ -1,0 +1,344 @@
+"""Encodings of whole values that give the same bits back: packed bits, pooling windows,
+sparse values, shorter integers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stepscope.fix.saved.encodings.encoded import (
+    BITS_OF,
+    Encoded,
+    PendingCheck,
+    dense,
+    kernels_for,
+    whole,
+)
+from stepscope.fix.saved.operators import is_capturing
+
+# Small numbers packed into bytes: 1, 2 or 4 bits each, the first in the lowest bits.
+
+_GATHER = 0x0102040810204080  # collects the lowest bits of eight bytes in the highest byte
+
+
+def packed_bytes(count: int, width: int = 1) -> int:
+    return -(-count * width // 8)
+
+
+def pack_bits(mask: torch.Tensor) -> torch.Tensor:
+    """Eight booleans of a flat tensor in one byte."""
+    kernels = kernels_for(mask, "bit_kernels")
+    if kernels is not None:
+        return kernels.pack(mask, width=1)
+    padding = -mask.numel() % 8
+    if padding:
+        mask = torch.nn.functional.pad(mask, (0, padding))
+    eights = mask.contiguous().view(torch.uint8).view(torch.int64)
+    return ((eights * _GATHER) >> 56).to(torch.uint8)
+
+
+def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
+    kernels = kernels_for(packed, "bit_kernels")
+    if kernels is not None:
+        return kernels.unpack(packed, count, width=1, dtype=torch.bool)
+    eights = _table(packed.device)[packed.to(torch.int64)]
+    return eights.view(torch.bool)[:count]
+
+
+def pack_codes(codes: torch.Tensor, width: int) -> torch.Tensor:
+    """Codes below 2 ** width of a flat uint8 tensor."""
+    if width == 8:
+        return codes
+    if width == 1:
+        return pack_bits(codes.view(torch.bool))
+    kernels = kernels_for(codes, "bit_kernels")
+    if kernels is not None:
+        return kernels.pack(codes, width=width)
+    each = 8 // width
+    rows = torch.nn.functional.pad(codes, (0, -codes.numel() % each)).view(-1, each)
+    packed = rows[:, 0].clone()
+    for place in range(1, each):
+        packed |= rows[:, place] << (place * width)
+    return packed
+
+
+def unpack_codes(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
+    if width == 8:
+        return packed
+    if width == 1:
+        return unpack_bits(packed, count).view(torch.uint8)
+    kernels = kernels_for(packed, "bit_kernels")
+    if kernels is not None:
+        return kernels.unpack(packed, count, width=width, dtype=torch.uint8)
+    shifts = [(packed >> shift) & (2**width - 1) for shift in range(0, 8, width)]
+    return torch.stack(shifts, 1).flatten()[:count]
+
+
+@functools.cache
+def _table(device: torch.device) -> torch.Tensor:
+    """The eight booleans that each byte stands for."""
+    numbers = torch.arange(256, device=device)
+    masks = (numbers[:, None] >> torch.arange(8, device=device)) & 1
+    return masks.to(torch.uint8).contiguous().view(torch.int64).flatten()
+
+
+def encode_bits(tensor: torch.Tensor) -> Encoded | None:
+    """`bits`: a mask of booleans."""
+    flat = whole(tensor)
+    if flat is None or flat.dtype != torch.bool:
+        return None
+    count, packed = flat.numel(), pack_bits(flat)
+    return Encoded(packed.nbytes, lambda: unpack_bits(packed, count))
+
+
+def encode_two_valued(tensor: torch.Tensor) -> Encoded | None:
+    """`two-valued`: a dropout's noise, which is 0 or one positive constant."""
+    flat = whole(tensor)
+    if flat is None or not flat.is_floating_point():
+        return None
+    count, dtype = flat.numel(), flat.dtype
+    packed, constant = pack_bits(flat != 0), flat.max()
+
+    def decode() -> torch.Tensor:
+        zero = torch.zeros((), dtype=dtype, device=constant.device)
+        return torch.where(unpack_bits(packed, count), constant, zero)
+
+    return Encoded(packed.nbytes + constant.nbytes, decode)
+
+
+# `window`: max pooling's int64 indices, as places within their windows: 2, 4 or 8 bits.
+#
+# An index counts places in the plane (or volume) of the input. Where the window of each output
+# begins is known from the layer's options, so the place within the window is enough.
+
+_POOLS = {"max_pool2d_with_indices": 2, "max_pool3d_with_indices": 3}
+_ADAPTIVE = {"adaptive_max_pool2d": 2, "adaptive_max_pool3d": 3}
+_MOST_PLACES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingWindow:
+    """One entry for each dimension. An adaptive layer has no stride: windows begin where the
+    output's size says."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    size: tuple[int, ...]  # of the input
+
+    @property
+    def width(self) -> int:
+        """Bits for a place."""
+        places = math.prod(self.kernel)
+        return next(width for width in (1, 2, 4, 8) if places <= 2**width)
+
+    def starts(self, outputs: torch.Size, device: torch.device) -> list[torch.Tensor]:
+        """The first place of every window along each dimension, also outside the input."""
+        dimensions = len(self.kernel)
+        counts = outputs[-dimensions:]
+        places = [torch.arange(count, device=device) for count in counts]
+        if not self.stride:
+            return [
+                place * size // count
+                for place, size, count in zip(places, self.size, counts, strict=True)
+            ]
+        return [
+            place * stride - padding
+            for place, stride, padding in zip(places, self.stride, self.padding, strict=True)
+        ]
+
+    def spec(self) -> str:
+        parts = (self.kernel, self.stride, self.padding, self.dilation, self.size)
+        return "window " + "/".join(",".join(map(str, part)) for part in parts)
+
+    @classmethod
+    def of_spec(cls, text: str) -> PoolingWindow:
+        parts = [
+            tuple(int(number) for number in part.split(",") if number) for part in text.split("/")
+        ]
+        return cls(*parts)
+
+
+def pooling_spec(name: str, args: Any) -> str | None:
+    """The encoding of the indices of one call; None for other operators, and large windows."""
+    window = None
+    if name in _POOLS:
+        window = _of_pool(args, _POOLS[name])
+    elif name in _ADAPTIVE:
+        window = _of_adaptive(args, _ADAPTIVE[name])
+    if window is None or math.prod(window.kernel) > _MOST_PLACES:
+        return None
+    return window.spec()
+
+
+def _of_pool(args: Any, dimensions: int) -> PoolingWindow:
+    def option(place: int, default: Any) -> tuple[int, ...]:
+        value = args[place] if len(args) > place and args[place] != [] else default
+        values = [value] if isinstance(value, int) else list(value)
+        return tuple(values * dimensions if len(values) == 1 else values)
+
+    kernel = option(1, 1)
+    size = tuple(int(length) for length in args[0].shape[-dimensions:])
+    return PoolingWindow(kernel, option(2, kernel), option(3, 0), option(4, 1), size)
+
+
+def _of_adaptive(args: Any, dimensions: int) -> PoolingWindow:
+    size = tuple(int(length) for length in args[0].shape[-dimensions:])
+    # A window ends at ceil((i + 1) * size / count).
+    counts = [size[place] if count is None else count for place, count in enumerate(args[1])]
+    kernel = tuple(
+        max(-(-(i + 1) * length // count) - i * length // count for i in range(count))
+        for length, count in zip(size, counts, strict=True)
+    )
+    return PoolingWindow(kernel, (), (), (1,) * dimensions, size)
+
+
+def encode_window(tensor: torch.Tensor, spec: str) -> Encoded | None:
+    """The result lies in memory as the indices did."""
+    window, flat = PoolingWindow.of_spec(spec), dense(tensor)
+    covers_storage = tensor.untyped_storage().nbytes() == tensor.nbytes
+    if flat is None or not covers_storage or tensor.dtype != torch.int64:
+        return None
+    shape, stride = tensor.shape, tensor.stride()
+    starts = window.starts(shape, tensor.device)
+    kernels = kernels_for(tensor, "bit_kernels")
+    if kernels is not None:
+        packed = kernels.pack_window(flat, shape, stride, starts, window)
+        return Encoded(
+            packed.nbytes,
+            lambda: kernels.unpack_window(packed, shape, stride, starts, window),
+        )
+    local = _local(tensor, window, starts)
+    codes = torch.empty_strided(shape, stride, dtype=torch.uint8, device=tensor.device)
+    codes.copy_(local)
+    count = tensor.numel()
+    packed = pack_codes(codes.as_strided((count,), (1,)), window.width)
+
+    def decode() -> torch.Tensor:
+        places = unpack_codes(packed, count, window.width).as_strided(shape, stride)
+        indices = torch.empty_strided(shape, stride, dtype=torch.int64, device=places.device)
+        return indices.copy_(_global(places.to(torch.int64), window, starts)).as_strided(
+            (count,), (1,)
+        )
+
+    return Encoded(packed.nbytes, decode)
+
+
+def _local(
+    indices: torch.Tensor, window: PoolingWindow, starts: list[torch.Tensor]
+) -> torch.Tensor:
+    """The place within the window, the last dimension running fastest."""
+    rest, local, faster = indices, torch.zeros_like(indices), 1
+    for place in reversed(range(len(window.kernel))):
+        coordinate = rest % window.size[place]
+        rest = rest.div(window.size[place], rounding_mode="floor")
+        offset = coordinate - _along(starts[place], place - len(window.kernel))
+        local += offset.div(window.dilation[place], rounding_mode="floor") * faster
+        faster *= window.kernel[place]
+    return local
+
+
+def _global(local: torch.Tensor, window: PoolingWindow, starts: list[torch.Tensor]) -> torch.Tensor:
+    rest, index, faster = local, torch.zeros_like(local), 1
+    for place in reversed(range(len(window.kernel))):
+        offset = rest % window.kernel[place] * window.dilation[place]
+        rest = rest.div(window.kernel[place], rounding_mode="floor")
+        index += (_along(starts[place], place - len(window.kernel)) + offset) * faster
+        faster *= window.size[place]
+    return index
+
+
+def _along(values: torch.Tensor, dimension: int) -> torch.Tensor:
+    """A row of values that broadcasts along one of the last dimensions."""
+    return values.view(-1, *[1] * (-dimension - 1))
+
+
+# `sparse SHARE`: a mask of what is not zero, and those elements one after the other.
+#
+# Zero means all bits zero: -0.0 and NaN are kept as they are. SHARE is how much was not zero in the
+# recorded pass. On a GPU there is room for slightly more; where that is not enough, the plain
+# tensor is kept.
+
+_WORTH = 0.9  # of the plain bytes: a value that compresses less is left alone
+_ROOM = 1.05
+
+
+def sparse_spec(tensor: torch.Tensor) -> str | None:
+    """None where it does not compress. Waits for the device."""
+    flat = whole(tensor)
+    if flat is None or not flat.is_floating_point():
+        return None
+    count = int(torch.count_nonzero(flat.view(BITS_OF[flat.itemsize])))
+    share = round(count / flat.numel(), 4)
+    return f"sparse {share}" if _size(flat, count) <= _WORTH * flat.nbytes else None
+
+
+def _size(flat: torch.Tensor, count: int) -> int:
+    return packed_bytes(flat.numel()) + count * int(flat.itemsize)
+
+
+def encode_sparse(tensor: torch.Tensor, share: float) -> Encoded | None:
+    flat = whole(tensor)
+    if flat is None or is_capturing():  # how much is not zero differs from step to step
+        return None
+    dtype, count = flat.dtype, flat.numel()
+    patterns = flat.view(BITS_OF[flat.itemsize])
+    kernels = kernels_for(flat, "sparse_kernels")
+    if kernels is not None:
+        room = min(count, int(count * share * _ROOM) + 64)
+        parts = kernels.pack_nonzero(patterns, room)
+        return Encoded(
+            parts.mask.nbytes + parts.values.nbytes + parts.starts.nbytes,
+            lambda: kernels.unpack_nonzero(parts, count).view(dtype),
+            PendingCheck(parts.total <= room),
+        )
+    mask = patterns != 0
+    values = patterns[mask]
+    if _size(flat, values.numel()) > _WORTH * flat.nbytes:
+        return None
+    packed = pack_bits(mask)
+
+    def decode() -> torch.Tensor:  # must not name the tensor: it would be held as well
+        decoded = torch.zeros(count, dtype=values.dtype, device=packed.device)
+        return decoded.masked_scatter_(unpack_bits(packed, count), values).view(dtype)
+
+    return Encoded(packed.nbytes + values.nbytes, decode)
+
+
+# `narrow TYPE`: integers in a type as short as their values allow.
+
+_TYPES = {"uint8": torch.uint8, "int8": torch.int8, "int16": torch.int16, "int32": torch.int32}
+
+
+def narrow_spec(tensor: torch.Tensor) -> str | None:
+    """None where nothing shorter fits. Waits for the device."""
+    flat = whole(tensor)
+    if flat is None or flat.dtype not in (torch.int16, torch.int32, torch.int64):
+        return None
+    low, high = (int(limit) for limit in torch.aminmax(flat))
+    for name, dtype in _TYPES.items():
+        limits = torch.iinfo(dtype)
+        if limits.min <= low and high <= limits.max and dtype.itemsize < flat.itemsize:
+            return f"narrow {name}"
+    return None
+
+
+def encode_narrow(tensor: torch.Tensor, name: str) -> Encoded | None:
+    flat = whole(tensor)
+    if flat is None or flat.dtype.is_floating_point or is_capturing():
+        return None
+    dtype, limits = flat.dtype, torch.iinfo(_TYPES[name])
+    low, high = torch.aminmax(flat)
+    fits = (low >= limits.min) & (high <= limits.max)
+    on_host = flat.device.type == "cpu"
+    if on_host and not bool(fits):
+        return None
+    short = flat.to(_TYPES[name])
+    check = None if on_host else PendingCheck(fits)
+    return Encoded(short.nbytes, lambda: short.to(dtype), check)

@@ -1,0 +1,1 @@
+"""What ranks share: clocks, process groups, collectives and connections."""

@@ -1,0 +1,1 @@
+"""Bytes by category in one training step, read without touching the training."""

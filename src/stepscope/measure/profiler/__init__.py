@@ -1,0 +1,1 @@
+"""The profiler's windows, when they open, and the stack sampler that runs outside of them."""

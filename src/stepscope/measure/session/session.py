@@ -1,0 +1,569 @@
+"""Count the steps of one rank, note their times and let each part act when it is due; a
+trial's session also keeps losses and ends itself. Called by hooks, so it costs tens of
+microseconds a step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+from collections import deque
+from pathlib import Path
+from threading import get_ident
+from time import perf_counter_ns, time_ns
+from typing import TYPE_CHECKING, Any
+
+from stepscope.measure import folder as layout
+from stepscope.measure import processes
+from stepscope.measure.cluster.parallel_layout import brief_layout
+from stepscope.measure.cluster.window_collectives import Comms
+from stepscope.measure.compiler_log import CompilerLog
+from stepscope.measure.cuda_graphs import gate
+from stepscope.measure.machine import HostLoadMeter
+from stepscope.measure.never_raise import never_raise, note
+from stepscope.measure.patches import surrounds
+from stepscope.measure.processes import TrainingThread, end_without_destructors, watch_exit
+from stepscope.measure.profiler.extra_windows import StallWatch, WindowRequests
+from stepscope.measure.profiler.sampler import start_sampler
+from stepscope.measure.profiler.schedule import PlannedWindow, Schedule
+from stepscope.measure.profiler.windows import CLOSURE, OTHER_THREADS, ProfilerWindows
+from stepscope.measure.ranks import TraceChoice, choose_here, rank_and_world
+from stepscope.measure.session.rank_files import RankFile, RankParts
+from stepscope.measure.session.special_steps import SpecialSteps
+from stepscope.measure.session.start_up import StartUp
+from stepscope.measure.session.trial import TrialLog, await_device, end_process
+from stepscope.measure.settings import Settings
+from stepscope.measure.steps.loaders import Loaders
+from stepscope.measure.steps.optimizers import (
+    Optimizers,
+    Passes,
+    any_optimizer_created,
+    trained_parameters,
+    what_ends_steps,
+    with_closure,
+)
+from stepscope.measure.steps.phases import AGAIN, ENDED, ENTER, LEAVE, PERHAPS, Note
+from stepscope.measure.steps.step_times import Anchor, StepLines, StepMeter, step_marks
+from stepscope.measure.writer import AsLines, LineWriter, StepPacking, flush_interval_s
+
+if TYPE_CHECKING:
+    from stepscope.fix.begin import ChangedTraining
+
+# One rank's capture: counts steps, notes their times, and lets each part act when it is due.
+#
+# A process becomes a rank when it ends its first step. Until then nothing but a line in its host's
+# list of processes is written, so launchers, data-loader workers and helpers leave no rank folder.
+
+# Kept in memory until they can be written: before the first step ends, or on a disk that hangs.
+MOST_NOTES = 1 << 16
+
+
+class Session:
+    """Called by hooks at every boundary; costs tens of microseconds a step outside the window."""
+
+    trial: TrialLog | None = None
+
+    def __init__(self, settings: Settings, *, from_outside: bool = False) -> None:
+        self.settings = settings
+        self.start_up = StartUp(from_outside=from_outside)
+        self.number = 0  # of the running step
+        self._schedule = Schedule.plan(settings)
+        self._lines = StepLines(self.start_up.began_ns)
+        self._meter: StepMeter | None = None
+        self.notes: deque[Note] = deque(maxlen=MOST_NOTES)
+        self._comms = Comms()
+        self.compiler = CompilerLog()
+        self.loaders = Loaders()
+        self._load = HostLoadMeter()
+        self.optimizers = Optimizers()
+        self.thread = get_ident()  # the one that trains; 0 once closed
+        self._claim = TrainingClaim()
+        self._alone = True  # no other thread trains
+        self._pid = os.getpid()
+        self._parts: RankParts | None = None
+        self._training: TrainingThread | None = None
+        self._rank_file: RankFile | None = None
+        self._windows = ProfilerWindows(settings)
+        self._choice = TraceChoice(traced=True, rule="all")  # until the rank is known
+        self._stalls: StallWatch | None = None
+        self._special = SpecialSteps()
+        self._job: dict[str, Any] | None = None
+        self.ranges = Ranges() if settings.nvtx else None
+        self.phases_wanted = settings.nvtx  # ranges or special steps follow phases
+        self._steps_on_optimizer = settings.step_on in ("auto", "optimizer")
+        self._anchor = Anchor()
+        self.passes = Passes() if settings.step_on == "auto" else None
+        self.passes_ended = 0
+        self.in_backward = 0
+        self._passed = False  # a backward pass ended since the last step did
+        self._cut = True  # the running step's beginning was not seen
+        self._skipped = 0
+        self._closed = False
+        self._due = self._next_due(0)
+        self._in_fork = False  # in a forked child that has not run backward so far
+        os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self.close)
+
+    @never_raise
+    def torch_is_here(self) -> None:
+        self._comms.attach()
+        processes.record(self.settings.folder, processes.TORCH)
+
+    # Called by hooks. Phases count only in the training thread; hooks note them themselves.
+
+    @never_raise
+    def phase_changes(self, phase: str, *, entering: bool) -> None:
+        """A phase begins or ends: pass it on to NVTX ranges and special steps."""
+        if self.ranges is not None:
+            if entering:
+                self.ranges.push(phase)
+            else:
+                self.ranges.pop()
+        self._special.phase(phase, entering=entering)
+
+    def first_pass_begins(self) -> bool:
+        """The thread that runs backward first trains; a trainer may start one for it."""
+        if self._in_fork:
+            self._trains_in_fork()
+        if not (self._closed or self.number or self.in_backward) and self._claim.take():
+            self.thread = get_ident()
+            self.start_up.backward_begins()
+        return get_ident() == self.thread
+
+    def pass_begins(self, roots: Any = ()) -> bool:
+        """True for a pass that is not inside another one."""
+        self.in_backward += 1
+        if self.in_backward > 1:
+            return False
+        if self.phases_wanted:
+            self._special.pass_begins(roots)
+        if self.passes is not None and not self.optimizers.own_passes:
+            self._ask_passes(roots)
+        return True
+
+    @never_raise
+    def _ask_passes(self, roots: Any) -> None:
+        assert self.passes is not None
+        if self.passes.begins(roots, optimizer_exists=any_optimizer_created()):
+            self._step_ends()
+            self._cut = True  # the next step has already begun
+
+    def pass_ends(self, outermost: bool) -> None:
+        self.in_backward -= 1
+        if not outermost:
+            return
+        self._passed = True
+        self.passes_ended += 1
+        if self.passes_ended == 1:
+            processes.record(self.settings.folder, processes.BACKWARD)
+        if self.passes is not None:
+            if not self.optimizers.own_passes:
+                self._end_pass()
+        elif self.settings.step_on == "backward":
+            self.step_ends()
+
+    @never_raise
+    def _end_pass(self) -> None:
+        assert self.passes is not None
+        if self.passes.ends(optimizer_exists=any_optimizer_created()):
+            self._step_ends()
+
+    @never_raise
+    def gradient_was_taken(self) -> None:
+        """A script without an optimizer took a gradient; it may never call backward."""
+        if gate.is_capturing or any_optimizer_created() or not self.first_pass_begins():
+            return
+        self.pass_begins()
+        self.pass_ends(outermost=True)
+        self._claim.release()
+
+    def before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        """A hook as torch calls it; one optimizer may wrap another."""
+        try:
+            if not self._is_training_thread() or not self.optimizers.begins(optimizer):
+                return None
+            self.notes.append((ENTER, perf_counter_ns(), "optimizer"))
+            if self.phases_wanted:
+                self.phase_changes("optimizer", entering=True)
+            return with_closure(
+                args, kwargs, lambda closure: timed_closure(closure, self.notes, self._windows)
+            )
+        except Exception as error:
+            note("before an optimizer's step", error)
+            return None
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        try:
+            if get_ident() != self.thread or not self.optimizers.ends():
+                return
+            self.notes.append((LEAVE, perf_counter_ns(), "optimizer"))
+            if self.phases_wanted:
+                self.phase_changes("optimizer", entering=False)
+            if self._steps_on_optimizer:
+                passes, self.passes = self.passes, None
+                self._end_steps(self._anchor.ends_steps(optimizer), passes)
+        except Exception as error:
+            note("after an optimizer's step", error)
+
+    def _end_steps(self, ended: int, passes: Passes | None) -> None:
+        """An optimizer's step has shown that this many steps are over, if not `passes` before."""
+        if passes is not None and passes.ended_step:
+            self._cut = True  # the next step has begun with what the optimizer did
+            return
+        if not ended:
+            self.notes.append((PERHAPS, perf_counter_ns(), time_ns()))
+            self._claim.release()
+            return
+        two = ended == 2 and self.is_plain and self.number + 2 < self._due
+        self.number += two
+        self._step_ends(two=two)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the running step is neither profiled nor a special one."""
+        return self._windows.running is None and self._special.mark is None
+
+    def _is_training_thread(self) -> bool:
+        """Whether this is the first thread that trains; remember whether others train too."""
+        here = get_ident()
+        if not (self.number or self.passes_ended or self._closed) and self._claim.take():
+            self.thread = here
+        if here != self.thread and not self._closed:
+            self._alone = False
+            note("threads", OTHER_THREADS)
+        return here == self.thread
+
+    @never_raise
+    def boundary(self) -> None:
+        """A batch is requested or a forward pass begins: a backward pass before it ended a step."""
+        if self._passed:
+            self._step_ends()
+
+    @never_raise
+    def step_was_seen(self, *, skipped: bool = False) -> None:
+        """Without a call of an optimizer: a CUDA graph replayed it, or a scaler `skipped` it."""
+        if self._steps_on_optimizer and get_ident() == self.thread:
+            self.passes = None
+            self._skipped += skipped
+            self._step_ends(skipped=skipped)
+
+    @never_raise
+    def group_ends(self) -> None:
+        self._comms.group_ends()
+        if self._parts is not None:
+            self._parts.look_at_links(self.number)
+        if self._training is not None:
+            self._training.wait_until_closed()
+
+    @never_raise
+    def profiler_begins(self, profiler: Any) -> None:
+        """Ours, or one of the script's own."""
+        self._windows.script_profiler_begins(profiler)
+
+    @never_raise
+    def profiler_ended(self, profiler: Any) -> None:
+        self._windows.script_profiler_ends(profiler)
+
+    @never_raise
+    def step_ends(self) -> None:
+        if self._is_training_thread():
+            self._step_ends()
+
+    def _step_ends(self, *, skipped: bool = False, last: bool = False, two: bool = False) -> None:
+        """Note the step's times and prepare the next one."""
+        if self._closed or gate.is_capturing:
+            return
+        parts = self._parts or self._become_rank()
+        if parts is None:
+            return
+        now, number, window = perf_counter_ns(), self.number, self._windows.running is not None
+        events = parts.device.mark() if parts.device is not None else None
+        marks = step_marks(skipped=skipped, first=self._cut, last=last, own=self._special.mark)
+        said = self._meter.read(now) if self._meter is not None else None
+        self.notes.append((ENDED, now, (number, time_ns(), window, events, marks, two, said)))
+        self.number = number + 1
+        self._passed = self._cut = False
+        if number + 1 >= self._due or window or marks:
+            self._act(parts)
+
+    def wake(self, step: int) -> None:
+        """In the writer's thread: the schedule has changed (`_act` reads it and sets `_due`)."""
+        self._due = min(self._due, step)
+
+    def _act(self, parts: RankParts) -> None:
+        """The time this takes lies between two steps and belongs to neither."""
+        self._load.pause(self.number, self.optimizers.known)
+        self._end_special_step(parts)
+        parts.look_at_others(self.number, disturbed=self._windows.running is not None)
+        self._due = min(self._next_due(self.number + 1), parts.due(self.number + 1))
+        self._begin(parts)
+        self._load.resume(self.number, plain=self.is_plain)
+        now = perf_counter_ns()
+        self.notes.append((AGAIN, now, None))
+        if self._meter is not None:
+            self._meter.restart(now)
+        if parts.device is not None:
+            parts.device.restart()
+
+    def _next_due(self, step: int) -> int:
+        return self._schedule.next_due(step)
+
+    def _begin(self, parts: RankParts) -> None:
+        step = self.number
+        planned = self._schedule.opens(step)
+        if planned is not None:
+            self._open_window(parts, planned)
+        elif (closes := self._schedule.closes(step)) is not None:
+            self._close_window(parts, closes)
+        elif self._schedule.is_special(step):
+            self._begin_special_step()
+        elif self._windows.step_begins(step):
+            self._comms.step_begins(step)
+
+    def _begin_special_step(self) -> None:
+        if self._alone and self._choice.traced and self._windows.running is None:
+            self._special.begin(self.number, self._schedule, self.optimizers.known, self.settings)
+            self.phases_wanted = self.ranges is not None or self._special.mark is not None
+
+    def _open_window(self, parts: RankParts, planned: PlannedWindow) -> None:
+        parts.sampler_pauses()
+        if planned.meets:
+            parts.synchronise("start", self.number)  # on every rank, even if no window opens
+        if self._choice.traced and self._windows.open(
+            planned, parts.folder, one_thread_trains=self._alone
+        ):
+            self._comms.window_begins(self.number)
+
+    def _close_window(self, parts: RankParts, planned: PlannedWindow) -> None:
+        if (window := self._windows.running) is not None:
+            self._windows.finish(window)
+            lines = self._comms.window_ends(self.number - 1)
+            if not planned.alone:
+                parts.collectives(lines, planned.comms_file)
+        self._read_job_layout()
+        if planned.meets:
+            parts.look_at_links(self.number)
+            parts.synchronise("end", self.number)
+        parts.sampler_resumes()
+
+    def _end_special_step(self, parts: RankParts) -> None:
+        if self._special.mark is not None:
+            self.phases_wanted = self.ranges is not None
+            if self._special.end(parts.folder):
+                self._describe("running")  # a job that is killed keeps it
+
+    def _become_rank(self) -> RankParts | None:
+        rank, world_size = rank_and_world()
+        try:
+            folder = layout.claim_rank_folder(Path(self.settings.folder), rank)
+        except OSError as error:
+            self._closed = True  # nowhere to write: capture nothing
+            self.thread = 0
+            note("run folder", layout.why_refused(error))
+            return None
+        self._choice = choice = choose_here(self.settings.ranks, rank, world_size)
+        lines: AsLines = self._lines
+        if self.settings.on_stall and choice.traced:
+            lines = self._stalls = StallWatch(lines, self, self._schedule, folder)
+        tail = folder / layout.STEPS
+        pause_s = flush_interval_s(world_size)
+        steps = LineWriter(tail, self.notes, lines, StepPacking(tail), flush_s=pause_s)
+        self._meter = StepMeter()
+        hz = self.settings.sample_hz if choice.traced else 0.0
+        sampler = start_sampler(self.thread, hz, lambda: self.number, self._schedule.last_due)
+        requests = WindowRequests(self, self._schedule, folder.parent, pause_s)
+        compiler = self.compiler.of_rank(traced=choice.traced)
+        self._parts = RankParts(folder, steps, sampler, requests, compiler)
+        self._due = min(self._due, self._parts.due(self.number + 1))
+        self._rank_file = RankFile(folder, rank, world_size)
+        self._read_job_layout()
+        self._load.resume(self.number + 1, plain=True)
+        self._describe("running")
+        processes.record(self.settings.folder, processes.STEP)
+        self._training = TrainingThread(self.close)
+        return self._parts
+
+    @never_raise
+    def _read_job_layout(self) -> None:
+        """Read the job's layout while its process groups exist."""
+        job = self._comms.describe(trained_parameters(self.optimizers.known))
+        self._job = job if self._choice.traced else brief_layout(job)
+
+    @never_raise
+    def _describe(self, status: str) -> None:
+        if self._rank_file is None:
+            return
+        progress = {
+            "steps": self.number,
+            "steps_end_with": what_ends_steps(self.settings.step_on, self.passes),
+            "skipped": self._skipped,
+            "trace": {"chosen": self._choice.traced, "ranks": self._choice.rule},
+            "windows": self._windows.content(),
+            "stall_window": self._stalls.content() if self._stalls is not None else None,
+            "start_up": self.start_up.content(),
+            "counters": self._meter.content() if self._meter is not None else None,
+            "after_last_step": self._lines.after_last_step() if status == "finished" else None,
+            "remedies": self.trial.remedies() if self.trial is not None else [],
+            "data": self.loaders.content(self._lines.trained_loaders, last=status == "finished"),
+        }
+        surroundings = {"communication": self._job, "optimizer_lines": self.optimizers.lines}
+        surroundings |= {"host_load": self._load.content(), "host_steps": self._special.content()}
+        self._rank_file.write(status, progress, surroundings)
+
+    @never_raise
+    def close(self, *, at_once: bool = False) -> None:
+        """At exit; further calls do nothing. `at_once`: a window that runs is given up."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._end_last_step()
+        self._closed = True
+        self.thread = 0
+        self._load.pause(self.number)
+        self._special.abandon()
+        if self._parts is not None:
+            self._parts.close(self.number)  # before the window, whose stop may wait
+        if not at_once:
+            self._windows.close(self.number)
+        self._describe("finished")
+
+    @never_raise
+    def _end_last_step(self) -> None:
+        """Where a step ends only when the next one begins, the last one ends here."""
+        follows = self.settings.step_on in ("forward", "dataloader")
+        if self.passes is not None and self.passes.ends_steps:
+            follows = self.passes.is_amid_step
+        if self._passed and follows:
+            self._due = sys.maxsize
+            self._step_ends(last=True)
+
+    def _forked(self) -> None:
+        """In a forked child. Of a parent that has trained, capture nothing, but say so if the child
+        trains too: the parent's threads and profiler are not here. Else it may become a rank."""
+        has_trained = bool(self.number or self.passes_ended or self.in_backward)
+        self._in_fork = True
+        self.thread = 0
+        self._windows.running = None
+        self._special.forget()
+        if self._windows.ever_started:
+            end_without_destructors()
+        if has_trained or self._closed or self.trial is not None:
+            self._closed = True
+            return
+        self._pid = os.getpid()
+        self._claim = TrainingClaim()
+        self.notes.clear()
+
+    @never_raise
+    def _trains_in_fork(self) -> None:
+        """The first backward pass of a forked child."""
+        self._in_fork = False
+        if self._closed:
+            processes.record(self.settings.folder, processes.FORKED)
+            return
+        processes.record(self.settings.folder, processes.TORCH)
+        # multiprocessing's children leave by os._exit: no exit handler runs.
+        if util := sys.modules.get("multiprocessing.util"):
+            util.Finalize(None, self.close, exitpriority=0)
+        watch_exit(self)
+
+
+# A closure that is given to an optimizer holds the step's forward and backward.
+
+
+def timed_closure(closure: Any, notes: deque[Note], windows: ProfilerWindows) -> Any:
+    """The closure, with its time noted as forward: it is not the optimizer's."""
+
+    @surrounds
+    @functools.wraps(closure)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        window = windows.running
+        mark = window.mark(CLOSURE) if window is not None else None
+        notes.append((ENTER, perf_counter_ns(), "forward"))
+        try:
+            return closure(*args, **kwargs)
+        finally:
+            notes.append((LEAVE, perf_counter_ns(), "forward"))
+            if mark is not None:
+                mark.__exit__(None, None, None)
+
+    return timed
+
+
+# Which thread trains: the first one that asks.
+
+
+class TrainingClaim:
+    """Threads may ask at the same time. Taking it is one operation, which no other thread can come
+    between, so only one of them becomes a rank."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, int] = {}
+
+    def take(self) -> bool:
+        """Whether this thread has it now."""
+        return self._taken.setdefault("by", get_ident()) == get_ident()
+
+    def release(self) -> None:
+        """What was taken for training was none."""
+        self._taken.clear()
+
+
+# NVTX ranges for people who run Nsight around us: phases and modules. NCCL marks its own calls.
+
+
+class Ranges:
+    """Pushes and pops; does nothing where torch has no CUDA."""
+
+    def __init__(self) -> None:
+        self._nvtx: Any = None
+        self._open = 0
+
+    @never_raise
+    def push(self, name: str) -> None:
+        nvtx = self._find()
+        if nvtx is not None:
+            nvtx.range_push(f"stepscope: {name}")
+            self._open += 1
+
+    @never_raise
+    def pop(self) -> None:
+        if self._open:
+            self._open -= 1
+            self._nvtx.range_pop()
+
+    def _find(self) -> Any:
+        if self._nvtx is None:
+            torch = sys.modules.get("torch")
+            if torch is not None and torch.cuda.is_available():
+                self._nvtx = torch.cuda.nvtx
+        return self._nvtx
+
+
+# A capture with remedies applied, or of a trial that ends itself after some steps.
+
+
+class TrialSession(Session):
+    """A Session that also keeps what trials need."""
+
+    trial: TrialLog
+
+    def __init__(self, settings: Settings, training: ChangedTraining | None) -> None:
+        self.trial = TrialLog(training, settings.stop_after, keep_losses=settings.trial)
+        super().__init__(settings, from_outside=True)
+
+    def _next_due(self, step: int) -> int:
+        return min(super()._next_due(step), self.trial.stop_after)
+
+    def _act(self, parts: RankParts) -> None:
+        if self.number >= self.trial.stop_after:
+            await_device()  # the host may be many steps ahead: their times would not be known
+            self.close()
+            end_process(parts.folder, rank_and_world()[1])
+        super()._act(parts)
+
+    def _describe(self, status: str) -> None:
+        if status == "finished" and self._parts is not None:
+            self.trial.write(self._parts.folder)
+        super()._describe(status)

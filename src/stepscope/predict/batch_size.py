@@ -1,0 +1,599 @@
+"""Predict a step with more samples or fewer, on a GPU or a CPU.
+
+Kernels grow by their shapes; host time stays unless the step may loop over samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from stepscope.explain.memory.model import FED
+from stepscope.predict.declaration import Outcome, Refused
+from stepscope.predict.kernel_costs import FLOOR_NS, Family, retime_tasks
+from stepscope.predict.operator_library import ProbedStep, find_probed_batch
+from stepscope.predict.peaks import peak_at_batch
+from stepscope.predict.stalls import NORMAL_95, PER_SAMPLES, grow_stalls
+from stepscope.predict.step_context import StepContext
+from stepscope.predict.tensor_cores import find_sample_convolutions
+from stepscope.records.trace import ABSENT, HostKind
+from stepscope.step.call_tree import (
+    Levels,
+    by_text,
+    distinct_counts,
+    distinct_places,
+    tensor_shapes,
+)
+from stepscope.step.graph import Phase, StepGraph
+from stepscope.step.replay import step_ns
+from stepscope.step.steps import step_of
+from stepscope.step.work import DATA_LOADING, rows_named
+from stepscope.text.figures import milliseconds
+
+if TYPE_CHECKING:
+    from stepscope.step.graph import Flags, Floats, Ints
+
+# A step with more samples or fewer: kernels grow by their shapes, host time stays.
+
+SPREAD = 0.05
+TAIL = 0.4  # of a wave of blocks: what the last one leaves idle
+_HALF_BLOCKS = 1.15  # smaller blocks read their inputs more often
+# One deviation of the logarithm: recurrent layers multiply as many rows as there are samples, and
+# libraries have other kernels for other numbers of rows. Measured once: 18% too low.
+_RECURRENT_DOUBT = 0.12
+# The same for convolutions that sum over the samples: cuDNN chooses their algorithm by shapes that
+# few models have. Measured once: 40% too low.
+_SAMPLES_DOUBT = 0.4
+
+
+def grow_batch(context: StepContext, factor: float) -> Outcome:
+    if context.on_host:
+        return _grow_step_on_host(context, factor)
+    growing = find_growing_tasks(context)
+    if not growing.any():
+        raise Refused("batch: no kernel's shapes depend on the batch")
+    tasks = context.graph.tasks
+    dur_ns = np.where(growing, _grown_ns(context, factor), tasks.dur_ns)
+    probed, _ = find_probed_batch(context, factor)
+    if probed:
+        dur_ns = np.where(growing & probed.known, tasks.dur_ns * probed.factor, dur_ns)
+    loops = allow_for_loops(
+        context, retime_tasks(context.graph, dur_ns, context.operators.row), factor
+    )
+    return Outcome(
+        context=_with_batch(context, loops.graph, factor),
+        assumptions=(
+            f"batch {_describe(context, factor)}: {int(growing.sum()):,} of {len(tasks):,} "
+            "kernels and copies grow with it. CPU time and the optimizer stay the same",
+            *_describe_loops(loops),
+            "a kernel takes longer only once it fills the GPU",
+            *((probed.describe("modelled"),) if probed else ()),
+            *_describe_stalls(context, factor),
+        ),
+        spread=SPREAD * (probed.modelled_share if probed else 1.0),
+        doubt=math.hypot(
+            _known_doubt(probed), _algorithms_doubt(context, dur_ns, probed), loops.doubt
+        ),
+        samples=factor,
+        peak=peak_at_batch(context, context.grown * factor),
+    )
+
+
+def _grow_step_on_host(context: StepContext, factor: float) -> Outcome:
+    graph, growing = grow_on_host(context, factor)
+    probed, _ = find_probed_batch(context, factor)
+    if probed:
+        calls, before = graph.calls, context.graph.calls
+        grows = probed.known & (calls.call_ns != before.call_ns)
+        call_ns = np.where(grows, before.call_ns * probed.factor, calls.call_ns)
+        graph = replace(graph, calls=replace(calls, call_ns=call_ns))
+    loops = allow_for_loops(context, graph, factor)
+    return Outcome(
+        context=_with_batch(context, loops.graph, factor),
+        assumptions=(
+            f"batch {_describe(context, factor)}: {growing:,} of {len(graph.calls):,} "
+            "operators grow with it. Python's time and the optimizer stay the same",
+            *_describe_loops(loops),
+            "reading a matmul's weights takes the same time. Everything else grows with the batch",
+            *((probed.describe("modelled"),) if probed else ()),
+            *_describe_stalls(context, factor),
+        ),
+        spread=HOST_SPREAD * (probed.modelled_share if probed else 1.0),
+        doubt=math.hypot(_known_doubt(probed), loops.doubt),
+        samples=factor,
+        peak=peak_at_batch(context, context.grown * factor),
+    )
+
+
+def _with_batch(context: StepContext, graph: StepGraph, factor: float) -> StepContext:
+    return replace(
+        context,
+        graph=graph,
+        batch=round(context.batch * factor) if context.batch else None,
+        grown=context.grown * factor,
+        stalls=grow_stalls(context.stalls, factor),
+    )
+
+
+def _describe(context: StepContext, factor: float) -> str:
+    """The batch before and after, or the factor where it is not known."""
+    if not context.batch:
+        return f"x{factor:g}"
+    return f"{context.batch} -> {round(context.batch * factor)}"
+
+
+def _describe_loops(loops: GrownLoops) -> tuple[str, ...]:
+    return (loops.assumption,) if loops.assumption else ()
+
+
+def _known_doubt(probed: ProbedStep | None) -> float:
+    return probed.error * (1.0 - probed.modelled_share) if probed else 0.0
+
+
+def _algorithms_doubt(context: StepContext, dur_ns: Floats, probed: ProbedStep | None) -> float:
+    """By the shares of the device's time whose algorithms change with the batch, as far as they
+    were not probed."""
+    modelled = ~probed.known if probed else np.ones(len(dur_ns), np.bool_)
+    recurrent = modelled & (context.operators.family == Family.RECURRENT)
+    samples = modelled & find_sample_convolutions(context)
+    weighted = _RECURRENT_DOUBT * float(dur_ns[recurrent].sum())
+    weighted += _SAMPLES_DOUBT * float(dur_ns[samples].sum())
+    return weighted / max(1.0, float(dur_ns.sum()))
+
+
+def _describe_stalls(context: StepContext, factor: float) -> Iterator[str]:
+    stalls = context.stalls
+    if stalls is not None and stalls.cost_ns.get("data"):
+        yield f"data stalls grow {factor:g} times: the loader needs that much longer for a batch"
+    if stalls is not None and stalls.by_count(PER_SAMPLES):
+        yield (
+            "evaluation and rollouts may come after as many steps or after as many samples "
+            "as now. The interval covers both"
+        )
+
+
+def find_growing_tasks(context: StepContext) -> Flags:
+    """Tasks of forward and backward that touch anything besides parameters."""
+    phase = context.task_phase
+    in_pass = (phase == Phase.FORWARD) | (phase == Phase.BACKWARD) | (phase == Phase.DATA)
+    known = set(context.parameters.shapes) if context.parameters else set()
+    known |= {shape[::-1] for shape in known}
+
+    def has_others(shapes: str) -> bool:
+        return not _all_in(shapes, known)
+
+    rows = np.where(in_pass, context.operators.row, -1)
+    growing: Flags = in_pass & by_text(
+        context.trace, context.trace.host.shapes, rows, has_others, True
+    )
+    return growing
+
+
+def _all_in(text: str, known: set[tuple[int, ...]]) -> bool:
+    """Whether all tensors are parameters; a list of tensors is none."""
+    shapes = [dims for dims in msgspec.json.decode(text) if dims]
+    lists = any(isinstance(shape[0], list) for shape in shapes)
+    return bool(shapes) and not lists and known.issuperset(map(tuple, shapes))
+
+
+def _grown_ns(context: StepContext, factor: float) -> Floats:
+    """A start-up that stays, and a rest that grows.
+
+    Products grow with the number of waves of blocks that the device has to run. Other kernels move
+    bytes, or their blocks loop over the samples (batch norms, and gradients of weights).
+    """
+    tasks = context.graph.tasks
+    blocks = task_blocks(context)
+    before, after = (
+        _product_time(context, blocks, grown) for grown in (context.grown, context.grown * factor)
+    )
+    product = (
+        (blocks > 0) & (context.operators.family != Family.OTHER) & ~_find_weight_gradients(context)
+    )
+    growth = np.where(product, after / before, factor)
+    start = np.minimum(tasks.dur_ns, FLOOR_NS)
+    grown: Floats = start + (tasks.dur_ns - start) * growth
+    return grown
+
+
+def _product_time(context: StepContext, blocks: Floats, grown: float) -> Floats:
+    """In waves of the traced `blocks`, for `grown` times the traced samples.
+
+    Where fewer samples leave the device partly idle, a library takes blocks of half the size. They
+    cost more: with the traced samples it did not take them.
+    """
+    waves = float(context.multiprocessors)
+
+    def time(many: Floats) -> Floats:
+        whole: Floats = np.maximum(1.0, many / waves + TAIL)
+        return whole
+
+    as_traced = time(grown * blocks)
+    if grown >= 1.0:
+        return as_traced
+    dearer = np.maximum(_HALF_BLOCKS, 2.0 * time(blocks) / time(2.0 * blocks))
+    smaller: Floats = np.minimum(as_traced, dearer * time(2.0 * grown * blocks) / 2.0)
+    return smaller
+
+
+def _find_weight_gradients(context: StepContext) -> Flags:
+    """Products that sum over the samples: their blocks are as many with any batch, and each takes
+    longer. Kernels' names reveal those of convolutions, except in the backward of a backward;
+    others return a parameter's shape."""
+    trace, rows = context.trace, context.graph.tasks.row
+    found = by_text(trace, trace.device.name, rows, lambda name: "wgrad" in name, False)
+    known = set(context.parameters.shapes) if context.parameters else set()
+    known |= {shape[::-1] for shape in known}
+
+    def returns_parameter(shapes: str) -> bool:
+        matrices = [shape for shape in tensor_shapes(shapes) if len(shape) == 2]
+        return len(matrices) == 2 and (matrices[0][0], matrices[1][1]) in known
+
+    operators = context.operators
+    backward = context.task_phase == Phase.BACKWARD
+    matmul = np.where(backward & (operators.family == Family.MATMUL), operators.row, -1)
+    by_result: Flags = by_text(trace, trace.host.shapes, matmul, returns_parameter, False)
+    return found | by_result | find_sample_convolutions(context)
+
+
+def task_blocks(context: StepContext) -> Floats:
+    """Thread blocks of each task's kernel as traced, 0 if the trace does not say."""
+
+    def count(grid: str) -> float:
+        return float(math.prod(msgspec.json.decode(grid)))
+
+    return by_text(context.trace, context.trace.device.grid, context.graph.tasks.row, count, 0.0)
+
+
+# A CPU's step with more samples or fewer: operators grow by their shapes, Python stays.
+#
+# A product reads and repacks its weights however many samples there are, so with few samples it
+# hardly grows: its fixed part is that of the weights' bytes against its arithmetic.
+
+# Of what the batch changes, one standard deviation, by benchmarks/field_more.toml: with 0.2 only 40
+# of 44 public scripts lay inside the 95% interval.
+HOST_SPREAD = 0.3
+# Of every operator, also of those that an operator calls: dispatch and allocation. Predictions for
+# benchmarks/field_more.toml are equally good with 2 to 5 µs.
+FIXED_NS = 3_000.0
+# FLOPs for which a byte of weights is read and repacked, on a CPU.
+FLOPS_PER_BYTE = 16.0
+_PRODUCTS = frozenset({"aten::linear", "aten::addmm", "aten::mm", "aten::matmul"})
+_NO_SAMPLES = ("AccumulateGrad", ": TBackward", ": TransposeBackward", ": ViewBackward")
+_ITEM_BYTES = 4
+
+
+def grow_on_host(context: StepContext, factor: float) -> tuple[StepGraph, int]:
+    """The step with `factor` times the samples, and how many of its calls grow."""
+    graph = context.graph
+    growing = _find_growing(context)
+    if not growing.any():
+        raise Refused("batch: no operator's shapes depend on the batch")
+    calls = graph.calls
+    dispatch = FIXED_NS * _count_operators(context)
+    fixed = dispatch + _fixed_share(context) * np.maximum(calls.call_ns - dispatch, 0.0)
+    fixed = np.minimum(fixed, calls.call_ns)
+    call_ns = np.where(growing, fixed + (calls.call_ns - fixed) * factor, calls.call_ns)
+    gap_ns = _grow_loading(context, factor)
+    return replace(graph, calls=replace(calls, call_ns=call_ns, gap_ns=gap_ns)), int(growing.sum())
+
+
+def _count_operators(context: StepContext) -> Floats:
+    """Of each call: itself and those that it calls; the nodes of backward call several."""
+    host, rows = context.trace.host, context.graph.calls.row
+    if not len(host):
+        return np.ones(len(rows))
+    inside = Levels.of(host.parent).inclusive(np.ones(len(host), np.int64))
+    return np.where(rows >= 0, inside[np.maximum(rows, 0)], 1).astype(np.float64)
+
+
+def _find_growing(context: StepContext) -> Flags:
+    """Calls of forward and backward that touch anything besides parameters."""
+    calls, trace = context.graph.calls, context.trace
+    in_pass = (calls.phase != Phase.OPTIMIZER) & (calls.row >= 0)
+    known = set(context.parameters.shapes) if context.parameters else set()
+    known |= {shape[::-1] for shape in known}
+
+    def has_samples(shapes: str) -> bool:
+        dims = [tuple(one) for one in msgspec.json.decode(shapes) if one and _is_shape(one)]
+        return not dims or not known.issuperset(dims)
+
+    def may_grow(name: str) -> bool:
+        return not any(word in name for word in _NO_SAMPLES)
+
+    rows = np.where(in_pass, calls.row, ABSENT)
+    growing: Flags = in_pass & by_text(trace, trace.host.shapes, rows, has_samples, True)
+    growing &= by_text(trace, trace.host.name, rows, may_grow, True)
+    return growing & ~_same_in_every_step(context, rows)
+
+
+def _same_in_every_step(context: StepContext, rows: Ints) -> Flags:
+    """Calls without a side of the batch's length, whose shapes every traced step has: tables that
+    each step reads whole, as the graph of a recommender. A batch of graphs has no such side either,
+    but its shapes differ from step to step."""
+    batch, trace = context.batch, context.trace
+    if not batch or batch < LEAST_TELLING:
+        return np.zeros(len(rows), np.bool_)
+
+    without: Flags = ~by_text(
+        trace, trace.host.shapes, rows, lambda shapes: has_batch(shapes, batch), True
+    )
+    steady = _steady_shapes(context)
+    shapes = trace.host.shapes[np.maximum(rows, 0)]
+    return without & (rows >= 0) & (shapes >= 0) & steady[np.maximum(shapes, 0)]
+
+
+def _steady_shapes(context: StepContext) -> Flags:
+    """By the text of a call's shapes: whether every traced step has calls with them."""
+    host, steps = context.trace.host, context.steps.steps
+    steady = np.zeros(len(context.trace.strings), np.bool_)
+    number = step_of(steps, host.start_ns)
+    known = (number >= 0) & (host.shapes >= 0)
+    if len(steps) < 2 or not known.any():
+        return steady
+    pairs = np.unique(host.shapes[known].astype(np.int64) * len(steps) + number[known])
+    shapes, seen = np.unique(pairs // len(steps), return_counts=True)
+    steady[shapes[seen == len(steps)]] = True
+    return steady
+
+
+def _is_shape(dims: list[Any]) -> bool:
+    return isinstance(dims[0], int)
+
+
+def _fixed_share(context: StepContext) -> Floats:
+    """The part of each product that its weights cause; a backward's is that of its forward."""
+    host, trace = context.trace.host, context.trace
+    rows: Ints = context.graph.calls.row
+    if not len(host):
+        return np.zeros(len(rows))
+    at = np.maximum(rows, 0)
+    forward = np.where(host.forward_of[at] >= 0, host.forward_of[at], rows).astype(np.int32)
+    is_product = by_text(trace, host.name, forward, lambda name: name in _PRODUCTS, False)
+    share: Floats = by_text(trace, host.shapes, forward, weights_share, 0.0)
+    return np.where(is_product, share, 0.0)
+
+
+def weights_share(shapes: str) -> float:
+    """Of a product with these shapes: time for its weights over all of its time."""
+    matrices = [dims for dims in msgspec.json.decode(shapes) if len(dims) >= 2 and _is_shape(dims)]
+    if len(matrices) < 2:
+        return 0.0
+    left, right = matrices[-2:] if len(matrices[0]) == 2 else matrices[:2]
+    rows = math.prod(left[:-1])
+    flops = 2.0 * rows * math.prod(right)
+    weights = FLOPS_PER_BYTE * _ITEM_BYTES * math.prod(right)
+    return weights / (weights + flops) if flops else 0.0
+
+
+def _grow_loading(context: StepContext, factor: float) -> Floats:
+    """A batch is collated sample by sample: the wait for it grows. It is the longest time without a
+    call in forward: loaders make calls of their own before it."""
+    calls, host = context.graph.calls, context.trace.host
+    gaps = calls.gap_ns.copy()
+    named = host.kind <= HostKind.ANNOTATION
+    loading = rows_named(context.trace, host, named, DATA_LOADING.search)
+    steps = max(1, len(context.steps.steps))
+    loading_ns = float(host.dur_ns[loading].sum()) / steps
+    forward = np.flatnonzero((calls.phase == Phase.FORWARD) & (calls.row >= 0))
+    if len(forward) and loading_ns and not wait_for_workers_ns(context):
+        waits = forward[np.argmax(gaps[forward])]
+        gaps[waits] += min(loading_ns, gaps[waits]) * (factor - 1)
+    return gaps
+
+
+# Steps that loop: one size cannot tell whether a larger batch makes calls larger or more.
+#
+# A loop over samples, tasks, observations or micro-batches runs the same layers many times in a
+# step. So does a loop over time. Twice the batch may then leave Python's time as it is, or double
+# it. Calls that take one sample out of the batch, as often as it has samples, grow. The script's
+# own lines outside the model may hold such loops without any call.
+
+MANY_RUNS = 4  # of a layer in a step; a pair of twins or a discriminator runs twice
+# One standard deviation: the part of the host's fixed time that may grow although no shape shows it
+# (data moves on the same thread, allocations and transfers are larger).
+_UNSEEN = 0.05
+# The same on a CPU, by benchmarks/field_more.toml: 44 public scripts with twice their batch.
+_UNSEEN_ON_CPU = 0.25
+_HALVINGS = 6  # of what may grow, to find the middle
+_LEAST_OWN = 0.03  # of the step
+LEAST_TELLING = 8  # a batch: any table may be a multiple of a smaller one
+_LEAST_LOOPED = 16  # a batch: layers come as often as a smaller one has samples
+# They take a sample, or a number, out of a batch.
+_ONE_SAMPLE = frozenset(
+    f"aten::{name}" for name in ("select", "item", "_local_scalar_dense", "is_nonzero")
+)
+_LAYERS = (*FED, "aten::addmm")
+
+
+def count_layer_runs(context: StepContext) -> float:
+    """How often the step runs its layers, at most: once in a plain step."""
+    host, calls = context.trace.host, context.graph.calls
+    if context.parameters is None or not len(host):
+        return 1.0
+    in_forward = (calls.phase != Phase.BACKWARD) & (calls.phase != Phase.OPTIMIZER)
+    rows = calls.operator[in_forward & (calls.operator >= 0)]
+    rows = distinct_places(rows)[0]
+    strings = context.trace.strings
+    layers = Counter(context.parameters.shapes)
+    runs: Counter[tuple[int, ...]] = Counter()
+    rows = rows[host.shapes[rows] >= 0]
+    kinds, counts = distinct_counts(
+        host.name[rows].astype(np.int64) * len(strings) + host.shapes[rows]
+    )
+    for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True):
+        name, shapes = divmod(kind, len(strings))
+        if strings[name] in _LAYERS:
+            weights = _weights_of(strings[shapes], layers)
+            if weights is not None:
+                runs[weights] += count
+    return max((count / layers[weights] for weights, count in runs.items()), default=1.0)
+
+
+def _weights_of(shapes: str, layers: Counter[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The parameter among a layer's inputs; addmm takes it transposed."""
+    for dims in msgspec.json.decode(shapes):
+        if len(dims) < 2 or not isinstance(dims[0], int):
+            continue
+        for shape in (tuple(dims), tuple(dims[::-1])):
+            if shape in layers:
+                return shape
+    return None
+
+
+class GrownLoops(msgspec.Struct, frozen=True, kw_only=True):
+    """A step with another batch, between what grows for sure and all that may grow."""
+
+    graph: StepGraph
+    doubt: float  # of the step's logarithm, one standard deviation
+    assumption: str = ""
+
+
+def allow_for_loops(context: StepContext, grown: StepGraph, factor: float) -> GrownLoops:
+    """Where the step loops, halfway (on a logarithmic scale) to a step whose loops all grow."""
+    each_sample = find_calls_of_samples(context)
+    grown = _repeat(context.graph, grown, each_sample, factor)
+    least = step_ns(grown)
+    updates = _updates(grown)
+    most = step_ns(_scale(grown, ~updates, _most_growth(context, grown, factor)))
+    part = _UNSEEN_ON_CPU if context.on_host else _UNSEEN
+    unseen = part * max(0.0, most / least - 1.0)
+    runs = count_layer_runs(context)
+    micro_batches = context.calls.micro_batches if context.calls else 1
+    if most <= least or factor <= 1.0:
+        return GrownLoops(graph=grown, doubt=unseen)
+    if max(runs, micro_batches) >= MANY_RUNS:
+        times = f"{max(runs, micro_batches):,.0f}"
+        words = (
+            f"the step runs the same layers {times} times. It is unknown whether a larger "
+            "batch means larger calls or more of them, so the interval covers both"
+        )
+    else:
+        may_grow_ns = _own_python_ns(context, each_sample) + wait_for_workers_ns(context)
+        may_grow_ns *= factor - 1.0
+        if may_grow_ns < _LEAST_OWN * least:
+            return GrownLoops(graph=grown, doubt=unseen)
+        most = min(most, least + may_grow_ns)
+        words = (
+            f"{milliseconds(may_grow_ns / (factor - 1.0) / 1e6)} of Python outside the "
+            "model, or of waiting for workers, may grow with the batch. The interval covers "
+            "both cases"
+        )
+    return GrownLoops(
+        graph=_stretch(context, grown, math.sqrt(least * most), factor),
+        doubt=math.hypot(unseen, math.log(most / least) / 2 / NORMAL_95),
+        assumption=words,
+    )
+
+
+def _stretch(context: StepContext, grown: StepGraph, wanted_ns: float, factor: float) -> StepGraph:
+    """The host's time outside the optimizer grows until the step is as long as wanted."""
+    whole = _most_growth(context, grown, factor) - 1
+    middle, low, high = grown, 0.0, 1.0
+    for _ in range(_HALVINGS):
+        part = (low + high) / 2
+        middle = _scale(grown, ~_updates(grown), 1 + part * whole)
+        if step_ns(middle) < wanted_ns:
+            low = part
+        else:
+            high = part
+    return middle
+
+
+def find_calls_of_samples(context: StepContext) -> Flags:
+    """Calls that take a sample out of the batch, made once or so many times for each. Other calls
+    may come as often only because the model has as many layers."""
+    calls, host = context.graph.calls, context.trace.host
+    batch = context.batch
+    of_samples = np.zeros(len(calls), np.bool_)
+    if not batch or batch < _LEAST_LOOPED or not len(host):
+        return of_samples
+    known = (calls.row >= 0) & (calls.phase != Phase.OPTIMIZER)
+    rows = np.maximum(calls.row, 0)
+    kinds = host.name[rows].astype(np.int64) * len(context.trace.strings) + host.shapes[rows]
+    _, kind, counts = np.unique(kinds[known], return_inverse=True, return_counts=True)
+    of_samples[known] = counts[kind] % batch == 0
+    chosen = np.where(known, rows, -1)
+    of_samples &= by_text(context.trace, host.name, chosen, _ONE_SAMPLE.__contains__, False)
+    return of_samples
+
+
+def has_batch(shapes: str, batch: int) -> bool:
+    """Whether a tensor has a side that is a multiple of the batch."""
+    return _holds_multiple(msgspec.json.decode(shapes), batch)
+
+
+def _holds_multiple(dims: Any, batch: int) -> bool:
+    if isinstance(dims, int):
+        return dims > 0 and dims % batch == 0
+    return any(_holds_multiple(one, batch) for one in dims)
+
+
+def _repeat(before: StepGraph, grown: StepGraph, chosen: Flags, factor: float) -> StepGraph:
+    """These calls come `factor` times as often: all their time, and the time before each, grows."""
+    if not chosen.any():
+        return grown
+    calls, tasks = grown.calls, grown.tasks
+    call_ns = np.where(chosen, before.calls.call_ns * factor, calls.call_ns)
+    gap_ns = np.where(chosen, before.calls.gap_ns * factor, calls.gap_ns)
+    dur_ns = np.where(chosen[tasks.call], before.tasks.dur_ns * factor, tasks.dur_ns)
+    return replace(
+        grown,
+        calls=replace(calls, call_ns=call_ns, gap_ns=gap_ns),
+        tasks=replace(tasks, dur_ns=dur_ns),
+    )
+
+
+def wait_for_workers_ns(context: StepContext) -> float:
+    """Of a step on a CPU: handing a batch over takes a time of its own, however large it is."""
+    run = context.analysis.run
+    if not context.on_host or run is None or run.loader is None or not run.loader.workers:
+        return 0.0
+    host = context.trace.host
+    named = host.kind <= HostKind.ANNOTATION
+    loading = rows_named(context.trace, host, named, DATA_LOADING.search)
+    return float(host.dur_ns[loading].sum()) / max(1, len(context.steps.steps))
+
+
+def _own_python_ns(context: StepContext, each_sample: Flags) -> float:
+    """Python's time outside the model that no call shows to grow. Where the sampled stacks do not
+    tell, half of all time between calls. Lines of a device's step may only wait for it."""
+    if not context.on_host:
+        return 0.0
+    calls = context.graph.calls
+    between = float(calls.gap_ns[~_updates(context.graph) & ~each_sample].sum())
+    run = context.analysis.run
+    if run is None or run.own_python is None:
+        return between / 2
+    own = run.own_python.share * step_ns(context.graph)
+    return min(between, max(0.0, own - float(calls.gap_ns[each_sample].sum())))
+
+
+def _updates(graph: StepGraph) -> Flags:
+    flags: Flags = graph.calls.phase == Phase.OPTIMIZER
+    return flags
+
+
+def _most_growth(context: StepContext, grown: StepGraph, factor: float) -> float:
+    """What the host's time outside the optimizer would grow by, if all of it grew."""
+    others = ~_updates(grown)
+    before = _host_ns(context.graph, ~_updates(context.graph))
+    after = _host_ns(grown, others)
+    return max(1.0, factor * before / after) if after else 1.0
+
+
+def _host_ns(graph: StepGraph, chosen: Flags) -> float:
+    return float((graph.calls.gap_ns + graph.calls.call_ns)[chosen].sum() + graph.end_ns)
+
+
+def _scale(graph: StepGraph, chosen: Flags, by: float) -> StepGraph:
+    calls = graph.calls
+    times = np.where(chosen, by, 1.0)
+    scaled = replace(calls, gap_ns=calls.gap_ns * times, call_ns=calls.call_ns * times)
+    return replace(graph, calls=scaled, end_ns=graph.end_ns * by)

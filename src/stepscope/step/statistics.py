@@ -1,0 +1,63 @@
+"""Medians, quantiles, and how sure a mean is.
+
+numpy's own medians are the same, but import numpy.ma first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from stepscope.step.arrays import Floats
+
+    Times = NDArray[np.float64]
+
+# Medians and quantiles. numpy's own are the same, but import numpy.ma first: 14 ms.
+
+
+def quantile(values: NDArray[Any] | Sequence[float], share: float) -> float:
+    """Interpolates between two values. There must be at least one value."""
+    ordered = np.sort(values)
+    return float(np.interp((len(ordered) - 1) * share, np.arange(len(ordered)), ordered))
+
+
+def median(values: NDArray[Any] | Sequence[float]) -> float:
+    """The middle one, or the mean of the middle two."""
+    return float(medians(np.asarray(values)))
+
+
+def medians(table: NDArray[Any] | Sequence[NDArray[Any]]) -> Floats:
+    """The median of each column."""
+    ordered = np.sort(table, axis=0)
+    half = len(ordered) // 2
+    middle: Floats = (ordered[half] + ordered[-1 - half]) / 2
+    return middle
+
+
+# How sure a mean step is, though neighbouring steps are alike and stalls come in bursts.
+
+_BATCHES = 20  # of consecutive steps, whose means show how sure the mean is
+_STUDENT = (12.7, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # 97.5%, freedom 1, 2, ...
+_STUDENT_MORE = 2.1  # 11 to 19
+
+
+def mean_interval(step_ns: Times) -> tuple[float, float]:
+    """The mean's 95% interval, by the means of consecutive batches: neighbours are alike."""
+    mean = float(step_ns.mean())
+    batches = min(_BATCHES, len(step_ns))
+    if batches < 2:
+        return mean, mean
+    size = len(step_ns) // batches
+    means = step_ns[: size * batches].reshape(batches, size).mean(axis=1)
+    half = _student(batches - 1) * float(means.std(ddof=1)) / math.sqrt(batches)
+    return max(0.0, mean - half), mean + half
+
+
+def _student(freedom: int) -> float:
+    return _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else _STUDENT_MORE

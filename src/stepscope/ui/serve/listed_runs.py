@@ -1,0 +1,425 @@
+"""Find the run folders below one folder, name them by ids that hold no path, and summarise
+each in a row of the list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import os
+import re
+import shlex
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+
+from stepscope.errors import StepscopeError, UnreadableInputError
+from stepscope.records.quality import Ranks
+from stepscope.text.words import plural
+from stepscope.trace.decode import Oddities, read_record
+from stepscope.trace.files import is_folder, may_exist, read_start
+from stepscope.trace.run_folder.related_runs import BASELINE, JOURNAL, TRIALS, TUNE, read_tune
+from stepscope.trace.run_folder.run_state import RUN, find_failure, run_notes
+from stepscope.ui.words import one_line
+
+if TYPE_CHECKING:
+    from stepscope.verify.runs import ComparedRun
+
+# The run folders below one folder: found, recognised, and named by ids that hold no path.
+#
+# Anybody may write into such a folder. Links that lead out of it are listed and never followed;
+# names may hold any bytes but "/" and zero; a folder may go away at any moment.
+
+Kind = Literal["run", "tune", "none"]
+
+RUN_FILE = "run.json"
+_DEEPEST = 4  # levels below the folder that may hold runs
+_MOST_FOLDERS = 50_000  # looked into in one scan
+_STAMPED_RANKS = 4  # whose files show whether a run has changed
+_ID_BYTES = 8
+_RANK = "rank-"
+_RUN_NAME = re.compile(r"\d{8}-\d{6}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedFolder:
+    """One folder that is listed. `stamp` changes with the files that tell about it."""
+
+    id: str
+    path: Path
+    kind: Kind
+    stamp: str
+    problem: str | None = None  # why it cannot be read as a run
+
+
+class RunsDirectory:
+    """What the last scan found. Safe to use from several threads."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._known: dict[str, Path] = {}
+        self._is_scanned = False
+        self._lock = threading.Lock()
+
+    def scan(self) -> list[ServedFolder]:
+        """All folders as they are now; a folder that is reached twice is listed once."""
+        if not is_folder(self.root):
+            raise UnreadableInputError(f"{self.root} is not a folder any more")
+        by_id = {folder.id: folder for folder in self._search()}
+        with self._lock:
+            self._known = {folder.id: folder.path for folder in by_id.values()}
+            self._is_scanned = True
+        return list(by_id.values())
+
+    def remember(self, folders: Iterable[tuple[str, Path]]) -> None:
+        """Know folders of an earlier scan until the next one."""
+        with self._lock:
+            self._known |= dict(folders)
+
+    def folder_of(self, run_id: str) -> Path | None:
+        """None for an unknown id, and for a folder that has gone or now leads out of the tree."""
+        try:
+            path = self._known_path(run_id)
+            if path is None:
+                return None
+            inside = path.resolve(strict=True).is_relative_to(self.root)
+            return path if inside and is_folder(path) else None
+        except (OSError, RuntimeError, UnreadableInputError):
+            return None
+
+    def _known_path(self, run_id: str) -> Path | None:
+        """Before the first scan nothing may be said to be missing: a page that was open while the
+        server was started again asks at once."""
+        with self._lock:
+            path, is_scanned = self._known.get(run_id), self._is_scanned
+        if path is None and not is_scanned:
+            self.scan()
+            return self._known.get(run_id)
+        return path
+
+    def _search(self) -> Iterator[ServedFolder]:
+        left = _MOST_FOLDERS
+        waiting = [(self.root, 0, _entries(self.root))]
+        while waiting and left:
+            left -= 1
+            path, depth, names = waiting.pop()
+            kind = _kind(names)
+            if kind != "none":
+                yield _served(path, kind, names)
+            if kind == "run":
+                continue
+            tunes = kind == "tune" or _is_tuning(names)
+            inner = list(self._inner(path, names, only=BASELINE if tunes else None))
+            if depth < _DEEPEST:
+                waiting += [
+                    (folder.path, depth + 1, _entries(folder.path))
+                    for folder in inner
+                    if folder.problem is None
+                ]
+            yield from (folder for folder in inner if folder.problem is not None)
+            if kind == "none" and depth == 1 and not inner and _may_become_run(path, names):
+                yield _broken(path, "holds neither run.json nor ranks, or not yet")
+
+    def _inner(
+        self, path: Path, names: dict[str, os.DirEntry[str]] | str, only: str | None
+    ) -> Iterator[ServedFolder]:
+        """Folders that may be runs or hold some; those with a problem are not opened."""
+        if isinstance(names, str):
+            yield _broken(path, names)
+            return
+        for name in sorted(names, reverse=True):
+            entry = names[name]
+            if name.startswith(".") or (only is not None and name != only):
+                continue
+            inner = path / name
+            if entry.is_symlink():
+                if _leads_out(inner, self.root):
+                    yield _broken(inner, "is a link that leads out of the served folder")
+                continue  # what it leads to is found where it is
+            if _is_dir(entry):
+                yield ServedFolder(id=run_id(inner), path=inner, kind="none", stamp="")
+
+
+def run_id(path: Path) -> str:
+    """Short and stable: of the resolved path."""
+    try:
+        real = path.resolve()
+    except (OSError, RuntimeError):
+        real = path.absolute()
+    return hashlib.blake2b(os.fsencode(real), digest_size=_ID_BYTES).hexdigest()
+
+
+def _entries(folder: Path) -> dict[str, os.DirEntry[str]] | str:
+    """What is in a folder by name, or why that cannot be seen."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name: entry for entry in entries}
+    except PermissionError:
+        return "may not be read: no permission"
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+
+
+def _kind(names: dict[str, os.DirEntry[str]] | str) -> Kind:
+    if isinstance(names, str):
+        return "none"
+    if TUNE in names:
+        return "tune"
+    is_run = RUN_FILE in names or any(name.startswith(_RANK) for name in names)
+    return "run" if is_run else "none"
+
+
+def _is_tuning(names: dict[str, os.DirEntry[str]] | str) -> bool:
+    """A tune that goes on, or was killed: its trials are runs that it may remove again."""
+    return JOURNAL in names and TRIALS in names
+
+
+def _may_become_run(path: Path, names: dict[str, os.DirEntry[str]] | str) -> bool:
+    """An empty folder, or one that is called like a run: others are none of ours."""
+    return not names or _RUN_NAME.match(path.name) is not None
+
+
+def _served(path: Path, kind: Kind, names: dict[str, os.DirEntry[str]] | str) -> ServedFolder:
+    return ServedFolder(id=run_id(path), path=path, kind=kind, stamp=_stamp(path, names))
+
+
+def _broken(path: Path, problem: str) -> ServedFolder:
+    return ServedFolder(
+        id=hashlib.blake2b(os.fsencode(path), digest_size=_ID_BYTES).hexdigest(),
+        path=path,
+        kind="none",
+        stamp=problem,
+        problem=problem,
+    )
+
+
+def _stamp(path: Path, names: dict[str, os.DirEntry[str]] | str) -> str:
+    """Times and sizes of run.json, tune.json and the files of the first ranks."""
+    entries = names if isinstance(names, dict) else {}
+    ranks = sorted(name for name in entries if name.startswith(_RANK))
+    digest = hashlib.blake2b(digest_size=_ID_BYTES)
+    digest.update(f"{len(ranks)}".encode())
+    for name in (RUN_FILE, TUNE):
+        if name in entries:
+            digest.update(_entry_state(entries[name]))
+    for name in ranks[:_STAMPED_RANKS]:
+        files = _entries(path / name)
+        for _, file in sorted(files.items()) if isinstance(files, dict) else ():
+            digest.update(_entry_state(file))
+    return digest.hexdigest()
+
+
+def _entry_state(entry: os.DirEntry[str]) -> bytes:
+    try:
+        state = entry.stat()
+    except OSError:
+        return b"gone"
+    return os.fsencode(f"{entry.name}\0{state.st_mtime_ns}\0{state.st_size}\0")
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return stat.S_ISDIR(entry.stat(follow_symlinks=False).st_mode)
+    except OSError:
+        return False
+
+
+def _leads_out(link: Path, root: Path) -> bool:
+    """Only folders count: other links are no runs."""
+    try:
+        real = link.resolve(strict=True)
+        return real.is_dir() and not real.is_relative_to(root)
+    except (OSError, RuntimeError):
+        return False
+
+
+# One run folder in a row of the list, from its small files.
+#
+# This is the worker's work: a folder may hold a million steps or a thousand ranks.
+
+_MOST_BYTES = 64 << 20  # of run.json, which lists every rank
+_TITLE_BYTES = 8192
+_TITLE = re.compile(r"<title>(.*?) · stepscope</title>", re.DOTALL)
+_MOST_TEXT = 2000
+_YEAR_5000 = 9.6e10
+REPORT = "report.html"
+RUNNING, FINISHED, FAILED, OPEN, BROKEN = "running", "finished", "failed", "not closed", "broken"
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the list says about a folder. None is not known."""
+
+    state: str
+    script: str | None = None  # its path, as far as it is known
+    command: str = ""
+    started_unix: float | None = None
+    device: str | None = None
+    world_size: int | None = None
+    step_ms: float | None = None  # the mean of the steady steps, as `compare` takes it
+    low_ms: float | None = None
+    high_ms: float | None = None
+    steps: int | None = None
+    peak_bytes: int | None = None
+    mfu: float | None = None
+    verdict: str | None = None
+    problem: str | None = None
+
+
+class _RunJson(msgspec.Struct, frozen=True, kw_only=True):
+    command: list[str] | None = None
+    folder: str | None = None
+    started_unix: Annotated[float, msgspec.Meta(ge=0, lt=_YEAR_5000)] | None = None
+    exit_code: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 32)] | None = None
+    world_size: Ranks | None = None
+
+
+def summarise(folder: Path, kind: str) -> RunSummary:
+    """From small files alone; what is wrong with the folder is in the summary."""
+    try:
+        return _summarise_tune(folder) if kind == "tune" else _summarise_run(folder)
+    except StepscopeError as error:
+        return RunSummary(state=BROKEN, problem=short_text(str(error)))
+
+
+def _summarise_tune(folder: Path) -> RunSummary:
+    from stepscope.ui.tried_remedies import tune_answer
+
+    result = read_tune(folder)
+    return RunSummary(
+        state=FINISHED,
+        script=script_path(result.command, result.folder or None),
+        command=short_text(shlex.join(result.command)),
+        started_unix=_written(folder),
+        step_ms=result.baseline_ms,
+        low_ms=result.baseline_low_ms,
+        high_ms=result.baseline_high_ms,
+        verdict=short_text(tune_answer(result, folder).verdict),
+    )
+
+
+def _summarise_run(folder: Path) -> RunSummary:
+    oddities = Oddities(RUN)
+    run = read_record(folder / RUN, _RunJson, oddities, _MOST_BYTES)
+    is_damaged = run is None and may_exist(folder / RUN)
+    run = run or _RunJson()
+    state, problem = _run_state(folder, run)
+    if is_damaged:
+        state, problem = BROKEN, f"{RUN} cannot be read: damaged, or only half written"
+    measured, why = _measured(folder)
+    if state == FINISHED and run.exit_code is None and measured is None:
+        state, problem = BROKEN, f"holds no step and does not say how it ended: {why}"
+    facts = measured.facts if measured else {}
+    low, mean, high = _mean_step(measured)
+    return RunSummary(
+        state=state,
+        script=script_path(run.command or facts.get("argv") or (), run.folder),
+        command=short_text(shlex.join(run.command or ())),
+        started_unix=run.started_unix or _written(folder),
+        device=device_words(facts["device"]) if "device" in facts else None,
+        world_size=run.world_size or facts.get("world_size"),
+        step_ms=mean,
+        low_ms=low,
+        high_ms=high,
+        steps=len(measured.step_ms) if measured and len(measured.step_ms) else None,
+        peak_bytes=measured.peak_bytes if measured else None,
+        verdict=_kept_verdict(folder),
+        problem=problem or why,
+    )
+
+
+def _run_state(folder: Path, run: _RunJson) -> tuple[str, str | None]:
+    notes = {note.id: note.detail for note in run_notes(folder)}
+    if "still-running" in notes:
+        return RUNNING, None
+    if run.exit_code:
+        failed = find_failure(folder, run.exit_code)
+        return FAILED, short_text(f"the command failed: {failed.words}") if failed else None
+    if "not-closed" in notes:
+        return OPEN, short_text(notes["not-closed"])
+    return FINISHED, None
+
+
+def _measured(folder: Path) -> tuple[ComparedRun | None, str | None]:
+    """The steps as `compare` reads them, or why there are none."""
+    from stepscope.verify.runs import find_runs
+
+    try:
+        return find_runs(str(folder))[0], None
+    except StepscopeError as error:
+        return None, short_text(str(error))
+
+
+def _mean_step(run: ComparedRun | None) -> tuple[float | None, float | None, float | None]:
+    """Low, mean and high of the steady steps; None where no step was measured."""
+    if run is None or run.columns is None:
+        return None, None, None
+    from stepscope.explain.whole_run.stalls import find_steady
+    from stepscope.verify.change import mean_spread
+    from stepscope.verify.spread import student_quantile
+
+    steady, _ = find_steady(run.columns)
+    values = run.columns.step_ns[steady] / 1e6
+    if len(values) < 2:
+        return None, float(values.mean()) if len(values) else None, None
+    spread = mean_spread(values)
+    reach = student_quantile(spread.freedom, 0.975) * spread.deviation
+    return max(0.0, spread.value - reach), spread.value, spread.value + reach
+
+
+def device_words(device: object) -> str:
+    """rank.json has null for a training on the CPU."""
+    if isinstance(device, dict):
+        device = device.get("name")
+    return one_line(device)[:80] if isinstance(device, str) and device else "CPU"
+
+
+def _kept_verdict(folder: Path) -> str | None:
+    """The title of the report that `stepscope run` left: text only, the page is never served."""
+    try:
+        start = read_start(folder / REPORT, _TITLE_BYTES).decode("utf-8", "replace")
+    except UnreadableInputError:
+        return None
+    title = _TITLE.search(start)
+    return short_text(html.unescape(title[1])) if title else None
+
+
+def script_path(command: Sequence[str], folder: str | None) -> str | None:
+    """The script of a command as one path, so that runs from different folders are told apart."""
+    script = next((word for word in command if word.endswith(".py")), None)
+    if script is None and "-m" in command[:-1]:
+        script = command[command.index("-m") + 1]
+    if script is None:
+        return None
+    whole = str(Path(folder) / script) if folder and script.endswith(".py") else script
+    return short_text(whole)
+
+
+def _written(folder: Path) -> float | None:
+    try:
+        return folder.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+
+
+def short_text(text: str) -> str:
+    line = one_line(text)
+    if len(line) <= _MOST_TEXT:
+        return line
+    left = len(line) - _MOST_TEXT
+    return f"{line[:_MOST_TEXT]}… ({left} more {plural(left, 'character')})"
+
+
+# Paths between `serve` and its worker: names may hold any bytes, so they travel as digits.
+
+
+def path_of(text: str) -> Path:
+    return Path(os.fsdecode(bytes.fromhex(text)))
+
+
+def text_of(path: Path) -> str:
+    return os.fsencode(path).hex()

@@ -1,0 +1,275 @@
+"""Write running jobs as Prometheus reads them, text format 0.0.4, for `serve` and for `run
+--metrics-file`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.explain.whole_run.live import explain_live
+from stepscope.measure.folder import remove, temporary, why_refused
+from stepscope.records.explanation import Explanation
+from stepscope.records.memory import LargestBatch
+from stepscope.records.run import FindingNow, LiveRank, LiveRun, Stall, VerdictNow
+from stepscope.trace.run_folder.follow_run import RunFollower
+from stepscope.ui.serve.listed_runs import run_id
+from stepscope.ui.words import one_line, samples_per_s
+
+if TYPE_CHECKING:
+    from stepscope.ui.jobs.process import News
+
+# Running jobs as Prometheus reads them: the text format, version 0.0.4.
+#
+# Labels are bounded: a run, at most MOST_RANKS ranks, and words of closed sets (phases, causes of
+# stalls, statuses, ids of findings).
+
+MOST_RANKS = 64  # of a run: the slowest
+
+# name -> (type, what it is); docs/how-to/loggers.md has the same table
+METRICS = {
+    "stepscope_run_status": ("gauge", "1 for the status that the run has now"),
+    "stepscope_run_seconds": ("gauge", "Wall time of the command so far"),
+    "stepscope_steps_total": ("counter", "Training steps that have ended"),
+    "stepscope_step_seconds_total": (
+        "counter",
+        "Time from the first step's start to the last step's end",
+    ),
+    "stepscope_step_recent_seconds": ("gauge", "Mean step of the last ten seconds"),
+    "stepscope_step_mean_seconds": ("gauge", "Mean of the steady steps"),
+    "stepscope_step_p99_seconds": ("gauge", "99th percentile of the steady steps"),
+    "stepscope_phase_seconds": ("gauge", "A typical step by phase, on the CPU"),
+    "stepscope_stall_seconds": ("gauge", "Stalls by cause, per average step"),
+    "stepscope_goodput_ratio": ("gauge", "Steady training over wall time"),
+    "stepscope_memory_bytes": ("gauge", "Memory in use when the last step ended"),
+    "stepscope_quiet_seconds": ("gauge", "Time since the last step ended"),
+    "stepscope_windows_total": ("counter", "Profiler windows recorded"),
+    "stepscope_samples_per_second": ("gauge", "Samples of all ranks, by the last ten seconds"),
+    "stepscope_mfu_ratio": ("gauge", "Model FLOPs utilisation in the last explained window"),
+    "stepscope_peak_memory_bytes": ("gauge", "Peak of memory in the last memory step"),
+    "stepscope_finding": ("gauge", "1 for each finding of the last explained window"),
+    "stepscope_verdict": ("gauge", "1 for the finding that decides the verdict; none: healthy"),
+    "stepscope_runs_left_out": ("gauge", "Running jobs that are not listed here"),
+}
+
+
+class RunMetrics(NamedTuple):
+    """A run, and the labels that name it."""
+
+    labels: Mapping[str, str]
+    run: LiveRun
+    verdict: VerdictNow | None = None
+
+
+class _Sample(NamedTuple):
+    name: str
+    labels: Mapping[str, str]
+    value: float | None
+
+
+def metrics_text(runs: Sequence[RunMetrics], *, left_out: int = 0) -> str:
+    """One block per metric that has a value."""
+    samples = [sample for run in runs for sample in _samples(run)]
+    samples.append(_Sample("stepscope_runs_left_out", {}, left_out))
+    lines: list[str] = []
+    for name, (kind, help_text) in METRICS.items():
+        own = [one for one in samples if one.name == name and one.value is not None]
+        if own:
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+            lines += [f"{name}{_labels(one.labels)} {one.value!r}" for one in own]
+    return "\n".join(lines) + "\n"
+
+
+def _samples(measured: RunMetrics) -> Iterator[_Sample]:
+    run, labels = measured.run, measured.labels
+    yield _Sample("stepscope_run_status", {**labels, "status": run.status}, 1)
+    yield _Sample("stepscope_run_seconds", labels, run.seconds)
+    for rank in run.by_mean[:MOST_RANKS]:
+        number = str(rank.run.rank)
+        if rank.run.attempt > 1:
+            number = f"{number}.{rank.run.attempt}"
+        yield from _rank_samples(rank, {**labels, "rank": number})
+    yield _Sample("stepscope_samples_per_second", labels, samples_per_s(run, measured.verdict))
+    if measured.verdict is not None and not measured.verdict.failed:
+        yield from _verdict_samples(measured.verdict, labels)
+
+
+def _rank_samples(rank: LiveRank, labels: Mapping[str, str]) -> Iterator[_Sample]:
+    times, rate = rank.run.times, rank.recent_steps_per_s
+    values = {
+        "steps_total": rank.run.steps,
+        "step_seconds_total": rank.seconds,
+        "step_recent_seconds": 1 / rate if rate else None,
+        "step_mean_seconds": times.mean_ms / 1e3 if times else None,
+        "step_p99_seconds": times.p99_ms / 1e3 if times else None,
+        "goodput_ratio": rank.goodput,
+        "memory_bytes": rank.memory_bytes,
+        "quiet_seconds": rank.quiet_s,
+        "windows_total": rank.windows,
+    }
+    for name, value in values.items():
+        yield _Sample(f"stepscope_{name}", labels, value)
+    for phase, ms in rank.phases_ms.items():
+        yield _Sample("stepscope_phase_seconds", {**labels, "phase": phase}, ms / 1e3)
+    for stall in rank.run.stalls:
+        yield _Sample("stepscope_stall_seconds", {**labels, "cause": stall.cause}, _stall_s(stall))
+
+
+def _stall_s(stall: Stall) -> float:
+    return (stall.cost_ms + stall.between_epochs_ms) / 1e3
+
+
+def _verdict_samples(verdict: VerdictNow, labels: Mapping[str, str]) -> Iterator[_Sample]:
+    yield _Sample("stepscope_mfu_ratio", labels, verdict.mfu)
+    yield _Sample("stepscope_peak_memory_bytes", labels, verdict.peak_bytes)
+    for finding in verdict.findings:
+        own = {**labels, "finding": finding.id, "severity": finding.severity}
+        yield _Sample("stepscope_finding", own, 1)
+    first = verdict.findings[0].id if verdict.findings else "none"
+    yield _Sample("stepscope_verdict", {**labels, "finding": first}, 1)
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}"
+
+
+def _escaped(value: str) -> str:
+    """Names of folders may hold anything, also bytes that are no text."""
+    text = value.encode("utf-8", "replace").decode()
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+# `run --metrics-file`: the running job's metrics in a file that a node exporter reads.
+#
+# The file is replaced as a whole. Only the run folder is read, so the job does not know of it.
+
+INTERVAL_S = 5.0
+ENDING = ".prom"  # a node exporter reads no other
+_REST = 9  # times as long as a look took: at most a tenth of a core
+
+
+def require_place(path: Path) -> None:
+    """UsageError, before the command starts, where the file cannot be written."""
+    if path.suffix != ENDING:
+        raise UsageError(
+            f"--metrics-file {path}: node exporters read only files that end with {ENDING}"
+        )
+    if path.is_dir():
+        raise UsageError(f"--metrics-file {path} is a folder: name a file in it")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"--metrics-file {path}: {path.parent} is no folder to write to")
+
+
+class MetricsFile:
+    """Polled while the command runs; passes on what `news` has to say."""
+
+    def __init__(self, path: Path, folder: Path, news: News | None = None) -> None:
+        self.done = False  # until the command ends
+        self._path, self._folder, self._news = path, folder, news
+        self._follower = RunFollower(folder)
+        self._run: LiveRun | None = None
+        self._due = 0.0
+        self._failed = False
+
+    def news(self) -> str | None:
+        now = time.monotonic()
+        if now >= self._due:
+            failed = self.write()
+            rest_s = _REST * (time.monotonic() - now)
+            self._due = time.monotonic() + max(INTERVAL_S, rest_s)
+            if failed:
+                return failed
+        return self._news.news() if self._news is not None and not self._news.done else None
+
+    def write(self, explanation: Explanation | None = None) -> str | None:
+        """Why the file could not be written, said once."""
+        try:
+            self._run = explain_live(self._follower.read(), time.time(), self._run)
+            verdict = brief_verdict(explanation) if explanation is not None else None
+            labels = {"run": run_id(self._folder), "name": self._folder.absolute().name}
+            self._replace(metrics_text([RunMetrics(labels, self._run, verdict)]))
+        except (OSError, StepscopeError) as error:
+            why = why_refused(error) if isinstance(error, OSError) else str(error)
+            said, self._failed = self._failed, True
+            return None if said else f"--metrics-file {self._path} cannot be written: {why}"
+        self._failed = False
+        return None
+
+    def _replace(self, text: str) -> None:
+        unfinished = temporary(self._path)
+        try:
+            unfinished.write_text(text, encoding="utf-8")
+            unfinished.replace(self._path)
+        except BaseException:
+            remove(unfinished)
+            raise
+
+
+# An explanation in a few figures, for what shows many runs or a run that goes on.
+
+_MOST_FINDINGS = 4
+_MOST_TEXT = 600
+
+
+class _Efficiency(msgspec.Struct, frozen=True):
+    mfu: float | None = None
+
+
+class _Batch(msgspec.Struct, frozen=True):
+    batch: int | None = None
+    batches_per_step: int | None = 1
+
+
+class _Memory(msgspec.Struct, frozen=True):
+    peak_bytes: int | None = None
+    largest_batch: _Batch | None = None
+
+
+class _Rank(msgspec.Struct, frozen=True):
+    efficiency: _Efficiency | None = None
+    memory: _Memory | None = None
+
+
+class ExplainedJson(msgspec.Struct, frozen=True):
+    """What is needed of `explain --json`; names as in Explanation."""
+
+    verdict: str = ""
+    ranks: list[_Rank] = []
+    findings: list[FindingNow] = []
+
+
+def brief_verdict(explained: Explanation | ExplainedJson) -> VerdictNow:
+    """The least MFU, the largest peak and the first findings of all ranks."""
+    mfus = [rank.efficiency.mfu for rank in explained.ranks if rank.efficiency]
+    memories = [rank.memory for rank in explained.ranks if rank.memory]
+    batches = [memory.largest_batch for memory in memories if memory.largest_batch]
+    peaks = [memory.peak_bytes for memory in memories if memory.peak_bytes is not None]
+    return VerdictNow(
+        verdict=_short(explained.verdict),
+        findings=tuple(
+            FindingNow(id=one.id, summary=_short(one.summary), severity=one.severity)
+            for one in explained.findings[:_MOST_FINDINGS]
+        ),
+        mfu=min((mfu for mfu in mfus if mfu is not None), default=None),
+        peak_bytes=max(peaks, default=None),
+        batch=next(filter(None, map(_largest_samples, batches)), None),
+    )
+
+
+def _largest_samples(batch: LargestBatch | _Batch) -> int | None:
+    """Of one rank's step."""
+    if batch.batch is None or batch.batches_per_step is None:
+        return None
+    return batch.batch * batch.batches_per_step
+
+
+def _short(text: str) -> str:
+    return one_line(text)[:_MOST_TEXT]

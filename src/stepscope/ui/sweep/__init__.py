@@ -1,1 +1,0 @@
-"""`stepscope sweep`: one program with many settings, trained in arrays of models."""
